@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import kvcalc
 from kvcalc.planning.case import make_case
-from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import speed_of
+from kvcalc.question.question import Question
 from kvcalc.throughput import host
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu, own_gpu
 from kvcalc.throughput.host import HostedModel

@@ -39,7 +39,6 @@ from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.case import make_case
 from kvcalc.planning.load import at_load
-from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import describe_throughput
 from kvcalc.releases import Release, parse_release
 
@@ -188,8 +187,8 @@ def _serving(asks: Questions, row: Row) -> Seconds:
     named = [f"{row.engine}@{release}" for release in (row.version, row.date) if release]
     for engine in (*named, row.engine):
         try:
-            spec, asked = question_of(asks.given({**row.question, "engine": engine}), asks.models.model_of)
-            document = describe_throughput(at_load(make_case(Question(spec, **asked))), [])
+            question = question_of(asks.given({**row.question, "engine": engine}), asks.models.model_of)
+            document = describe_throughput(at_load(make_case(question)), [])
         except KvcalcError:
             continue  # not a release
         if document is not None and document["serving"]:

@@ -16,8 +16,8 @@ import sys
 from processes import run
 
 import kvcalc
-from kvcalc.planning.question import Question
 from kvcalc.planning.shapes import all_shapes, usual_shapes
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 
 GOAL_SECONDS = 5.0

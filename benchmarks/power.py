@@ -17,9 +17,8 @@ from statistics import mean, quantiles
 
 import kvcalc
 from kvcalc.planning.case import make_case
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import speed_of
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import Devices, find_gpu
 from kvcalc.throughput.power import energy_per_token
 

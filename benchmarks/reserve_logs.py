@@ -19,7 +19,7 @@ from kvcalc.engines.vllm import reserve as vllm
 from kvcalc.memory.sharding import Width
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import make_case
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import Devices, find_gpu, own_gpu
 
 GIB = 2**30

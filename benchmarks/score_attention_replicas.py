@@ -19,7 +19,7 @@ from typing import Any
 
 import kvcalc
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 
 CONCURRENT = (256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -22,7 +22,6 @@ from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.load import at_load
-from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.releases import parse_release
 from kvcalc.simulation.arrivals import Arrivals
@@ -86,8 +85,8 @@ def _case(asks: Questions, row: Row) -> Case:
                 break
         except KvcalcError:
             continue
-    spec, asked = question_of(asks.given(fields), asks.models.model_of)
-    return at_load(make_case(Question(spec, **asked)))
+    question = question_of(asks.given(fields), asks.models.model_of)
+    return at_load(make_case(question))
 
 
 def line(name: str, scored: Sequence[Scored]) -> str:

@@ -23,7 +23,6 @@ from kvcalc.planning.admission import most_at_once, running_requests, step_rules
 from kvcalc.planning.budget import budget
 from kvcalc.planning.case import make_case
 from kvcalc.planning.load import at_load
-from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.releases import Release, parse_release
 from kvcalc.throughput.constants import device_kind, weight_class
@@ -176,8 +175,8 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     """The row of a point, or None if kvcalc has no answer."""
     fields = {key: value for key, value in point["question"].items() if value is not None}
     try:
-        spec, asked = question_of(asks.given(fields), asks.models.model_of)
-        case = at_load(make_case(Question(spec, **asked)))
+        question = question_of(asks.given(fields), asks.models.model_of)
+        case = at_load(make_case(question))
         speed = speed_of(case, [])
     except KvcalcError:
         return None

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 __version__ = "0.2.0"
 
 _EXPORTS = {
-    "CacheReuse": "kvcalc.planning.reuse",
-    "ImagesAsked": "kvcalc.planning.images",
+    "CacheReuse": "kvcalc.question.question",
+    "ImagesAsked": "kvcalc.question.question",
     "KvcalcError": "kvcalc.errors",
     "ModelSpec": "kvcalc.model.spec",
     "Speculation": "kvcalc.model.drafting",
-    "SpeedQuestion": "kvcalc.planning.layout",
+    "SpeedQuestion": "kvcalc.question.question",
     "WhatIf": "kvcalc.model.variants",
     "audit": "kvcalc.api.files",
     "compare": "kvcalc.api.memory",
@@ -80,9 +80,7 @@ if TYPE_CHECKING:
     from kvcalc.model.spec import ModelSpec
     from kvcalc.model.variants import WhatIf
     from kvcalc.planning.calibration import read_calibration
-    from kvcalc.planning.images import ImagesAsked
-    from kvcalc.planning.layout import SpeedQuestion
-    from kvcalc.planning.reuse import CacheReuse
+    from kvcalc.question.question import CacheReuse, ImagesAsked, SpeedQuestion
     from kvcalc.throughput.hardware import find_devices
 
 

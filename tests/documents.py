@@ -66,6 +66,13 @@ def estimate(*given: Any, **asked: Any) -> dict[str, Any]:
     return document
 
 
+def fit(*given: Any, **asked: Any) -> dict[str, Any]:
+    """`kvcalc.fit`."""
+    document = cast("dict[str, Any]", kvcalc.fit(*given, **asked))
+    validate(document, "fit")
+    return document
+
+
 def audit(*given: Any, **asked: Any) -> dict[str, Any]:
     """`kvcalc.audit`."""
     document = cast("dict[str, Any]", kvcalc.audit(*given, **asked))

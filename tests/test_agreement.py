@@ -18,7 +18,7 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.sharding import shard, stage_weights
 from kvcalc.memory.weights import plain_bytes
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
-from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_devices
 from kvcalc.throughput.speed import StoredWeights, range_factors, speed_model

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import kvcalc as library
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question
 from tests.conftest import ROOT
 
 MODEL = "llama-3.1-8b"

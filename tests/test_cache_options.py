@@ -17,8 +17,8 @@ from kvcalc.model.caches import CompressedAttention, CrossAttention, RecurrentSt
 from kvcalc.model.drafting import Speculation
 from kvcalc.model.spec import all_caches
 from kvcalc.planning.case import make_case
-from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import preset_names
 from tests.documents import estimate

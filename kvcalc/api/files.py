@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.api.arguments import takes
-from kvcalc.api.memory import model_of
+from kvcalc.api.arguments import asked, model_of, takes
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
-from kvcalc.planning.question import Question
 from kvcalc.units import shown
 
 if TYPE_CHECKING:
     from kvcalc.documents import Audit, Prefix, Score
     from kvcalc.planning.calibration import Calibration
-    from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.question.question import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
 
@@ -30,10 +28,7 @@ if TYPE_CHECKING:
             ),
             "model",
         ),
-        "offload_bytes_per_second": "offload_bytes", "price_per_hour": "devices",
-        "memory_prices_per_gib_hour": "devices",
     },
-    either=(("cache_memory_bytes", "cache_tokens"),),
     fields={"speed": "calibration"},
     instead={
         "context_tokens": "the trace has the lengths",
@@ -88,11 +83,7 @@ def prefix_curve(
             raise UsageError(text, f"one of {', '.join(MEMORY_PRICES)}")
     document = ask(
         trace,
-        None if model is None else Question(
-            model_of(model), None, 1, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
-            pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
-            data_parallel_size=data_parallel_size,
-        ),
+        None if model is None else asked(locals()),
         sizes=Sizes(cache_memory_bytes, cache_tokens),
         offload=tuple((offload_bytes or {}).items()),
         bandwidths=offload_bytes_per_second,

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kvcalc.api.arguments import takes
-from kvcalc.model.resolve import load_model
+from kvcalc.api.arguments import asked, takes
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
-from kvcalc.planning.question import Question
+from kvcalc.question.fields import check_devices
 
 if TYPE_CHECKING:
     from kvcalc.documents import Compare, Estimate, FitDocument, Gpus, Models, Sweep
     from kvcalc.model.drafting import Speculation
-    from kvcalc.planning.images import ImagesAsked
-    from kvcalc.planning.layout import SpeedQuestion
-    from kvcalc.planning.reuse import CacheReuse
+    from kvcalc.question.question import CacheReuse, ImagesAsked, SpeedQuestion
     from kvcalc.throughput.hardware import Devices, Gpu
 
 _Value = TypeVar("_Value")
@@ -60,12 +57,7 @@ def estimate(
     """
     from kvcalc.planning.estimate import answer
 
-    question = Question(
-        model_of(model), context_tokens, batch_size, dtype, kv_dtype, engine, engine_settings, tensor_parallel_size,
-        pipeline_parallel_size, encoder_tokens, kv_memory_bytes, devices, speed, what_if,
-        speculative, data_parallel_size, fits_context, reuse, images,
-    )  # fmt: skip
-    return cast("Estimate", answer(question).document)
+    return cast("Estimate", answer(asked(locals())).document)
 
 
 @takes(
@@ -102,14 +94,7 @@ def fit(
     """
     from kvcalc.planning.fit import fit as ask
 
-    document = ask(
-        model_of(model), devices, context_tokens=context_tokens, batch_size=batch_size, dtype=dtype, kv_dtype=kv_dtype,
-        engine=engine, engine_settings=engine_settings, tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel_size, encoder_tokens=encoder_tokens, kv_memory_bytes=kv_memory_bytes,
-        speed=speed, what_if=what_if, speculative=speculative, data_parallel_size=data_parallel_size,
-        fits_context=fits_context, reuse=reuse, images=images,
-    )  # fmt: skip
-    return cast("FitDocument", document)
+    return cast("FitDocument", ask(asked(locals())))
 
 
 @takes(
@@ -152,28 +137,20 @@ def compare(
     """
     from kvcalc.planning.axis import parse_engines
     from kvcalc.planning.compare import compare as ask
-    from kvcalc.planning.question import check_devices
+    from kvcalc.planning.compare import first_of, load_each
     from kvcalc.throughput.hardware import Devices
 
     several = (devices,) if isinstance(devices, Devices) else devices or ()
     for one in several:
         check_devices(one)
-    document = ask(
-        models, attentions=attentions, engines=parse_engines(engines or (engine,)), devices=several,
-        context_tokens=context_tokens, batch_size=batch_size, dtype=dtype, kv_dtype=kv_dtype,
-        engine_settings=engine_settings, tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel_size, encoder_tokens=encoder_tokens, kv_memory_bytes=kv_memory_bytes,
-        speed=speed, speculative=speculative, data_parallel_size=data_parallel_size, fits_context=fits_context,
-        reuse=reuse,
-    )  # fmt: skip
-    return cast("Compare", document)
+    loaded = load_each(models)
+    question = asked({**locals(), "model": first_of(loaded), "devices": None})
+    chosen = parse_engines(engines or (engine,))
+    return cast("Compare", ask(loaded, question, attentions=attentions, engines=chosen, devices=several))
 
 
 @takes(
-    either=(
-        ("contexts", "context_tokens"), ("batches", "batch_size"), ("kv_dtypes", "kv_dtype"), ("engines", "engine"),
-        ("tensor_parallel_sizes", "tensor_parallel_size"),
-    ),
+    either=(("engines", "engine"),),
     fields={"speed": "expert_parallel_size calibration prefix_hit_rate", "reuse": "prefix_tokens turns"},
     instead={"devices": 'gpus=["h100x4"]', "fits_context": "every point of a sweep has a context: contexts=[...]"},
 )  # fmt: skip
@@ -217,24 +194,15 @@ def sweep(
     from kvcalc.throughput.hardware import find_devices
 
     contexts, sizes = _several(contexts, context_tokens), _several(tensor_parallel_sizes, tensor_parallel_size)
+    question = asked({**locals(), "context_tokens": None, "batch_size": 1, "kv_dtype": "auto", "engine": "logical"})
     grid = ask(
-        model_of(model),
+        question,
         contexts=None if contexts is None else Axis([contexts]),
         batches=Axis([batches or (batch_size,)]),
         kv_dtypes=[name.casefold() for name in kv_dtypes or (kv_dtype,)],
         tensor_parallel_sizes=None if sizes is None else Axis([sizes]),
         engines=parse_engines(engines or (engine,)),
-        engine_settings=engine_settings,
         gpus=[find_devices(one) if isinstance(one, str) else one for one in gpus],
-        dtype=dtype,
-        pipeline_parallel_size=pipeline_parallel_size,
-        data_parallel_size=data_parallel_size,
-        encoder_tokens=encoder_tokens,
-        kv_memory_bytes=kv_memory_bytes,
-        speed=speed,
-        what_if=what_if,
-        speculative=speculative,
-        reuse=reuse,
     )
     document = {**grid.head(), "points": list(grid.points()), "warnings": describe_notes(grid.notes)}
     return cast("Sweep", document)
@@ -259,8 +227,3 @@ def gpus() -> Gpus:
     from kvcalc.planning.gpus import list_gpus
 
     return cast("Gpus", list_gpus())
-
-
-def model_of(model: ModelSpec | str) -> ModelSpec:
-    """The model itself, or the one that a name or a path refers to."""
-    return load_model(model) if isinstance(model, str) else model

@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.api.arguments import takes
-from kvcalc.api.memory import model_of
+from kvcalc.api.arguments import asked, takes
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
+from kvcalc.question.question import SpeedQuestion
 
 if TYPE_CHECKING:
     from kvcalc.documents import Plan, Simulate
     from kvcalc.model.drafting import Speculation
-    from kvcalc.planning.images import ImagesAsked
-    from kvcalc.planning.layout import SpeedQuestion
-    from kvcalc.planning.reuse import CacheReuse
+    from kvcalc.question.question import CacheReuse, ImagesAsked
     from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.throughput.hardware import Devices, Gpu
 
 
 @takes(
-    needs={"trace_format": "trace", "scale_rate": "trace", "burstiness": "requests_per_second"},
     either=(
-        *(
-            ("trace", name)
-            for name in ("input_tokens", "output_tokens", "concurrency", "requests_per_second", "burstiness", "seed")
-        ),
+        *(("trace", name) for name in ("concurrency", "requests_per_second", "burstiness")),
         ("engine", "engines"),
     ),
     fields={"speed": "calibration", "reuse": "prefix_tokens turns"},
@@ -129,13 +123,12 @@ def plan(
         simulation = PlannedLoad(lengths, None, burstiness, seed, requests)
     _check_simulated(simulation is not None, burstiness, requests, seed)
     kinds = [find_gpu(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
+    speed = (speed or SpeedQuestion())._replace(prefix_hit_rate=prefix_hit_rate)
     document = ask(
-        model_of(model), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
-        engine_settings=engine_settings, dtype=dtype, kv_dtype=kv_dtype, data_parallel_size=data_parallel_size,
-        encoder_tokens=encoder_tokens, kv_memory_bytes=kv_memory_bytes, prices=prices, max_devices=max_devices,
-        allow_beyond_limit=allow_beyond_limit, prefix_hit_rate=prefix_hit_rate, strict=strict, all_layouts=all_layouts,
-        with_front=with_front, disaggregate=disaggregate, transfer=transfer, images=images, speculative=speculative,
-        reuse=reuse, speed=speed, what_if=what_if, simulation=simulation, num_simulated=simulate,
+        asked({**locals(), "engine": "logical"}), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
+        prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
+        all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
+        simulation=simulation, num_simulated=simulate,
     )  # fmt: skip
     return cast("Plan", document)
 
@@ -148,13 +141,6 @@ def _check_simulated(is_simulated: bool, burstiness: float, requests: int | None
 
 
 @takes(
-    needs={
-        "trace_format": "trace", "scale_rate": "trace", "burstiness": "requests_per_second",
-        "transfer": "prefill_replicas", "prefill_replicas": "transfer",
-        "prefill_tensor_parallel_size": "prefill_replicas", "prefill_data_parallel_size": "prefill_replicas",
-        "prefill_gpu": "prefill_replicas",
-    },
-    either=(("trace", "seed"), ("trace", "prompt_tokens"), ("trace", "answer_tokens")),
     fields={
         "speed": "expert_parallel_size prefix_hit_rate calibration",
         # The others are refused by the simulation, which `plan` asks too.
@@ -237,7 +223,7 @@ def simulate(
         lengths_of(prompt_tokens, "prompt_tokens"), lengths_of(answer_tokens, "answer_tokens"), requests_per_second,
         concurrency, burstiness, rows, trace, scale_rate, requests, seed,
     )  # fmt: skip
-    found = find_devices(devices) if isinstance(devices, str) else devices
+    question = asked({**locals(), "devices": find_devices(devices) if isinstance(devices, str) else devices})
     limits = Limits(max_ttft_seconds, max_tpot_seconds)
     if prefill_replicas is not None and transfer is not None:
         from kvcalc.simulation.pools import Prefills, simulate_pools
@@ -247,11 +233,5 @@ def simulate(
             gpu=None if prefill_gpu is None else find_gpu(prefill_gpu),
         )  # fmt: skip
         ask = partial(simulate_pools, prefills=prefills)
-    document = ask(
-        model_of(model), load, limits=limits, replicas=replicas, step_factor=step_factor, devices=found, engine=engine,
-        engine_settings=engine_settings, dtype=dtype, kv_dtype=kv_dtype, tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel_size, data_parallel_size=data_parallel_size,
-        encoder_tokens=encoder_tokens, kv_memory_bytes=kv_memory_bytes, speculative=speculative, reuse=reuse,
-        speed=speed, what_if=what_if, images=images,
-    )  # fmt: skip
+    document = ask(question, load, limits=limits, replicas=replicas, step_factor=step_factor)
     return cast("Simulate", document)

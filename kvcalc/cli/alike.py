@@ -13,7 +13,7 @@ from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.planning.case import Case
-    from kvcalc.planning.question import Question
+    from kvcalc.question.question import Question
 
 # The fields that may differ, if they are plain whole numbers up to these.
 _COUNTS = {name: most_of(name) for name in ("context", "batch", "input_tokens", "output_tokens", "concurrency")}

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import context_of, output_of, parsed
+from kvcalc.cli.question import context_of, output_of, value_of
 from kvcalc.writing.terminal import one_line
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,18 +20,19 @@ EPILOG = """Examples:
 
 OPTIONS = [
     o.value("--model", "MODEL", "Model name, config.json or .gguf file. Default: the model that the log names."),
-    o.value(
-        "--engine", "NAME",
+    o.option(
+        "engine",
         "Engine that wrote the log: vllm, sglang, tensorrt-llm or llama.cpp. Default: the engine that the log shows.",
+        metavar="NAME",
+        default=None,
+        several=False,
     ),
-    o.value("--tp --tensor-parallel-size", "T", "Number of devices that split the heads. Default: the log's, else 1."),
-    o.value(
-        "--kv-dtype --kv-cache-dtype", "TYPE", "Type of the cache. Default: the log's."
-    ),
-    o.value("--context -c", "N", "Maximum tokens per sequence: 8192, 8k (8,192). Default: the log's."),
+    o.option("tp", "Number of devices that split the heads. Default: the log's, else 1."),
+    o.option("kv-dtype", "Type of the cache. Default: the log's.", default=None),
+    o.option("context", "Maximum tokens per sequence: 8192, 8k (8,192). Default: the log's."),
     *o.shared("max-model-len"),
     *o.output(path="unexplained"),
-]  # fmt: skip
+]
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
@@ -47,7 +48,6 @@ def audit(
     from kvcalc.model.files import chunks_of
     from kvcalc.model.resolve import load_model
     from kvcalc.planning.audit import audit as ask
-    from kvcalc.units import parse_count
 
     given, model, engine = ctx.params, ctx.params["model"], ctx.params["engine"]
     output = output_of(given, "audit")
@@ -58,7 +58,7 @@ def audit(
         "stdin" if log == "-" else log,
         model=None if model is None else load_model(model),
         engine=None if engine is None else engine.casefold(),
-        tensor_parallel_size=parsed(given, "--tp", parse_count),
+        tensor_parallel_size=value_of(given, "tensor_parallel_size"),
         kv_dtype=given["kv_dtype"],
         context_tokens=context_of(given),
     )

@@ -174,18 +174,16 @@ class Questions:
         """The document that answers a question. A question like an earlier one is not parsed again."""
         if "command" in fields:
             return self._answer_command(fields)
-        from kvcalc.cli.estimate import answer, asks_several
+        from kvcalc.cli.estimate import answer
         from kvcalc.planning.case import make_case
         from kvcalc.planning.estimate import answer_asked
-        from kvcalc.planning.question import Question
 
         parts = split(fields)
         case = None if parts is None else self.models.cases.find(parts)
         if case is None:
-            spec, asked = question_of(self.given(fields), self.models.model_of)
-            if asks_several(asked):
-                return answer(spec, asked)[0]
-            question = Question(spec, **asked)
+            question = question_of(self.given(fields), self.models.model_of)
+            if question.asks_several:
+                return answer(question)[0]
             case = make_case(question)
             if parts is not None:
                 self.models.cases.keep(parts, question, case)
@@ -208,15 +206,8 @@ class Questions:
             raise UsageError("trace: batch reads no traces", f"use kvcalc {command} --trace")
         if given["model"] is None:
             raise UsageError("model is missing", 'for example "model": "llama-3.1-8b"')
-
-        def load(name: str) -> ModelSpec:
-            return self.models.model_of(name, WhatIf(), {})[0]
-
-        return (
-            plan.answer(given["model"], given, load)
-            if command == "plan"
-            else simulate.answer(load(given["model"]), given)
-        )
+        answer = plan.answer if command == "plan" else simulate.answer
+        return answer(given, self.models.model_of)
 
     def given(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of estimate, with the values that the equivalent command line would give."""

@@ -5,8 +5,11 @@ from typing import Annotated
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import devices_of, output_of, settings_of, workload_of
+from kvcalc.cli.question import devices_of, output_of, question_of
 from kvcalc.errors import UsageError
+from kvcalc.model.resolve import load_model
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import WhatIf
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -23,21 +26,24 @@ Examples:
 
 OPTIONS = [
     *o.shared(o.WORKLOAD),
-    o.engine("Engines whose memory layout to use: vllm,sglang or all. logical is the formula."),
+    o.option("engine", "Engines whose memory layout to use: vllm,sglang or all. logical is the formula."),
     *o.shared("kv-memory"),
-    o.value(
-        "--attention", "LIST", "Compute the cache as if the models had this attention: mha,gqa or all.", several=True
+    o.option(
+        "attention",
+        "Compute the cache as if the models had this attention: mha,gqa or all.",
+        metavar="LIST",
+        several=True,
     ),
-    o.value(
-        "--gpu", "LIST",
+    o.option(
+        "gpu",
         "Devices, and how many of each: h100x4,h200x2. kvcalc gpus lists the names; local is the device in this "
         "machine.",
-        panel="Device", several=True,
+        metavar="LIST",
     ),
     *o.shared(f"num-gpus {o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.SHARED} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.output(path="models.0.total_bytes"),
-]  # fmt: skip
+]
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
@@ -54,7 +60,7 @@ def compare(
     """Compare models, or one model with each kind of attention."""
     from kvcalc.planning.axis import parse_engines
     from kvcalc.planning.compare import compare as ask
-    from kvcalc.planning.compare import parse_attentions
+    from kvcalc.planning.compare import first_of, load_each, parse_attentions
 
     given = ctx.params
     output = output_of(given, "compare")
@@ -63,15 +69,18 @@ def compare(
     if len(names) > 1 and any(given[name] is not None for name in ("gpu_memory", "gpu_bandwidth", "flops")):
         raise UsageError("--gpu-memory, --gpu-bandwidth and --flops describe one device, but --gpu names several")
     asked = [{**given, "engine": engines[0], "gpu": name} for name in names]
-    # Each row has its own engine and devices.
-    own = ("engine", "engine_settings", "devices")
-    shared = {name: value for name, value in workload_of(asked[0]).items() if name not in own}
+    loaded = load_each(models)
+    first = first_of(loaded)
+
+    def model_of(name: str | None, *_: object) -> tuple[ModelSpec, WhatIf]:
+        """The model that drafts, or the first one that is compared."""
+        return (first if name is None else load_model(name)), WhatIf()
+
     document = ask(
-        models,
+        loaded,
+        question_of({**asked[0], "model": None}, model_of, own="attention"),
         attentions=parse_attentions(given["attention"]),
         engines=engines,
         devices=[devices for devices in map(devices_of, asked) if devices is not None],
-        engine_settings=settings_of(given),
-        **shared,
     )
     output.emit(document, "compare")

@@ -1,6 +1,6 @@
 """`kvcalc estimate`: how big is the cache?"""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -8,10 +8,7 @@ from kvcalc.cli import options as o
 from kvcalc.cli.question import output_of, question_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
-from kvcalc.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from kvcalc.planning.estimate import Answer
+from kvcalc.question.question import Question
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -34,9 +31,10 @@ EPILOG = """Examples:
 
 OPTIONS = [
     *o.shared(o.WORKLOAD),
-    o.engine(
+    o.option(
+        "engine",
         "Engine whose memory layout to use: transformers, vllm, sglang, tensorrt-llm, llama.cpp or mlx. logical is "
-        "the formula; vllm,sglang or all shows several side by side; vllm@0.11 or sglang@0.5.9 is an older release."
+        "the formula; vllm,sglang or all shows several side by side; vllm@0.11 or sglang@0.5.9 is an older release.",
     ),
     *o.shared("kv-memory"),
     o.flag("--check", "Exit with code 4 if it does not fit. Needs --gpu or --kv-memory."),
@@ -62,45 +60,36 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     With a device, also check whether the model fits and how fast it decodes.
     """
     from kvcalc.errors import DoesNotFitError
+    from kvcalc.planning.estimate import answer as ask
 
     output = output_of(ctx.params)
     check_report(ctx.params)
-    spec, question = question_of(ctx.params)
-    shown: dict[str, Any] = {"variants": True} if ctx.params["variants"] and not asks_several(question) else {}
+    question = question_of(ctx.params)
+    shown: dict[str, Any] = {"variants": True} if ctx.params["variants"] and not question.asks_several else {}
     if not ctx.params["check"]:
         if ctx.params["strict"]:
             raise UsageError("--strict needs --check", "add --check")
-        document, kind = answer(spec, question)
+        document, kind = answer(question)
         write_report(ctx, document, kind)
         output.emit(document, kind, **shown)
         return
-    if question["devices"] is None and question["kv_memory_bytes"] is None:
+    if question.devices is None and question.kv_memory_bytes is None:
         raise UsageError("--check needs a device or a memory size", "for example --gpu h100, or --kv-memory 40GiB")
-    if asks_several(question):
+    if question.asks_several:
         raise UsageError("--check needs one engine", "for example --check --engine vllm")
-    found = _estimate(spec, question)
+    found = ask(question)
     write_report(ctx, found.document, "estimate")
     output.emit(found.document, "estimate", **shown)
     if not found.fit["fits"] or (ctx.params["strict"] and found.fit["verdict"] == "tight"):
         raise typer.Exit(DoesNotFitError.exit_code)
 
 
-def answer(spec: ModelSpec, question: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The document that answers a question (`question_of`), and its kind."""
-    if asks_several(question):
+def answer(question: Question) -> tuple[dict[str, Any], str]:
+    """The document that answers a question, and its kind."""
+    if question.asks_several:
         from kvcalc.planning.engines import compare_engines
 
-        return compare_engines(spec, **question), "engines"
-    return _estimate(spec, question).document, "estimate"
+        return compare_engines(question), "engines"
+    from kvcalc.planning.estimate import answer as ask
 
-
-def asks_several(question: dict[str, Any]) -> bool:
-    """Whether --engine is `all` or a list."""
-    return question["engine"] == "all" or "," in question["engine"]
-
-
-def _estimate(spec: ModelSpec, question: dict[str, Any]) -> "Answer":
-    from kvcalc.planning.estimate import answer
-    from kvcalc.planning.question import Question
-
-    return answer(Question(spec, **question))
+    return ask(question).document, "estimate"

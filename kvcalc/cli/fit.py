@@ -22,7 +22,8 @@ Examples:
 
 OPTIONS = [
     *o.shared(o.WORKLOAD),
-    o.engine(
+    o.option(
+        "engine",
         "Engine whose memory rules to use: transformers, vllm, sglang, tensorrt-llm, llama.cpp or mlx. logical "
         "reserves a tenth of the memory; vllm@0.11 or sglang@0.5.9 is an older release.",
         metavar="NAME[@RELEASE]",
@@ -43,12 +44,12 @@ def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
     from kvcalc.planning.fit import fit as ask
 
     output = output_of(ctx.params)
-    spec, question = question_of(ctx.params)
-    if question["engine"] == "all" or "," in question["engine"]:
+    question = question_of(ctx.params)
+    if question.asks_several:
         raise UsageError("kvcalc fit needs one engine", "for several: kvcalc estimate MODEL --gpu h100 --engine all")
-    if question["devices"] is None:
+    if question.devices is None:
         raise UsageError("kvcalc fit needs a device", "for example --gpu h100x8, or describe one: --gpu-memory 80GB")
-    document = ask(spec, **question)
+    document = ask(question)
     output.emit(document, "fit")
     if not document["fit"]["fits"] or (ctx.params["strict"] and document["fit"]["verdict"] == "tight"):
         raise typer.Exit(DoesNotFitError.exit_code)

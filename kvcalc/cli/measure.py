@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import context_of, flags_of, load_model_of, output_of, parsed, what_if_of
+from kvcalc.cli.question import MODEL_FLAGS, context_of, flags_of, load_model_of, output_of, parsed, what_if_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError, UsageError
 
@@ -103,7 +103,7 @@ def measure(
             return
         output.check_path("measure")
         every = given["attention"] is not None and given["attention"].casefold() == "all"
-        flags = ("--heads", "--head-dim", "--hidden-size", "--sliding-window", *(() if model else ("--layers",)))
+        flags = (*MODEL_FLAGS[1:], *(() if model else MODEL_FLAGS[:1]))
         spec, what_if = load_model_of(
             model, what_if_of({**given, "attention": None} if every else given), flags_of(given, flags)
         )

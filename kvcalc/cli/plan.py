@@ -1,26 +1,15 @@
 """`kvcalc plan`: how many devices does this traffic need, and which command starts the server?"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.drafting import hit_rate_of, speculation_of
-from kvcalc.cli.question import (
-    attention_replicas_of,
-    calibration_of,
-    images_of,
-    kinds_of,
-    output_of,
-    parsed,
-    settings_of,
-)
+from kvcalc.cli.question import ModelOf, kinds_of, output_of, parsed, question_of, value_of
 from kvcalc.cli.report import check_report, write_report
-from kvcalc.cli.reuse import reuse_of, transfer_of
 from kvcalc.errors import UsageError
-from kvcalc.model.spec import ModelSpec
-from kvcalc.units import parse_count, parse_rate, parse_tokens
+from kvcalc.question.fields import OPTIONS as OF_FIELDS
 
 if TYPE_CHECKING:
     from kvcalc.planning.devices import Devices, Gpu
@@ -48,31 +37,30 @@ Examples:
 
 
 OPTIONS = [
-    o.value("--input-tokens", "N", "Tokens per prompt: 2048, 2k."),
-    o.value("--output-tokens", "N", "Tokens per answer."),
+    o.option("input-tokens", "Tokens per prompt: 2048, 2k.", panel=None),
+    o.option("output-tokens", panel=None),
     o.value(
-        "--lengths", "FILE",
+        "--lengths",
+        "FILE",
         "File with a row per request: prompt tokens, answer tokens; or a trace. Replaces --input-tokens and "
         "--output-tokens.",
     ),
-    o.value(
-        "--trace", "FILE",
-        "File with the times and lengths of requests, as in kvcalc simulate. Layouts are simulated with it.",
+    o.option(
+        "trace", "File with the times and lengths of requests, as in kvcalc simulate. Layouts are simulated with it."
     ),
-    o.value("--trace-format", "NAME", "Format of --trace. Default: recognised by its first line."),
-    o.value("--scale-rate", "F", "Divide the times between the arrivals of --trace by F.", "1"),
-    o.value("--concurrency", "N", "Concurrent requests, over all replicas."),
-    o.value("--requests-per-second", "R", "Requests per second. Replaces --concurrency."),
-    o.value(
-        "--max-ttft", "TIME[@pP]",
+    o.option("trace-format"),
+    o.option("scale-rate"),
+    o.option("concurrency", "Concurrent requests, over all replicas.", panel=None),
+    o.option("requests-per-second", "Requests per second. Replaces --concurrency."),
+    o.option(
+        "max-ttft",
         "Longest time to first token: 1s, 1s@p99. A percentile (p50, p90, p95, p99) is simulated, else it is the mean.",
+        metavar="TIME[@pP]",
     ),
-    o.value("--max-tpot", "TIME[@pP]", "Longest time per output token: 30ms, 40ms@p90."),
-    o.value("--max-e2e", "TIME[@pP]", "Longest time of a whole request: 20s, 30s@p95."),
-    o.value(
-        "--confidence", "P",
-        "Estimate that these times limit: 80 is the upper end of the 80% range, 50 the point estimate.",
-        "80",
+    o.option("max-tpot", "Longest time per output token: 30ms, 40ms@p90.", metavar="TIME[@pP]"),
+    o.option("max-e2e", "Longest time of a whole request: 20s, 30s@p95.", metavar="TIME[@pP]"),
+    o.option(
+        "confidence", "Estimate that these times limit: 80 is the upper end of the 80% range, 50 the point estimate."
     ),
     o.flag("--strict", "Leave out layouts whose fit is tight."),
     o.flag("--allow-beyond-limit", "Plan requests that are longer than the model's limit."),
@@ -86,49 +74,43 @@ OPTIONS = [
         "--all-layouts",
         "Try every combination of tensor, pipeline, expert and context parallelism and attention replicas.",
     ),
-    o.value("--max-gpus", "N", "Maximum number of devices in a layout.", "1024"),
-    o.engine("Engines whose memory and speed to use: vllm,sglang or all.", "vllm"),
+    o.option("max-gpus", "Maximum number of devices in a layout."),
+    o.option("engine", "Engines whose memory and speed to use: vllm,sglang or all.", default="vllm"),
     *o.shared("dtype kv-dtype dp"),
-    o.value(
-        "--gpu", "LIST",
-        "Kinds of device: h100,l40s. h100x8 means at most 8. Default: the most common kinds.",
-        panel="Device", several=True,
+    o.option(
+        "gpu", "Kinds of device: h100,l40s. h100x8 means at most 8. Default: the most common kinds.", metavar="LIST"
     ),
-    o.value(
-        "--price", "LIST", "Price of one device per hour: h100=2.5,l40s=0.9.",
-        panel="Device", several=True,
-    ),
-    o.value(
-        "--simulate", "N",
+    o.option("price", "Price of one device per hour: h100=2.5,l40s=0.9."),
+    o.option(
+        "simulate",
         "Simulate the N best layouts of each kind of device. Default: 8 with a percentile, or --trace and a limit.",
         panel="Simulation",
     ),
-    o.value(
-        "--burstiness", "B",
-        "Shape of the gamma distribution of the times between arrivals: 1 is Poisson, 0.25 comes in bursts.", "1",
+    o.option(
+        "burstiness",
+        "Shape of the gamma distribution of the times between arrivals: 1 is Poisson, 0.25 comes in bursts.",
         panel="Simulation",
     ),
-    o.value(
-        "--requests", "N", "Number of requests. Default: enough for the percentile, or all of --trace.",
-        panel="Simulation",
+    o.option(
+        "requests", "Number of requests. Default: enough for the percentile, or all of --trace.", panel="Simulation"
     ),
-    o.value("--seed", "N", "Seed of the arrivals and the lengths.", "0", panel="Simulation"),
+    o.option("seed", "Seed of the arrivals and the lengths.", panel="Simulation"),
     *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} prefix-tokens {o.IMAGES} {o.DRAFTING} calibrate"),
     *o.engine_settings(),
     o.value(
-        "--emit", "vllm|sglang|trtllm|llama-server|compose|k8s",
+        "--emit",
+        "vllm|sglang|trtllm|llama-server|compose|k8s",
         "Print only how to start the best layout: a command, a compose file or a Kubernetes manifest.",
     ),
     o.value("--image", "NAME", "Container image for --emit compose and k8s. Default: the engine's own, on NVIDIA."),
     *o.shared("report"),
     *o.output(path="plans.0.num_devices"),
-]  # fmt: skip
+]
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Find how many devices a load needs, and at what cost."""
-    from kvcalc.model.resolve import load_model
     from kvcalc.planning.plan import refuse_empty
     from kvcalc.traces import BAD_ROWS
 
@@ -136,7 +118,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     output = output_of(given, "plan")
     kind = _emitted(given)
     check_report(given)
-    document = answer(model, given, load_model)
+    document = answer(given)
     write_report(ctx, document, "plan")
     if kind is None:
         output.emit(document, "plan")
@@ -150,19 +132,16 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise typer.Exit(1)
 
 
-def answer(model: str, given: Mapping[str, Any], load: Callable[[str], ModelSpec]) -> dict[str, Any]:
-    """The document that answers the parameters of the command. `load` reads a model."""
+def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> dict[str, Any]:
+    """The document that answers the parameters of the command."""
     from kvcalc.planning.axis import parse_engines
-    from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.planning.plan import COMMON_GPUS, parse_price
     from kvcalc.planning.plan import plan as ask
 
-    simulated = parsed(given, "--simulate", parse_count)
+    simulated = value_of(given, "simulate")
     simulation: Optional[PlannedLoad]
     if given["trace"] is not None:
-        from kvcalc.cli.plan_trace import load_of_trace
-
-        simulation, targets = load_of_trace(given, _targets_of(given))
+        simulation, targets = _load_of_trace(given, _targets_of(given))
         lengths = simulation.lengths
     else:
         (lengths, text), targets = _lengths_of(given), _targets_of(given)
@@ -171,30 +150,24 @@ def answer(model: str, given: Mapping[str, Any], load: Callable[[str], ModelSpec
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
-    calibration = calibration_of({**given, "gpu": ",".join(names or COMMON_GPUS)})
     return ask(
-        load(model),
+        # The link is that of --disaggregate here, and no cache that is used again.
+        question_of(
+            {**given, "gpu": ",".join(names or COMMON_GPUS)},
+            model_of,
+            f"gpu {o.DEVICE_FIGURES} engine input-tokens output-tokens concurrency transfer-bandwidth",
+        ),
         gpus,
         lengths,
         targets,
         engines=parse_engines(o.names_of(given["engine"], "--engine")),
-        engine_settings=settings_of(given),
-        dtype=given["dtype"],
-        kv_dtype=given["kv_dtype"],
-        speculative=speculation_of(given, load),
-        prefix_hit_rate=hit_rate_of(given),
-        data_parallel_size=attention_replicas_of(given),
-        # The link is that of --disaggregate here, and no cache that is used again.
-        reuse=reuse_of({**given, "transfer_bandwidth": None}),
         disaggregate=given["disaggregate"],
-        transfer=transfer_of(given),
-        speed=SpeedQuestion(calibration=calibration),
+        transfer=value_of(given, "transfer"),
         prices=prices,
-        max_devices=parse_count(given["max_gpus"], "--max-gpus"),
+        max_devices=value_of(given, "max_devices"),
         allow_beyond_limit=given["allow_beyond_limit"],
         with_front=given["pareto"],
         strict=given["strict"],
-        images=images_of(given),
         all_layouts=given["all_layouts"],
         simulation=simulation,
         num_simulated=simulated,
@@ -224,7 +197,7 @@ def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":
     from kvcalc.model.files import read_text
     from kvcalc.planning.lengths import MAX_LENGTHS_BYTES, one_length, parse_lengths
 
-    prompt, answer = (parsed(given, option, parse_tokens) for option in ("--input-tokens", "--output-tokens"))
+    prompt, answer = (value_of(given, name) for name in ("input_tokens", "output_tokens"))
     if given["lengths"] is not None:
         if prompt is not None or answer is not None:
             raise UsageError(
@@ -246,8 +219,7 @@ def _simulation_of(
 
     UsageError (exit 2) for an option of the simulation without one.
     """
-    burstiness, seed = parsed(given, "--burstiness", parse_rate) or 1.0, parse_count(given["seed"], "--seed", least=0)
-    number = parsed(given, "--requests", parse_count)
+    burstiness, seed, number = (value_of(given, name) for name in ("burstiness", "seed", "requests"))
     if targets.highest_percentile is None and not is_asked:
         options = {"--burstiness": burstiness != 1, "--requests": number is not None, "--seed": seed != 0}
         unused = next((option for option, is_given in options.items() if is_given), None)
@@ -263,6 +235,32 @@ def _simulation_of(
     return PlannedLoad(lengths, pairs, burstiness, seed, number)
 
 
+# Options that say what the trace says.
+_SAID = ("concurrency", "requests_per_second", "input_tokens", "output_tokens", "lengths", "burstiness", "seed")
+
+
+def _load_of_trace(given: Mapping[str, Any], targets: "Targets") -> "tuple[PlannedLoad, Targets]":
+    """The requests of --trace, and the targets with its rate. Raises UsageError (exit 2)."""
+    from kvcalc.simulation.planned import planned_trace
+
+    for name in _SAID:
+        if given[name] != (OF_FIELDS[name].default if name in OF_FIELDS else None):
+            raise UsageError(
+                f"--trace cannot be combined with --{name.replace('_', '-')}",
+                "the trace has the times and the lengths of its requests; --scale-rate changes its rate",
+            )
+    scale, requests = value_of(given, "scale_rate"), value_of(given, "requests")
+    load = planned_trace(given["trace"], given["trace_format"], scale, requests)
+    return load, load.rated(targets)
+
+
+def _check_no_trace(given: Mapping[str, Any]) -> None:
+    """Raise UsageError (exit 2) for an option that needs --trace."""
+    for name in ("trace_format", "scale_rate"):
+        if given[name] != OF_FIELDS[name].default:
+            raise UsageError(f"--{name.replace('_', '-')} needs --trace", "another rate: --requests-per-second")
+
+
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
     from kvcalc.planning.plan import parse_confidence
     from kvcalc.planning.targets import Target, Targets, parse_target
@@ -272,8 +270,8 @@ def _targets_of(given: Mapping[str, Any]) -> "Targets":
         for option in ("--max-ttft", "--max-tpot", "--max-e2e")
     )
     targets = Targets(
-        parsed(given, "--concurrency", parse_count),
-        parsed(given, "--requests-per-second", parse_rate),
+        value_of(given, "concurrency"),
+        value_of(given, "requests_per_second"),
         ttft.seconds,
         tpot.seconds,
         parse_confidence(given["confidence"]),
@@ -287,9 +285,7 @@ def _targets_of(given: Mapping[str, Any]) -> "Targets":
 
 def _check_load(given: Mapping[str, Any], targets: "Targets") -> None:
     """Raise UsageError (exit 2) for no load or two, or an option of --trace."""
-    from kvcalc.cli.plan_trace import check_no_trace
-
-    check_no_trace(given)
+    _check_no_trace(given)
     if (targets.concurrency is None) == (targets.requests_per_second is None):
         both = "are both given" if targets.concurrency is not None else ": one of them is needed"
         raise UsageError(

@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of, stages_of
+from kvcalc.cli.question import (
+    devices_of,
+    output_of,
+    question_of,
+    settings_of,
+    tier_rates_of,
+    tier_sizes_of,
+    value_of,
+)
 from kvcalc.cli.report import check_report, write_report
-from kvcalc.cli.reuse import tier_rates_of, tier_sizes_of
 from kvcalc.errors import UsageError
-from kvcalc.units import parse_count, parse_size, parse_tokens
+from kvcalc.units import parse_size, parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.planning.prefix_cost import Prices
-    from kvcalc.planning.question import Question
+    from kvcalc.question.question import Question
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -38,30 +45,29 @@ Examples:
 """
 
 OPTIONS = [
-    o.value(
-        "--cache-memory", "RANGE",
+    o.option(
+        "cache-memory",
         "Sizes of the cache, over all devices of a replica: 16GiB..2TiB, 40GiB,80GiB. Default: doubling up to all "
         "blocks.",
-        several=True,
     ),
-    o.value("--cache-tokens", "RANGE", "The same in tokens: 128k..64M. Needs no MODEL.", several=True),
-    o.value("--trace-format", "NAME", "Format of the trace: mooncake, qwen or token-ids. Default: recognised."),
-    o.value("--trace-block-tokens", "N", "Tokens of a block of hash_ids, if it is not that of the format."),
-    o.value("--most-blocks", "N", "Distinct blocks that are counted exactly. More are sampled.", "1000000"),
+    o.option("cache-tokens", "The same in tokens: 128k..64M. Needs no MODEL."),
+    o.option("trace-format", "Format of the trace: mooncake, qwen or token-ids. Default: recognised."),
+    o.option("trace-block-tokens", "Tokens of a block of hash_ids, if it is not that of the format."),
+    o.option("most-blocks", "Distinct blocks that are counted exactly. More are sampled."),
     *o.shared("dtype kv-dtype tp pp"),
-    o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
-    o.engine("Engine whose blocks and memory to use: vllm, sglang or tensorrt-llm. logical is the formula."),
+    o.option("kv-memory", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
+    o.option("engine", "Engine whose blocks and memory to use: vllm, sglang or tensorrt-llm. logical is the formula."),
     *o.shared(f"{o.DEVICE} calibrate"),
     *o.shared("offload offload-bandwidth"),
-    o.value(
-        "--price", "LIST",
+    o.option(
+        "price",
         "Price per hour of one device, and of one GiB of host memory or disk: h100=2.5,cpu=0.003,disk=0.0001.",
-        panel="Cache reuse", several=True,
+        panel="Cache reuse",
     ),
     *o.engine_settings(),
     *o.shared("report"),
     *o.output(path="knee.cache_bytes"),
-]  # fmt: skip
+]
 
 # Options that say nothing without a model.
 _OF_A_MODEL = ("dtype", "tp", "pp", "kv_memory", "gpu", "gpu_memory", "offload", "price", "calibrate", "cache_memory")
@@ -102,8 +108,8 @@ def prefix(
             bandwidths=dict(tier_rates_of(given)),
             prices=_prices(given),
             format=given["trace_format"],
-            block_tokens=parsed(given, "--trace-block-tokens", parse_count),
-            most_blocks=parse_count(given["most_blocks"], "--most-blocks", 1000),
+            block_tokens=value_of(given, "trace_block_tokens"),
+            most_blocks=value_of(given, "most_blocks"),
             report=report,
         )
     write_report(ctx, document, "prefix")
@@ -123,26 +129,10 @@ def _question(given: Mapping[str, Any], model: str | None) -> Question | None:
             option = f"--{named[0].replace('_', '-')}"
             raise UsageError(f"{option} needs a MODEL", "for example: kvcalc prefix TRACE llama-3.1-8b --gpu h100")
         return None
-    from kvcalc.model.resolve import load_model
-    from kvcalc.planning.layout import SpeedQuestion
-    from kvcalc.planning.question import Question
-
     engine = given["engine"].casefold()
     if "," in engine or engine == "all":
         raise UsageError(f"--engine {engine[:60]}: only one engine is supported here", "for example --engine vllm")
-    calibration = calibration_of(given)
-    return Question(
-        load_model(model),
-        dtype=given["dtype"],
-        kv_dtype=given["kv_dtype"],
-        engine=engine,
-        engine_settings=settings_of(given),
-        tensor_parallel_size=parsed(given, "--tp", parse_count),
-        pipeline_parallel_size=stages_of(given),
-        kv_memory_bytes=parsed(given, "--kv-memory", parse_size),
-        devices=devices_of(given),
-        speed=None if calibration is None else SpeedQuestion(calibration=calibration),
-    )
+    return question_of(given, own="offload offload-bandwidth")
 
 
 def _prices(given: Mapping[str, Any]) -> Prices:

@@ -1,4 +1,4 @@
-"""Turn the text of the options into a model, a workload, devices and an engine's settings.
+"""Turn the text of the options into a question, whose fields `kvcalc.question.fields` declares.
 
 `given` maps the names of a command's parameters to their text, None or a flag. A command need not have all of them.
 """
@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
-from kvcalc.cli.drafting import hit_rate_of, speculation_of
-from kvcalc.cli.reuse import reuse_of
 from kvcalc.engines.options import option_names
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
-from kvcalc.units import Number, parse_bandwidth, parse_count, parse_flops, parse_size, parse_tokens, parse_vllm_tokens
+from kvcalc.question.fields import FIELDS, Parse
+from kvcalc.question.question import CacheReuse, ImagesAsked, Question, SpeedQuestion
+from kvcalc.units import Number, parse_bandwidth, parse_count, parse_size
 
 if TYPE_CHECKING:
+    from kvcalc.model.drafting import Speculation
     from kvcalc.output.sink import Output
     from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.devices import Devices, Figures
-    from kvcalc.planning.images import ImagesAsked
-    from kvcalc.planning.layout import SpeedQuestion
 
 _Parsed = TypeVar("_Parsed")
 _Given = Mapping[str, Any]
@@ -30,18 +29,13 @@ _Given = Mapping[str, Any]
 ModelOf = Callable[[Optional[str], WhatIf, dict[str, Optional[str]], bool], tuple[ModelSpec, WhatIf]]
 """A function that finds the model, such as `load_model_of`."""
 
-# The options that describe a model without a config, and the config keys they set.
-_MODEL_FLAGS = {
-    "--layers": "num_hidden_layers",
-    "--heads": "num_attention_heads",
-    "--head-dim": "head_dim",
-    "--hidden-size": "hidden_size",
-    "--sliding-window": "sliding_window",
-}
+# The config keys of a model without a config, whose options set them.
+MODEL_FLAGS = ("num_hidden_layers", "num_attention_heads", "head_dim", "hidden_size", "sliding_window")
+_DRAFTS = "METHOD:N, for example --speculative mtp:3 --acceptance-length 2.4"
 
 
 def parsed(given: _Given, option: str, parse: Callable[[str, str], _Parsed]) -> _Parsed | None:
-    """The value of an option such as `--batch`, or None if it was not given."""
+    """The value of an option such as `--steps` that is no field, or None if it was not given."""
     text = given.get(_parameter(option))
     return None if text is None else parse(text, option)
 
@@ -49,6 +43,25 @@ def parsed(given: _Given, option: str, parse: Callable[[str, str], _Parsed]) -> 
 @cache
 def _parameter(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
+
+
+@cache
+def _place(field: str) -> tuple[str, str, Parse | None]:
+    found = FIELDS[field]
+    return found.parameter, found.long, found.kind.parse
+
+
+def value_of(given: _Given, field: str) -> Any:
+    """The value of a field from the text of its option, or None if it is not given, or if no text is such a value."""
+    parameter, option, parse = _place(field)
+    text = given.get(parameter)
+    return None if text is None or parse is None else parse(text, option)
+
+
+def values_of(record: type[Any], given: _Given) -> dict[str, Any]:
+    """The values of a record's fields that are given."""
+    found = {field: value_of(given, field) for field in record._fields}
+    return {field: value for field, value in found.items() if value is not None}
 
 
 def output_of(given: _Given, kind: str | None = None, formats: tuple[str, ...] | None = None) -> Output:
@@ -63,8 +76,8 @@ def output_of(given: _Given, kind: str | None = None, formats: tuple[str, ...] |
 
 def context_of(given: _Given) -> int | None:
     """The value of --context, or of --max-model-len as vLLM reads it. UsageError if both are given and differ."""
-    asked = parsed(given, "--context", parse_tokens)
-    vllm = parsed(given, "--max-model-len", parse_vllm_tokens)
+    asked: int | None = value_of(given, "context_tokens")
+    vllm: int | None = value_of(given, "max_model_len")
     if vllm is None:
         return asked
     if asked not in (None, vllm):
@@ -86,13 +99,7 @@ def _asks_auto_context(given: _Given) -> bool:
 
 def what_if_of(given: _Given) -> WhatIf:
     """The what-if that the options describe."""
-    attention = given.get("attention")
-    return WhatIf(
-        None if attention is None else attention.casefold(),
-        parsed(given, "--kv-heads", parse_count),
-        parsed(given, "--kv-lora-rank", parse_count),
-        parsed(given, "--qk-rope-head-dim", parse_count),
-    )
+    return WhatIf(**values_of(WhatIf, given))
 
 
 def settings_of(given: _Given) -> dict[str, str]:
@@ -109,40 +116,34 @@ def _engine_parameters() -> tuple[tuple[str, str], ...]:
     return tuple((name, _parameter(name)) for name in option_names())
 
 
-def question_of(given: _Given, model_of: ModelOf | None = None) -> tuple[ModelSpec, dict[str, Any]]:
-    """The model, and the other fields of the `Question` by name."""
-    find, assume = model_of or load_model_of, given.get("assume_full_attention", False)
-    spec, what_if = find(given["model"], what_if_of(given), flags_of(given), assume)
-    return spec, {**workload_of(given, lambda name: find(name, WhatIf(), {}, False)[0]), "what_if": what_if}
+def question_of(given: _Given, model_of: ModelOf | None = None, own: str = "") -> Question:
+    """The question that the options ask.
 
-
-def workload_of(given: _Given, load: Callable[[str], ModelSpec] | None = None) -> dict[str, Any]:
-    """The fields of the `Question` other than the model and the what-if. `load` reads the draft model."""
-    fits_context = _asks_auto_context(given)
-    return {
-        "context_tokens": None if fits_context else context_of(given),
-        "fits_context": fits_context,
-        "batch_size": parse_count(given["batch"], "--batch"),
-        "dtype": given["dtype"],
-        "kv_dtype": given["kv_dtype"],
-        "engine": given["engine"].casefold(),
+    `own` names the options that mean something else in the command, and are no part of the question.
+    """
+    find, left = model_of or load_model_of, {**given, **dict.fromkeys(own.replace("-", "_").split())}
+    assume = given.get("assume_full_attention", False)
+    spec, what_if = find(given["model"], what_if_of(left), flags_of(left), assume)
+    fits_context = _asks_auto_context(left)
+    context_tokens = None if fits_context else context_of(left)
+    return Question(**{
+        **values_of(Question, {**left, "context": None}),
+        "model": spec,
+        "context_tokens": context_tokens,
         "engine_settings": settings_of(given),
-        "encoder_tokens": parsed(given, "--encoder-tokens", parse_tokens),
-        "tensor_parallel_size": parsed(given, "--tp", parse_count),
-        "pipeline_parallel_size": stages_of(given),
-        "data_parallel_size": attention_replicas_of(given),
-        "kv_memory_bytes": parsed(given, "--kv-memory", parse_size),
-        "devices": devices_of(given),
-        "speed": speed_of(given),
-        "speculative": speculation_of(given, load or _load_by_name),
-        "reuse": reuse_of(given),
-        **({} if (images := images_of(given)) is None else {"images": images}),
-    }
+        "devices": devices_of(left),
+        "speed": _speed_of(left, given),
+        "what_if": what_if,
+        "speculative": _speculation_of(left, lambda name: find(name, WhatIf(), {}, False)[0]),
+        "fits_context": fits_context,
+        "reuse": _reuse_of(left),
+        "images": _images_of(left),
+    })  # fmt: skip
 
 
-def flags_of(given: _Given, options: Iterable[str] = _MODEL_FLAGS) -> dict[str, str | None]:
-    """The options that describe a model without a config, as text."""
-    return {option: given.get(_parameter(option)) for option in options}
+def flags_of(given: _Given, keys: Iterable[str] = MODEL_FLAGS) -> dict[str, str | None]:
+    """The options that describe a model without a config, as text, by the key of a config that they set."""
+    return {key: given.get(FIELDS[key].parameter) for key in keys}
 
 
 def load_model_of(
@@ -150,13 +151,13 @@ def load_model_of(
 ) -> tuple[ModelSpec, WhatIf]:
     """The model by name or path, or from flags alone, and the remaining what-if.
 
-    `flags` maps option to text. The flags are read like a config.json with model_type `generic`. In that case,
+    `flags` maps keys of a config to text. They are read like a config.json with model_type `generic`. In that case,
     --kv-heads is the model's own number of KV heads, not a what-if. UsageError (exit 2) if a model and flags are both
     given.
     """
     from kvcalc.model.resolve import load_model
 
-    given = [option for option, text in flags.items() if text is not None]
+    given = [FIELDS[key].long for key, text in flags.items() if text is not None]
     if reference is not None:
         if given:
             raise UsageError(f"{given[0]} describes a model and cannot be combined with MODEL {reference!r}")
@@ -169,19 +170,17 @@ def load_model_of(
     return _generic(flags, what_if.num_kv_heads), what_if._replace(num_kv_heads=None)
 
 
-def _load_by_name(reference: str) -> ModelSpec:
-    return load_model_of(reference, WhatIf(), {})[0]
-
-
 def _generic(flags: dict[str, str | None], num_kv_heads: int | None) -> ModelSpec:
     from kvcalc.errors import ModelError
     from kvcalc.model.hf_config import read_config
 
-    config: dict[str, object] = {_MODEL_FLAGS[o]: parse_count(text, o) for o, text in flags.items() if text is not None}
-    for option in ("--layers", "--heads"):
-        if _MODEL_FLAGS[option] not in config:
+    config: dict[str, object] = {
+        key: parse_count(text, FIELDS[key].long) for key, text in flags.items() if text is not None
+    }
+    for key in MODEL_FLAGS[:2]:
+        if key not in config:
             raise UsageError(
-                f"a model described by flags needs {option}",
+                f"a model described by flags needs {FIELDS[key].long}",
                 "for example: --layers 32 --heads 32 --kv-heads 8 --head-dim 128",
             )
     if num_kv_heads is not None:
@@ -193,30 +192,99 @@ def _generic(flags: dict[str, str | None], num_kv_heads: int | None) -> ModelSpe
         raise UsageError(error.message.removeprefix("generic: "), error.hint) from None
 
 
-def speed_of(given: _Given) -> SpeedQuestion | None:
+def _speed_of(left: _Given, given: _Given) -> SpeedQuestion | None:
     """The options for throughput, or None if none of them is given."""
-    names = ("ep", "input_tokens", "output_tokens", "concurrency", "calibrate", "prefix_hit_rate")
-    if all(given.get(name) is None for name in names):
-        return None
-    from kvcalc.planning.layout import SpeedQuestion
-
-    return SpeedQuestion(
-        parsed(given, "--ep", parse_count),
-        parsed(given, "--input-tokens", parse_tokens),
-        parsed(given, "--output-tokens", parse_tokens),
-        parsed(given, "--concurrency", parse_count),
-        prefix_hit_rate=hit_rate_of(given),
-        calibration=calibration_of(given),
-    )
+    values, calibration = values_of(SpeedQuestion, left), calibration_of(given)
+    if calibration is not None:
+        values["calibration"] = calibration
+    return SpeedQuestion(**values) if values else None
 
 
-def images_of(given: _Given) -> ImagesAsked | None:
+def _images_of(given: _Given) -> ImagesAsked | None:
     """The images in every request, or None."""
-    if given.get("images") is None and given.get("image_size") is None:
+    count, size = value_of(given, "number"), given.get("image_size")
+    if count is None and size is None:
         return None
-    from kvcalc.planning.images import parse_images
+    if count is None or size is None:
+        missing = "--images" if count is None else "--image-size"
+        raise UsageError(f"{missing} is missing", "--images 2 --image-size 1920x1080")
+    return ImagesAsked(count, *value_of(given, "pixels"))
 
-    return parse_images(parsed(given, "--images", parse_count), given.get("image_size"))
+
+def _speculation_of(given: _Given, load: Callable[[str], ModelSpec]) -> Speculation | None:
+    """How tokens are drafted, or None if they are not. `load` reads the draft model.
+
+    Raises UsageError (exit 2) for an unreadable value, or for an option that has no effect without --speculative.
+    """
+    text = given.get("speculative")
+    if text is None:
+        _check_needs(given, "acceptance_length", "draft_model")
+        return None
+    from kvcalc.model.drafting import SAME_METHODS, Speculation
+    from kvcalc.planning.drafting import check_speculation
+
+    method, colon, number = text.strip().casefold().partition(":")
+    if not colon:
+        raise UsageError(f"--speculative {text[:40]}: the number of drafted tokens is missing", _DRAFTS)
+    method = SAME_METHODS.get(method, method)
+    tokens, model = 0 if number == "0" else parse_count(number, "--speculative"), given.get("draft_model")
+    asked = Speculation(method[:40], tokens, value_of(given, "acceptance_length"))
+    if model is None:
+        check_speculation(asked, has_device=False)
+        return asked
+    return asked._replace(draft_model=load(model))
+
+
+def _reuse_of(given: _Given) -> CacheReuse | None:
+    """How the cache is used again, or None if no option asks for it. Raises UsageError (exit 2)."""
+    tiers = {"offload": tier_sizes_of(given), "bandwidths": tier_rates_of(given)}
+    found = CacheReuse(**{**values_of(CacheReuse, given), **tiers})
+    _check_needs(given, "backend")
+    return None if found == CacheReuse() else found
+
+
+def _check_needs(given: _Given, *names: str) -> None:
+    """UsageError (exit 2) if one of the fields is given without the one that it needs."""
+    for field in map(FIELDS.__getitem__, names):
+        text, needed = given.get(field.parameter), FIELDS[field.needs]
+        if text is not None and given.get(needed.parameter) is None:
+            hint = _DRAFTS if needed.name == "speculative" else "--offload cpu=200GiB"
+            raise UsageError(f"{field.long} {text}: needs {needed.long}", hint)
+
+
+def tier_sizes_of(given: _Given) -> tuple[tuple[str, int], ...]:
+    """The bytes of each tier in --offload."""
+    return _pairs(given, "offload", parse_size, "cpu=200GiB,disk=2TiB")
+
+
+def tier_rates_of(given: _Given) -> tuple[tuple[str, int], ...]:
+    """The bytes per second of each tier in --offload-bandwidth. UsageError (exit 2) without --offload."""
+    _check_needs(given, "bandwidths")
+    return _pairs(given, "offload_bandwidth", _rate, "cpu=50GB/s,disk=6GB/s")
+
+
+def _pairs(given: _Given, name: str, parse: Callable[[str, str], int], example: str) -> tuple[tuple[str, int], ...]:
+    """The amount of each tier in `cpu=200GiB,disk=2TiB`, in this order."""
+    text, option = given.get(name), "--" + name.replace("_", "-")
+    if text is None:
+        return ()
+    pairs = []
+    for part in text.split(","):
+        tier, equals, amount = part.partition("=")
+        if not equals:
+            raise UsageError(f"{option} {text[:40]!a}: not a list of tiers", f"for example {option} {example}")
+        pairs.append((tier.strip().casefold(), parse(amount.strip(), option)))
+    if len({tier for tier, _ in pairs}) < len(pairs):
+        raise UsageError(f"{option} {text[:40]}: a tier is given twice", f"for example {option} {example}")
+    return tuple(pairs)
+
+
+def _rate(text: str, option: str) -> int:
+    """Bytes per second of a rate or a named network."""
+    from kvcalc.planning.cache_tiers import network_bytes_per_second
+
+    found = network_bytes_per_second(text)
+    return parse_bandwidth(text, option) if found is None else found
 
 
 def calibration_of(given: _Given) -> Calibration | None:
@@ -248,9 +316,9 @@ def devices_of(given: _Given) -> Devices | None:
     Raises GpuError (exit 3) for an unknown name, UsageError (exit 2) for options that contradict each other, and
     RunError (exit 1) for `local` if there is no device.
     """
-    if given["gpu"] is None and given["gpu_memory"] is None:
+    if given.get("gpu") is None and given.get("gpu_memory") is None:
         for option in ("--num-gpus", "--gpu-bandwidth", "--flops"):
-            if given[_parameter(option)] is not None:
+            if given.get(_parameter(option)) is not None:
                 raise UsageError(
                     f"{option} needs a device", "name one with --gpu h100, or describe one with --gpu-memory 80GB"
                 )
@@ -262,18 +330,7 @@ def devices_of(given: _Given) -> Devices | None:
             f"--gpu {given['gpu'][:60]}: only one kind of device is supported here",
             f"to compare several, use kvcalc compare MODEL --gpu {given['gpu'][:60]}",
         )
-    number = parsed(given, "--num-gpus", parse_count)
-    return choose_devices(given["gpu"], number, _figures_of(given), _local_devices)
-
-
-def stages_of(given: _Given) -> int:
-    """The number of pipeline stages."""
-    return parsed(given, "--pp", parse_count) or 1
-
-
-def attention_replicas_of(given: _Given) -> int:
-    """The number of attention replicas."""
-    return parsed(given, "--dp", parse_count) or 1
+    return choose_devices(given["gpu"], value_of(given, "num_devices"), _figures_of(given), _local_devices)
 
 
 def kinds_of(names: Sequence[str], given: _Given) -> list[Devices]:
@@ -288,10 +345,8 @@ def kinds_of(names: Sequence[str], given: _Given) -> list[Devices]:
 
 def _figures_of(given: _Given) -> Figures:
     return (
-        parsed(given, "--gpu-memory", parse_size),
-        parsed(given, "--gpu-bandwidth", parse_bandwidth),
-        parsed(given, "--flops", parse_flops),
-    )
+        value_of(given, "memory_bytes"), value_of(given, "memory_bytes_per_second"), value_of(given, "flops"),
+    )  # fmt: skip
 
 
 def _local_devices() -> Devices:

@@ -5,7 +5,7 @@ from typing import Annotated, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import calibration_of, devices_of, output_of, parsed, settings_of
+from kvcalc.cli.question import calibration_of, devices_of, output_of, settings_of, values_of
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -26,30 +26,32 @@ Examples:
 
 OPTIONS = [
     o.value("--model", "MODEL", "Model name, config.json or .gguf file. Default: the model that the file names."),
-    o.value(
-        "--engine", "NAME[@RELEASE]",
+    o.option(
+        "engine",
         "Engine that was measured: vllm, sglang, tensorrt-llm or llama.cpp. Default: the engine that the file names.",
+        metavar="NAME[@RELEASE]",
+        default=None,
+        several=False,
     ),
-    o.value(
-        "--tp --tensor-parallel-size", "T",
-        "Number of devices that split the heads. Default: the file's, else --num-gpus divided by --pp and --dp.",
+    o.option(
+        "tp", "Number of devices that split the heads. Default: the file's, else --num-gpus divided by --pp and --dp."
     ),
-    o.value("--pp --pipeline-parallel-size", "P", "Number of pipeline stages. Default: the file's, else 1."),
-    o.value(
-        "--ep --expert-parallel-size", "E",
+    o.option("pp", "Number of pipeline stages. Default: the file's, else 1."),
+    o.option(
+        "ep",
         "Number of the devices among which whole experts are divided. Default: the file's, else --dp times --tp if "
         "there is a --dp, else 1.",
+        panel=None,
     ),
-    o.value("--dp --data-parallel-size", "D", "Number of attention replicas. Default: the file's, else 1."),
-    o.value(
-        "--dtype", "TYPE",
-        "Type of the weights: bf16, fp16, fp8, int4, nvfp4 and others. Default: the file's, else the config's.",
+    o.option("dp", "Number of attention replicas. Default: the file's, else 1."),
+    o.option(
+        "dtype", "Type of the weights: bf16, fp16, fp8, int4, nvfp4 and others. Default: the file's, else the config's."
     ),
-    o.value("--kv-dtype --kv-cache-dtype", "TYPE", "Type of the cache. Default: the file's, else the engine's."),
+    o.option("kv-dtype", "Type of the cache. Default: the file's, else the engine's.", default=None),
     *o.shared(f"{o.DEVICE} calibrate"),
     *o.engine_settings(),
     *o.output(path="summary.0.mean_error"),
-]  # fmt: skip
+]
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
@@ -66,7 +68,6 @@ def score(
     from kvcalc.planning.measured import Given
     from kvcalc.planning.score import MAX_RESULT_BYTES
     from kvcalc.planning.score import score as ask
-    from kvcalc.units import parse_count
 
     given, engine = ctx.params, ctx.params["engine"]
     output = output_of(given, "score")
@@ -84,15 +85,9 @@ def score(
         Given(
             model=None if given["model"] is None else load_model(given["model"]),
             devices=devices_of(given),
-            engine=None if engine is None else engine.casefold(),
             engine_settings=settings_of(given),
-            dtype=given["dtype"],
-            kv_dtype=given["kv_dtype"],
-            tensor_parallel_size=parsed(given, "--tp", parse_count),
-            pipeline_parallel_size=parsed(given, "--pp", parse_count),
-            expert_parallel_size=parsed(given, "--ep", parse_count),
-            data_parallel_size=parsed(given, "--dp", parse_count),
             calibration=calibration_of(given),
+            **values_of(Given, given),
         ),
     )
     output.emit(document, "score")

@@ -6,21 +6,9 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.drafting import hit_rate_of, speculation_of
-from kvcalc.cli.question import (
-    attention_replicas_of,
-    calibration_of,
-    devices_of,
-    output_of,
-    parsed,
-    settings_of,
-    stages_of,
-)
+from kvcalc.cli.question import ModelOf, output_of, parsed, question_of, value_of
 from kvcalc.cli.report import check_report, write_report
-from kvcalc.cli.reuse import reuse_of, transfer_of
 from kvcalc.errors import UsageError
-from kvcalc.model.spec import ModelSpec
-from kvcalc.units import parse_count, parse_rate, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from kvcalc.simulation.load import Load
@@ -46,69 +34,64 @@ Examples:
 _LENGTHS = "Tokens per {}: 1000 or uniform:100..2000. lognormal:1000,0.5 has a mean and a relative deviation."
 
 OPTIONS = [
-    o.value("--requests-per-second", "R", "Requests per second. They arrive at random (a Poisson process)."),
-    o.value(
-        "--burstiness", "B",
+    o.option("requests-per-second", "Requests per second. They arrive at random (a Poisson process)."),
+    o.option(
+        "burstiness",
         "Shape of the gamma distribution of the times between arrivals: 1 is Poisson, 0.25 comes in bursts, 4 is "
-        "more regular.", "1",
+        "more regular.",
     ),
-    o.value("--concurrency", "N", "Clients, each with one request at a time, over all replicas."),
-    o.value("--trace", "FILE", "File with a row per request. CSV, Azure, BurstGPT, Mooncake and others; - is stdin."),
-    o.value("--trace-format", "NAME", "Format of --trace. Default: recognised by its first line."),
-    o.value("--scale-rate", "F", "Divide the times between the arrivals of --trace by F.", "1"),
-    o.value("--prompt-tokens --input-tokens", "LENGTH", _LENGTHS.format("prompt")),
-    o.value("--answer-tokens --output-tokens", "LENGTH", _LENGTHS.format("answer")),
-    o.value("--requests", "N", "Number of requests. Default: 1,000, 15 for each client, or all of --trace."),
-    o.value("--seed", "N", "Seed of the arrivals and the lengths. The same seed gives the same answer.", "0"),
-    o.value("--max-ttft", "TIME", "Longest time to first token of a good request: 1s."),
-    o.value("--max-tpot", "TIME", "Longest time per output token of a good request: 50ms."),
-    o.value(
-        "--replicas", "N", "Number of replicas. They get the requests in turn. Default: as many as the devices hold."
-    ),
-    o.value(
-        "--prefill-replicas", "N",
+    o.option("concurrency", "Clients, each with one request at a time, over all replicas.", panel=None),
+    o.option("trace", "File with a row per request. CSV, Azure, BurstGPT, Mooncake and others; - is stdin."),
+    o.option("trace-format"),
+    o.option("scale-rate"),
+    o.option("prompt-tokens", _LENGTHS.format("prompt")),
+    o.option("answer-tokens", _LENGTHS.format("answer")),
+    o.option("requests", "Number of requests. Default: 1,000, 15 for each client, or all of --trace."),
+    o.option("seed", "Seed of the arrivals and the lengths. The same seed gives the same answer."),
+    o.option("max-ttft", "Longest time to first token of a good request: 1s."),
+    o.option("max-tpot", "Longest time per output token of a good request: 50ms."),
+    o.option("replicas", "Number of replicas. They get the requests in turn. Default: as many as the devices hold."),
+    o.option(
+        "prefill-replicas",
         "Prefill instances of their own, joined by --transfer-bandwidth. --replicas and --tp are then those of the "
         "decode instances.",
     ),
-    o.value("--prefill-tp", "N", "Tensor-parallel size of a prefill instance. Default: --tp."),
-    o.value("--prefill-dp", "N", "Attention replicas of a prefill instance. Default: --dp."),
-    o.value("--prefill-gpu", "NAME", "Kind of device of the prefill instances. Default: that of --gpu."),
+    o.option("prefill-tp", "Tensor-parallel size of a prefill instance. Default: --tp."),
+    o.option("prefill-dp", "Attention replicas of a prefill instance. Default: --dp."),
+    o.option("prefill-gpu", "Kind of device of the prefill instances. Default: that of --gpu."),
     *o.shared("transfer-bandwidth"),
-    o.value("--step-factor", "F", "Multiply the times of all steps by F. step_range has the ends of their range.", "1"),
-    o.engine("vllm, sglang, tensorrt-llm or llama.cpp.", "vllm", "NAME[@RELEASE]"),
+    o.option("step-factor", "Multiply the times of all steps by F. step_range has the ends of their range."),
+    o.option("engine", "vllm, sglang, tensorrt-llm or llama.cpp.", default="vllm", metavar="NAME[@RELEASE]"),
     *o.shared("dtype kv-dtype tp pp dp"),
-    o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
+    o.option("kv-memory", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
     *o.shared(f"{o.DEVICE} {o.SPEED} {o.PREFIX} prefix-tokens {o.DRAFTING}"),
     *o.engine_settings(),
     *o.shared("report"),
     *o.output(path="results.requests_per_second"),
-]  # fmt: skip
+]
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Simulate a server's requests: latencies, goodput and queues."""
     from kvcalc.cli.counting_bar import counting_bar
-    from kvcalc.model.resolve import load_model
     from kvcalc.traces import BAD_ROWS
 
     given = ctx.params
     output = output_of(given, "simulate")
     check_report(given)
     with counting_bar("requests") as progress:
-        document = answer(load_model(model), given, progress)
+        document = answer(given, progress=progress)
     write_report(ctx, document, "simulate")
     output.emit(document, "simulate")
     if any(warning["code"] == BAD_ROWS for warning in document["warnings"]):
         raise typer.Exit(1)
 
 
-def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> dict[str, Any]:
+def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progress: Any = None) -> dict[str, Any]:
     """The document that answers the parameters of the command."""
     from functools import partial
 
-    from kvcalc.model.resolve import load_model
-    from kvcalc.planning.layout import SpeedQuestion
     from kvcalc.simulation.results import Limits
     from kvcalc.simulation.simulate import simulate
 
@@ -119,33 +102,19 @@ def answer(model: ModelSpec, given: Mapping[str, Any], progress: Any = None) -> 
 
         ask = partial(simulate_pools, prefills=prefills)
     return ask(
-        model,
-        _load_of(given),
-        limits=Limits(parsed(given, "--max-ttft", parse_seconds), parsed(given, "--max-tpot", parse_seconds)),
-        replicas=parsed(given, "--replicas", parse_count),
-        step_factor=parse_rate(given["step_factor"], "--step-factor"),
-        progress=progress,
-        engine=_engine_of(given),
-        engine_settings=settings_of(given),
-        dtype=given["dtype"],
-        kv_dtype=given["kv_dtype"],
-        tensor_parallel_size=parsed(given, "--tp", parse_count),
-        pipeline_parallel_size=stages_of(given),
-        data_parallel_size=attention_replicas_of(given),
-        speculative=speculation_of(given, load_model),
-        kv_memory_bytes=parsed(given, "--kv-memory", parse_size),
-        devices=devices_of(given),
         # The link is that of --prefill-replicas here, and no cache that is used again.
-        reuse=reuse_of({**given, "transfer_bandwidth": None}),
-        speed=SpeedQuestion(
-            parsed(given, "--ep", parse_count), prefix_hit_rate=hit_rate_of(given), calibration=calibration_of(given)
-        ),
+        question_of({**given, "engine": _engine_of(given)}, model_of, "concurrency transfer-bandwidth"),
+        _load_of(given),
+        limits=Limits(value_of(given, "max_ttft_seconds"), value_of(given, "max_tpot_seconds")),
+        replicas=value_of(given, "replicas"),
+        step_factor=value_of(given, "step_factor"),
+        progress=progress,
     )
 
 
 def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
     """The prefill instances, or None. UsageError (exit 2) for an option that needs another one."""
-    replicas, transfer = parsed(given, "--prefill-replicas", parse_count), transfer_of(given)
+    replicas, transfer = value_of(given, "prefill_replicas"), value_of(given, "transfer")
     if replicas is None:
         for name in ("prefill_tp", "prefill_dp", "prefill_gpu", "transfer_bandwidth"):
             if given[name] is not None:
@@ -156,7 +125,7 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
     from kvcalc.planning.devices import find_gpu
     from kvcalc.simulation.pools import Prefills
 
-    tensor, attention = (parsed(given, option, parse_count) for option in ("--prefill-tp", "--prefill-dp"))
+    tensor, attention = (value_of(given, f"prefill_{kind}_parallel_size") for kind in ("tensor", "data"))
     gpu = None if given["prefill_gpu"] is None else find_gpu(given["prefill_gpu"])
     return Prefills(replicas, transfer, tensor, attention, gpu=gpu)
 
@@ -172,19 +141,19 @@ def _load_of(given: Mapping[str, Any]) -> "Load":
     from kvcalc.simulation.load import Load
     from kvcalc.simulation.requests import parse_distribution
 
-    burstiness, scale = parsed(given, "--burstiness", parse_rate), parsed(given, "--scale-rate", parse_rate)
+    burstiness, scale = value_of(given, "burstiness"), value_of(given, "scale_rate")
     trace = _trace_of(given["trace"], given["trace_format"])
     return Load(
         parsed(given, "--prompt-tokens", parse_distribution),
         parsed(given, "--answer-tokens", parse_distribution),
-        parsed(given, "--requests-per-second", parse_rate),
-        parsed(given, "--concurrency", parse_count),
+        value_of(given, "requests_per_second"),
+        value_of(given, "concurrency"),
         1.0 if burstiness is None else burstiness,
         trace,
         given["trace"],
         1.0 if scale is None else scale,
-        parsed(given, "--requests", parse_count),
-        parse_count(given["seed"], "--seed", least=0),
+        value_of(given, "requests"),
+        value_of(given, "seed"),
     )
 
 

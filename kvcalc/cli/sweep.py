@@ -5,22 +5,11 @@ from itertools import islice
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.drafting import speculation_of
-from kvcalc.cli.question import (
-    attention_replicas_of,
-    kinds_of,
-    output_of,
-    parsed,
-    settings_of,
-    speed_of,
-    stages_of,
-    what_if_of,
-)
+from kvcalc.cli.question import kinds_of, output_of, question_of
 from kvcalc.cli.report import check_report, write_report
-from kvcalc.cli.reuse import reuse_of
 from kvcalc.errors import UsageError
 from kvcalc.notes import describe_notes
-from kvcalc.units import parse_count, parse_size, parse_tokens
+from kvcalc.units import parse_count, parse_tokens
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -44,36 +33,35 @@ Examples:
 
 
 OPTIONS = [
-    o.value("--context -c", "RANGE", "Tokens per sequence: 8k, 1k..1M, 4k..64k:4k, or a list of these.", several=True),
-    o.value("--batch -b", "RANGE", "Number of sequences: 1,8,64 or 1..64.", "1", several=True),
+    o.option(
+        "context", "Tokens per sequence: 8k, 1k..1M, 4k..64k:4k, or a list of these.", metavar="RANGE", several=True
+    ),
+    o.option("batch", "Number of sequences: 1,8,64 or 1..64.", metavar="RANGE", several=True),
     *o.shared("dtype"),
-    o.value("--kv-dtype --kv-cache-dtype", "LIST", "Types of the cache: bf16,fp8.", "auto", several=True),
+    o.option("kv-dtype", "Types of the cache: bf16,fp8.", metavar="LIST", several=True),
     *o.shared("encoder-tokens"),
-    o.value(
-        "--tp --tensor-parallel-size", "RANGE",
+    o.option(
+        "tp",
         "Number of devices that split the heads: 1..8. Default: the number in --gpu, else 1.",
+        metavar="RANGE",
         several=True,
     ),
     *o.shared("pp dp"),
-    o.engine("Engines whose memory layout to use: vllm,sglang or all. logical is the formula."),
-    o.value("--kv-memory", "SIZE", "Cache memory per device: 80G, 80GiB. Shows which points fit."),
+    o.option("engine", "Engines whose memory layout to use: vllm,sglang or all. logical is the formula."),
+    o.option("kv-memory", "Cache memory per device: 80G, 80GiB. Shows which points fit."),
     *o.shared(o.WHAT_IF),
     o.value("--plot", "FILE", "Also plot memory over context, to FILE.svg or FILE.png: pip install 'kvcalc[plot]'."),
-    o.value(
-        "--gpu", "LIST", "Devices: h100,l40s or h100x4. Shows which points fit and how fast they are.",
-        panel="Device", several=True,
-    ),
+    o.option("gpu", "Devices: h100,l40s or h100x4. Shows which points fit and how fast they are.", metavar="LIST"),
     *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.SHARED} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.shared("report"),
     *o.output("human|tsv|csv|jsonl|json", " jsonl is one object per line.", "points.0.total_bytes"),
-]  # fmt: skip
+]
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Compute a grid of contexts, batches, devices and engines."""
-    from kvcalc.model.resolve import load_model
     from kvcalc.output.sink import warn
     from kvcalc.planning.axis import parse_axis, parse_engines
     from kvcalc.planning.combination import COLUMNS
@@ -87,23 +75,13 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
 
         check_plot_file(plot)
     grid = ask(
-        load_model(model),
+        question_of(given, own="context batch kv-dtype tp engine gpu"),
         contexts=None if given["context"] is None else parse_axis(given["context"], "--context", parse_tokens),
         batches=parse_axis(given["batch"], "--batch", parse_count),
         kv_dtypes=[name.casefold() for name in o.names_of(given["kv_dtype"], "--kv-dtype")],
         tensor_parallel_sizes=None if given["tp"] is None else parse_axis(given["tp"], "--tp", parse_count),
-        pipeline_parallel_size=stages_of(given),
-        data_parallel_size=attention_replicas_of(given),
         engines=parse_engines(o.names_of(given["engine"], "--engine")),
-        engine_settings=settings_of(given),
         gpus=kinds_of(o.names_of(given["gpu"], "--gpu"), given),
-        speed=speed_of(given),
-        speculative=speculation_of(given, load_model),
-        reuse=reuse_of(given),
-        dtype=given["dtype"],
-        encoder_tokens=parsed(given, "--encoder-tokens", parse_tokens),
-        kv_memory_bytes=parsed(given, "--kv-memory", parse_size),
-        what_if=what_if_of(given),
     )
     warnings = describe_notes(grid.notes)
     if plot is not None:

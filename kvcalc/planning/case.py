@@ -19,13 +19,13 @@ from kvcalc.memory.workload import BEYOND_MODEL, Workload, bind_workload, resolv
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 from kvcalc.notes import Note
-from kvcalc.planning.question import Question, checked, completed, with_requests
-from kvcalc.planning.resolve import allocation_of, laid_out, notes_of, resolve_types, settings_of, with_hits
+from kvcalc.planning.resolve import allocation_of, checked, laid_out, notes_of, resolve_types, settings_of, with_hits
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.memory.reads import Reads
-    from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.question.question import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
 
 
@@ -156,7 +156,11 @@ def make_case(question: Question) -> Case:
     Raises UsageError (exit 2) if a value is out of range or contradicts another one, and ModelError (exit 3) if the
     engine is not known to support the model.
     """
-    asked = completed(checked(question))
+    asked = checked(question)
+    if asked.devices is not None or asked.engine_settings:
+        from kvcalc.planning.layout import completed
+
+        asked = completed(asked)
     if not is_reusable(asked):
         return _resolve(asked)
     given, devices, speed = asked.engine_settings or {}, asked.devices, asked.speed
@@ -190,7 +194,11 @@ def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: Sp
     what `make_case` raises.
     """
     asked = case.question._replace(context_tokens=context_tokens, batch_size=batch_size, speed=speed)
-    return _with_load(case, with_requests(asked))
+    if asked.devices is not None:
+        from kvcalc.planning.layout import with_requests
+
+        asked = with_requests(asked)
+    return _with_load(case, asked)
 
 
 @remembered

@@ -16,7 +16,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.capacity import max_running_requests
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.figures import FIGURES, cache_figures
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 NUMBERS = ("context_tokens", "batch_size", *FIGURES)

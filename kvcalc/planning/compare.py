@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import check_engine
@@ -16,7 +16,7 @@ from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.estimate import Answer, answer
 from kvcalc.planning.figures import FIGURES
 from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.question import Question, setting_texts
+from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
@@ -69,36 +69,32 @@ def parse_attentions(text: str | None) -> tuple[str | None, ...]:
 
 
 def compare(
-    references: Sequence[str],
+    loaded: Sequence[tuple[str, ModelSpec | KvcalcError]],
+    question: Question,
     *,
     attentions: Sequence[str | None] = (None,),
     engines: Sequence[str] = ("logical",),
     devices: Sequence[Devices] = (),
-    engine_settings: Mapping[str, Any] | None = None,
-    context_tokens: int | None = None,
-    **question: Any,
 ) -> dict[str, Any]:
     """The compare document: a row for each model, kind of attention, engine and devices, in the order given.
 
-    `references` are models as a user types them. `engine_settings` may hold options of several engines; each engine
-    takes its own. `question` has the other fields of a `Question`. All rows have the same context. By default it is the
-    shortest of the models' default contexts or, with serving options, the tokens of one request.
+    `loaded` are the models (`load_each`), and `question` is asked about each of them with the row's engine, devices
+    and attention. Its settings may be those of several engines; each engine takes its own. All rows have the same
+    context: by default the shortest of the models' default contexts or, with serving options, one request's tokens.
 
     A row that is refused has the reason and the exit code that estimate would return. If all rows are refused, the
     first refusal is raised. An unknown engine raises UsageError (exit 2).
     """
-    settings = setting_texts(engine_settings or {})
+    settings = setting_texts(question.engine_settings or {})
     for engine in engines:
         check_engine(engine)
     check_settings(engines, settings, has_device=bool(devices))
-    loaded = [(reference, _load(reference)) for reference in references]
-    speed = question.get("speed")
-    if context_tokens is None and (speed is None or speed.request_tokens is None):
+    if question.context_tokens is None and not question.serves_requests:
         limits = [m.max_position_embeddings for _, m in loaded if isinstance(m, ModelSpec)]
         context_tokens = min(DEFAULT_CONTEXT_TOKENS, *(limit for limit in limits if limit is not None), 1 << 62)
+        question = question._replace(context_tokens=context_tokens)
     rows = list(_rows(loaded, attentions, engines, devices or (None,)))
-    asked = {**question, "context_tokens": context_tokens}
-    answers = [_answer(row, {**asked, "engine_settings": settings_of(row.engine, settings)}) for row in rows]
+    answers = [_answer(row, question._replace(engine_settings=settings_of(row.engine, settings))) for row in rows]
     documents = [found.document for found in answers if isinstance(found, Answer)]
     if not documents:
         raise next(found for found in answers if isinstance(found, KvcalcError))
@@ -112,11 +108,23 @@ def compare(
     }
 
 
-def _load(reference: str) -> ModelSpec | KvcalcError:
-    try:
-        return load_model(reference)
-    except KvcalcError as error:
-        return error
+def load_each(references: Sequence[str]) -> list[tuple[str, ModelSpec | KvcalcError]]:
+    """The models as a user types them, each as typed and as it was read or refused."""
+    loaded: list[tuple[str, ModelSpec | KvcalcError]] = []
+    for reference in references:
+        try:
+            loaded.append((reference, load_model(reference)))
+        except KvcalcError as error:
+            loaded.append((reference, error))
+    return loaded
+
+
+def first_of(loaded: Sequence[tuple[str, ModelSpec | KvcalcError]]) -> ModelSpec:
+    """The first model that was read. If there is none, the first refusal is raised."""
+    for _, model in loaded:
+        if isinstance(model, ModelSpec):
+            return model
+    raise next(error for _, error in loaded if isinstance(error, KvcalcError))
 
 
 def _rows(
@@ -133,12 +141,12 @@ def _rows(
                     yield Row(model.name, model, kind, engine, each)
 
 
-def _answer(row: Row, question: dict[str, Any]) -> Answer | KvcalcError:
+def _answer(row: Row, question: Question) -> Answer | KvcalcError:
     if isinstance(row.model, KvcalcError):
         return row.model
-    asked = {**question, "engine": row.engine, "devices": row.devices, "what_if": WhatIf(row.attention)}
+    what_if = WhatIf(row.attention)
     try:
-        return answer(Question(row.model, **asked))
+        return answer(question._replace(model=row.model, engine=row.engine, devices=row.devices, what_if=what_if))
     except KvcalcError as error:
         return error
 

@@ -28,7 +28,8 @@ from kvcalc.model.drafting import (
 )
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.reuse import LMCACHE, CacheReuse
+from kvcalc.planning.reuse import LMCACHE
+from kvcalc.question.question import CacheReuse
 from kvcalc.releases import release_of
 
 _EXAMPLE = "for example --speculative mtp:3 --acceptance-length 2.4"

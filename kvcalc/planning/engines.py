@@ -7,10 +7,9 @@ from typing import Any
 from kvcalc.engines import RELEASE, check_engine
 from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.axis import ALL, parse_engines
+from kvcalc.planning.axis import parse_engines
 from kvcalc.planning.estimate import answer
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question
 from kvcalc.schema import SCHEMA_VERSION
 
 # The keys that each row takes from its engine's estimate: from `engine` and from `kv_cache`.
@@ -21,18 +20,16 @@ _FROM_CACHE = (
 )  # fmt: skip
 
 
-def compare_engines(model: ModelSpec, **asked: Any) -> dict[str, Any]:
+def compare_engines(question: Question) -> dict[str, Any]:
     """The document of `estimate --engine all`, or of several engines: plain data, exact integers, one row per engine.
 
-    `asked` has the other fields of a `Question`. Its engine is `all` (the default) or a comma-separated list.
-    Each engine takes the settings it knows, and at least one engine must know each setting. If an engine refuses the
-    model or the workload, its row has the reason. Raises UsageError (exit 2) for an unknown engine, and the errors of
-    `make_case` for the formula itself.
+    The question's engine is `all` or a comma-separated list. Each engine takes the settings it knows, and at least one
+    engine must know each setting. If an engine refuses the model or the workload, its row has the reason. Raises
+    UsageError (exit 2) for an unknown engine, and the errors of `make_case` for the formula itself.
     """
-    question = Question(model, **asked)
     if question.fits_context:
         raise UsageError("--context auto: several engines choose different contexts", "ask for one engine")
-    engines = parse_engines([name.strip() for name in asked.get("engine", ALL).split(",")])
+    engines = parse_engines([name.strip() for name in question.engine.split(",")])
     for name in engines:
         check_engine(name)
     settings = question.engine_settings or {}

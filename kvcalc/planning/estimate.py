@@ -17,8 +17,8 @@ from kvcalc.planning.capacity import capacity
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.figures import FIGURES, CacheFigures, cache_figures
 from kvcalc.planning.formula import formulas
-from kvcalc.planning.question import Question
 from kvcalc.planning.weights import describe_weights
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 

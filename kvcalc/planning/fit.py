@@ -6,14 +6,12 @@ from math import prod
 from typing import Any
 
 from kvcalc.errors import UsageError
-from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import describe_notes
 from kvcalc.planning.budget import budget
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import answer, answer_case
 from kvcalc.planning.load import at_load
-from kvcalc.planning.question import Question
-from kvcalc.throughput.hardware import Devices
+from kvcalc.question.question import Question
 
 # The parts of the estimate document that are also in the fit document.
 _TAKEN = ("schema_version", "model", "workload", "engine", "kv_cache", "weights", "hardware", "fit", "speculative")
@@ -22,14 +20,13 @@ _TAKEN = ("schema_version", "model", "workload", "engine", "kv_cache", "weights"
 _MOST_RANKS = 128
 
 
-def fit(model: ModelSpec, devices: Devices, **asked: Any) -> dict[str, Any]:
+def fit(question: Question) -> dict[str, Any]:
     """The fit document: the parts of the estimate, and if the model does not fit, the fewest devices it fits on, and
     what the engine can keep in host memory instead.
 
-    `asked` has the other fields of a `Question`. Raises the errors of `make_case`, and ModelError (exit 3) if the
-    weights are not known.
+    The question has devices. Raises the errors of `make_case`, and ModelError (exit 3) if the weights are not known.
     """
-    case = at_load(make_case(Question(model, devices=devices, **asked)))
+    case = at_load(make_case(question))
     found = answer_case(case)
     taken = {key: found.document[key] for key in _TAKEN}
     if "reuse" in found.document:

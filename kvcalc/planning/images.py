@@ -7,29 +7,8 @@ from typing import Any
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers.images import image_rule, image_tokens
-from kvcalc.records import NamedTuple
+from kvcalc.question.question import ImagesAsked
 from kvcalc.units import check_count
-
-
-class ImagesAsked(NamedTuple):
-    """Every request has `number` images of `width` x `height` pixels."""
-
-    number: int
-    width: int
-    height: int
-
-
-def parse_images(count: int | None, size: str | None) -> ImagesAsked | None:
-    """The images of `--images` and `--image-size` (`1920x1080`), or None. UsageError (exit 2) for an invalid value."""
-    if count is None and size is None:
-        return None
-    if count is None or size is None:
-        missing = "--images" if count is None else "--image-size"
-        raise UsageError(f"{missing} is missing", "--images 2 --image-size 1920x1080")
-    width, _, height = size.casefold().partition("x")
-    if not width.isdecimal() or not height.isdecimal() or not 0 < int(width) < 10**5 or not 0 < int(height) < 10**5:
-        raise UsageError(f"--image-size {size[:40]!a}: must be WIDTHxHEIGHT in pixels", "for example 1920x1080")
-    return ImagesAsked(count, int(width), int(height))
 
 
 def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> None:

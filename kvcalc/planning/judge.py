@@ -11,11 +11,11 @@ from math import ceil
 from typing import Any, Protocol
 
 from kvcalc.notes import Note
-from kvcalc.planning.question import Question
 from kvcalc.planning.replicas import Option, with_replicas
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import METRICS, PERCENTILES, RANGE_CONFIDENCE, Limit, Targets
 from kvcalc.planning.traffic import Kind, Traffic, replica_of, seconds_text
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 # At least so many requests are beyond a percentile, and a run has so many times the requests that run at once.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from kvcalc.engines import engine_class
 from kvcalc.errors import UsageError
 from kvcalc.memory.workload import Workload
-from kvcalc.records import NamedTuple
-from kvcalc.releases import release_of
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import check_layout
@@ -17,39 +16,6 @@ from kvcalc.units import parse_count
 
 # The engines' options for copies of the attention that divide a prompt.
 _PROMPT_RANKS = ("prefill-context-parallel-size", "attn-cp-size")
-
-
-class Calibrates(Protocol):
-    """Changes the constants of a speed to those of the user's own measurements (see `planning.calibration`)."""
-
-    def apply(self, case: Any, speed: Any) -> Any:
-        """The `Speed` of a `Case` with the constants that the measurements determine.
-
-        The types are those of `planning.question` and `planning.throughput`, which need this module.
-        """
-
-
-class SpeedQuestion(NamedTuple):
-    """The options for throughput, in addition to the workload.
-
-    With `input_tokens` and `output_tokens`, requests are served, `concurrency` of them at once (None: as many as fit).
-    `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
-    `expert_parallel_size` is by default all devices of a stage if there are attention replicas, else 1.
-    """
-
-    expert_parallel_size: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    concurrency: int | None = None
-    calibration: Calibrates | None = None
-    prefix_hit_rate: float = 0.0
-
-    @property
-    def request_tokens(self) -> int | None:
-        """The tokens of one request's prompt and answer together. None if no requests are served."""
-        if self.input_tokens is None or self.output_tokens is None:
-            return None
-        return self.input_tokens + self.output_tokens
 
 
 def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:
@@ -70,13 +36,6 @@ def layout_of(workload: Workload) -> Layout:
     size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
     ranks = workload.prompt_ranks
     return Layout(size, stages, workload.expert_parallel_size, workload.attention_copies, prompt_ranks=ranks)
-
-
-def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
-    """The engine's settings, including the defaults that depend on the device."""
-    gpu = devices.gpu
-    chosen = engine_class(engine).device_settings(gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine))
-    return {**chosen, **settings}
 
 
 def prompt_ranks_of(settings: Mapping[str, Any] | None) -> int:
@@ -135,3 +94,41 @@ def count_replicas(num_devices: int, workload: Workload) -> int:
             f"{num_devices} device{'s' if num_devices > 1 else ''} with {asked}: one replica needs {needed}", hint
         )
     return replicas
+
+
+def completed(question: Question) -> Question:
+    """The question with the values that follow from the devices and the requests: the split and the context.
+
+    Raises what `with_requests` raises.
+    """
+    devices, size, stages = engine_class(question.engine).split_layers(
+        question.engine_settings or {}, question.devices, question.tensor_parallel_size,
+        question.pipeline_parallel_size, question.data_parallel_size,
+    )  # fmt: skip
+    question = question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
+    if question.devices is None:
+        return question
+    copies, replicas = prompt_ranks_of(question.engine_settings), question.data_parallel_size
+    devices, size = lay_out(question.devices, size, stages, replicas, copies)
+    return with_requests(question._replace(devices=devices, tensor_parallel_size=size))
+
+
+def with_requests(question: Question) -> Question:
+    """The question with the length of the requests as its context, if it has devices and serves requests.
+
+    UsageError (exit 2) if the context or the batch contradicts the requests.
+    """
+    if question.devices is None or question.speed is None:
+        return question
+    request_tokens = question.speed.request_tokens
+    if request_tokens is None:
+        return question
+    if question.batch_size != 1:
+        hint = f"use --concurrency {question.batch_size} for the number of requests"
+        raise UsageError(
+            f"--batch {question.batch_size}: with requests to serve, the batch is the number that run at once", hint
+        )
+    if question.context_tokens not in (None, request_tokens):
+        asked = f"--context {question.context_tokens}"
+        raise UsageError(f"{asked}: a request's prompt and answer have {request_tokens} tokens", "remove --context")
+    return question._replace(context_tokens=request_tokens)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.resolve import find_published
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.layout import Calibrates, SpeedQuestion, count_replicas
+from kvcalc.planning.layout import count_replicas
 from kvcalc.planning.load import at_load
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.releases import split_engine
 from kvcalc.throughput.bench_results import Measured, Point
 from kvcalc.throughput.hardware import Devices, find_devices
+
+if TYPE_CHECKING:
+    from kvcalc.question.question import Calibrates
 
 _SERVED = ("tpot", "ttft")
 

@@ -10,7 +10,6 @@ from kvcalc.engines.options import check_settings
 from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
-from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.attention_replicas import WHOLE_COPIES
 from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
@@ -18,14 +17,13 @@ from kvcalc.planning.commands import Layout, sglang_words, vllm_words
 from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.more_commands import llama_cpp_words, tensorrt_llm_words
 from kvcalc.planning.pareto import front
-from kvcalc.planning.question import Question, setting_texts
 from kvcalc.planning.replicas import Option, find_layout
 from kvcalc.planning.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost
+from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.writing.shell import join
@@ -41,7 +39,7 @@ DEFAULT_MAX_DEVICES = 1024
 
 
 def plan(
-    model: ModelSpec,
+    question: Question,
     gpus: Sequence[Gpu | Devices],
     lengths: Lengths,
     targets: Targets,
@@ -50,7 +48,6 @@ def plan(
     prices: Mapping[str, float] | None = None,
     max_devices: int = DEFAULT_MAX_DEVICES,
     allow_beyond_limit: bool = False,
-    prefix_hit_rate: float = 0.0,
     with_front: bool = False,
     strict: bool = False,
     disaggregate: bool = False,
@@ -58,21 +55,19 @@ def plan(
     all_layouts: bool = False,
     simulation: Simulates | None = None,
     num_simulated: int | None = None,
-    **asked: Any,
 ) -> dict[str, Any]:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
 
     `gpus` are kinds of device. A `Devices` limits the number of its kind, up to `max_devices`. `prices` are per device
-    and hour, by device name. `engine_settings` may hold options of several engines; each engine takes its own. Requests
-    longer than the model's limit do not fit unless `allow_beyond_limit` is set. `prefix_hit_rate` is the share of a
-    prompt's tokens that the prefix cache has. `strict` leaves out layouts whose fit is tight. `with_front` adds the
-    Pareto front. `disaggregate` adds rows with prefill and decode on separate instances, joined by the link `transfer`:
-    bytes per second of one device, or a name, and with several kinds of device one row for each
-    engine with the pools on two of them. `all_layouts` tries every way to split the model. Targets with a
-    percentile need a `simulation`, and `num_simulated` is the most layouts of a kind to simulate, which without such
-    targets changes no layout. The simulation of a trace judges means too; its rate in `targets` is that of the busiest
-    part. `asked` has the other fields of a `Question`; of its `speed`, only the calibration is
-    used.
+    and hour, by device name. The question has no lengths, devices or layout, which plan chooses. Its settings may be
+    those of several engines; each engine takes its own. Of its `speed`, the calibration and the hit rate are used.
+    Requests longer than the model's limit do not fit unless `allow_beyond_limit` is set. `strict` leaves out layouts
+    whose fit is tight. `with_front` adds the Pareto front. `disaggregate` adds rows with prefill and decode on separate
+    instances, joined by the link `transfer`: bytes per second of one device, or a name, and with several kinds of
+    device one row for each engine with the pools on two of them. `all_layouts` tries every way to split the model.
+    Targets with a percentile need a `simulation`, and `num_simulated` is the most layouts of a kind to simulate, which
+    without such targets changes no layout. The simulation of a trace judges means too; its rate in `targets` is that of
+    the busiest part.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -81,14 +76,11 @@ def plan(
     prices = prices or {}
     kinds = [_kind(one, max_devices, engine.casefold(), prices) for one in gpus for engine in engines]
     _check(kinds, prices, targets)
-    settings = setting_texts(asked.pop("engine_settings", None) or {})
+    settings = setting_texts(question.engine_settings or {})
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
     _check_split(kinds, settings)
-    given = SpeedQuestion(
-        calibration=(asked.pop("speed", None) or SpeedQuestion()).calibration, prefix_hit_rate=prefix_hit_rate
-    )
-    speed = None if given == SpeedQuestion() else given
-    question = Question(model, engine_settings=settings, speed=speed, **asked)
+    speed = question.speed or SpeedQuestion()
+    question = question._replace(engine_settings=settings, speed=None if speed == SpeedQuestion() else speed)
     if disaggregate or transfer is not None:
         from kvcalc.planning.disaggregated.mixed_rows import with_mixed
         from kvcalc.planning.disaggregated.rows import Asked, check_disaggregated, with_link, with_splits
@@ -96,7 +88,7 @@ def plan(
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
     traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict, all_layouts)
-    checkpoint = checkpoint_of(model, question.dtype)
+    checkpoint = checkpoint_of(question.model, question.dtype)
     judges: list[Judge | None] = [None] * len(kinds)
     if simulation is not None:
         from kvcalc.planning.judge import Judge
@@ -124,7 +116,7 @@ def plan(
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": describe_model(model),
+        "model": describe_model(question.model),
         "checkpoint": checkpoint.name,
         "lengths": lengths._asdict(),
         "targets": targets._asdict(),
@@ -132,7 +124,7 @@ def plan(
         "engines": list(dict.fromkeys(kind.engine for kind in kinds)),
         "dtype": question.dtype,
         "kv_dtype": question.kv_dtype,
-        "prefix_hit_rate": prefix_hit_rate or None,
+        "prefix_hit_rate": speed.prefix_hit_rate or None,
         **({} if reuse is None else {"prefix_tokens": reuse.prefix_tokens}),
         "speculative": None if question.speculative is None else describe_asked(question.speculative),
         "ranked_by": _ranked_by(rows),

@@ -22,9 +22,9 @@ from kvcalc.planning.prefix_cost import (
 from kvcalc.planning.prefix_rows import Setup, describe_engine, describe_prefill, describe_size, describe_trace
 from kvcalc.planning.prefix_tiers import describe_tiers
 from kvcalc.planning.prefix_trace import Profile, profile
-from kvcalc.planning.question import Question
 from kvcalc.planning.reuse import check_tiers
 from kvcalc.planning.tiers import check_engine_tiers
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.traces import BAD_ROWS, read_trace

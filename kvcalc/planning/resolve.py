@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import (
     engine_class,
@@ -22,9 +23,33 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import apply
 from kvcalc.notes import Note
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.releases import release_of
+
+
+def checked(question: Question) -> Question:
+    """The question with names in lower case. UsageError (exit 2) if the engine cannot choose the context."""
+    given = question.engine_settings or {}
+    if question.fits_context:
+        _check_auto_context(question, given)
+    return question._replace(engine=question.engine.casefold(), engine_settings=setting_texts(given))
+
+
+def _check_auto_context(question: Question, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError (exit 2) if the engine does not choose a context, or has nothing to choose it from."""
+    engine = question.engine.casefold()
+    engine_class(engine).check_auto_context(settings, release_of(engine))
+    if question.devices is None:
+        raise UsageError(
+            "--context auto needs a device, whose memory decides", "for example --gpu rtx-4090; or give --context N"
+        )
+    if question.serves_requests:
+        raise UsageError("--context auto: with requests to serve, the context is that of a request", "remove --context")
+
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Devices
 
 
 class Types(NamedTuple):
@@ -56,8 +81,6 @@ def resolve_types(asked: Question) -> Types:
     weight_dtype, weight_note = resolve_weight_dtype(asked.engine, spec, asked.dtype)
     asked = asked._replace(dtype=weight_dtype)
     if devices is not None:
-        from kvcalc.planning.layout import with_device
-
         settings = with_device(asked.engine, settings, devices)
     elif asked.speed is not None:
         raise UsageError(
@@ -74,6 +97,13 @@ def resolve_types(asked: Question) -> Types:
         asked.encoder_tokens, asked.pipeline_parallel_size,
     )  # fmt: skip
     return Types(asked, bind_workload(spec, workload), workload, settings, reason, weight_note)
+
+
+def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
+    """The engine's settings, including the defaults that depend on the device."""
+    gpu = devices.gpu
+    chosen = engine_class(engine).device_settings(gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine))
+    return {**chosen, **settings}
 
 
 def settings_of(found: Types) -> Mapping[str, str]:
@@ -180,8 +210,8 @@ def with_hits(
     `share` is one tensor-parallel rank's share of the layers with a cache.
     """
     if asked.reuse is not None:
-        from kvcalc.planning.layout import SpeedQuestion
         from kvcalc.planning.reuse import resolve
+        from kvcalc.question.question import SpeedQuestion
 
         speed = asked.speed or SpeedQuestion()
         rate, notes = resolve(asked.reuse, speed, allocation, share, workload)

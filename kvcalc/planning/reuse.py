@@ -15,32 +15,14 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.workload import Workload
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.prefix_hits import check_caching, prefix_hit_notes
+from kvcalc.question.question import CacheReuse, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.units import check_count
 
 NATIVE, LMCACHE = "native", "lmcache"
 BACKENDS = (NATIVE, LMCACHE)
 MOST_TURNS = 1000
-
-
-class CacheReuse(NamedTuple):
-    """How a cache is used again.
-
-    Every request begins with the same `prefix_tokens` tokens. A session has `turns` turns, of which the last one has
-    the length of the question; each turn repeats the session so far. `offload` has the bytes of each tier of memory,
-    of one replica, and `bandwidths` its rate in bytes per second if that is given. `backend` keeps the tiers: the
-    engine itself, or LMCache. `transfer` is the link between a prefill and a decode instance: bytes per second of one
-    device, or the name of a link.
-    """
-
-    prefix_tokens: int = 0
-    turns: int | None = None
-    offload: tuple[tuple[str, int], ...] = ()
-    bandwidths: tuple[tuple[str, int], ...] = ()
-    backend: str = NATIVE
-    transfer: int | str | None = None
 
 
 class Turn(NamedTuple):

@@ -15,7 +15,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.admission import most_at_once, pool_tokens, running_requests, step_rules, wanted_requests
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
-from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.question.question import SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import Serving, serve

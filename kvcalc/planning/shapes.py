@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from kvcalc.engines import engine_class
 from kvcalc.model.spec import windows
 from kvcalc.planning.attention_replicas import most_experts
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Gpu
 

@@ -10,7 +10,8 @@ from kvcalc.notes import Note
 from kvcalc.planning.capacity import largest_batch
 from kvcalc.planning.case import Case
 from kvcalc.planning.kept import prefixes_of
-from kvcalc.planning.reuse import CacheReuse, prompt_tokens_of, turns_of
+from kvcalc.planning.reuse import prompt_tokens_of, turns_of
+from kvcalc.question.question import CacheReuse
 
 if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel

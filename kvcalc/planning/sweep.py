@@ -5,7 +5,7 @@ Rows are computed one by one and not kept, so memory does not grow with the grid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.axis import Axis
 from kvcalc.planning.combination import COLUMNS, Combination, Row, combine
 from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.question import Question, setting_texts
+from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
@@ -159,7 +159,7 @@ def _check_kv_dtype(asked: str, engines: Sequence[str], spec: ModelSpec, dtype: 
 
 
 def sweep(
-    model: ModelSpec,
+    question: Question,
     *,
     contexts: Axis | None = None,
     batches: Axis,
@@ -167,22 +167,19 @@ def sweep(
     gpus: Sequence[Gpu | Devices] = (),
     tensor_parallel_sizes: Axis | None = None,
     engines: Sequence[str] = ("logical",),
-    engine_settings: Mapping[str, Any] | None = None,
-    **asked: Any,
 ) -> Sweep:
     """The grid of every engine, cache type, device, tensor-parallel size, context and batch.
 
     `gpus` are kinds of device; a layout takes as many devices of a kind as it needs. On `Devices` with a number above
-    1, the model is split over all of them unless `tensor_parallel_sizes` is given. `asked` has the other fields of a
-    `Question`, which all points share: `speed` applies to every device. `engine_settings` may hold options of several
-    engines. Each engine takes its own, and each option must belong to at least one of the engines.
+    1, the model is split over all of them unless `tensor_parallel_sizes` is given. All points share the other fields of
+    the question: `speed` applies to every device. Its settings may be those of several engines. Each engine takes its
+    own, and each option must belong to at least one of the engines.
 
     A combination that is refused keeps its rows, with the reason instead of figures. If all combinations are refused,
     the first refusal is raised: UsageError (exit 2) or ModelError (exit 3). An unknown engine or cache type is a
     UsageError.
     """
-    question = Question(model, **asked)
-    spec, settings = apply(model, question.what_if), setting_texts(engine_settings or {})
+    spec, settings = apply(question.model, question.what_if), setting_texts(question.engine_settings or {})
     for engine in engines:
         check_engine(engine)
     check_settings(engines, settings, has_device=bool(gpus))

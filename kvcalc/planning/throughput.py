@@ -10,8 +10,9 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.case import Case
-from kvcalc.planning.layout import SpeedQuestion, layout_of
+from kvcalc.planning.layout import layout_of
 from kvcalc.planning.weight_storage import stored_weights
+from kvcalc.question.question import SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime
 from kvcalc.throughput.power import energy_per_token

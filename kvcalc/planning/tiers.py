@@ -29,8 +29,9 @@ from kvcalc.planning.cache_tiers import (
 )
 from kvcalc.planning.case import Case
 from kvcalc.planning.kept import prefixes_of, session_tokens_of
-from kvcalc.planning.reuse import LMCACHE, NATIVE, CacheReuse
+from kvcalc.planning.reuse import LMCACHE, NATIVE
 from kvcalc.planning.tier_rates import tier_rate
+from kvcalc.question.question import CacheReuse
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:

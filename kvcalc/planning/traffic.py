@@ -10,11 +10,11 @@ from kvcalc.errors import ModelError
 from kvcalc.planning.brief import brief_answer
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import Answer, answer_case
-from kvcalc.planning.layout import SpeedQuestion, prompt_ranks_of
+from kvcalc.planning.layout import prompt_ranks_of
 from kvcalc.planning.lengths import Lengths
-from kvcalc.planning.question import Question
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu
 from kvcalc.units import format_size

@@ -9,7 +9,7 @@ from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.kept import prefixes_of
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.scheduler import Scheduler
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from kvcalc.notes import Note
 from kvcalc.planning.judge import Pools, Simulated
-from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths as PlannedLengths
-from kvcalc.planning.question import Question
 from kvcalc.planning.targets import Targets
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.load import Load
 from kvcalc.simulation.recorded import Recording, record
@@ -64,9 +63,7 @@ class PlannedLoad(NamedTuple):
         load, is_open = self._load(
             targets, num_requests, is_alone=replicas is None, has_prefix=question.reuse is not None
         )
-        asked = question._asdict()
-        model = asked.pop("model")
-        found = simulate(model, load, replicas=replicas or 1, step_factor=step_factor, **asked)
+        found = simulate(question, load, replicas=replicas or 1, step_factor=step_factor)
         return _simulated(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
@@ -81,12 +78,10 @@ class PlannedLoad(NamedTuple):
         reuse = None if other.reuse is None else other.reuse._replace(transfer=None)
         rate = 0.0 if other.speed is None else other.speed.prefix_hit_rate
         speed = (pools.decode.speed or SpeedQuestion())._replace(prefix_hit_rate=rate)
-        asked = pools.decode._replace(reuse=reuse, speed=speed, engine_settings=other.engine_settings)._asdict()
-        model = asked.pop("model")
+        asked = pools.decode._replace(reuse=reuse, speed=speed, engine_settings=other.engine_settings)
         found = simulate_pools(
-            model, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,
-            **asked,
-        )  # fmt: skip
+            asked, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor
+        )
         return _simulated(found, is_open)
 
     def _load(self, targets: Targets, num_requests: int, *, is_alone: bool, has_prefix: bool) -> tuple[Load, bool]:

@@ -18,15 +18,14 @@ from kvcalc.engines.prefixes import Prefixes
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.describe import describe_model
-from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.case import Case
 from kvcalc.planning.disaggregated.instances import buffer_bytes, sent_of, transfer_bytes, without_hits
 from kvcalc.planning.disaggregated.joined import check_joined
 from kvcalc.planning.fit_part import describe_hardware
-from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed
 from kvcalc.planning.transfer import link_bytes_per_second
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
@@ -106,18 +105,17 @@ class _Pool(NamedTuple):
 
 
 def simulate_pools(
-    model: ModelSpec, load: Load, prefills: Prefills, limits: Limits = Limits(), *, replicas: int | None = None,
-    step_factor: float = 1.0, progress: Progress | None = None, **asked: Any,
+    question: Question, load: Load, prefills: Prefills, limits: Limits = Limits(), *, replicas: int | None = None,
+    step_factor: float = 1.0, progress: Progress | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The document of `kvcalc simulate` with `prefills`. `replicas` are the decode instances, 1 if None.
 
-    `asked` is that of `simulate`; its layout is that of a decode instance. Raises what `simulate` raises, and
+    The question is that of `simulate`; its layout is that of a decode instance. Raises what `simulate` raises, and
     UsageError (exit 2) for an unknown link, or for what the engine's separate instances cannot do.
     """
-    question, requests, named_tokens, notes = ask_about(model, load, asked)
+    question, devices, requests, named_tokens, notes = ask_about(question, load)
     needs, replicas = disaggregation_of(question.engine), replicas or 1
     longest = longest_of(requests), max(request.prompt_tokens for request in requests)
-    devices = asked["devices"]
     _check_stages(needs, question, prefills)
     check_reuse(question)
     alone = question._replace(devices=Devices(devices.gpu, 1))

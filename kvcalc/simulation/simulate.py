@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.model.describe import describe_model
-from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.case import Case
 from kvcalc.planning.fit_part import describe_hardware
-from kvcalc.planning.layout import SpeedQuestion, count_replicas
-from kvcalc.planning.question import Question
+from kvcalc.planning.layout import count_replicas
 from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.arrivals import Arrivals
@@ -32,23 +31,22 @@ Progress = Callable[[int, int], None]
 
 
 def simulate(
-    model: ModelSpec,
+    question: Question,
     load: Load,
     limits: Limits = Limits(),
     *,
     replicas: int | None = None,
     step_factor: float = 1.0,
     progress: Progress | None = None,
-    **asked: Any,
 ) -> dict[str, Any]:
     """The document of `kvcalc simulate`.
 
-    `replicas` are as many as the devices hold if None. The times of all steps are multiplied by `step_factor`. `asked`
-    has the other fields of a `Question`: `devices` must be given; of its `speed`, the calibration, --ep and the hit
-    rate are used, and of its `reuse` the common prefix. Raises UsageError (exit 2), ModelError (exit 3) if the speed is
+    `replicas` are as many as the devices hold if None. The times of all steps are multiplied by `step_factor`. The
+    question must have `devices`; of its `speed`, the calibration, --ep and the hit rate are used, and of its `reuse`
+    the common prefix. Raises UsageError (exit 2), ModelError (exit 3) if the speed is
     not known, and DoesNotFitError (exit 4) if no request can run.
     """
-    question, requests, named_tokens, of_load = ask_about(model, load, asked)
+    question, devices, requests, named_tokens, of_load = ask_about(question, load)
     check_reuse(question)
     (case, prefixes), longest = case_of(question), longest_of(requests)
     if case.engine.placement is not None:
@@ -58,7 +56,7 @@ def simulate(
     notes = [*case.notes, *of_load]
     speed = known_speed(case, notes)
     number = replicas or count_replicas(case.devices.num_devices, case.workload)
-    _check_devices(question.devices, number, case.workload.num_devices)
+    _check_devices(devices.num_devices, number, case.workload.num_devices)
     scheduler = scheduler_of(case, speed.model, longest)
     fitting = [request for request in requests if scheduler.fits(request)]
     check_fitting(requests, fitting, notes)
@@ -94,27 +92,28 @@ def simulate(
 
 
 class Asked(NamedTuple):
-    """A question for the longest of its requests, the requests, the tokens of their named blocks, and notes on them."""
+    """A question for the longest of its requests, its devices, the requests, their named blocks' tokens, and notes."""
 
     question: Question
+    devices: Devices
     requests: list[Request]
     named_tokens: int | None
     notes: list[Note]
 
 
-def ask_about(model: ModelSpec, load: Load, asked: Mapping[str, Any]) -> Asked:
-    """The question of a simulation, whose fields are `asked`, and the requests of its load.
+def ask_about(question: Question, load: Load) -> Asked:
+    """The question of a simulation for the longest request, and the requests of its load.
 
     Raises UsageError (exit 2) for a load that is not complete, or without a device.
     """
     check_load(load)
-    if asked.get("devices") is None:
+    if question.devices is None:
         raise UsageError("simulate needs a device", "for example --gpu h100")
-    speed = asked.get("speed") or SpeedQuestion()
+    speed = question.speed or SpeedQuestion()
     notes: list[Note] = []
     requests, named_tokens = requests_of(load, speed.prefix_hit_rate, notes)
-    about = {**asked, "context_tokens": longest_of(requests), "batch_size": 1, "speed": speed}
-    return Asked(Question(model, **about), requests, named_tokens, notes)
+    asked = question._replace(context_tokens=longest_of(requests), batch_size=1, speed=speed)
+    return Asked(asked, question.devices, requests, named_tokens, notes)
 
 
 def longest_of(requests: Sequence[Request]) -> int:
@@ -147,9 +146,8 @@ def _report(progress: Progress, before: int, of: int, finished: int) -> None:
     progress(before + finished, of)
 
 
-def _check_devices(devices: Devices | None, replicas: int, each: int) -> None:
+def _check_devices(num_devices: int, replicas: int, each: int) -> None:
     """UsageError (exit 2) if the replicas need more than the devices that were asked for. 1 is no number of its own."""
-    num_devices = 1 if devices is None else devices.num_devices
     if num_devices > 1 and replicas * each > num_devices:
         raise UsageError(
             f"--replicas {replicas}: they need {replicas * each} devices, and there are {num_devices}",

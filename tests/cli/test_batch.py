@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kvcalc.cli.batch import Models, Questions
 from kvcalc.cli.json_lines import MAX_LINE_BYTES, Line, read_lines
-from kvcalc.cli.question import _MODEL_FLAGS
+from kvcalc.cli.question import MODEL_FLAGS
 from kvcalc.model.variants import WhatIf
 from tests.conftest import PEAK, ROOT, spawn
 
@@ -215,11 +215,11 @@ def test_models_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     models = Models()
     for layers in range(1, 100):
         flags = {
-            "--layers": str(layers),
-            "--heads": "2",
-            "--head-dim": "4",
-            "--hidden-size": None,
-            "--sliding-window": None,
+            "num_hidden_layers": str(layers),
+            "num_attention_heads": "2",
+            "head_dim": "4",
+            "hidden_size": None,
+            "sliding_window": None,
         }
         assert models.model_of(None, _nothing(), flags)[0].num_layers == layers
         assert len(models._found) <= 5
@@ -236,7 +236,7 @@ def test_speeds_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         document = questions.answer(Line(1, json.dumps(line).encode()))
         seen.add(document["throughput"]["decode_step_seconds"])
     assert len(seen) == 1
-    spec = questions.models.model_of("llama-3-8b", WhatIf(), dict.fromkeys(_MODEL_FLAGS))[0]
+    spec = questions.models.model_of("llama-3-8b", WhatIf(), dict.fromkeys(MODEL_FLAGS))[0]
     assert 0 < len(throughput._speeds_of(spec, spec)) <= 8
 
 

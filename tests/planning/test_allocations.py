@@ -11,10 +11,8 @@ import kvcalc
 from kvcalc.model.drafting import Speculation
 from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.question import Question
-from kvcalc.planning.reuse import CacheReuse
 from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.question.question import CacheReuse, Question, SpeedQuestion
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate, texts

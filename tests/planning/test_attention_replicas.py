@@ -15,15 +15,13 @@ from kvcalc.engines import ENGINES
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.case import make_case
-from kvcalc.planning.fit import fit
-from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.plan import Targets, plan
-from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.hardware import find_devices, find_gpu
-from tests.documents import estimate
+from tests.documents import estimate, fit
 
 R1 = "deepseek-r1"
 # One token's latent in all layers, in bf16.
@@ -246,8 +244,8 @@ def test_serving_runs_more_requests_than_tensor_parallelism() -> None:
 def planned(name: str, gpu: str = "h200", dp: int = 8, engine: str = "vllm", **asked: Any) -> dict[str, Any]:
     targets = Targets(512, None)
     document = plan(
-        kvcalc.load_model(name), [find_gpu(gpu)], one_length(2048, 500), targets, engines=(engine,),
-        data_parallel_size=dp, **asked,
+        Question(kvcalc.load_model(name), data_parallel_size=dp, **asked), [find_gpu(gpu)], one_length(2048, 500),
+        targets, engines=(engine,),
     )  # fmt: skip
     (row,) = document["plans"]
     return dict(row)

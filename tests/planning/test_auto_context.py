@@ -10,9 +10,8 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import UsageError
-from kvcalc.planning.fit import fit
 from kvcalc.throughput.hardware import find_devices
-from tests.documents import estimate, texts
+from tests.documents import estimate, fit, texts
 
 MIB, GIB = 2**20, 2**30
 

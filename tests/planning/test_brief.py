@@ -10,11 +10,10 @@ import pytest
 import kvcalc
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.lengths import lengths_of_pairs
-from kvcalc.planning.question import Question
-from kvcalc.planning.reuse import CacheReuse
 from kvcalc.planning.shapes import all_shapes
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Probe, Traffic, probe
+from kvcalc.question.question import CacheReuse, Question
 from kvcalc.throughput.hardware import find_gpu
 
 DECIDES = ("free_bytes", "free_low_bytes")

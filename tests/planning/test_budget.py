@@ -17,8 +17,9 @@ from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.device_weights import DeviceWeights
 from kvcalc.planning.fit_part import describe_fit, describe_hardware
-from kvcalc.planning.layout import count_replicas, lay_out, with_device
-from kvcalc.planning.question import Question
+from kvcalc.planning.layout import count_replicas, lay_out
+from kvcalc.planning.resolve import with_device
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import Devices, Gpu, find_devices, find_gpu, own_gpu
 
 GIB, MIB = 2**30, 2**20

@@ -9,8 +9,7 @@ import pytest
 import kvcalc
 from kvcalc.errors import UsageError
 from kvcalc.planning.case import make_case
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate, texts
 

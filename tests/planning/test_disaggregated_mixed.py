@@ -16,9 +16,9 @@ from kvcalc.planning.disaggregated.matching import Load, Pair
 from kvcalc.planning.disaggregated.mixed import find_mixed, joined_kinds
 from kvcalc.planning.disaggregated.search import Instances, Split, find_judge
 from kvcalc.planning.lengths import one_length
-from kvcalc.planning.question import Question
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 from tests.test_schema import check
 

@@ -9,8 +9,7 @@ import pytest
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.drafting import Speculation
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.reuse import CacheReuse
+from kvcalc.question.question import CacheReuse, SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate
 

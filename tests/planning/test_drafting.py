@@ -11,7 +11,7 @@ import pytest
 import kvcalc
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.drafting import Speculation
-from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.documents import estimate
 from tests.model.test_checkpoint import write

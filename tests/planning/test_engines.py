@@ -10,12 +10,13 @@ import kvcalc
 from kvcalc.engines import ENGINES
 from kvcalc.errors import UsageError
 from kvcalc.planning.engines import compare_engines
+from kvcalc.question.question import Question
 from tests.documents import estimate
 from tests.test_schema import check
 
 
 def rows(name: str, **options: Any) -> dict[str, dict[str, Any]]:
-    document = compare_engines(kvcalc.load_model(name), **options)
+    document = compare_engines(Question(kvcalc.load_model(name), **{"engine": "all", **options}))
     check(document, "engines")
     assert [row["engine"] for row in document["engines"]] == list(ENGINES)
     return {row["engine"]: row for row in document["engines"]}

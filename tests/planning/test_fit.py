@@ -9,10 +9,9 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.planning.fit import fit
 from kvcalc.planning.layout import lay_out
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
-from tests.documents import estimate, texts
+from tests.documents import estimate, fit, texts
 
 GIB = 2**30
 ENGINES = ("logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.question.question import SpeedQuestion
 from tests.documents import estimate
 
 GIVEN = ("llama-3.1-8b", "--gpu", "l4", "--engine", "vllm")

@@ -12,9 +12,8 @@ import kvcalc
 from kvcalc.engines.llama_cpp.placement import parse_placement
 from kvcalc.engines.placement import Placement
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.planning.fit import fit
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
-from tests.documents import estimate, texts
+from tests.documents import estimate, fit, texts
 
 GIB = 2**30
 

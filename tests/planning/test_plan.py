@@ -8,10 +8,10 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import DoesNotFitError, GpuError, ModelError, UsageError
-from kvcalc.planning.layout import SpeedQuestion
 from kvcalc.planning.lengths import Lengths, one_length
 from kvcalc.planning.plan import ROW, Targets, parse_price, plan, refuse_empty
 from kvcalc.planning.traffic import seconds_text
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from tests.documents import estimate, texts
 
@@ -23,8 +23,9 @@ def ask(
 ) -> dict[str, Any]:  # fmt: skip
     wanted = Targets(targets.pop("concurrency", None), targets.pop("rate", None), **targets)
     return plan(
-        kvcalc.load_model(name), [find_gpu(gpu) for gpu in gpus], lengths or one_length(2048, 500), wanted,
-        prices=prices, max_devices=max_devices, engines=engines, allow_beyond_limit=beyond, dtype=dtype,
+        Question(kvcalc.load_model(name), dtype=dtype), [find_gpu(gpu) for gpu in gpus],
+        lengths or one_length(2048, 500), wanted, prices=prices, max_devices=max_devices, engines=engines,
+        allow_beyond_limit=beyond,
     )  # fmt: skip
 
 
@@ -229,8 +230,8 @@ def test_the_time_to_first_token_is_judged_at_the_upper_end_of_its_range_too() -
 
 def test_several_engines_have_a_row_each_and_their_own_settings() -> None:
     found = plan(
-        kvcalc.load_model("llama-3.1-8b"), [find_gpu("h100"), find_gpu("l40s")], one_length(2048, 500),
-        Targets(8, None), engines=("vllm", "sglang"), engine_settings={"block-size": "32", "page-size": "64"},
+        Question(kvcalc.load_model("llama-3.1-8b"), engine_settings={"block-size": "32", "page-size": "64"}),
+        [find_gpu("h100"), find_gpu("l40s")], one_length(2048, 500), Targets(8, None), engines=("vllm", "sglang"),
     )  # fmt: skip
     rows = [(row["model"], row["gpu"], row["engine"]) for row in found["plans"]]
     assert rows == [("llama-3.1-8b", gpu, engine) for gpu in ("h100-sxm", "l40s") for engine in ("vllm", "sglang")]
@@ -250,13 +251,13 @@ def test_an_engine_that_refuses_the_model_has_a_row_with_the_reason() -> None:
 
 
 def test_a_number_of_devices_is_the_most_of_their_kind() -> None:
-    lengths, model = one_length(2048, 500), kvcalc.load_model("llama-3-70b")
+    lengths, question = one_length(2048, 500), Question(kvcalc.load_model("llama-3-70b"))
     gpus: list[Gpu | Devices] = [*(Devices(find_gpu("h100"), most) for most in (1, 4)), find_gpu("h100")]
-    found = plan(model, gpus, lengths, Targets(200, None, max_tpot_seconds=0.05))["plans"]
+    found = plan(question, gpus, lengths, Targets(200, None, max_tpot_seconds=0.05))["plans"]
     assert [row["fits"] for row in found] == [False, False, True]
     assert "the limit is 4" in found[1]["reason"]
     assert found[1]["hint"].startswith("--gpu h100-sxmx")
-    (many,) = plan(model, gpus[2:], lengths, Targets(5000, None), max_devices=4)["plans"]
+    (many,) = plan(question, gpus[2:], lengths, Targets(5000, None), max_devices=4)["plans"]
     assert many["hint"].startswith("--max-gpus ")
 
 

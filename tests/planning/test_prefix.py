@@ -13,8 +13,8 @@ from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.planning.case import make_case
 from kvcalc.planning.prefix import KNEE_SHARE
 from kvcalc.planning.prefix_cost import parse_memory_price
-from kvcalc.planning.question import Question
 from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices
 from tests.test_schema import check
 from tests.traces.test_reuse import LruCache, Prompt, tree_of_prompts

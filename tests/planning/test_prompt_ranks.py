@@ -18,6 +18,7 @@ from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.plan import Targets, plan
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.documents import estimate
 
@@ -84,8 +85,8 @@ def test_the_number_of_devices_follows() -> None:
 def test_a_plan_starts_the_copies() -> None:
     settings = {"prefill-context-parallel-size": "2"}
     (row,) = plan(
-        kvcalc.load_model(V32), [find_gpu("h200")], one_length(8192, 500), Targets(16, None), engines=("vllm",),
-        engine_settings=settings,
+        Question(kvcalc.load_model(V32), engine_settings=settings), [find_gpu("h200")], one_length(8192, 500),
+        Targets(16, None), engines=("vllm",),
     )["plans"]  # fmt: skip
     assert row["num_devices"] == 2 * row["tensor_parallel_size"] * row["replicas"]
     assert "--prefill-context-parallel-size 2" in row["vllm"]

@@ -12,8 +12,7 @@ from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.capacity import largest_batch, max_running_requests
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import answer
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 
 # Full attention, a latent, windows beside full attention, and states.

@@ -8,8 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.model.drafting import Speculation
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.reuse import CacheReuse
+from kvcalc.question.question import CacheReuse, Question, SpeedQuestion
 from kvcalc.simulation.load import Load
 from kvcalc.simulation.requests import lengths_of
 from kvcalc.simulation.simulate import simulate
@@ -41,9 +40,8 @@ class Figures:
         self.running = self.serving["running_requests"]
         prompt, answer = (lengths_of(tokens, "tokens") for tokens in lengths)
         self.simulated = simulate(
-            kvcalc.load_model(model),
+            Question(kvcalc.load_model(model), **asked),
             Load(prompt, answer, concurrency=concurrency, num_requests=2 * concurrency),
-            **asked,
         )
         self.limit = self.simulated["engine"]["max_running_requests"]
         self.most = max(sample["running_requests"] for sample in self.simulated["timeline"])

@@ -7,7 +7,7 @@ import pytest
 import kvcalc
 from kvcalc.engines import ENGINES
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.planning.layout import SpeedQuestion
+from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import preset_names
 from tests.documents import estimate, texts

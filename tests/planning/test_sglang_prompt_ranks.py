@@ -15,6 +15,7 @@ from kvcalc.errors import KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import Speculation
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.plan import Targets, plan
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.documents import estimate
 
@@ -66,8 +67,8 @@ def test_a_prompt_is_divided_and_a_decode_step_is_not() -> None:
 def test_a_plan_starts_the_copies() -> None:
     for name, strategy in ((V32, "interleave"), (QWEN, "zigzag")):
         (row,) = plan(
-            kvcalc.load_model(name), [find_gpu("h200")], one_length(8192, 500), Targets(4, None), engines=("sglang",),
-            engine_settings={"attn-cp-size": "2"},
+            Question(kvcalc.load_model(name), engine_settings={"attn-cp-size": "2"}), [find_gpu("h200")],
+            one_length(8192, 500), Targets(4, None), engines=("sglang",),
         )["plans"]  # fmt: skip
         words = row["sglang"].split()
         assert int(words[words.index("--tp-size") + 1]) == 2 * row["tensor_parallel_size"]

@@ -9,11 +9,11 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.lengths import one_length
-from kvcalc.planning.question import Question
 from kvcalc.planning.replicas import Option, find_options, smallest
 from kvcalc.planning.shapes import Shape, all_shapes, usual_shapes
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 
 H100, GB200, MI300X = (find_gpu(name) for name in ("h100", "gb200", "mi300x"))

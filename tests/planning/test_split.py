@@ -13,9 +13,8 @@ import kvcalc
 from kvcalc.engines.llama_cpp.row_split import rows_on_devices, tile_rows
 from kvcalc.engines.llama_cpp.splitting import devices_of_layers, layers_per_device, parse_shares
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.planning.fit import fit
 from kvcalc.throughput.hardware import find_devices
-from tests.documents import estimate
+from tests.documents import estimate, fit
 
 # Llama-3.1-8B in 16 bits: q and o of 4096 x 4096, k and v of 1024 x 4096, three matrices of 14336 x 4096, two norms.
 LAYER = 2 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 14336 * 4096 + 2 * 4096)

@@ -11,9 +11,7 @@ import pytest
 
 import kvcalc
 from kvcalc.model.drafting import Speculation
-from kvcalc.planning.images import ImagesAsked
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.reuse import CacheReuse
+from kvcalc.question.question import CacheReuse, ImagesAsked, SpeedQuestion
 from tests.planning.traces import write_bursts
 from tests.test_schema import check
 

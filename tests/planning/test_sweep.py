@@ -13,6 +13,7 @@ from kvcalc.planning.axis import Axis
 from kvcalc.planning.combination import COLUMNS
 from kvcalc.planning.figures import FIGURES
 from kvcalc.planning.sweep import Sweep, sweep
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.conftest import preset_names
 from tests.documents import estimate
@@ -20,9 +21,10 @@ from tests.documents import estimate
 
 def grid(name: str, contexts: tuple[int, ...] = (4096,), batches: tuple[int, ...] = (1,), **options: Any) -> Sweep:
     sizes = Axis([options.pop("sizes", (1,))])
+    asked = {field: options.pop(field) for field in Question._fields if field in options}
     return sweep(
-        kvcalc.load_model(name), contexts=Axis([contexts]), batches=Axis([batches]), tensor_parallel_sizes=sizes,
-        **options,
+        Question(kvcalc.load_model(name), **asked), contexts=Axis([contexts]), batches=Axis([batches]),
+        tensor_parallel_sizes=sizes, **options,
     )  # fmt: skip
 
 
@@ -115,7 +117,7 @@ def test_what_fits() -> None:
 
 def test_points_are_computed_when_they_are_taken() -> None:
     found = sweep(
-        kvcalc.load_model("llama-3-8b"), contexts=Axis([range(1, 10**15)]), batches=Axis([range(1, 10**6)]),
+        Question(kvcalc.load_model("llama-3-8b")), contexts=Axis([range(1, 10**15)]), batches=Axis([range(1, 10**6)]),
         tensor_parallel_sizes=Axis([(1,)]),
     )  # fmt: skip
     assert [p["batch_size"] for p in islice(found.points(), 3)] == [1, 2, 3]
@@ -174,7 +176,7 @@ def test_a_model_whose_weights_are_not_known_has_bytes_and_a_warning() -> None:
 
     config = {"model_type": "generic", "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
     found = sweep(
-        read_config(config, "mine", "mine"), contexts=Axis([(64,)]), batches=Axis([(1,)]),
+        Question(read_config(config, "mine", "mine")), contexts=Axis([(64,)]), batches=Axis([(1,)]),
         tensor_parallel_sizes=Axis([(1,)]), gpus=[find_gpu("h100")],
     )  # fmt: skip
     (point,) = found.points()
@@ -217,13 +219,13 @@ def test_a_type_only_one_engine_knows_stands_with_the_reason_of_the_others() -> 
 
 def test_a_number_of_devices_splits_the_model_over_all_of_them() -> None:
     four = Devices(find_gpu("h100"), 4)
-    found = sweep(kvcalc.load_model("llama-3-70b"), batches=Axis([(1,)]), gpus=[four, find_gpu("h200")])
+    found = sweep(Question(kvcalc.load_model("llama-3-70b")), batches=Axis([(1,)]), gpus=[four, find_gpu("h200")])
     points = [(p["model"], p["gpu"], p["num_devices"], p["tensor_parallel_size"]) for p in found.points()]
     assert points == [("llama-3-70b", "h100-sxm", 4, 4), ("llama-3-70b", "h200-sxm", 1, 1)]
     replicas = grid("llama-3-70b", gpus=[four], sizes=(2, 4))
     assert [(p["num_devices"], p["tensor_parallel_size"]) for p in replicas.points()] == [(4, 2), (4, 4)]
     with pytest.raises(UsageError, match="--pipeline-parallel-size 3 does not divide 4"):
-        sweep(kvcalc.load_model("llama-3-70b"), batches=Axis([(1,)]), gpus=[four], pipeline_parallel_size=3)
+        sweep(Question(kvcalc.load_model("llama-3-70b"), pipeline_parallel_size=3), batches=Axis([(1,)]), gpus=[four])
 
 
 def test_nothing_runs_where_not_one_sequence_fits() -> None:

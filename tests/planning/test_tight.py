@@ -9,6 +9,7 @@ import pytest
 import kvcalc
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.plan import Targets, plan
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.documents import estimate
 
@@ -66,7 +67,7 @@ def test_engines_without_a_range_are_never_tight(engine: str) -> None:
 def ask(strict: bool) -> dict[str, Any]:
     model = kvcalc.load_model("qwen2.5-vl-7b")
     found: dict[str, Any] = plan(
-        model, [find_gpu("l4")], one_length(2048, 512), Targets(8, None), strict=strict
+        Question(model), [find_gpu("l4")], one_length(2048, 512), Targets(8, None), strict=strict
     )  # fmt: skip
     return found["plans"][0]  # type: ignore[no-any-return]
 

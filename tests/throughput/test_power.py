@@ -79,7 +79,7 @@ def test_the_document_has_the_energy_of_a_step() -> None:
 
 
 def test_serving_counts_the_prompts() -> None:
-    from kvcalc.planning.layout import SpeedQuestion
+    from kvcalc.question.question import SpeedQuestion
 
     found = ask(speed=SpeedQuestion(1, 2000, 200, 64))
     part, serving = found["energy"], found["serving"]

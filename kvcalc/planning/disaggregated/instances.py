@@ -17,12 +17,11 @@ from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.kept import prefixes_of
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.question import Question
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE
 from kvcalc.planning.throughput import Speed, speed_of, unfitted_of
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import range_factors

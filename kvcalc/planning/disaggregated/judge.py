@@ -9,8 +9,7 @@ from kvcalc.planning.disaggregated.instances import Instance
 from kvcalc.planning.disaggregated.matching import Load
 from kvcalc.planning.disaggregated.search import Instances, Split
 from kvcalc.planning.judge import Judged, Pools, Simulates, count_requests, factors_of, simulation_decides
-from kvcalc.planning.layout import SpeedQuestion
-from kvcalc.planning.question import Question
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices
 

@@ -19,11 +19,11 @@ from kvcalc.planning.disaggregated.search import Instances, Split, find_split
 from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.question import Question
 from kvcalc.planning.replicas import more_devices
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.transfer import check_link
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:

@@ -1,0 +1,125 @@
+"""A question about one model as it was asked, and its parts. Their fields are declared in `kvcalc.question.fields`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import WhatIf
+from kvcalc.records import NamedTuple
+from kvcalc.units import Number
+
+if TYPE_CHECKING:
+    from kvcalc.model.drafting import Speculation
+    from kvcalc.throughput.hardware import Devices
+
+    class Calibrates(Protocol):
+        """Changes the constants of a speed to those of the user's own measurements (see `planning.calibration`)."""
+
+        def apply(self, case: Any, speed: Any) -> Any:
+            """The `Speed` of a `Case` with the constants that the measurements determine.
+
+            The types are those of `planning.case` and `planning.throughput`, which need this module.
+            """
+
+
+class SpeedQuestion(NamedTuple):
+    """The options for throughput, in addition to the workload.
+
+    With `input_tokens` and `output_tokens`, requests are served, `concurrency` of them at once (None: as many as fit).
+    `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
+    `expert_parallel_size` is by default all devices of a stage if there are attention replicas, else 1.
+    """
+
+    expert_parallel_size: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    concurrency: int | None = None
+    calibration: Calibrates | None = None
+    prefix_hit_rate: float = 0.0
+
+    @property
+    def request_tokens(self) -> int | None:
+        """The tokens of one request's prompt and answer together. None if no requests are served."""
+        if self.input_tokens is None or self.output_tokens is None:
+            return None
+        return self.input_tokens + self.output_tokens
+
+
+class CacheReuse(NamedTuple):
+    """How a cache is used again.
+
+    Every request begins with the same `prefix_tokens` tokens. A session has `turns` turns, of which the last one has
+    the length of the question; each turn repeats the session so far. `offload` has the bytes of each tier of memory,
+    of one replica, and `bandwidths` its rate in bytes per second if that is given. `backend` keeps the tiers: the
+    engine itself, or LMCache. `transfer` is the link between a prefill and a decode instance: bytes per second of one
+    device, or the name of a link.
+    """
+
+    prefix_tokens: int = 0
+    turns: int | None = None
+    offload: tuple[tuple[str, int], ...] = ()
+    bandwidths: tuple[tuple[str, int], ...] = ()
+    backend: str = "native"
+    transfer: int | str | None = None
+
+
+class ImagesAsked(NamedTuple):
+    """Every request has `number` images of `width` x `height` pixels."""
+
+    number: int
+    width: int
+    height: int
+
+
+class Question(NamedTuple):
+    """A question before its defaults are resolved. None and `auto` mean the default.
+
+    `kv_memory_bytes` is the memory for the cache on one device. With `devices` it replaces the memory that the engine's
+    reserve would leave. The model runs on `devices`; without a `tensor_parallel_size` it is split over all of them.
+    `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
+    answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
+    to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
+    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. With
+    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.auto_context`). `reuse`
+    says how a cache is used again, and `images` are those in every request, whose tokens are a part of the context.
+    """
+
+    model: ModelSpec
+    context_tokens: int | None = None
+    batch_size: int = 1
+    dtype: str | None = None
+    kv_dtype: str = "auto"
+    engine: str = "logical"
+    engine_settings: Mapping[str, Any] | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int = 1
+    encoder_tokens: int | None = None
+    kv_memory_bytes: int | None = None
+    devices: Devices | None = None
+    speed: SpeedQuestion | None = None
+    what_if: WhatIf = WhatIf()
+    speculative: Speculation | None = None
+    data_parallel_size: int = 1
+    fits_context: bool = False
+    reuse: CacheReuse | None = None
+    images: ImagesAsked | None = None
+
+    @property
+    def serves_requests(self) -> bool:
+        return self.speed is not None and self.speed.request_tokens is not None
+
+    @property
+    def asks_several(self) -> bool:
+        """Whether the engine is `all` or a list."""
+        return self.engine == "all" or "," in self.engine
+
+
+def setting_texts(given: Mapping[str, Any]) -> dict[str, str]:
+    """An engine's settings as text, without those that are None or False. A number needs no unit."""
+    return {
+        name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else str(value).casefold()
+        for name, value in given.items()
+        if value is not None and value is not False
+    }
