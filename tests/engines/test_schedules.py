@@ -48,10 +48,21 @@ def test_a_step_has_room_for_all_running_requests(
     assert schedule_of(engine, settings, stages=stages).steps(300, 10_000, 4) == expected
 
 
+def test_a_step_of_slots_has_the_tokens_of_a_batch_and_no_more() -> None:
+    assert schedule_of("llama.cpp", {}).steps(3000, 10).step_tokens == 2048
+    assert schedule_of("vllm", {"max-num-batched-tokens": "2048"}).steps(3000, 10).step_tokens == 3000
+
+
 def test_an_engine_reserves_the_answer_or_preempts() -> None:
-    reserves = {engine: schedule_of(engine, {}).reserves_answer for engine in SCHEDULED}
-    assert reserves == {"vllm": False, "sglang": False, "tensorrt-llm": True, "llama.cpp": True}
-    assert schedule_of("vllm", {}).finds_preempted
+    facts = {
+        engine: (found.reserves_answer, found.finds_preempted, found.merges_prefixes)
+        for engine in SCHEDULED
+        for found in [schedule_of(engine, {})]
+    }
+    assert facts == {
+        "vllm": (False, True, False), "sglang": (False, False, True), "tensorrt-llm": (True, False, False),
+        "llama.cpp": (True, False, False),
+    }  # fmt: skip
     assert not schedule_of("vllm", {"no-enable-prefix-caching": "true"}).finds_preempted
 
 
