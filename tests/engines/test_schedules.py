@@ -37,6 +37,7 @@ def schedule_of(engine: str, settings: Mapping[str, str], model: str = "llama-3-
         # 300 running requests have four tokens each in a step.
         ("vllm", {"max-num-batched-tokens": "512"}, 1, StepRules(1200, overlaps=True)),
         ("sglang", {"chunked-prefill-size": "512"}, 2, StepRules(512, mixes=False, overlaps=True)),
+        ("sglang", {}, 1, StepRules(8192, mixes=False, overlaps=True)),
         ("tensorrt-llm", {}, 1, StepRules(10_000 + 1200, divides=False, overlaps=True)),
         ("tensorrt-llm", {}, 2, StepRules(2 * 8192, divides=False)),
         ("llama.cpp", {}, 1, StepRules(2048)),
@@ -48,11 +49,31 @@ def test_a_step_has_room_for_all_running_requests(
     assert schedule_of(engine, settings, stages=stages).steps(300, 10_000, 4) == expected
 
 
+def test_a_step_of_slots_has_the_tokens_of_a_batch_and_no_more() -> None:
+    assert schedule_of("llama.cpp", {}).steps(3000, 10).step_tokens == 2048
+    assert schedule_of("vllm", {"max-num-batched-tokens": "2048"}).steps(3000, 10).step_tokens == 3000
+
+
 def test_an_engine_reserves_the_answer_or_preempts() -> None:
-    reserves = {engine: schedule_of(engine, {}).reserves_answer for engine in SCHEDULED}
-    assert reserves == {"vllm": False, "sglang": False, "tensorrt-llm": True, "llama.cpp": True}
-    assert schedule_of("vllm", {}).finds_preempted
+    facts = {
+        engine: (found.reserves_answer, found.finds_preempted, found.merges_prefixes)
+        for engine in SCHEDULED
+        for found in [schedule_of(engine, {})]
+    }
+    assert facts == {
+        "vllm": (False, True, False), "sglang": (False, False, True), "tensorrt-llm": (True, False, False),
+        "llama.cpp": (True, False, False),
+    }  # fmt: skip
     assert not schedule_of("vllm", {"no-enable-prefix-caching": "true"}).finds_preempted
+
+
+def test_sglang_expects_a_part_of_the_answers() -> None:
+    """SGLANG_INIT_NEW_TOKEN_RATIO and the others (srt/environ.py, 0.5.23)."""
+    found = schedule_of("sglang", {}).new_tokens
+    assert found is not None
+    assert found._asdict() == {
+        "first": 0.7, "least": pytest.approx(0.098), "steps": 600, "most_tokens": 4096, "retract_steps": 20
+    }  # fmt: skip
 
 
 def test_llama_cpp_computes_a_prompt_in_batches_and_saves_windows() -> None:
@@ -73,9 +94,19 @@ def test_the_schema_and_the_help_name_the_engines_with_a_schedule(kvcalc: Any) -
     assert re.findall(r"[a-z][\w.-]*\w", words.replace(" or ", " ")) == SCHEDULED
 
 
+def test_what_separate_instances_need() -> None:
+    found = {name: disaggregation_of(f"{name}@2026-01-01") for name in engines_that(lambda one: one.disaggregation())}
+    assert {name: (one.staged_prefill, one.staged_decode) for name, one in found.items()} == {
+        "vllm": (False, False), "sglang": (True, False), "tensorrt-llm": (True, True)
+    }  # fmt: skip
+    # SGLang's router asks both instances at once. It reserves num_reserved_decode_tokens. TensorRT-LLM has a buffer to
+    # send and one to receive.
+    assert [one.host_passes for one in found.values()] == [2, 1, 2]
+    assert [one.reserved_tokens for one in found.values()] == [0, 512, 0]
+    assert [one.transfer_buffers for one in found.values()] == [0, 0, 2]
+
+
 def test_an_engine_without_separate_instances_is_told_which_have_them() -> None:
-    have = engines_that(lambda engine: engine.disaggregation())
-    assert [name for name in have if disaggregation_of(f"{name}@2026-01-01").uncounted] == have
     with pytest.raises(UsageError, match="mlx has no separate prefill and decode instances") as caught:
         disaggregation_of("mlx@0.30")
     assert caught.value.hint == "--engine vllm, sglang, tensorrt-llm"
