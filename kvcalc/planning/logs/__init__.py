@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from operator import itemgetter
 
 from kvcalc.engines import LOGS, engine_class, log_reader
@@ -125,6 +126,7 @@ class _Reader:
         )  # fmt: skip
 
 
+_compiled = cache(re.compile)
 _Ordered = dict[str, list[tuple[int, Pattern]]]
 
 
@@ -140,7 +142,7 @@ def _matches(line: Line, patterns: _Ordered) -> Iterator[tuple[str, re.Match[str
     """The name and the match of every pattern that the line matches, in the order of the patterns."""
     found = [item for needle in line.needles if needle in patterns for item in patterns[needle]]
     for _, (name, _, expression) in sorted(found, key=itemgetter(0)) if len(found) > 1 else found:
-        match = re.search(expression, line.text)
+        match = _compiled(expression).search(line.text)
         if match is not None:
             yield name, match
 

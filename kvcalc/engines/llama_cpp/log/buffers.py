@@ -127,9 +127,9 @@ def _check(log: Log, buffer: Buffer, part: Part, divided: Divided | None, setup:
     per_layer = cells * (part.k + part.v) // part.layers + padding
     if divided is not None and device in divided.bounds and not part.is_for_drafts:
         first, last = divided.bounds[device]
-        there = _on_device(log, buffer, part, (first, last), setup)
-        number = 0 if there is None else there.layers
-        held = 0 if there is None else cells * (there.k + there.v) + number * padding
+        held_part = _on_device(log, buffer, part, (first, last), setup)
+        number = 0 if held_part is None else held_part.layers
+        held = 0 if held_part is None else cells * (held_part.k + held_part.v) + number * padding
         if divided.is_stated or parse_printed(record.parts["size"]).holds(held):
             words = f"{number} of {part.layers} layers x {per_layer:,} bytes: layers {first} to {last} on {device}"
             return record.check_size("size", "buffer_bytes", held, words)
@@ -175,8 +175,8 @@ def _check_states(log: Log, record: Record, layers: Layers, divided: Divided | N
     if divided is not None and device in divided.bounds:
         first, last = divided.bounds[device]
         (stage,) = stages_of(setup.share, (divided.bounds[device],))
-        there = layers_of(stage, parse_settings(setup.settings)).caches
-        counted = sum(layer.num_layers for layer in there if isinstance(layer.cache, RecurrentState))
+        caches = layers_of(stage, parse_settings(setup.settings)).caches
+        counted = sum(layer.num_layers for layer in caches if isinstance(layer.cache, RecurrentState))
         if divided.is_stated or parse_printed(record.parts["size"]).holds(counted * kept * state):
             held = counted
             words = f"{held} of {number} layers x {kept * state:,} bytes: layers {first} to {last} on {device}"
