@@ -105,7 +105,7 @@ class Declarations:
                 return {"const": values} if isinstance(values, int) else {"enum": [values]}
             return {"enum": list(values)}
         if outer == "list":
-            items = self.type_of(kind.slice, inside)
+            items = self.type_of(kind.slice, f"{inside}Item")
             return {"type": "array", **({"items": items} if items else {})}
         assert isinstance(kind.slice, ast.Tuple)
         first, second = kind.slice.elts
@@ -128,7 +128,7 @@ def _is_inside(name: str, other: str, classes: dict[str, ast.ClassDef]) -> bool:
     return name != other and any(
         isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
-        and name == other + _camel(node.target.id)
+        and name in (other + _camel(node.target.id), f"{other}{_camel(node.target.id)}Item")
         and re.search(rf"\b{name}\b", ast.unparse(node.annotation))
         for node in classes[other].body
     )

@@ -198,7 +198,7 @@ class CompareWorkload(TypedDict):
     batch_size: Count
 
 
-class CompareEngines(TypedDict):
+class CompareEnginesItem(TypedDict):
     """one engine"""
 
     name: str
@@ -212,7 +212,7 @@ class Compare(TypedDict):
     workload: CompareWorkload
     hardware: list[Hardware]
     """the devices of all rows, each once"""
-    engines: list[CompareEngines]
+    engines: list[CompareEnginesItem]
     """the engines of all rows, each once"""
     models: list[CompareRow]
     warnings: list[Warning]

@@ -8,7 +8,7 @@ from kvcalc.documents.fields import Count, Whole
 from kvcalc.documents.parts import Interconnect, Warning
 
 
-class ModelsModels(TypedDict):
+class ModelsModelsItem(TypedDict):
     """one preset"""
 
     name: str
@@ -31,7 +31,7 @@ class Models(TypedDict):
     """kvcalc models"""
 
     schema_version: Literal[2]
-    models: list[ModelsModels]
+    models: list[ModelsModelsItem]
     warnings: list[Warning]
 
 
@@ -50,7 +50,7 @@ class ModelsShow(TypedDict):
     config: dict[str, Any]
 
 
-class ModelsCheckFiles(TypedDict):
+class ModelsCheckFilesItem(TypedDict):
     """one file, and its error if it is not valid"""
 
     file: str
@@ -66,7 +66,7 @@ class ModelsCheck(TypedDict):
 
     schema_version: Literal[2]
     exit_code: Annotated[int, {"minimum": 0, "maximum": 3}]
-    files: Annotated[list[ModelsCheckFiles], {"minItems": 1}]
+    files: Annotated[list[ModelsCheckFilesItem], {"minItems": 1}]
 
 
 class GpusShow(TypedDict):
@@ -91,7 +91,7 @@ class GpusShow(TypedDict):
     note: str | None
 
 
-class GpusGpus(TypedDict):
+class GpusGpusItem(TypedDict):
     """one known device"""
 
     name: str
@@ -116,5 +116,5 @@ class Gpus(TypedDict):
     """kvcalc gpus"""
 
     schema_version: Literal[2]
-    gpus: list[GpusGpus]
+    gpus: list[GpusGpusItem]
     warnings: list[Warning]

@@ -54,7 +54,7 @@ class AuditWorkload(TypedDict):
     """why `auto` became this dtype, if the engine has its own rule"""
 
 
-class AuditUnread(TypedDict):
+class AuditUnreadItem(TypedDict):
     """a line of the log that kvcalc could not read"""
 
     line: Count
@@ -80,7 +80,7 @@ class Audit(TypedDict):
     explanation: str | None
     """the single other settings that would make all figures equal, or null"""
     figures: list[AuditFigure]
-    unread: list[AuditUnread]
+    unread: list[AuditUnreadItem]
     """the first lines that seem to be about the cache and were not understood"""
     warnings: list[Warning]
 
@@ -103,7 +103,7 @@ class AuditFigure(TypedDict):
     """how the number is computed, or why it is an input"""
 
 
-class ScoreResults(TypedDict):
+class ScoreResultsItem(TypedDict):
     """one file"""
 
     file: str
@@ -113,7 +113,7 @@ class ScoreResults(TypedDict):
     """the runs in the file"""
 
 
-class ScoreSummary(TypedDict):
+class ScoreSummaryItem(TypedDict):
     """all rows of one metric"""
 
     metric: Literal["tpot", "ttft", "decode", "prefill"]
@@ -133,7 +133,7 @@ class ScoreSummary(TypedDict):
     """the mean error of runs that --calibrate has too, each predicted from the others; null if some are not"""
 
 
-class ScoreRefused(TypedDict):
+class ScoreRefusedItem(TypedDict):
     """a run that cannot be compared"""
 
     file: str
@@ -147,11 +147,11 @@ class Score(TypedDict):
     """kvcalc score: measured times beside the predicted ones"""
 
     schema_version: Literal[2]
-    results: list[ScoreResults]
+    results: list[ScoreResultsItem]
     scores: list[ScoreRow]
-    summary: list[ScoreSummary]
+    summary: list[ScoreSummaryItem]
     setups: list[ScoreSetup]
-    refused: list[ScoreRefused]
+    refused: list[ScoreRefusedItem]
     warnings: list[Warning]
 
 
@@ -279,7 +279,7 @@ class MeasureSweep(TypedDict):
     batch_size: list[Whole]
 
 
-class MeasureSkipped(TypedDict):
+class MeasureSkippedItem(TypedDict):
     """one kind of attention that was not run, and why"""
 
     attention: str
@@ -300,7 +300,7 @@ class Measure(TypedDict):
     curve: list[CurveRow] | None
     """with --sweep, one row per run"""
     capacity: Capacity | None
-    skipped: list[MeasureSkipped]
+    skipped: list[MeasureSkippedItem]
     warnings: list[Warning]
 
 
@@ -378,7 +378,7 @@ class RunMemory(TypedDict):
     fragmentation: float | None
 
 
-class RunBackends(TypedDict):
+class RunBackendsItem(TypedDict):
     """one backend in one layer"""
 
     layer: Whole
@@ -435,7 +435,7 @@ class Run(TypedDict):
     prefill: RunPrefill | None
     memory: RunMemory
     backend: str
-    backends: list[RunBackends]
+    backends: list[RunBackendsItem]
     """every backend for the first layer of each kind: its time and its error against fp32 at the same shape, length and
     dtype, relative to the output; or why it was not run"""
     scaled: RunScaled | None
@@ -513,7 +513,7 @@ class MeasureCompareB(TypedDict):
     taken_at: str | None
 
 
-class MeasureCompareDifferences(TypedDict):
+class MeasureCompareDifferencesItem(TypedDict):
     """one setting in which the records differ"""
 
     path: str
@@ -521,7 +521,7 @@ class MeasureCompareDifferences(TypedDict):
     b: Any
 
 
-class MeasureCompareFigures(TypedDict):
+class MeasureCompareFiguresItem(TypedDict):
     """one figure in both records"""
 
     attention: str | None
@@ -531,7 +531,7 @@ class MeasureCompareFigures(TypedDict):
     ratio: float | None
 
 
-class MeasureCompareLeftOut(TypedDict):
+class MeasureCompareLeftOutItem(TypedDict):
     """one kind of attention that is not compared, and why"""
 
     attention: str
@@ -544,10 +544,10 @@ class MeasureCompare(TypedDict):
     schema_version: Literal[2]
     a: MeasureCompareA
     b: MeasureCompareB
-    differences: list[MeasureCompareDifferences]
-    figures: list[MeasureCompareFigures]
+    differences: list[MeasureCompareDifferencesItem]
+    figures: list[MeasureCompareFiguresItem]
     """ratio is b / a"""
-    left_out: list[MeasureCompareLeftOut]
+    left_out: list[MeasureCompareLeftOutItem]
     warnings: list[Warning]
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
 
-class ExplainedFactors(TypedDict):
+class ExplainedFactorsItem(TypedDict):
     """a factor on several of the engine's constants"""
 
     name: Literal["step", "sequence", "prefill", "communication", "reading", "waiting"]
@@ -26,7 +26,7 @@ class ExplainedFactors(TypedDict):
     """whether the runs determine the factor, and it carries over; if not, it is 1"""
 
 
-class ExplainedErrors(TypedDict):
+class ExplainedErrorsItem(TypedDict):
     """the mean errors of one metric, without their signs"""
 
     metric: Literal["tpot", "ttft", "decode", "prefill"]
@@ -39,7 +39,7 @@ class ExplainedErrors(TypedDict):
     """each time predicted without its own run; null if there are fewer than three runs"""
 
 
-class ExplainedResiduals(TypedDict):
+class ExplainedResidualsItem(TypedDict):
     """one measured time"""
 
     file: str
@@ -59,9 +59,9 @@ class Explained(TypedDict):
 
     runs: Whole
     """the runs that the factors are fitted to"""
-    factors: list[ExplainedFactors]
-    errors: list[ExplainedErrors]
-    residuals: list[ExplainedResiduals]
+    factors: list[ExplainedFactorsItem]
+    errors: list[ExplainedErrorsItem]
+    residuals: list[ExplainedResidualsItem]
 
 
 class CalibrationRecord(TypedDict):
@@ -74,7 +74,7 @@ class CalibrationRecord(TypedDict):
     weight_overhead: Annotated[float, {"minimum": 1}] | None
 
 
-class CalibrationFactors(TypedDict):
+class CalibrationFactorsItem(TypedDict):
     """a factor on several of the engine's constants"""
 
     name: Literal["step", "sequence", "prefill", "communication", "reading", "waiting"]
@@ -90,7 +90,7 @@ class CalibrationFactors(TypedDict):
     """whether the runs determine the factor, and it carries over; if not, it is 1"""
 
 
-class CalibrationErrors(TypedDict):
+class CalibrationErrorsItem(TypedDict):
     """the mean errors of one metric, without their signs"""
 
     metric: Literal["tpot", "ttft", "decode", "prefill"]
@@ -103,7 +103,7 @@ class CalibrationErrors(TypedDict):
     """each time predicted without its own run; null if there are fewer than three runs"""
 
 
-class CalibrationResiduals(TypedDict):
+class CalibrationResidualsItem(TypedDict):
     """one measured time"""
 
     file: str
@@ -127,9 +127,9 @@ class Calibration(TypedDict):
     record: there is only a record; none: of another engine or device"""
     runs: Whole
     """the runs that the factors are fitted to"""
-    factors: list[CalibrationFactors]
-    errors: list[CalibrationErrors]
-    residuals: list[CalibrationResiduals]
+    factors: list[CalibrationFactorsItem]
+    errors: list[CalibrationErrorsItem]
+    residuals: list[CalibrationResidualsItem]
 
 
 class Model(TypedDict):
@@ -210,7 +210,7 @@ class Engine(Open):
     """where the bytes of the batch go, per device"""
 
 
-class DeviceDefaultOnDevices(TypedDict):
+class DeviceDefaultOnDevicesItem(TypedDict):
     """the default on some devices"""
 
     value: str | int
@@ -224,7 +224,7 @@ class DeviceDefault(TypedDict):
     """the engine's option, such as max-num-batched-tokens"""
     value: str | int
     """the default without a device"""
-    on_devices: list[DeviceDefaultOnDevices]
+    on_devices: list[DeviceDefaultOnDevicesItem]
 
 
 class Line(TypedDict):
