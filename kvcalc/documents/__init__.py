@@ -4,8 +4,8 @@ For type checkers: `answer: kvcalc.documents.Estimate`. `python -m tests.json_sc
 these declarations. No command imports them.
 
 A class is an object, and the text below a field is its meaning. A unit is the end of a key: `_bytes`, `_tokens`,
-`_seconds`. A class that is named after another one and its key is described in place: `AuditLog` for `log` in `Audit`, and
-`AuditUnreadItem` for each of `unread`.
+`_seconds`. A class that is named after another one and its key is described in place: `AuditLog` for `log` in `Audit`,
+and `AuditUnreadItem` for each of `unread`.
 """
 
 from kvcalc.documents.estimates import *  # noqa: F403
