@@ -20,19 +20,15 @@ EPILOG = """Examples:
 
 OPTIONS = [
     o.value("--model", "MODEL", "Model name, config.json or .gguf file. Default: the model that the log names."),
-    o.option(
-        "engine",
+    o.option("engine",
         "Engine that wrote the log: vllm, sglang, tensorrt-llm or llama.cpp. Default: the engine that the log shows.",
-        metavar="NAME",
-        default=None,
-        several=False,
-    ),
+        metavar="NAME", default=None, several=False),
     o.option("tp", "Number of devices that split the heads. Default: the log's, else 1."),
     o.option("kv-dtype", "Type of the cache. Default: the log's.", default=None),
     o.option("context", "Maximum tokens per sequence: 8192, 8k (8,192). Default: the log's."),
     *o.shared("max-model-len"),
     *o.output(path="unexplained"),
-]
+]  # fmt: skip
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))

@@ -28,22 +28,15 @@ OPTIONS = [
     *o.shared(o.WORKLOAD),
     o.option("engine", "Engines whose memory layout to use: vllm,sglang or all. logical is the formula."),
     *o.shared("kv-memory"),
-    o.option(
-        "attention",
-        "Compute the cache as if the models had this attention: mha,gqa or all.",
-        metavar="LIST",
-        several=True,
-    ),
-    o.option(
-        "gpu",
+    o.option("attention",
+        "Compute the cache as if the models had this attention: mha,gqa or all.", metavar="LIST", several=True),
+    o.option("gpu",
         "Devices, and how many of each: h100x4,h200x2. kvcalc gpus lists the names; local is the device in this "
-        "machine.",
-        metavar="LIST",
-    ),
+        "machine.", metavar="LIST"),
     *o.shared(f"num-gpus {o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.SHARED} {o.DRAFTING}"),
     *o.engine_settings(),
     *o.output(path="models.0.total_bytes"),
-]
+]  # fmt: skip
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))

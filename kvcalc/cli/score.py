@@ -26,32 +26,23 @@ Examples:
 
 OPTIONS = [
     o.value("--model", "MODEL", "Model name, config.json or .gguf file. Default: the model that the file names."),
-    o.option(
-        "engine",
+    o.option("engine",
         "Engine that was measured: vllm, sglang, tensorrt-llm or llama.cpp. Default: the engine that the file names.",
-        metavar="NAME[@RELEASE]",
-        default=None,
-        several=False,
-    ),
-    o.option(
-        "tp", "Number of devices that split the heads. Default: the file's, else --num-gpus divided by --pp and --dp."
-    ),
+        metavar="NAME[@RELEASE]", default=None, several=False),
+    o.option("tp",
+        "Number of devices that split the heads. Default: the file's, else --num-gpus divided by --pp and --dp."),
     o.option("pp", "Number of pipeline stages. Default: the file's, else 1."),
-    o.option(
-        "ep",
+    o.option("ep",
         "Number of the devices among which whole experts are divided. Default: the file's, else --dp times --tp if "
-        "there is a --dp, else 1.",
-        panel=None,
-    ),
+        "there is a --dp, else 1.", panel=None),
     o.option("dp", "Number of attention replicas. Default: the file's, else 1."),
-    o.option(
-        "dtype", "Type of the weights: bf16, fp16, fp8, int4, nvfp4 and others. Default: the file's, else the config's."
-    ),
+    o.option("dtype",
+        "Type of the weights: bf16, fp16, fp8, int4, nvfp4 and others. Default: the file's, else the config's."),
     o.option("kv-dtype", "Type of the cache. Default: the file's, else the engine's.", default=None),
     *o.shared(f"{o.DEVICE} calibrate"),
     *o.engine_settings(),
     *o.output(path="summary.0.mean_error"),
-]
+]  # fmt: skip
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))

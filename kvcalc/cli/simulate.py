@@ -35,11 +35,9 @@ _LENGTHS = "Tokens per {}: 1000 or uniform:100..2000. lognormal:1000,0.5 has a m
 
 OPTIONS = [
     o.option("requests-per-second", "Requests per second. They arrive at random (a Poisson process)."),
-    o.option(
-        "burstiness",
+    o.option("burstiness",
         "Shape of the gamma distribution of the times between arrivals: 1 is Poisson, 0.25 comes in bursts, 4 is "
-        "more regular.",
-    ),
+        "more regular."),
     o.option("concurrency", "Clients, each with one request at a time, over all replicas.", panel=None),
     o.option("trace", "File with a row per request. CSV, Azure, BurstGPT, Mooncake and others; - is stdin."),
     o.option("trace-format"),
@@ -51,11 +49,9 @@ OPTIONS = [
     o.option("max-ttft", "Longest time to first token of a good request: 1s."),
     o.option("max-tpot", "Longest time per output token of a good request: 50ms."),
     o.option("replicas", "Number of replicas. They get the requests in turn. Default: as many as the devices hold."),
-    o.option(
-        "prefill-replicas",
+    o.option("prefill-replicas",
         "Prefill instances of their own, joined by --transfer-bandwidth. --replicas and --tp are then those of the "
-        "decode instances.",
-    ),
+        "decode instances."),
     o.option("prefill-tp", "Tensor-parallel size of a prefill instance. Default: --tp."),
     o.option("prefill-dp", "Attention replicas of a prefill instance. Default: --dp."),
     o.option("prefill-gpu", "Kind of device of the prefill instances. Default: that of --gpu."),
@@ -68,7 +64,7 @@ OPTIONS = [
     *o.engine_settings(),
     *o.shared("report"),
     *o.output(path="results.requests_per_second"),
-]
+]  # fmt: skip
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))

@@ -33,19 +33,15 @@ Examples:
 
 
 OPTIONS = [
-    o.option(
-        "context", "Tokens per sequence: 8k, 1k..1M, 4k..64k:4k, or a list of these.", metavar="RANGE", several=True
-    ),
+    o.option("context",
+        "Tokens per sequence: 8k, 1k..1M, 4k..64k:4k, or a list of these.", metavar="RANGE", several=True),
     o.option("batch", "Number of sequences: 1,8,64 or 1..64.", metavar="RANGE", several=True),
     *o.shared("dtype"),
     o.option("kv-dtype", "Types of the cache: bf16,fp8.", metavar="LIST", several=True),
     *o.shared("encoder-tokens"),
-    o.option(
-        "tp",
-        "Number of devices that split the heads: 1..8. Default: the number in --gpu, else 1.",
-        metavar="RANGE",
-        several=True,
-    ),
+    o.option("tp",
+        "Number of devices that split the heads: 1..8. Default: the number in --gpu, else 1.", metavar="RANGE",
+        several=True),
     *o.shared("pp dp"),
     o.option("engine", "Engines whose memory layout to use: vllm,sglang or all. logical is the formula."),
     o.option("kv-memory", "Cache memory per device: 80G, 80GiB. Shows which points fit."),
@@ -56,7 +52,7 @@ OPTIONS = [
     *o.engine_settings(),
     *o.shared("report"),
     *o.output("human|tsv|csv|jsonl|json", " jsonl is one object per line.", "points.0.total_bytes"),
-]
+]  # fmt: skip
 
 
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
@@ -75,7 +71,7 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
 
         check_plot_file(plot)
     grid = ask(
-        question_of(given, own="context batch kv-dtype tp engine gpu"),
+        question_of(given, own=f"context batch kv-dtype tp engine gpu {o.DEVICE_FIGURES}"),
         contexts=None if given["context"] is None else parse_axis(given["context"], "--context", parse_tokens),
         batches=parse_axis(given["batch"], "--batch", parse_count),
         kv_dtypes=[name.casefold() for name in o.names_of(given["kv_dtype"], "--kv-dtype")],
