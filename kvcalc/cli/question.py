@@ -13,7 +13,7 @@ from kvcalc.engines.options import option_names
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
-from kvcalc.question.fields import FIELDS, Parse
+from kvcalc.question.fields import FIELDS
 from kvcalc.question.question import CacheReuse, ImagesAsked, Question, SpeedQuestion
 from kvcalc.units import Number, parse_bandwidth, parse_count, parse_size
 
@@ -45,17 +45,11 @@ def _parameter(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
 
 
-@cache
-def _place(field: str) -> tuple[str, str, Parse | None]:
-    found = FIELDS[field]
-    return found.parameter, found.long, found.kind.parse
-
-
-def value_of(given: _Given, field: str) -> Any:
+def value_of(given: _Given, name: str) -> Any:
     """The value of a field from the text of its option, or None if it is not given, or if no text is such a value."""
-    parameter, option, parse = _place(field)
-    text = given.get(parameter)
-    return None if text is None or parse is None else parse(text, option)
+    field = FIELDS[name]
+    text, parse = given.get(field.parameter), field.kind.parse
+    return None if text is None or parse is None else parse(text, field.long)
 
 
 def values_of(record: type[Any], given: _Given) -> dict[str, Any]:

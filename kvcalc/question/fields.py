@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import Any
 
 from kvcalc.errors import UsageError
-from kvcalc.records import NamedTuple
 from kvcalc.units import (
     check_count,
     check_text,
@@ -35,11 +34,14 @@ Parse = Callable[[str, str], Any]
 _MOST = 1e64
 
 
-class Kind(NamedTuple):
+class Kind:
     """What a value is: the check of one from Python, and the value in an option's text, unless the text needs more."""
 
-    check: Check
-    parse: Parse | None = None
+    # A start makes these two classes. A named tuple takes ten times as long.
+    __slots__ = ("check", "parse")
+
+    def __init__(self, check: Check, parse: Parse | None = None) -> None:
+        self.check, self.parse = check, parse
 
 
 def _as_typed(text: str, option: str) -> str:
@@ -190,12 +192,12 @@ def _count(least: int = 1, *, at_least: int | None = None) -> Kind:
 
 
 _COUNT = _count()
-_TOKENS, _VLLM_TOKENS = _COUNT._replace(parse=parse_tokens), _COUNT._replace(parse=parse_vllm_tokens)
+_TOKENS, _VLLM_TOKENS = Kind(_COUNT.check, parse_tokens), Kind(_COUNT.check, parse_vllm_tokens)
 _PREFIX_TOKENS = Kind(
     _count(0).check, lambda text, option: 0 if text.strip() == "0" else parse_tokens(text, option)
 )  # fmt: skip
-_BYTES, _BYTES_PER_SECOND = _count(0)._replace(parse=parse_size), _COUNT._replace(parse=parse_bandwidth)
-_FLOPS = _COUNT._replace(parse=parse_flops)
+_BYTES, _BYTES_PER_SECOND = Kind(_count(0).check, parse_size), Kind(_COUNT.check, parse_bandwidth)
+_FLOPS = Kind(_COUNT.check, parse_flops)
 _LINK, _LENGTHS = Kind(_check_count_or_text, _parse_link), Kind(_check_count_or_text)
 _POSITIVE = _number(0, _MOST, "a number above 0", or_least=False)
 _NUMBER, _SECONDS = Kind(_POSITIVE, parse_rate), Kind(_POSITIVE, parse_seconds)
@@ -212,35 +214,39 @@ _BYTES_OF, _PRICES = Kind(_check_mapping(_COUNT.check)), Kind(_check_mapping(_PR
 _PAIRS = Kind(_check_pairs)
 
 
-class Field(NamedTuple):
+class Field:
     """A value that commands and functions take.
 
-    `name` is that of the Python argument or of the record's field, with its unit; `option` has the names of the option,
-    the first of which is also the key in a batch line. A value with one of the two may lack the other. The first
-    sentence of `help` is the help of -h. A list is separated by commas or given by repetition; one that is REPEATED, by
-    repetition alone. Python refuses a field without the one that it `needs`, and beside those that it `excludes`.
+    `name` is that of the Python argument or of the record's field, with its unit; `option` has the names of the option.
+    `long` is the first of them, which messages name, and `parameter` its key in a batch line. A value with one of the
+    two may lack the other. The first sentence of `help` is the help of -h. A list is separated by commas or given by
+    repetition; one that is REPEATED, by repetition alone. Python refuses a field without the one that it `needs`, and
+    beside those that it `excludes`.
     """
 
-    name: str
-    kind: Kind
-    option: str = ""
-    metavar: str = ""
-    help: str = ""
-    default: str | None = None
-    panel: str | None = None
-    several: bool | str = False
-    needs: str = ""
-    excludes: str = ""
+    __slots__ = (
+        "default",
+        "excludes",
+        "help",
+        "kind",
+        "long",
+        "metavar",
+        "name",
+        "needs",
+        "option",
+        "panel",
+        "parameter",
+        "several",
+    )  # fmt: skip
 
-    @property
-    def long(self) -> str:
-        """The option that messages name."""
-        return self.option.partition(" ")[0]
-
-    @property
-    def parameter(self) -> str:
-        """The name of the option's parameter, and of the key in a batch line."""
-        return self.long[2:].replace("-", "_")
+    def __init__(
+        self, name: str, kind: Kind, option: str = "", metavar: str = "", help: str = "", default: str | None = None,
+        panel: str | None = None, several: bool | str = False, needs: str = "", excludes: str = "",
+    ) -> None:  # fmt: skip
+        self.name, self.kind, self.option, self.metavar, self.help = name, kind, option, metavar, help
+        self.default, self.panel, self.several, self.needs, self.excludes = default, panel, several, needs, excludes
+        self.long = option.partition(" ")[0]
+        self.parameter = self.long[2:].replace("-", "_")
 
 
 # Headings in the help.
