@@ -153,6 +153,6 @@ def pytest_collection_finish() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=5000, help="mutated inputs of the fuzz tests (-m fuzz), in all")
     parser.addoption("--fuzz-seed", type=int, default=16, help="the first seed of the fuzz tests")
-    parser.addoption("--names", type=int, default=250, help="hostile names for every emitter (tests/writing)")
+    parser.addoption("--names", type=int, default=150, help="hostile names for every emitter (tests/writing)")
     parser.addoption("--pairs", type=int, default=40, help="pairs of a command and an environment to run")
     parser.addoption("--pairs-seed", type=int, default=16, help="the seed of the sample of pairs")
