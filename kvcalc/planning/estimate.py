@@ -83,7 +83,7 @@ def answer_case(case: Case) -> Answer:
             throughput = None if served is None else describe_throughput(served, notes)
     speculative = None
     if case.question.speculative is not None:
-        from kvcalc.planning.speculative import describe_speculative
+        from kvcalc.planning.drafting.document import describe_speculative
 
         speculative = describe_speculative(case, served)
     figures = cache_figures(case)
@@ -120,7 +120,7 @@ def answer_case(case: Case) -> Answer:
 
 def _add_reuse(case: Case, served: Case, document: dict[str, Any], notes: list[Note]) -> None:
     """Add the parts about a cache that is used again. Seconds are those of `served`."""
-    from kvcalc.planning.shared_cache import describe_reuse
+    from kvcalc.planning.reuse.document import describe_reuse
 
     model, throughput = None, document["throughput"]
     if throughput is not None:

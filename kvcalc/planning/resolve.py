@@ -189,7 +189,7 @@ def with_hits(
             asked = asked._replace(speed=speed._replace(prefix_hit_rate=rate))
         return asked, notes
     if asked.speed is not None and asked.speed.prefix_hit_rate:
-        from kvcalc.planning.prefix_hits import prefix_hit_notes
+        from kvcalc.planning.reuse import prefix_hit_notes
 
         return asked, prefix_hit_notes(asked.speed.prefix_hit_rate, allocation.engine, spec)
     return asked, []
