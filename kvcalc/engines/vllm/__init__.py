@@ -39,7 +39,6 @@ from kvcalc.releases import Asked, Release, parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.reuse import Reuse
     from kvcalc.throughput.hardware import Gpu
 
 VERSION = "0.33.0"
@@ -57,6 +56,7 @@ class Vllm(Engine):
 
     name = "vllm"
     title = "vLLM"
+    reuse_class = ("vllm.reuse", "VllmReuse")
     classes_of_transformers = "config"
     unread = NOT_READ_IN_VLLM
     # A request starts if there are blocks for its prompt. If a running one finds no block, another one is preempted
@@ -148,12 +148,6 @@ class Vllm(Engine):
         """
         if release is not None and release < _AUTO_CONTEXT_SINCE:
             raise UsageError("--context auto: vllm before 0.14 does not choose a context", "give --context N")
-
-    @classmethod
-    def reuse(cls) -> Reuse:
-        from kvcalc.engines.vllm.reuse import VllmReuse
-
-        return VllmReuse(cls.name)
 
     @classmethod
     def weight_padding(
