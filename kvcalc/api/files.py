@@ -75,7 +75,7 @@ def prefix_curve(
     """
     from kvcalc.planning.prefix import Sizes
     from kvcalc.planning.prefix import prefix_curve as ask
-    from kvcalc.planning.prefix_cost import MEMORY_PRICES, Prices
+    from kvcalc.planning.prefix.cost import MEMORY_PRICES, Prices
 
     for tier in memory_prices_per_gib_hour or {}:
         if tier not in MEMORY_PRICES:

@@ -25,7 +25,7 @@ from kvcalc.errors import UsageError
 from kvcalc.units import parse_size, parse_tokens
 
 if TYPE_CHECKING:
-    from kvcalc.planning.prefix_cost import Prices
+    from kvcalc.planning.prefix.cost import Prices
     from kvcalc.question.question import Question
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -137,7 +137,7 @@ def _question(given: Mapping[str, Any], model: str | None) -> Question | None:
 
 def _prices(given: Mapping[str, Any]) -> Prices:
     """The prices of memory, and of the device of --gpu. UsageError (exit 2) for a price of another device."""
-    from kvcalc.planning.prefix_cost import Prices, parse_memory_price
+    from kvcalc.planning.prefix.cost import Prices, parse_memory_price
 
     memory: dict[str, float] = {}
     device, devices = None, devices_of(given)

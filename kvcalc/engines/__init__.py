@@ -94,11 +94,6 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     return nothing
 
 
-def replica_settings(name: str, model_type: str, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
-    """The settings of one of engine `name`'s attention replicas (`Engine.replica_settings`)."""
-    return _class_of(name, model_type)[0].replica_settings(settings, replicas)
-
-
 def resolve_kv_dtype(
     name: str,
     spec: ModelSpec,
@@ -117,9 +112,12 @@ def resolve_kv_dtype(
     return engine.kv_dtype(spec, asked, settings or {}, dtype, place)
 
 
-def engine_class(name: str) -> type[Engine]:
-    """The class of engine `name`, which may end in a release. Raises UsageError (exit 2) for an unknown engine."""
-    return _class_of(name)[0]
+def engine_class(name: str, model_type: str = "") -> type[Engine]:
+    """The class of engine `name`, which may end in a release, for a type of model (empty: any).
+
+    Raises UsageError (exit 2), with the nearest names, for an unknown engine.
+    """
+    return _class_of(name, model_type)[0]
 
 
 def disaggregation_of(name: str) -> Disaggregation:
@@ -151,23 +149,10 @@ def reserve_of(engine: Engine, question: Question) -> Reserve:
     return found
 
 
-def resolve_weight_dtype(name: str, spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
-    """The type of the weights in engine `name` if `asked` was requested, and a note if it is another type.
-
-    Raises UsageError (exit 2) for an unknown engine, or for a type that the engine does not have.
-    """
-    return _class_of(name)[0].weight_dtype(spec, asked)
-
-
 def log_reader(name: str) -> LogReader:
     """What reads the start-up log of engine `name`, which is one of `LOGS`."""
     found: LogReader = import_module(f"kvcalc.engines.{ENGINES[name][0]}.log").LOG
     return found
-
-
-def check_engine(name: str) -> None:
-    """Raise UsageError (exit 2), with the nearest names, for an unknown engine."""
-    _class_of(name)
 
 
 def _release_notes(engine: Engine, asked: Asked) -> list[Note]:

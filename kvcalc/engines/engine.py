@@ -197,6 +197,7 @@ class Engine(ABC):
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
     by_type: Mapping[str, tuple[str, str]] = {}
+    reuse_class = ("reuse", "Reuse")  # the module (in this folder) and the class; this one has no tiers, and no drafts
     is_formula = False
     classes_of_transformers: str | None = None
     loads_towers = True
@@ -296,14 +297,9 @@ class Engine(ABC):
         """The releases that users choose from, as they stand after @."""
         return [release for _, release in DATES.get(cls.name, ())]
 
-    @classmethod
-    def count_devices(cls, settings: Mapping[str, str]) -> int | None:
-        """The number of devices that the settings name. None if they do not. UsageError (exit 2) for bad settings."""
-        return None
-
-    @classmethod
+    @staticmethod
     def split_layers(
-        cls, settings: Mapping[str, str], devices: Devices | None, size: int | None, stages: int, replicas: int
+        settings: Mapping[str, str], devices: Devices | None, size: int | None, stages: int, replicas: int
     ) -> tuple[Devices | None, int | None, int]:
         """The devices, the tensor-parallel size and the number of stages, if the settings may change them.
 
@@ -510,10 +506,10 @@ class Engine(ABC):
 
     @classmethod
     def reuse(cls) -> Reuse:
-        """The tiers of memory beside the cache, and the drafts. Without rules of its own, an engine has neither."""
-        from kvcalc.engines.reuse import Reuse
-
-        return Reuse(cls.name)
+        """The rules for tiers of memory beside the cache, for hits in it, and for drafts."""
+        module, name = cls.reuse_class
+        found: Reuse = getattr(import_module(f"kvcalc.engines.{module}"), name)(cls.name)
+        return found
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         """How the bytes of one replica grow at a context."""

@@ -14,7 +14,6 @@ from kvcalc.model.spec import ModelSpec
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.reuse import Reuse
 
 
 class Logical(Engine):
@@ -22,15 +21,10 @@ class Logical(Engine):
 
     name = "logical"
     title = "logical"
+    reuse_class = ("reuse", "FormulaReuse")
     is_formula = True
     has_attention_replicas = True
     joins_drafts = True  # layers add up
-
-    @classmethod
-    def reuse(cls) -> Reuse:
-        from kvcalc.engines.reuse import FormulaReuse
-
-        return FormulaReuse(cls.name)
 
     def reserve(self, question: Question) -> Reserve:
         """No engine: reserve 10% of the device for the software that runs the model, regardless of the model.

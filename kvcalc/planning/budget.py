@@ -142,7 +142,7 @@ def _budget(case: Case) -> Budget | str:
             return divided
         weights, host = weights._replace(bytes=divided.device), Host(case, placement, divided.host)
     if case.question.speculative is not None:
-        from kvcalc.planning.drafter import draft_weights
+        from kvcalc.planning.drafting.drafter import draft_weights
 
         drafts = draft_weights(case)
         if isinstance(drafts, str):

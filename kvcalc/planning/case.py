@@ -24,6 +24,7 @@ from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
+    from kvcalc.engines.prefixes import Prefixes
     from kvcalc.memory.reads import Reads
     from kvcalc.question.question import SpeedQuestion
     from kvcalc.throughput.hardware import Devices
@@ -141,6 +142,13 @@ class Case(NamedTuple):
         """
         there = self.of_length(tokens) if self.encoder_follows_context else self
         return there.allocation.batch_bytes(there.share, there.workload.kv_dtype, tokens, sequences)
+
+    def prefixes(self) -> Prefixes:
+        """The engine's prefix cache on a device of the largest pipeline stage. Raises what `Engine.prefixes` raises."""
+        workload = self.workload
+        dtype, batch = workload.kv_dtype, workload.attention_batch(workload.batch_size)
+        stage = self.allocation.largest_stage(self.share, dtype, workload.context_tokens, batch)
+        return self.allocation.prefixes(stage, dtype)
 
     def needed_bytes(self, tokens: int, sequences: int) -> int:
         """`cache_bytes`, or what the engine asks of a device before it starts, if that is more."""

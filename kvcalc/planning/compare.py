@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import check_engine
+from kvcalc.engines import engine_class
 from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.memory.workload import DEFAULT_CONTEXT_TOKENS
@@ -87,7 +87,7 @@ def compare(
     """
     settings = setting_texts(question.engine_settings or {})
     for engine in engines:
-        check_engine(engine)
+        engine_class(engine)
     check_settings(engines, settings, has_device=bool(devices))
     if question.context_tokens is None and not question.serves_requests:
         limits = [m.max_position_embeddings for _, m in loaded if isinstance(m, ModelSpec)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.engines import RELEASE, check_engine
+from kvcalc.engines import RELEASE, engine_class
 from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.planning.axis import parse_engines
@@ -31,7 +31,7 @@ def compare_engines(question: Question) -> dict[str, Any]:
         raise UsageError("--context auto: several engines choose different contexts", "ask for one engine")
     engines = parse_engines([name.strip() for name in question.engine.split(",")])
     for name in engines:
-        check_engine(name)
+        engine_class(name)
     settings = question.engine_settings or {}
     check_settings(engines, settings, has_device=question.devices is not None)
     rows, notes = [], []

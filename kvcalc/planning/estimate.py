@@ -78,12 +78,16 @@ def answer_case(case: Case) -> Answer:
         else:
             fit = describe_fit(found, notes)
             division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
-            served = case if fit["max_batch_size"] != 0 else _with_larger_share(case, notes)
+            served = case
+            if fit["max_batch_size"] == 0:
+                from kvcalc.planning.load import with_larger_share
+
+                served = with_larger_share(case, notes)
             # If not even one request fits, there is no speed to report.
             throughput = None if served is None else describe_throughput(served, notes)
     speculative = None
     if case.question.speculative is not None:
-        from kvcalc.planning.speculative import describe_speculative
+        from kvcalc.planning.drafting.document import describe_speculative
 
         speculative = describe_speculative(case, served)
     figures = cache_figures(case)
@@ -120,7 +124,7 @@ def answer_case(case: Case) -> Answer:
 
 def _add_reuse(case: Case, served: Case, document: dict[str, Any], notes: list[Note]) -> None:
     """Add the parts about a cache that is used again. Seconds are those of `served`."""
-    from kvcalc.planning.shared_cache import describe_reuse
+    from kvcalc.planning.reuse.document import describe_reuse
 
     model, throughput = None, document["throughput"]
     if throughput is not None:
@@ -135,22 +139,6 @@ def _add_reuse(case: Case, served: Case, document: dict[str, Any], notes: list[N
         serving = throughput["serving"]
         throughput["kv_transfer"] = describe_transfer(case, None if serving is None else serving["ttft_seconds"])
     document["warnings"] = describe_notes(notes)
-
-
-def _with_larger_share(case: Case, notes: list[Note]) -> Case | None:
-    """The case with a larger share of the memory for the engine, if requests are served and not one fits without it."""
-    if case.question.speed is None or case.question.speed.request_tokens is None:
-        return None
-    from kvcalc.planning.larger_share import larger_share
-    from kvcalc.planning.load import at_load
-
-    found = larger_share(case)
-    if found is None:
-        return None
-    fitting = f"{found.requests:,} request{'s' if found.requests > 1 else ''} of this length"
-    text = f"with {found.flag}, there is memory for {fitting}; the speed is that of such a start"
-    notes.append(Note("fit", "larger-share", text))
-    return at_load(found.case)
 
 
 def _describe_workload(case: Case) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import RELEASE, check_engine, engine_class
+from kvcalc.engines import RELEASE, engine_class
 from kvcalc.engines.options import check_settings
 from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
@@ -138,9 +138,9 @@ def plan(
 
 def _check_split(kinds: Sequence[Kind], settings: Mapping[str, Any]) -> None:
     """Raise UsageError (exit 2) for a number of devices that an engine's options name, because plan chooses it."""
-    if "tensor-split" not in settings:
-        return
-    if any((engine_class(kind.engine).count_devices(settings) or 1) != 1 for kind in kinds):
+    if "tensor-split" in settings and any(
+        engine_class(kind.engine).split_layers(settings, None, None, 1, 1)[2] > 1 for kind in kinds
+    ):
         raise UsageError(
             f"--tensor-split {settings['tensor-split']}: plan chooses the number of devices",
             "kvcalc fit takes it, and shows what each device holds",
@@ -161,7 +161,7 @@ def _check(kinds: Sequence[Kind], prices: Mapping[str, float], targets: Targets)
     if targets.confidence not in (RANGE_CONFIDENCE, POINT_CONFIDENCE):
         raise _unknown_confidence(targets.confidence)
     for kind in kinds:
-        check_engine(kind.engine)
+        engine_class(kind.engine)
 
 
 def parse_confidence(text: str) -> int:

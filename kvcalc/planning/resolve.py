@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.engines import (
     engine_class,
     load_engine,
-    replica_settings,
     resolve_kv_dtype,
-    resolve_weight_dtype,
 )
 from kvcalc.engines.allocation import PLAIN, Allocation, Drafts, Requests
 from kvcalc.engines.engine import Engine
@@ -78,7 +76,7 @@ def resolve_types(asked: Question) -> Types:
         asked = asked._replace(model=own)
     spec = apply(asked.model, asked.what_if)
     settings, devices = asked.engine_settings or {}, asked.devices
-    weight_dtype, weight_note = resolve_weight_dtype(asked.engine, spec, asked.dtype)
+    weight_dtype, weight_note = engine.weight_dtype(spec, asked.dtype)
     asked = asked._replace(dtype=weight_dtype)
     if devices is not None:
         settings = with_device(asked.engine, settings, devices)
@@ -91,7 +89,7 @@ def resolve_types(asked: Question) -> Types:
     if devices is not None:
         kv_type = kv_dtype.name if isinstance(kv_dtype, Dtype) else kv_dtype
         place = Place(release_of(asked.engine), device_class)
-        settings = engine_class(asked.engine).with_default_block(spec, kv_type, settings, place)
+        settings = engine.with_default_block(spec, kv_type, settings, place)
     workload = resolve_workload(
         spec, asked.context_tokens, asked.batch_size, asked.dtype, kv_dtype, asked.tensor_parallel_size or 1,
         asked.encoder_tokens, asked.pipeline_parallel_size,
@@ -142,7 +140,8 @@ def allocation_of(
 
         # Whole copies of a model without experts each have the settings as they are given.
         if most_experts(spec):
-            settings = replica_settings(asked.engine, spec.model_type, settings, asked.data_parallel_size)
+            replicated = engine_class(asked.engine, spec.model_type)
+            settings = replicated.replica_settings(settings, asked.data_parallel_size)
     given = sorted(settings.items())
     if asked.speculative is None:
         cached, requests = spec, PLAIN
@@ -219,7 +218,7 @@ def with_hits(
             asked = asked._replace(speed=speed._replace(prefix_hit_rate=rate))
         return asked, notes
     if asked.speed is not None and asked.speed.prefix_hit_rate:
-        from kvcalc.planning.prefix_hits import prefix_hit_notes
+        from kvcalc.planning.reuse import prefix_hit_notes
 
         return asked, prefix_hit_notes(asked.speed.prefix_hit_rate, allocation.engine, spec)
     return asked, []

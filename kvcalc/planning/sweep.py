@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import check_engine, engine_class, resolve_kv_dtype
+from kvcalc.engines import engine_class, resolve_kv_dtype
 from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import parse_dtype
@@ -181,7 +181,7 @@ def sweep(
     """
     spec, settings = apply(question.model, question.what_if), setting_texts(question.engine_settings or {})
     for engine in engines:
-        check_engine(engine)
+        engine_class(engine)
     check_settings(engines, settings, has_device=bool(gpus))
     if settings.get("n-gpu-layers") == "auto":
         raise UsageError("-ngl auto: every point of a sweep would have another number of layers", "for example -ngl 20")

@@ -219,7 +219,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
         workload.expert_parallel_size, case.engine.token_ranks, workload.prompt_ranks, *sorted(case.settings.items()),
     )  # fmt: skip
     if asked.speculative is not None:
-        from kvcalc.planning.drafter import key_of
+        from kvcalc.planning.drafting.drafter import key_of
 
         key += key_of(asked.speculative)
     known = _speeds_of(case.model, case.spec)
@@ -287,6 +287,6 @@ def _around(case: Case, stored: StoredWeights, model: SpeedModel) -> SpeedModel 
         model = hosted(case, case.engine.placement, stored, model)
     if case.question.speculative is None:
         return model
-    from kvcalc.planning.drafter import speed_of_drafting
+    from kvcalc.planning.drafting.drafter import speed_of_drafting
 
     return speed_of_drafting(case, model)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.cache_tiers import move_seconds, network_bytes_per_second, network_names
 from kvcalc.planning.case import Case
-from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.reuse import prompt_tokens_of
+from kvcalc.planning.reuse.links import move_seconds, network_bytes_per_second, network_names
 
 if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu
@@ -27,7 +26,7 @@ def describe_transfer(case: Case, ttft_seconds: float | None) -> dict[str, Any]:
         raise ValueError("the question asks for no transfer")
     rate = asked if isinstance(asked, int) else link_bytes_per_second(asked, case.devices.gpu)
     prompt = prompt_tokens_of(case.question.speed, workload)
-    sent = prefixes_of(case).sent_bytes(prompt)
+    sent = case.prefixes().sent_bytes(prompt)
     seconds = move_seconds(sent, rate)
     return {
         "link": asked if isinstance(asked, str) else None,

@@ -82,7 +82,7 @@ class Question(NamedTuple):
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
     are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. With
-    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.auto_context`). `reuse`
+    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.load`). `reuse`
     says how a cache is used again, and `images` are those in every request, whose tokens are a part of the context.
     """
 

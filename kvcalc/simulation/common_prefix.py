@@ -8,7 +8,6 @@ from kvcalc.engines.prefixes import Prefixes
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.kept import prefixes_of
 from kvcalc.question.question import Question
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.scheduler import Scheduler
@@ -44,7 +43,7 @@ def case_of(question: Question) -> tuple[Case, Prefixes | None]:
     case = make_case(question)
     if question.reuse is None:
         return case, None
-    return make_case(question._replace(reuse=None))._replace(notes=case.notes), prefixes_of(case)
+    return make_case(question._replace(reuse=None))._replace(notes=case.notes), case.prefixes()
 
 
 def share_prefix(

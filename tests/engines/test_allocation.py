@@ -16,10 +16,11 @@ BF16 = DTYPES["bf16"]
 # Facts about an engine's own account, which no request changes. They are asked of `Allocation.engine`.
 FACTS = {
     "at", "attended", "auto_context", "block_tokens", "check_auto_context", "check_context", "check_encoder",
-    "check_ranks", "count_devices", "cut", "default_block", "device_defaults", "device_settings", "disaggregation",
-    "divide_cache", "divide_rows", "divides_tokens", "entries", "entry_sizes", "known_releases", "kv_dtype",
-    "lookahead_tokens", "prompt_division", "replica_settings", "reserve", "reuse", "rules_used", "schedule",
-    "split_layers", "stage_bounds", "weight_dtype", "weight_padding", "with_default_block",
+    "check_ranks", "cut", "default_block", "device_defaults", "device_settings", "divide_cache", "divide_rows",
+    "divides_tokens", "entries", "entry_sizes", "known_releases", "kv_dtype", "lookahead_tokens", "prompt_division",
+    "replica_settings", "reserve", "reuse", "rules_used", "split_layers", "stage_bounds",
+    "weight_dtype", "weight_padding", "with_default_block",
+    "disaggregation", "schedule",
 }  # fmt: skip
 
 

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 import kvcalc
-from kvcalc.planning.cache_tiers import move_seconds
 from kvcalc.planning.disaggregated.instances import transfer_bytes
 from kvcalc.planning.disaggregated.joined import join_caches
 from kvcalc.planning.disaggregated.matching import Load, Pair
 from kvcalc.planning.disaggregated.mixed import find_mixed, joined_kinds
 from kvcalc.planning.disaggregated.search import Instances, Split, find_judge
 from kvcalc.planning.lengths import one_length
+from kvcalc.planning.reuse.links import move_seconds
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic
 from kvcalc.question.question import Question

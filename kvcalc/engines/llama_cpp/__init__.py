@@ -18,7 +18,6 @@ from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION
 from kvcalc.engines.llama_cpp.splitting import (
     ROW,
     SPLIT,
-    count_devices,
     layers_per_device,
     parse_mode,
     parse_shares,
@@ -39,9 +38,8 @@ from kvcalc.units import format_size
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Schedule
-    from kvcalc.throughput.hardware import Devices, Gpu
+    from kvcalc.throughput.hardware import Gpu
 
 _MIB = 2**20
 # The last known build without --fit, of November 2025, and the multiple to which --fit rounds a context down.
@@ -61,9 +59,11 @@ class LlamaCpp(Engine):
 
     name = "llama.cpp"
     title = "llama.cpp"
+    reuse_class = ("llama_cpp.reuse", "LlamaCppReuse")
     # Seen in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
     pools_for_encoders = "llama.cpp before mid-2025"
     running_option = "parallel"
+    split_layers = staticmethod(split_layers)
     by_type = dict.fromkeys(("deepseek_v4", "deepseek_ref"), ("llama_cpp.deepseek_v4", "DeepseekV4"))
     _default_running = 256  # the most sequences of a context (LLAMA_MAX_SEQ, src/llama-cparams.h)
     version = VERSION
@@ -109,16 +109,6 @@ class LlamaCpp(Engine):
             raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoders")
 
     @classmethod
-    def count_devices(cls, settings: Mapping[str, str]) -> int | None:
-        return count_devices(settings)
-
-    @classmethod
-    def split_layers(
-        cls, settings: Mapping[str, str], devices: Devices | None, size: int | None, stages: int, replicas: int
-    ) -> tuple[Devices | None, int | None, int]:
-        return split_layers(settings, devices, size, stages, replicas)
-
-    @classmethod
     def check_auto_context(cls, settings: Mapping[str, Any], release: Release | None) -> None:
         """llama-server chooses the context with --fit, which is on since December 2025 (pull request 16653)."""
         is_old = release is not None and release <= _LAST_WITHOUT_FIT
@@ -162,12 +152,6 @@ class LlamaCpp(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Split the layers over devices with the same memory (`splitting`)."""
         return layers_per_device(num_layers, (1,) * stages)
-
-    @classmethod
-    def reuse(cls) -> Reuse:
-        from kvcalc.engines.llama_cpp.reuse import LlamaCppReuse
-
-        return LlamaCppReuse(cls.name)
 
     def divide_rows(self, spec: ModelSpec, gpu: Gpu, num_devices: int) -> DividedRows | str | None:
         if self.settings.get("split_mode") != ROW:

@@ -32,7 +32,6 @@ from kvcalc.releases import parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.reuse import Reuse
 
 # KVCache.step: an array grows by this many tokens.
 _STEP = 256
@@ -57,6 +56,7 @@ class Mlx(Engine):
 
     name = "mlx"
     title = "mlx-lm"
+    reuse_class = ("mlx.reuse", "MlxReuse")
     copies_prefixes = True
     drafts_for_one = True  # the server runs no batches with a draft model (is_batchable, mlx_lm/server.py)
     version = VERSION
@@ -93,12 +93,6 @@ class Mlx(Engine):
             text = f"mlx-lm keeps all tokens in the windowed layers of {spec.model_type}"
             notes.append(Note("engine", "whole-windows", text))
         self.notes = tuple(notes)
-
-    @classmethod
-    def reuse(cls) -> Reuse:
-        from kvcalc.engines.mlx.reuse import MlxReuse
-
-        return MlxReuse(cls.name)
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.mlx.reserve import reserve

@@ -49,7 +49,6 @@ from kvcalc.units import Number
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
@@ -77,6 +76,7 @@ class Sglang(Engine):
 
     name = "sglang"
     title = "SGLang"
+    reuse_class = ("sglang.reuse", "SglangReuse")
     classes_of_transformers = "config"
     pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
     running_option = "max-running-requests"
@@ -175,12 +175,6 @@ class Sglang(Engine):
     @classmethod
     def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
         return device_defaults()
-
-    @classmethod
-    def reuse(cls) -> Reuse:
-        from kvcalc.engines.sglang.reuse import SglangReuse
-
-        return SglangReuse(cls.name)
 
     @classmethod
     def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:

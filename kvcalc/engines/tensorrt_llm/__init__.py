@@ -30,7 +30,6 @@ from kvcalc.units import parse_tokens
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
@@ -69,6 +68,7 @@ class TensorrtLlm(Engine):
 
     name = "tensorrt-llm"
     title = "TensorRT-LLM"
+    reuse_class = ("tensorrt_llm.reuse", "TensorrtLlmReuse")
     classes_of_transformers = "config"
     unread = NOT_READ_IN_TENSORRT_LLM
     running_option = "max-batch-size"
@@ -109,12 +109,6 @@ class TensorrtLlm(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the first ranks, one each (Mapping.pp_layers, tensorrt_llm/mapping.py)."""
         return longer_first(num_layers, stages)
-
-    @classmethod
-    def reuse(cls) -> Reuse:
-        from kvcalc.engines.tensorrt_llm.reuse import TensorrtLlmReuse
-
-        return TensorrtLlmReuse(cls.name)
 
     def reserve(self, question: Question) -> Reserve:
         from kvcalc.engines.tensorrt_llm.reserve import reserve

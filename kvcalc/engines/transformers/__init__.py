@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.reuse import Reuse
 
 from collections.abc import Mapping
 from functools import partial
@@ -65,6 +64,7 @@ class Transformers(Engine):
 
     name = "transformers"
     title = "Transformers"
+    reuse_class = ("transformers.reuse", "TransformersReuse")
     classes_of_transformers = "transformers"
     version = "5.23.0"
     drafts_for_one = True  # _assisted_decoding, generation/utils.py
@@ -83,12 +83,6 @@ class Transformers(Engine):
                 "count with --engine logical",
             )
         _refuse_unheld(spec, kind)
-
-    @classmethod
-    def reuse(cls) -> Reuse:
-        from kvcalc.engines.transformers.reuse import TransformersReuse
-
-        return TransformersReuse(cls.name)
 
     def reserve(self, question: Question) -> Reserve:
         """`generate` prefills all sequences at once.

@@ -39,7 +39,6 @@ from kvcalc.releases import Asked, Release, parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
     from kvcalc.throughput.hardware import Gpu
 
@@ -58,6 +57,7 @@ class Vllm(Engine):
 
     name = "vllm"
     title = "vLLM"
+    reuse_class = ("vllm.reuse", "VllmReuse")
     classes_of_transformers = "config"
     unread = NOT_READ_IN_VLLM
     running_option = "max-num-seqs"
@@ -146,12 +146,6 @@ class Vllm(Engine):
         """
         if release is not None and release < _AUTO_CONTEXT_SINCE:
             raise UsageError("--context auto: vllm before 0.14 does not choose a context", "give --context N")
-
-    @classmethod
-    def reuse(cls) -> Reuse:
-        from kvcalc.engines.vllm.reuse import VllmReuse
-
-        return VllmReuse(cls.name)
 
     @classmethod
     def weight_padding(

@@ -16,7 +16,6 @@ from kvcalc.planning.capacity import largest_batch
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.estimate import Answer, answer_case
-from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE
 from kvcalc.planning.throughput import Speed, speed_of, unfitted_of
@@ -192,7 +191,7 @@ def sent_of(case: Case, prompt_tokens: int) -> Sent:
     One tensor-parallel rank has the same layers in all its stages together.
     """
     workload = case.workload
-    busiest = prefixes_of(case).sent_bytes(prompt_tokens)
+    busiest = case.prefixes().sent_bytes(prompt_tokens)
     whole = busiest
     if workload.pipeline_parallel_size > 1:
         whole = case.allocation.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
@@ -203,14 +202,14 @@ def buffer_tokens(traffic: Traffic, case: Case) -> int:
     """The tokens of a transfer buffer: whole blocks for the prompt, or for the longest request of several."""
     lengths = traffic.lengths
     longest = lengths.input_tokens if lengths.num_requests == 1 else lengths.longest_tokens
-    return round_up(longest, prefixes_of(case).block_tokens)
+    return round_up(longest, case.prefixes().block_tokens)
 
 
 def buffer_bytes(needs: Disaggregation, case: Case, prompt_tokens: int) -> int:
     """The bytes of a device's transfer buffers, of which each holds a prompt in whole blocks and one more block."""
     if not needs.transfer_buffers:
         return 0
-    prefixes = prefixes_of(case)
+    prefixes = case.prefixes()
     tokens = round_up(prompt_tokens, prefixes.block_tokens) + prefixes.block_tokens
     return needs.transfer_buffers * prefixes.sent_bytes(tokens)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.case import Case
-from kvcalc.planning.kept import prefixes_of
 from kvcalc.throughput.hardware import Gpu
 
 # Both are architectures of compute capability 8, for which vLLM and SGLang choose the same backends.
@@ -26,7 +25,7 @@ def join_caches(first: Gpu, second: Gpu) -> bool:
 
 def cache_of(case: Case) -> tuple[str, int]:
     """What must be alike in both instances: the type of the cache, and the tokens in a block."""
-    return case.workload.kv_dtype.name, prefixes_of(case).block_tokens
+    return case.workload.kv_dtype.name, case.prefixes().block_tokens
 
 
 def check_joined(prefill: Case, decode: Case) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from itertools import product
 
 from kvcalc.errors import LayoutError
-from kvcalc.planning.cache_tiers import move_seconds
 from kvcalc.planning.disaggregated.instances import (
     Instance,
     decode_instance,
@@ -20,6 +19,7 @@ from kvcalc.planning.disaggregated.instances import (
 from kvcalc.planning.disaggregated.kinds import Link, PoolKinds
 from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
 from kvcalc.planning.replicas import shapes_of
+from kvcalc.planning.reuse.links import move_seconds
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text

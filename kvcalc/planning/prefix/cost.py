@@ -12,9 +12,8 @@ from kvcalc.engines.rounding import ceil_div
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.case import Case
-from kvcalc.planning.kept import prefixes_of as kept_prefixes_of
-from kvcalc.planning.prefix_hits import check_caching
-from kvcalc.planning.tiers import store_of
+from kvcalc.planning.reuse import check_caching
+from kvcalc.planning.reuse.tiers import store_of
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def prefixes_of(case: Case) -> Prefixes:
     if case.workload.data_parallel_size > 1:
         raise LayoutError("--dp: each attention replica has a prefix cache of its own", "leave it out")
     check_caching(case.engine, "kvcalc prefix")
-    found = kept_prefixes_of(case)
+    found = case.prefixes()
     if not found.shares_memory:
         raise UsageError(
             f"{case.engine.name} keeps prompts as a whole, not in blocks that they share",

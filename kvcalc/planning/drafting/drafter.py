@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcalc.engines import resolve_weight_dtype
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation
@@ -86,7 +85,7 @@ def _stored(case: Case, drafter: Drafter) -> StoredWeights | str:
     """
     question, workload = case.question, case.workload
     if drafter.is_model:
-        dtype, _ = resolve_weight_dtype(question.engine, drafter.spec, question.dtype)
+        dtype, _ = case.engine_class.weight_dtype(drafter.spec, question.dtype)
         return stored_weights(drafter.spec, drafter.spec, dtype, workload.model_dtype)
     found = stored_weights(case.model, case.spec, question.dtype, workload.model_dtype)
     if isinstance(found, str):

@@ -1,13 +1,17 @@
-"""The parts of a prefix document: the trace, the engine, and what a cache of one size saves and costs."""
+"""The parts of a prefix document: the trace, the engine, and what a cache of one size and each tier saves and costs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.reuse import CPU, DISK
+from kvcalc.notes import Note
+from kvcalc.planning.budget import Budget, budget
 from kvcalc.planning.case import Case
-from kvcalc.planning.prefix_cost import BlockBytes, PrefillTime, Prices
-from kvcalc.planning.prefix_trace import Profile
+from kvcalc.planning.prefix.cost import BlockBytes, PrefillTime, Prices, reach_of
+from kvcalc.planning.prefix.trace import Profile
+from kvcalc.planning.reuse.links import tier_rate
 from kvcalc.records import NamedTuple
 from kvcalc.traces.reuse_counts import Reuse
 
@@ -133,3 +137,49 @@ def describe_prefill(setup: Setup, prefill: PrefillTime) -> dict[str, Any]:
         "mean_seconds": seconds / stack.num_requests,
         "worst_error": prefill.worst_error,
     }
+
+
+def describe_tiers(
+    setup: Setup, offload: Sequence[tuple[str, int]], bandwidths: Mapping[str, int], notes: list[Note]
+) -> list[dict[str, Any]]:
+    """A row for the device's memory, if it is known, and for each tier: what is found there and not before it."""
+    memory = _device_memory(setup.case, notes)
+    block, stack = setup.block, setup.profile.stack
+    names = [DEVICE, *(name for name, _ in offload)]
+    sizes = [memory or 0, *(size for _, size in offload)]
+    per_block = [block.per_device, *(block.in_tier for _ in offload)]
+    own = [size // max(each, 1) for size, each in zip(sizes, per_block)]
+    reach = reach_of(setup.case, own)
+    found = stack.at(reach)
+    rows = []
+    before = Reuse(0, 0.0, 0.0, 0.0, 0.0)
+    for name, size, blocks, reuse in zip(names, sizes, own, found):
+        tokens, squares = reuse.hit_tokens - before.hit_tokens, reuse.hit_squares - before.hit_squares
+        rate = None if name == DEVICE else tier_rate(name, setup.gpu, bandwidths, notes, "tiers")
+        moved = tokens / stack.block_tokens * (block.per_device if name == CPU else block.in_tier)
+        row = {
+            "name": name,
+            "memory_bytes": size,
+            "cache_blocks": blocks,
+            "hit_rate": tokens / stack.num_tokens,
+            "prefill_seconds": None if setup.prefill is None else setup.prefill.seconds(tokens, squares),
+            "bandwidth_bytes_per_second": rate,
+            "load_seconds": None if rate is None else moved / rate,
+        }
+        if name != DEVICE or memory is not None:
+            rows.append(row)
+        before = reuse
+    return rows
+
+
+def _device_memory(case: Case, notes: list[Note]) -> int | None:
+    """The memory for the cache on one device, which running requests use too. None if it is not known."""
+    if case.question.devices is None:
+        return case.question.kv_memory_bytes
+    found = budget(case)
+    if not isinstance(found, Budget):
+        notes.append(Note("fit", "unknown", found))
+        return None
+    if found.pool_bytes <= 0:
+        notes.append(Note("fit", "does-not-fit", f"no memory of {case.devices.gpu.name} is left for the cache"))
+    return max(found.pool_bytes, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.errors import UsageError
@@ -12,26 +12,29 @@ from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.fit_part import describe_hardware
-from kvcalc.planning.prefix_cost import (
+from kvcalc.planning.prefix.cost import (
     PrefillTime,
     Prices,
     block_bytes,
     prefill_time,
     prefixes_of,
 )
-from kvcalc.planning.prefix_rows import Setup, describe_engine, describe_prefill, describe_size, describe_trace
-from kvcalc.planning.prefix_tiers import describe_tiers
-from kvcalc.planning.prefix_trace import Profile, profile
+from kvcalc.planning.prefix.rows import (
+    Setup,
+    describe_engine,
+    describe_prefill,
+    describe_size,
+    describe_tiers,
+    describe_trace,
+)
+from kvcalc.planning.prefix.trace import Profile, profile
 from kvcalc.planning.reuse import check_tiers
-from kvcalc.planning.tiers import check_engine_tiers
+from kvcalc.planning.reuse.tiers import check_engine_tiers
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.traces import BAD_ROWS, read_trace
 from kvcalc.traces.reuse import MOST_BLOCKS
-
-if TYPE_CHECKING:
-    pass
 
 KNEE_SHARE = 0.9
 """The knee is the smallest cache that finds this share of what a cache without a limit finds."""

@@ -1,17 +1,25 @@
-"""A cache that is kept in slower memory: how much a tier keeps, how long moving it takes, and when that pays.
+"""Slower memory and links: their rates, how much a tier keeps, how long moving it takes, and when that pays.
 
-Plain arithmetic: bytes, tokens and seconds in; tokens and seconds out. It knows no engine, model or device. A tier is
-memory that keeps what a device's cache drops: host memory, disks, or another machine.
+A tier is memory that keeps what a device's cache drops: host memory, disks, or another machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from kvcalc.engines.reuse import CPU, DISK
+from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Gpu
 
 # One NVMe drive on four lanes of PCIe 4.0 reads 6,800 MB/s (Micron 7450, data sheet: 128 KB sequential reads).
 NVME_BYTES_PER_SECOND = 6_800_000_000
+
+# NVLink-C2C between Grace and Hopper: 900 GB/s in both directions together (NVIDIA GH200 data sheet).
+_C2C = {"gh200-96gb": 450_000_000_000, "gh200-144gb": 450_000_000_000}
 
 # The data rate of one port in one direction, in Gbit/s. InfiniBand: HDR is 200, NDR 400 and XDR 800 (InfiniBand Trade
 # Association, InfiniBand roadmap). Ethernet: IEEE 802.3 (10G to 400G), 802.3df (800G). Headers take some per cent.
@@ -104,3 +112,27 @@ def break_even_tokens(
         middle = (last + first) // 2
         last, first = (last, middle) if pays(middle) else (middle, first)
     return first * step
+
+
+def tier_rate(name: str, gpu: Gpu | None, given: Mapping[str, int], notes: list[Note], part: str) -> int | None:
+    """Bytes per second at which a tier is read: by each device if it is host memory, else in total.
+
+    None if the rate is not known. A note about `part` of the document then says how to set it. Without a device nothing
+    is timed, and there is no note about its link.
+    """
+    if name in given:
+        return given[name]
+    rate: int | None = None
+    if name == CPU:
+        if gpu is None:
+            return None
+        rate = _C2C.get(gpu.name, gpu.pcie_bytes_per_second)
+        text, example = f"the link of {gpu.name} to host memory is not known", "50GB/s"
+    elif name == DISK:
+        rate = NVME_BYTES_PER_SECOND
+        text, example = f"disk is assumed to read {rate / 1e9:g} GB/s, one NVMe drive on PCIe 4.0", "6GB/s"
+    else:
+        text, example = f"the rate of {name} is not known", "ethernet-100g"
+    if rate is None or name == DISK:
+        notes.append(Note(part, "tier-bandwidth", f"{text}; --offload-bandwidth {name}={example} sets it"))
+    return rate

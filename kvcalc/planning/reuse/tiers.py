@@ -19,18 +19,17 @@ from kvcalc.engines.rounding import round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.spec import has_states, windows
 from kvcalc.notes import Note
-from kvcalc.planning.cache_tiers import (
+from kvcalc.planning.case import Case
+from kvcalc.planning.reuse import LMCACHE, NATIVE, prompt_tokens_of, turns_of
+from kvcalc.planning.reuse.links import (
     Tier,
     break_even_tokens,
     contexts_kept,
     longest_kept,
     move_seconds,
+    tier_rate,
     tokens_kept,
 )
-from kvcalc.planning.case import Case
-from kvcalc.planning.kept import prefixes_of, session_tokens_of
-from kvcalc.planning.reuse import LMCACHE, NATIVE
-from kvcalc.planning.tier_rates import tier_rate
 from kvcalc.question.question import CacheReuse
 from kvcalc.records import NamedTuple
 
@@ -87,7 +86,7 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
     memory is not modelled.
     """
     store = _checked_store(case, reuse)
-    tokens = store.found(session_tokens_of(case, store.prefixes))
+    tokens = store.found(_session_tokens(case, store.prefixes))
     if not tokens:
         raise UsageError(
             f"--offload: a context of {case.workload.context_tokens:,} tokens is shorter than the "
@@ -114,7 +113,7 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
 
 def store_of(case: Case, *, is_lmcache: bool = False) -> Store:
     """How the case's engine, or LMCache, keeps contexts outside the device, for one pipeline stage."""
-    prefixes, reuse = prefixes_of(case), case.engine_class.reuse()
+    prefixes, reuse = case.prefixes(), case.engine_class.reuse()
     copies = reuse.tier_copies(case.spec, case.share, case.workload.tensor_parallel_size)
     unit = LMCACHE_TOKENS if is_lmcache else prefixes.block_tokens
     return Store(prefixes, unit, copies, is_lmcache, 1 if is_lmcache else reuse.tier_page_bytes)
@@ -127,6 +126,16 @@ def check_engine_tiers(name: str, offload: Sequence[tuple[str, int]], *, is_lmca
     if unknown:
         hint = f"one of {', '.join(known)}" if known else "use vllm, sglang, tensorrt-llm or llama.cpp"
         raise UsageError(f"--offload {unknown[0]}: {name} has no such tier", hint)
+
+
+def _session_tokens(case: Case, prefixes: Prefixes) -> int:
+    """The tokens that a later turn finds of a session: before the last turn, or of the whole context without turns."""
+    reuse, workload = case.question.reuse, case.workload
+    tokens = workload.context_tokens
+    if reuse is None or not reuse.turns:
+        return prefixes.found(tokens)
+    prompt = prompt_tokens_of(case.question.speed, workload)
+    return prefixes.found(turns_of(reuse, prompt, tokens, prefixes)[-2].end_tokens)
 
 
 def _checked_store(case: Case, reuse: CacheReuse) -> Store:

@@ -9,7 +9,6 @@ from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.notes import Note
 from kvcalc.planning.capacity import largest_batch
 from kvcalc.planning.case import Case
-from kvcalc.planning.kept import prefixes_of
 from kvcalc.planning.reuse import prompt_tokens_of, turns_of
 from kvcalc.question.question import CacheReuse
 
@@ -31,14 +30,14 @@ def describe_reuse(
     if reuse.turns:
         described["sessions"] = _describe_sessions(case, reuse, fit, model)
     if reuse.offload:
-        from kvcalc.planning.tiers import describe_tiers
+        from kvcalc.planning.reuse.tiers import describe_tiers
 
         described["tiers"] = describe_tiers(case, reuse, model, notes)
     return described
 
 
 def _describe_prefix(case: Case, reuse: CacheReuse, fit: dict[str, Any] | None) -> dict[str, Any]:
-    prefixes, workload, allocation = prefixes_of(case), case.workload, case.allocation
+    prefixes, workload, allocation = case.prefixes(), case.workload, case.allocation
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
     prompt = prompt_tokens_of(case.question.speed, workload)
     found = prefixes.found(min(reuse.prefix_tokens, prompt - 1))
@@ -77,7 +76,7 @@ def _most_alone(case: Case, fit: dict[str, Any] | None) -> int | None:
 def _describe_sessions(
     case: Case, reuse: CacheReuse, fit: dict[str, Any] | None, model: SpeedModel | None
 ) -> dict[str, Any]:
-    prefixes, workload = prefixes_of(case), case.workload
+    prefixes, workload = case.prefixes(), case.workload
     prompt, replicas = prompt_tokens_of(case.question.speed, workload), workload.data_parallel_size
     turns = turns_of(reuse, prompt, workload.context_tokens, prefixes)
     idle = prefixes.found(turns[-2].end_tokens)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcalc.engines import engine_class
 from kvcalc.engines.allocation import Allocation
+from kvcalc.engines.engine import Engine
 from kvcalc.engines.prefixes import Prefixes
 from kvcalc.engines.reuse import TIERS
 from kvcalc.errors import UsageError
@@ -15,7 +17,6 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.workload import Workload
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.prefix_hits import check_caching, prefix_hit_notes
 from kvcalc.question.question import CacheReuse, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.units import check_count
@@ -130,6 +131,28 @@ def resolve(
         text = f"{engine.name} finds prefixes in steps of {prefixes.block_tokens:,} tokens, so this one is not found"
         notes.append(Note("kv_cache", "prefix-too-short", text))
     return max(rate, given), notes
+
+
+def check_caching(engine: Engine, option: str) -> None:
+    """Raise UsageError (exit 2) if the engine's settings turn the prefix cache off, which `option` asks about."""
+    if engine.prefixes_off:
+        raise UsageError(f"{option}: {engine.name} caches no prefixes of {engine.spec.name}", engine.prefixes_off)
+
+
+def prefix_hit_notes(rate: float, engine: Engine, spec: ModelSpec) -> list[Note]:
+    """The notes about a hit rate; none for 0.
+
+    Raises UsageError (exit 2) for a rate outside 0 to below 1, and if the engine finds no prompts in its cache.
+    """
+    given = f"--prefix-hit-rate {rate:g}"
+    if not 0 <= rate < 1:
+        raise UsageError(f"{given}: must be at least 0 and below 1", "for example --prefix-hit-rate 0.3")
+    if not rate:
+        return []
+    engine_class(engine.name).reuse().check_hits(given, spec)
+    check_caching(engine, "--prefix-hit-rate")
+    text = f"{rate:.0%} of each prompt is found in the prefix cache: no prefill for it, but memory as without hits"
+    return [Note("throughput", "prefix-hits", text)]
 
 
 def cached_tokens(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.drafter import draft_weights, speculation_of
 from kvcalc.planning.drafting import describe_asked, slots_of
+from kvcalc.planning.drafting.drafter import draft_weights, speculation_of
 
 _SPEED = ("verify_seconds", "draft_seconds", "seconds_without_drafting", "speedup", "break_even_batch")
 
