@@ -244,8 +244,8 @@ def test_serving_runs_more_requests_than_tensor_parallelism() -> None:
 def planned(name: str, gpu: str = "h200", dp: int = 8, engine: str = "vllm", **asked: Any) -> dict[str, Any]:
     targets = Targets(512, None)
     document = plan(
-        Question(kvcalc.load_model(name), data_parallel_size=dp, **asked), [find_gpu(gpu)], one_length(2048, 500),
-        targets, engines=(engine,),
+        Question(kvcalc.load_model(name), data_parallel_size=dp), [find_gpu(gpu)], one_length(2048, 500), targets,
+        engines=(engine,), **asked,
     )  # fmt: skip
     (row,) = document["plans"]
     return dict(row)
