@@ -59,7 +59,7 @@ THIRD_PARTY = {
     "rich": ("cli/", "output/"),
     "huggingface_hub": ("model/hub.py",),
     "matplotlib": ("output/plot.py",),
-    "gguf": ("model/gguf_file.py",),
+    "gguf": ("model/gguf/file.py",),
     "yaml": ("model/yaml_mapping.py", "writing/manifest.py"),
     "orjson": ("output/json_line.py",),
     # Imported only for type checkers, which include it.

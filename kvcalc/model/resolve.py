@@ -57,7 +57,7 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
             return _load_pasted(reference, read)
     path = expanded(reference)
     if _is_gguf(path):
-        from kvcalc.model.gguf_config import load_gguf
+        from kvcalc.model.gguf.config import load_gguf
 
         spec = load_gguf(path, assume_full_attention=assume_full_attention)
     else:
@@ -123,7 +123,7 @@ def _is_gguf(path: str) -> bool:
     if path.endswith((".json", ".yaml", ".yml")):
         return False
     if not os.path.isdir(path):
-        from kvcalc.model.gguf_files import means_gguf
+        from kvcalc.model.gguf.files import means_gguf
 
         return means_gguf(path)
     entries = list_folder(path)

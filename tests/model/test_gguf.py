@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, RunError, UsageError
 from kvcalc.model.caches import Cache, SlidingWindowAttention
-from kvcalc.model.gguf_file import read_header
-from kvcalc.model.gguf_files import read_files
+from kvcalc.model.gguf.file import read_header
+from kvcalc.model.gguf.files import read_files
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import cache_runs
 from tests.conftest import ROOT
@@ -209,7 +209,7 @@ def test_what_a_file_leaves_out(arch: str, more: dict[str, Any], windows: str, t
 
 
 def test_every_architecture_has_a_reader() -> None:
-    from kvcalc.model.gguf_architectures import known_architectures
+    from kvcalc.model.gguf.architectures import known_architectures
     from kvcalc.model.hf_config import known_types
 
     known = known_architectures()
@@ -220,7 +220,7 @@ def test_architectures_are_spelt_as_the_package_spells_them() -> None:
     """Except those that are newer than the oldest supported release of the package."""
     from gguf import MODEL_ARCH_NAMES
 
-    from kvcalc.model.gguf_architectures import known_architectures
+    from kvcalc.model.gguf.architectures import known_architectures
 
     assert len(set(known_architectures()) & set(MODEL_ARCH_NAMES.values())) >= 90
 

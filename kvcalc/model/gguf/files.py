@@ -10,7 +10,7 @@ import os
 
 from kvcalc.errors import UsageError
 from kvcalc.model.files import list_folder, one_of
-from kvcalc.model.gguf_file import Header, Tensor, is_gguf, read_header
+from kvcalc.model.gguf.file import Header, Tensor, is_gguf, read_header
 from kvcalc.records import NamedTuple
 
 SUFFIX = ".gguf"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvcalc.model.caches import HEADS_CACHES, CrossAttention, IndexerKeys, LatentAttention, RecurrentState
-from kvcalc.model.gguf_file import Tensor, package
-from kvcalc.model.gguf_files import GgufModel
-from kvcalc.model.gguf_keys import Facts
+from kvcalc.model.gguf.file import Tensor, package
+from kvcalc.model.gguf.files import GgufModel
+from kvcalc.model.gguf.keys import Facts
 from kvcalc.model.spec import FileBytes, FileWeights, ModelSpec
 
 # Position tables that the converter computes from the config. They are not parameters of the model.

@@ -7,7 +7,7 @@ errors.
 from __future__ import annotations
 
 from kvcalc.errors import ModelError, nearest
-from kvcalc.model.gguf_architectures import (
+from kvcalc.model.gguf.architectures import (
     BUILDERS,
     BY_LAYER,
     DERIVED_HEADS,
@@ -16,11 +16,11 @@ from kvcalc.model.gguf_architectures import (
     PLAIN,
     known_architectures,
 )
-from kvcalc.model.gguf_files import GgufModel, read_files
-from kvcalc.model.gguf_keys import Facts
-from kvcalc.model.gguf_latent import expands_latent
-from kvcalc.model.gguf_layers import Config
-from kvcalc.model.gguf_weights import count_weights, expected_rows
+from kvcalc.model.gguf.files import GgufModel, read_files
+from kvcalc.model.gguf.keys import Facts
+from kvcalc.model.gguf.latent import expands_latent
+from kvcalc.model.gguf.layers import Config
+from kvcalc.model.gguf.weights import count_weights, expected_rows
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import GgufFacts, ModelSpec
 

@@ -6,8 +6,8 @@ ships.
 
 from __future__ import annotations
 
-from kvcalc.model.gguf_keys import Facts
-from kvcalc.model.gguf_layers import Config
+from kvcalc.model.gguf.keys import Facts
+from kvcalc.model.gguf.layers import Config
 
 
 def expands_latent(facts: Facts) -> bool:

@@ -1,6 +1,6 @@
 """GGUF metadata as config keys, for architectures whose layers differ, or whose caches are not only K and V.
 
-Every function takes the metadata and the facts that all architectures share (`gguf_config.shared`), and returns the
+Every function takes the metadata and the facts that all architectures share (`gguf.config.shared`), and returns the
 mapping for the family's reader. It also supplies the values that files leave out and llama.cpp fills in. Source:
 load_arch_hparams in src/models of llama.cpp, and conversion/, in the version that llama-cpp-python 0.3.36 ships.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.model.gguf_keys import Facts
+from kvcalc.model.gguf.keys import Facts
 
 Config = dict[str, Any]
 _KINDS = {True: "sliding_attention", False: "full_attention"}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvcalc.model import gguf_latent as deep
-from kvcalc.model import gguf_layers as layers
 from kvcalc.model.families.decoder_table import architectures
-from kvcalc.model.gguf_keys import Facts
-from kvcalc.model.gguf_layers import Config
+from kvcalc.model.gguf import latent as deep
+from kvcalc.model.gguf import layers
+from kvcalc.model.gguf.keys import Facts
+from kvcalc.model.gguf.layers import Config
 
 Build = Callable[[Facts, Config], Config]
 
