@@ -23,7 +23,7 @@ FOLDERS = {
     "model": set(),
     "memory": {"model"},
     "throughput": {"memory", "model"},
-    "engines": {"throughput", "memory", "model"},
+    "engines": {"writing", "throughput", "memory", "model"},
     "traces": {"model"},
     "question": {"throughput", "model"},
     "planning": {"writing", "question", "engines", "traces", "throughput", "memory", "model"},
