@@ -103,29 +103,23 @@ class Layout(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """What the commands of separate prefill and decode instances are made for: both layouts and their numbers.
+    """What the commands of separate instances are made for: the layouts and the numbers for PREFILL and DECODE.
 
     `buffer_tokens` are those of a transfer buffer.
     """
 
     checkpoint: Checkpoint
-    prefill: Layout
-    decode: Layout
-    prefills: int
-    decodes: int
+    layouts: Mapping[str, Layout]
+    instances: Mapping[str, int]
     buffer_tokens: int
 
     def hosts(self, role: str) -> list[str]:
         """The host and port of each instance of a role."""
-        number = self.prefills if role == PREFILL else self.decodes
-        return [f"{host_of(role, each)}:{PORT}" for each in range(number)]
+        return [f"{host_of(role, number)}:{PORT}" for number in range(self.instances[role])]
 
     def router_flags(self, after_prefill: Sequence[str] = ()) -> list[str]:
-        """The flags of a router of vLLM or SGLang. `after_prefill` are words after each prefill URL.
-
-        The plan assumes that instances are asked in turn.
-        """
-        words = ["--policy", "round_robin"]
+        """The flags of a router of vLLM or SGLang. `after_prefill` are words after each prefill URL."""
+        words = ["--policy", "round_robin"]  # the plan assumes that instances are asked in turn
         for host in self.hosts(PREFILL):
             words += ["--prefill", f"http://{host}", *after_prefill]
         for host in self.hosts(DECODE):
@@ -136,18 +130,15 @@ class Pools(NamedTuple):
 class StartCommand(ABC):
     """How an engine is started as a server, on bare metal and in a container.
 
-    `program` is the name of its command in `kvcalc plan --emit`. `image` is the container image that its project
-    publishes for NVIDIA's devices, in the release whose options are printed. None if the user must name one: AMD's
-    images have a tag for every kind of device and version of ROCm. The server is ready when `health_path` answers.
-    `router_package` is the package on PyPI with the router of separate prefill and decode instances, None if it is part
-    of the engine's own. `address_variable` is the environment variable in which a prefill instance says its address.
+    `image` is the one that the engine's project publishes for NVIDIA's devices, in the release whose options are
+    printed. None if the user must name one: AMD's have a tag for every kind of device and version of ROCm.
     """
 
-    program: str
+    program: str  # the name of its command in `kvcalc plan --emit`
     image: str | None = None
-    health_path = "/health"  # vLLM, SGLang, trtllm-serve and llama-server alike
-    router_package: str | None = None
-    address_variable: str | None = None
+    health_path = "/health"  # answers when the server is ready (vLLM, SGLang, trtllm-serve and llama-server alike)
+    router_package: str | None = None  # on PyPI, with the router of separate instances, if the engine's own has none
+    address_variable: str | None = None  # in which a prefill instance says its address
 
     @abstractmethod
     def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str] | None:

@@ -53,9 +53,9 @@ def drafting_of(asked: Speculation | None) -> Drafting | None:
     """How a printed command drafts tokens. None if it does not."""
     if asked is None:
         return None
-    if asked.draft_model is not None:
-        return Drafting(asked.method, asked.num_tokens, checkpoint_of(asked.draft_model).name)
-    return Drafting(asked.method, asked.num_tokens, _YOUR_HEAD if asked.method in (EAGLE, EAGLE1) else None)
+    head = _YOUR_HEAD if asked.method in (EAGLE, EAGLE1) else None
+    name = head if asked.draft_model is None else checkpoint_of(asked.draft_model).name
+    return Drafting(asked.method, asked.num_tokens, name)
 
 
 def _named(spec: ModelSpec) -> Checkpoint:

@@ -32,10 +32,8 @@ class Command(StartCommand):
         if k is None or v is None or layout.data_parallel_size > 1:
             return None
         model = checkpoint.name if checkpoint.name.endswith(".gguf") else "<your GGUF file>"
-        slots = layout.max_running
-        words = ["llama-server", "--model", model]
-        words += ["--ctx-size", str(layout.context_tokens * slots), "--parallel", str(slots)]
-        words += ["--n-gpu-layers", layout.settings.get("n-gpu-layers", "all")]
+        words = ["llama-server", "--model", model, "--ctx-size", str(layout.context_tokens * layout.max_running)]
+        words += ["--parallel", str(layout.max_running), "--n-gpu-layers", layout.settings.get("n-gpu-layers", "all")]
         if layout.tensor_parallel_size > 1:
             words += ["--split-mode", "tensor"]
         flags = []
@@ -46,12 +44,11 @@ class Command(StartCommand):
                 flags.append(name)
             else:
                 values[name] = layout.settings[option.name]
-        return [*words, *(word for pair in values.items() for word in pair), *flags, *_drafting(layout.drafting)]
+        flags += _drafting(layout.drafting) if layout.drafting else []
+        return [*words, *(word for pair in values.items() for word in pair), *flags]
 
 
-def _drafting(drafting: Drafting | None) -> list[str]:
-    if drafting is None:
-        return []
+def _drafting(drafting: Drafting) -> list[str]:
     words = ["--spec-type", _SPEC_TYPES[drafting.method]]
     if drafting.checkpoint is not None:
         own = drafting.checkpoint if drafting.checkpoint.endswith(".gguf") else "<your draft's GGUF file>"

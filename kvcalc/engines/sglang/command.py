@@ -7,7 +7,7 @@ options with the complete lists.
 
 from __future__ import annotations
 
-from kvcalc.engines.command import DECODE, PREFILL, ROUTER, Checkpoint, Drafting, Layout, Pools, StartCommand
+from kvcalc.engines.command import ROUTER, Checkpoint, Drafting, Layout, Pools, StartCommand
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM
 from kvcalc.releases import Release
@@ -34,52 +34,45 @@ class Command(StartCommand):
     router_package = "sglang-router==0.3.2"
 
     def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
-        """With --attn-dp-size, or --enable-dp-attention before it, --tp-size counts the devices of all attention
-        replicas, and --max-running-requests the requests of all (ServerArgs, and ModelRunner.max_running_requests
-        divided by dp_size). Without it, --dp-size is the number of whole copies, each with --tp-size devices and these
-        requests.
-        """  # fmt: skip
+        """Sizes are those of all attention replicas, or of one of several whole copies.
+
+        With --attn-dp-size, or --enable-dp-attention before it, --tp-size counts the devices of all replicas, and
+        --max-running-requests the requests of all (ServerArgs, and ModelRunner.max_running_requests divided by
+        dp_size). Without it, --dp-size is the number of whole copies, each with --tp-size devices and these requests.
+        """
         if "context-length" in layout.settings:
             layout = layout._replace(context_tokens=parse_tokens(layout.settings["context-length"], "--context-length"))
         replicas = layout.data_parallel_size
-        names = ["--dp-size"]
-        if not layout.has_copies:
-            is_new = layout.has_release("sglang", _ATTENTION_REPLICAS)
-            names = ["--attn-dp-size"] if is_new else ["--enable-dp-attention", "--dp-size"]
-        more = [*names, str(replicas)] if replicas > 1 else []
-        more += ["--ep-size", str(layout.expert_parallel_size)] if layout.expert_parallel_size > 1 else []
         if layout.has_copies:
+            names, division = ["--dp-size"], None
             whole = layout._replace(max_running=-(-layout.max_running // replicas))
         else:
-            copies = int(layout.settings.get("attn-cp-size", "1"))
+            is_new = layout.has_release("sglang", _ATTENTION_REPLICAS)
+            names = ["--attn-dp-size"] if is_new else ["--enable-dp-attention", "--dp-size"]
+            division, copies = layout.prompt_division, int(layout.settings.get("attn-cp-size", "1"))
             whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas * copies)
-            division = layout.prompt_division
-            more += ["--enable-prefill-cp", "--cp-strategy", division] if division else []
+        more = [*names, str(replicas)] if replicas > 1 else []
+        more += ["--ep-size", str(layout.expert_parallel_size)] if layout.expert_parallel_size > 1 else []
+        more += ["--enable-prefill-cp", "--cp-strategy", division] if division else []
         flags = whole.flags(_SIZES, checkpoint, more, _CACHE_TYPES)
         for option in layout.options("sglang", flags):
             flags += [f"--{option.name}", *([layout.settings[option.name]] if option.metavar is not None else [])]
         # Without the variable, SGLang refuses a length beyond the model's limit (srt/environ.py).
         variables = ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"] if layout.beyond_limit else []
         start = [*variables, "python", "-m", "sglang.launch_server", "--model-path", checkpoint.name]
-        return [*start, *flags, *_drafting(layout.drafting)]
+        return [*start, *flags, *(_drafting(layout.drafting) if layout.drafting else [])]
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
-        def serve(layout: Layout, mode: str) -> list[str]:
-            words = ["--disaggregation-mode", mode, "--disaggregation-transfer-backend", "nixl"]
-            return [*self.words(pools.checkpoint, layout), *words]
-
-        router = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
-        return {
-            PREFILL: serve(pools.prefill, "prefill"),
-            DECODE: serve(pools.decode, "decode"),
-            ROUTER: [*router, *pools.router_flags([str(_BOOTSTRAP_PORT)])],
-        }
+        start = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+        found = {ROUTER: [*start, *pools.router_flags([str(_BOOTSTRAP_PORT)])]}
+        for role, layout in pools.layouts.items():
+            mode = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl"]
+            found[role] = [*self.words(pools.checkpoint, layout), *mode]
+        return found
 
 
-def _drafting(drafting: Drafting | None) -> list[str]:
+def _drafting(drafting: Drafting) -> list[str]:
     """The options for one chain of tokens and no tree."""
-    if drafting is None:
-        return []
     number, flags = drafting.num_tokens, ["--speculative-algorithm", _ALGORITHMS[drafting.method]]
     if drafting.checkpoint is not None:
         flags += ["--speculative-draft-model-path", drafting.checkpoint]

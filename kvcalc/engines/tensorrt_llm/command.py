@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from kvcalc.engines.command import DECODE, PORT, PREFILL, ROUTER, Checkpoint, Drafting, Layout, Pools, StartCommand
+from kvcalc.engines.command import DECODE, PORT, PREFILL, ROUTER, Checkpoint, Layout, Pools, StartCommand
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
 from kvcalc.releases import Release
@@ -65,10 +65,10 @@ class Command(StartCommand):
         buffers = {"backend": "NIXL", "max_tokens_in_buffer": pools.buffer_tokens}
         decode: dict[str, object] = {"cache_transceiver_config": buffers}
         # Context servers do not support the overlap scheduler (examples/disaggregated/README.md).
-        prefill = {"disable_overlap_scheduler": True, **decode}
+        more = {PREFILL: {"disable_overlap_scheduler": True, **decode}, DECODE: decode}
         found = {
-            role: self.words(pools.checkpoint, layout, more, _FILES[role]) or []
-            for role, layout, more in ((PREFILL, pools.prefill, prefill), (DECODE, pools.decode, decode))
+            role: self.words(pools.checkpoint, layout, more[role], _FILES[role]) or []
+            for role, layout in pools.layouts.items()
         }
         servers = {
             name: {"num_instances": len(pools.hosts(role)), "urls": pools.hosts(role)}
@@ -85,27 +85,20 @@ def _settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
     cache.update((key, int(layout.settings[name])) for name, key in _KV_CACHE_CONFIG.items() if name in layout.settings)
     if "max-attention-window" in layout.settings:
         windows = layout.settings["max-attention-window"].split(",")
-        cache["max_attention_window"] = [_tokens(window) for window in windows]
+        cache["max_attention_window"] = [parse_tokens(window, "--engine tensorrt-llm") for window in windows]
     if "avg-seq-len" in layout.settings:
-        cache["avg_seq_len"] = _tokens(layout.settings["avg-seq-len"])
+        cache["avg_seq_len"] = parse_tokens(layout.settings["avg-seq-len"], "--engine tensorrt-llm")
     if cache:
         settings["kv_cache_config"] = cache
     if layout.data_parallel_size > 1:
         settings["enable_attention_dp"] = True
     if layout.drafting is not None:
-        settings["speculative_config"] = _decoding(layout, layout.drafting)
+        method, number, model = layout.drafting
+        is_old = method == MTP and not layout.has_release("tensorrt-llm", _MTP_LENGTH)
+        length = "num_nextn_predict_layers" if is_old else "max_draft_len"
+        named = {} if model is None else {"speculative_model": model}
+        settings["speculative_config"] = {"decoding_type": _DECODING[method], length: number, **named}
     return settings
-
-
-def _tokens(text: str) -> int:
-    return parse_tokens(text, "--engine tensorrt-llm")
-
-
-def _decoding(layout: Layout, drafting: Drafting) -> dict[str, object]:
-    is_old = drafting.method == MTP and not layout.has_release("tensorrt-llm", _MTP_LENGTH)
-    length = "num_nextn_predict_layers" if is_old else "max_draft_len"
-    config: dict[str, object] = {"decoding_type": _DECODING[drafting.method], length: drafting.num_tokens}
-    return config if drafting.checkpoint is None else {**config, "speculative_model": drafting.checkpoint}
 
 
 COMMAND = Command()

@@ -55,28 +55,26 @@ class Command(StartCommand):
         # Without the variable, vLLM refuses a length beyond the model's limit (vllm/envs.py).
         variables = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if layout.beyond_limit else []
         variables += [f"VLLM_PP_LAYER_PARTITION={partition}"] if partition else []
-        return [*variables, "vllm", "serve", checkpoint.name, *flags, *_drafting(layout.drafting)]
+        flags += _drafting(layout.drafting) if layout.drafting else []
+        return [*variables, "vllm", "serve", checkpoint.name, *flags]
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
-        def serve(layout: Layout, role: str) -> list[str]:
-            config = json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
-            return [*self.words(pools.checkpoint, layout), "--kv-transfer-config", config]
+        def serve(role: str, kv_role: str) -> list[str]:
+            config = json.dumps({"kv_connector": "NixlConnector", "kv_role": kv_role})
+            return [*self.words(pools.checkpoint, pools.layouts[role]), "--kv-transfer-config", config]
 
         return {
-            PREFILL: [f"{self.address_variable}={host_of(PREFILL, 0)}", *serve(pools.prefill, "kv_producer")],
-            DECODE: serve(pools.decode, "kv_consumer"),
+            PREFILL: [f"{self.address_variable}={host_of(PREFILL, 0)}", *serve(PREFILL, "kv_producer")],
+            DECODE: serve(DECODE, "kv_consumer"),
             ROUTER: ["vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl", *pools.router_flags()],
         }
 
 
-def _drafting(drafting: Drafting | None) -> list[str]:
+def _drafting(drafting: Drafting) -> list[str]:
     """The values are one JSON object."""
-    if drafting is None:
-        return []
-    config: dict[str, object] = {"method": _METHODS[drafting.method]}
-    if drafting.checkpoint is not None:
-        config["model"] = drafting.checkpoint
-    return ["--speculative-config", json.dumps({**config, "num_speculative_tokens": drafting.num_tokens})]
+    model = {} if drafting.checkpoint is None else {"model": drafting.checkpoint}
+    config = {"method": _METHODS[drafting.method], **model, "num_speculative_tokens": drafting.num_tokens}
+    return ["--speculative-config", json.dumps(config)]
 
 
 COMMAND = Command()

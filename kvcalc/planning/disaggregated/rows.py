@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import RELEASE, disaggregation_of, start_command
-from kvcalc.engines.command import Checkpoint, Layout, Pools
+from kvcalc.engines.command import DECODE, PREFILL, ROLES, Checkpoint, Layout, Pools
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import most_experts
@@ -190,7 +190,7 @@ def describe_split(
                 "prefill_seconds": times.prefill_seconds, "transfer_seconds": times.transfer_seconds,
                 "first_step_seconds": times.first_step_seconds,
             },
-            "commands": {role: join(words) for role, words in commands.items()},
+            "commands": {role: join(commands[role]) for role in ROLES},
         },
     )  # fmt: skip
     if judge is not None:
@@ -203,14 +203,11 @@ def describe_split(
 
 
 def _pools_of(traffic: Traffic, found: Split, checkpoint: Checkpoint) -> Pools:
-    times = found.match.times
-    running = found.decode.rates.largest(times.transfer_seconds)
-    return Pools(
-        checkpoint,
-        _layout(traffic, found.prefill, min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)),
-        _layout(traffic, found.decode, running),
-        found.match.prefills, found.match.decodes, buffer_tokens(traffic, found.prefill.case),
-    )  # fmt: skip
+    prompts = min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
+    running = found.decode.rates.largest(found.match.times.transfer_seconds)
+    layouts = {PREFILL: _layout(traffic, found.prefill, prompts), DECODE: _layout(traffic, found.decode, running)}
+    instances = {PREFILL: found.match.prefills, DECODE: found.match.decodes}
+    return Pools(checkpoint, layouts, instances, buffer_tokens(traffic, found.prefill.case))
 
 
 def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:

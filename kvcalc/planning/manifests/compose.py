@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.engines.command import PORT
-from kvcalc.planning.manifests.server import START_SECONDS, Server
+from kvcalc.planning.manifests.server import DEVICES, START_SECONDS, Server
 from kvcalc.writing.manifest import Interpolated, compose_file
 
-# The devices of the machine.
-DEVICES = 8
 _CACHE = "/root/.cache/huggingface"
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from kvcalc.engines import start_command
 from kvcalc.engines.command import DECODE, PORT, PREFILL, ROLES, ROUTER, host_of
 from kvcalc.errors import UsageError
-from kvcalc.planning.manifests.compose import DEVICES, service_of
+from kvcalc.planning.manifests.compose import service_of
 from kvcalc.planning.manifests.kubernetes import SEVERAL_KINDS, deployment, service
-from kvcalc.planning.manifests.server import Server, server_with
+from kvcalc.planning.manifests.server import DEVICES, Server, server_with
 from kvcalc.writing import shell
 from kvcalc.writing.manifest import compose_file, kubernetes_file
 

@@ -18,7 +18,7 @@ from kvcalc.writing import shell
 START_SECONDS = 3600
 
 # A machine has at most this many devices in the servers that are sold today (HGX, MI300X platforms).
-_DEVICES_PER_MACHINE = 8
+DEVICES = 8
 # Kubernetes adds at most 11 characters to the name of a StatefulSet, for a label that may have 63, and `-prefill` is
 # added here.
 _LONGEST_NAME = 44
@@ -73,10 +73,10 @@ def server_with(
         raise UsageError(f"--emit {kind}: the vendor of {best['gpu']} is not known", "--emit vllm prints the command")
     if vendor not in ("NVIDIA", "AMD"):
         raise UsageError(f"--emit {kind}: containers do not see devices of {vendor}", "--emit vllm prints the command")
-    if each > _DEVICES_PER_MACHINE:
+    if each > DEVICES:
         raise UsageError(
             f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one",
-            f"use fewer than {_DEVICES_PER_MACHINE + 1} devices per replica, for example with --kv-dtype fp8",
+            f"use fewer than {DEVICES + 1} devices per replica, for example with --kv-dtype fp8",
         )
     start = start_command(engine)
     image = image or (start.image if vendor == "NVIDIA" else None)
