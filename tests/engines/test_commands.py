@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 import pytest
 
@@ -239,3 +240,16 @@ def test_every_flag_of_separate_instances_is_the_tools_own() -> None:
 
 def test_engines_without_a_start_command_have_no_separate_instances() -> None:
     assert not [name for name in ENGINES if name not in SERVERS and engine_class(name).disaggregation()]
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [("sglang", "attn-cp-size"), ("tensorrt-llm", "tokens-per-block"), ("tensorrt-llm", "max-tokens")],
+)
+def test_a_setting_of_another_engine_in_the_plan_is_refused_by_name(kvcalc: Any, engine: str, option: str) -> None:
+    result = kvcalc(
+        "plan", "llama-3.1-8b", "--gpu", "h100", "--engine", f"vllm,{engine}", "--input-tokens", "1k",
+        "--output-tokens", "100", "--concurrency", "4", f"--{option}", "abc",
+    )  # fmt: skip
+    assert result.status == 2
+    assert f"--{option} abc: not a whole number" in result.err

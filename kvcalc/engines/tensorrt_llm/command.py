@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 
 from kvcalc.engines.command import DECODE, PORT, PREFILL, ROUTER, Checkpoint, Layout, Pools, StartCommand
+from kvcalc.engines.options import Given
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
 from kvcalc.releases import Release
@@ -82,7 +83,8 @@ class Command(StartCommand):
 def _settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
     settings: dict[str, object] = {} if checkpoint.torch_dtype is None else {"dtype": checkpoint.torch_dtype}
     cache: dict[str, object] = {"dtype": "fp8"} if layout.kv_dtype in ("fp8", RAW_FP8.name) else {}
-    cache.update((key, int(layout.settings[name])) for name, key in _KV_CACHE_CONFIG.items() if name in layout.settings)
+    given = Given("tensorrt-llm", layout.settings)
+    cache.update((key, given.count(name)) for name, key in _KV_CACHE_CONFIG.items() if name in layout.settings)
     if "max-attention-window" in layout.settings:
         windows = layout.settings["max-attention-window"].split(",")
         cache["max_attention_window"] = [parse_tokens(window, "--engine tensorrt-llm") for window in windows]
