@@ -14,7 +14,7 @@ import kvcalc
 from kvcalc.engines import reserve as parts
 from kvcalc.engines.llama_cpp.reserve import reserve as llama_cpp
 from kvcalc.engines.sglang.reserve import reserve as sglang
-from kvcalc.engines.tensorrt_llm import reserve as tensorrt_llm
+from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.engines.vllm import reserve as vllm
 from kvcalc.memory.sharding import Width
 from kvcalc.planning.budget import Budget, budget
@@ -149,7 +149,7 @@ def _tensorrt_llm_log(row: dict[str, str]) -> Log:
     )
     assert isinstance(found, Budget), found
     # The activations grow with the tokens of a step. kvcalc knows no other number than the default.
-    step = int(row["tokens"]) / tensorrt_llm.STEP_TOKENS
+    step = int(row["tokens"]) / STEP_TOKENS
     estimate = sum(part.bytes * (step if part.kind == parts.ACTIVATION else 1) for part in found.reserve.held) / GIB
     actual = float(row["peak"]) - float(row["cache"]) - float(row["loaded"])
     memory = gpu.memory_bytes / GIB

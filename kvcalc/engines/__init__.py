@@ -23,6 +23,7 @@ from kvcalc.notes import Note
 from kvcalc.releases import Asked, split_engine
 
 if TYPE_CHECKING:
+    from kvcalc.engines.command import StartCommand
     from kvcalc.engines.log import LogReader
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.scheduler import Disaggregation
@@ -39,6 +40,8 @@ ENGINES = {
 }
 # Engines whose start-up logs are read: their folders have a module `log` with a `LogReader`, `LOG`.
 LOGS = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
+# Engines that kvcalc can start: their folders have a module `command` with a `StartCommand`, `COMMAND`.
+SERVERS = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
 # The code of the note that says which release's rules count.
 RELEASE = "release"
@@ -153,6 +156,17 @@ def log_reader(name: str) -> LogReader:
     """What reads the start-up log of engine `name`, which is one of `LOGS`."""
     found: LogReader = import_module(f"kvcalc.engines.{ENGINES[name][0]}.log").LOG
     return found
+
+
+def start_command(name: str) -> StartCommand:
+    """How engine `name` is started, which is one of `SERVERS` and may end in a release."""
+    found: StartCommand = import_module(f"kvcalc.engines.{command_key(name)}.command").COMMAND
+    return found
+
+
+def command_key(name: str) -> str:
+    """The key of a plan's row for the command of engine `name`, which may end in a release."""
+    return ENGINES[name.partition("@")[0]][0]
 
 
 def _release_notes(engine: Engine, asked: Asked) -> list[Note]:

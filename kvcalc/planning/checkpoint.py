@@ -1,18 +1,20 @@
-"""Which checkpoint a printed command loads: the model that was asked for, or a placeholder if it has no known name."""
+"""The checkpoints that a printed command loads, of the model and of drafts: placeholders if they have no known name."""
 
 from __future__ import annotations
 
 import os
 
+from kvcalc.engines.command import Checkpoint, Drafting
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.dtypes import parse_dtype, parse_weight_dtype
+from kvcalc.model.drafting import EAGLE, EAGLE1, Speculation
 from kvcalc.model.files import expanded
 from kvcalc.model.presets import Preset, find_preset, names_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.weights import describe_weights
-from kvcalc.records import NamedTuple
 
 YOURS = "<your checkpoint>"
+_YOUR_HEAD = "<your EAGLE head>"
 
 _HUB = "https://huggingface.co/"
 _CONFIGS = (".json", ".yaml", ".yml")
@@ -22,20 +24,6 @@ _FLOATS = ("bf16", "fp16", "fp32")
 # The types to which vLLM 0.33.0 and SGLang 0.5.23 can convert a 16-bit checkpoint while loading it (--quantization).
 # Both need memory for the unconverted checkpoint, so no printed command does this.
 _MADE_WHILE_LOADING = ("fp8",)
-
-
-class Checkpoint(NamedTuple):
-    """What a command loads.
-
-    `name` is a repository on the Hugging Face Hub, a folder, a GGUF file or a placeholder in angle brackets.
-    `revision` is the repository's revision, or None for its default. `dtype` is the type to which the command makes the
-    engine convert the weights, or None to keep their type. `note` is a remark for the user, or None.
-    """
-
-    name: str
-    revision: str | None = None
-    dtype: str | None = None
-    note: str | None = None
 
 
 def checkpoint_of(spec: ModelSpec, dtype: str | None = None) -> Checkpoint:
@@ -59,6 +47,15 @@ def checkpoint_of(spec: ModelSpec, dtype: str | None = None) -> Checkpoint:
     if asked.name in _MADE_WHILE_LOADING and own in _FLOATS:
         note += f"; --quantization {asked.name} converts them while loading, if they fit unconverted"
     return Checkpoint(f"<your {asked.name} checkpoint>", note=note)
+
+
+def drafting_of(asked: Speculation | None) -> Drafting | None:
+    """How a printed command drafts tokens. None if it does not."""
+    if asked is None:
+        return None
+    head = _YOUR_HEAD if asked.method in (EAGLE, EAGLE1) else None
+    name = head if asked.draft_model is None else checkpoint_of(asked.draft_model).name
+    return Drafting(asked.method, asked.num_tokens, name)
 
 
 def _named(spec: ModelSpec) -> Checkpoint:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import RELEASE, engine_class
+from kvcalc.engines import RELEASE, SERVERS, command_key, engine_class, start_command
+from kvcalc.engines.command import Checkpoint, Layout
 from kvcalc.engines.options import check_settings
 from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.attention_replicas import WHOLE_COPIES
-from kvcalc.planning.checkpoint import Checkpoint, checkpoint_of
-from kvcalc.planning.commands import Layout, sglang_words, vllm_words
+from kvcalc.planning.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
-from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.lengths import Lengths
-from kvcalc.planning.more_commands import llama_cpp_words, tensorrt_llm_words
 from kvcalc.planning.pareto import front
 from kvcalc.planning.replicas import Option, find_layout
 from kvcalc.planning.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
@@ -289,18 +287,14 @@ def _row(
         drafting_of(question.speculative),
         replicas, memory["engine"]["expert_parallel_size"],
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
-        cp_strategy=engine_class(kind.engine).prompt_division(question.model, question.engine_settings or {}),
+        prompt_division=engine_class(kind.engine).prompt_division(question.model, question.engine_settings or {}),
     )  # fmt: skip
-    commands = {engine: words_of(checkpoint, layout) for engine, words_of in _WORDS.items()}
-    return {**row, **{engine: None if words is None else join(words) for engine, words in commands.items()}}
+    for engine in SERVERS:
+        words = start_command(engine).words(checkpoint, layout)
+        row[command_key(engine)] = None if words is None else join(words)
+    return row
 
 
-_WORDS: dict[str, Callable[[Checkpoint, Layout], list[str] | None]] = {
-    "vllm": vllm_words,
-    "sglang": sglang_words,
-    "tensorrt_llm": tensorrt_llm_words,
-    "llama_cpp": llama_cpp_words,
-}
 # The ends of a range are null if it is not known.
 _TIMES = (
     "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds",
@@ -313,7 +307,8 @@ ROW = (
     *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
-    "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens", *_WORDS,
+    "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens",
+    *map(command_key, SERVERS),
 )  # fmt: skip
 
 

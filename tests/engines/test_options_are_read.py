@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 
 import kvcalc
+from kvcalc.engines import SERVERS, start_command
+from kvcalc.engines.command import Checkpoint, Layout
 from kvcalc.engines.options import OPTIONS, option_names
-from kvcalc.planning.checkpoint import Checkpoint
-from kvcalc.planning.commands import Layout, sglang_words, vllm_words
-from kvcalc.planning.more_commands import llama_cpp_words, tensorrt_llm_words
 from kvcalc.writing.shell import join
 from tests.conftest import ROOT
 
@@ -143,25 +142,21 @@ def test_an_option_changes_a_figure(engine: str, name: str) -> None:
     assert figures_of(engine, case, case.settings) != figures_of(engine, case, {**case.settings, name: case.value})
 
 
-WORDS: dict[str, Callable[..., list[str] | None]] = {
-    "vllm": vllm_words, "sglang": sglang_words, "tensorrt-llm": tensorrt_llm_words,
-    "llama.cpp": llama_cpp_words,
-}  # fmt: skip
 # Options that say what no flag of the engine says: a build or a host, or drafts, which --speculative describes.
 NO_FLAGS = {"num-speculative-tokens", "before-pull", "host-memory", "host-bandwidth"}
 # Options without an effect in the newest release, and those that the engine has under another name.
 GONE, RENAMED = {"mamba-cache-mode"}, {"draft-max": "spec-draft-n-max", "free-gpu-memory-fraction": "free_gpu_memory"}
 
 
-@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine in WORDS for name in CASES[engine]])
+@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine in SERVERS for name in CASES[engine]])
 def test_an_option_is_in_the_command(engine: str, name: str) -> None:
     value = CASES[engine][name].value
     sizes = {"max-num-seqs": value, "max-running-requests": value, "max-batch-size": value, "parallel": value}
     layout = Layout(
         1, 1, 8192, int(str(sizes.get(name, 4))), "fp16", {name: "" if value is True else str(value)},
-        cp_strategy="in-seq-split" if name == "attn-cp-size" else None,
+        prompt_division="in-seq-split" if name == "attn-cp-size" else None,
     )  # fmt: skip
-    command = join(WORDS[engine](Checkpoint("a/b"), layout) or [])
+    command = join(start_command(engine).words(Checkpoint("a/b"), layout) or [])
     words = command.replace("_", "-").lower()
     text = str(value).replace("64k", "65536").partition(",")[0]
     is_there = RENAMED.get(name, name).replace("_", "-") in words and (value is True or text in command)
@@ -202,7 +197,7 @@ def test_code_reads_settings_by_names_that_are_declared(folder: str) -> None:
     ]
     wrong = [(file, name) for file, name in found if "-" in name and name not in option_names()]
     assert not wrong
-    assert len(found) > 30 or folder in ("simulation", "throughput")
+    assert len(found) > {"engines": 80, "planning": 15}.get(folder, -1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.planning.checkpoint import YOURS, Checkpoint, checkpoint_of
+from kvcalc.engines.command import Checkpoint
+from kvcalc.planning.checkpoint import YOURS, checkpoint_of
 
 CONFIG = '{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "vocab_size": 8}'
 

@@ -11,11 +11,7 @@ import yaml
 
 import kvcalc
 from kvcalc.errors import UsageError
-from kvcalc.planning.checkpoint import Checkpoint
-from kvcalc.planning.commands import Layout
-from kvcalc.planning.disaggregated.commands import Pools, commands_of
 from kvcalc.planning.disaggregated.instances import Sent, transfer_bytes
-from tests.conftest import ROOT
 
 LINK = "infiniband-400g"  # 50 GB/s
 # K and V of 8 heads with 128 elements of 2 bytes, in 80 layers.
@@ -202,30 +198,6 @@ def test_with_as_many_devices_a_given_rate_is_served_with_the_shorter_tpot() -> 
     assert first["num_devices"] == second["num_devices"]
     assert first["tpot_seconds"] < second["tpot_seconds"]
     assert ": as many devices, but TPOT is " in first["next_mode"]
-
-
-def test_every_flag_is_the_tools_own() -> None:
-    layouts = [Layout(tp, 1, 8192, 64, "fp8", {}, data_parallel_size=dp) for tp, dp in ((8, 1), (1, 8))]
-    tools = {
-        ("vllm", "router"): "vllm-router-0.1.17.txt", ("vllm", "prefill"): "vllm-0.33.0.txt",
-        ("sglang", "router"): "sglang-router-0.3.2.txt", ("sglang", "prefill"): "sglang-0.5.23.txt",
-        ("tensorrt-llm", "router"): "tensorrt-llm-disaggregated-1.3.txt",
-        ("tensorrt-llm", "prefill"): "tensorrt-llm-1.3.txt",
-    }  # fmt: skip
-    for engine in ("vllm", "sglang", "tensorrt-llm"):
-        commands = commands_of(engine, Pools(Checkpoint("a/b"), layouts[0], layouts[1], 2, 3, 4096))
-        assert set(commands) == {"prefill", "decode", "router"}
-        for role, command in commands.items():
-            file = tools.get((engine, role)) or tools[engine, "prefill"]
-            own = command.split(" && ")[-1] if engine == "tensorrt-llm" else command
-            words = shlex.split(own)
-            words = words[words.index("-m") + 2 :] if "-m" in words else words
-            flags = {word for word in words if word.startswith("-")}
-            known = set((ROOT / "tests" / "engine_options" / file).read_text().splitlines()[1:])
-            assert flags
-            assert flags <= known, flags - known
-        hosts = {f"prefill-{number}" for number in range(2)} | {f"decode-{number}" for number in range(3)}
-        assert all(f"{host}:8000" in commands["router"] for host in hosts)
 
 
 @pytest.mark.parametrize(("kind", "engine"), [("vllm", "vllm"), ("sglang", "sglang"), ("trtllm", "tensorrt-llm")])

@@ -74,7 +74,7 @@ EMITTERS = [
     path for path, tree in SOURCES.items()
     if uses_writers(tree) or path.is_relative_to(PACKAGE / "output" / "report")
     or path.is_relative_to(PACKAGE / "planning" / "manifests")
-    or (path.name in ("commands.py", "more_commands.py", "drafting_flags.py") and "planning" in path.parts)
+    or (path.name == "command.py" and "engines" in path.parts)
 ]  # fmt: skip
 
 
@@ -86,9 +86,10 @@ def test_an_emitter_writes_no_text_of_a_language(path: Path) -> None:
 def test_every_emitter_is_known() -> None:
     names = {str(path.relative_to(PACKAGE)) for path in EMITTERS}
     assert names >= {
-        "planning/commands.py", "planning/manifests/compose.py", "planning/manifests/kubernetes.py",
-        "planning/manifests/pools.py", "planning/manifests/server.py", "planning/more_commands.py",
-        "planning/disaggregated/commands.py", "planning/drafting_flags.py", "planning/plan.py", "output/report/page.py",
+        "engines/command.py", "engines/vllm/command.py", "engines/sglang/command.py", "engines/tensorrt_llm/command.py",
+        "engines/llama_cpp/command.py", "planning/manifests/compose.py", "planning/manifests/kubernetes.py",
+        "planning/manifests/pools.py", "planning/manifests/server.py", "planning/disaggregated/rows.py",
+        "planning/plan.py", "output/report/page.py",
         "output/report/charts.py", "output/human/plan.py", "output/plot.py", "cli/report.py", "cli/completion.py",
     }  # fmt: skip
 

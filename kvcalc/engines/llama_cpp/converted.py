@@ -21,9 +21,9 @@ _LISTED = (
 ).split()
 
 # The same, but the file does not list the layers. The architecture has a fixed rule (load_swa_pattern). If the config
-# of a type need not list the layers, this is the model's own rule; otherwise it is llama.cpp's.
-_RULED: dict[str, OneFullIn] = {
-    **{kind: row(kind)["slides"] for kind in ("afmoe", "cohere2", "gemma2", "gemma3_text", "gpt_oss")},
+# of a type need not list the layers, this is the model's own rule (None here); otherwise it is llama.cpp's.
+_RULED: dict[str, OneFullIn | None] = {
+    **dict.fromkeys(("afmoe", "cohere2", "gemma2", "gemma3_text", "gpt_oss")),
     "laguna": full_first_of(4), "llama4_text": full_every(4),
 }  # fmt: skip
 
@@ -79,7 +79,7 @@ def keeps_windows(spec: ModelSpec) -> bool:
         return False
     if kind in _PLAIN:
         raise ModelError(f"{spec.name}: llama.cpp's layout of {kind} with windows is not modelled")
-    pattern = _RULED.get(kind)
+    pattern = (_RULED[kind] or row(kind)["slides"]) if kind in _RULED else None
     # The bytes depend on how many layers have windows, not on which. A GGUF file is already read by the same rule.
     if pattern and spec.gguf is None and sum(windowed) != sum(pattern.sliding(len(windowed))):
         which = "first" if pattern.full_first else "last"

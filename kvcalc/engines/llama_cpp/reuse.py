@@ -11,6 +11,8 @@ from kvcalc.engines.reuse import CPU, FormulaReuse
 
 
 class LlamaCppReuse(FormulaReuse):
+    """llama.cpp's tiers, drafts and prefixes."""
+
     tiers = (CPU,)
     keeps_one_copy = False
     draft_option = "draft-max"

@@ -19,6 +19,8 @@ from kvcalc.releases import Release
 
 
 class MlxReuse(Reuse):
+    """mlx-lm's tiers, drafts and prefixes."""
+
     def check_drafts(self, asked: Speculation, spec: ModelSpec, settings: Mapping[str, Any]) -> None:
         super().check_drafts(asked, spec, settings)
         if asked.method != DRAFT:

@@ -30,6 +30,8 @@ from kvcalc.releases import Release
 
 
 class SglangReuse(Reuse):
+    """SGLang's tiers, drafts and prefixes."""
+
     tiers = TIERS
     takes_lmcache = True
     keeps_one_copy = True

@@ -25,6 +25,8 @@ _REUSES_DRAFTS = Release.of(1, 3)._replace(phase=-1, of_phase=28)
 
 
 class TensorrtLlmReuse(Reuse):
+    """TensorRT-LLM's tiers, drafts and prefixes."""
+
     tiers = (CPU, DISK)
     drafts_with_dflash = True
 

@@ -16,6 +16,8 @@ from kvcalc.notes import Note
 
 
 class TransformersReuse(Reuse):
+    """Transformers' tiers, drafts and prefixes."""
+
     def check_hits(self, option: str, spec: ModelSpec) -> None:
         raise UsageError(f"{option}: transformers has no prefix cache", "leave it out, or use another engine")
 

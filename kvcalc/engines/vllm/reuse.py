@@ -33,6 +33,8 @@ _LOOKS_AHEAD = Release.of(0, 33)
 
 
 class VllmReuse(Reuse):
+    """vLLM's tiers, drafts and prefixes."""
+
     tiers = TIERS
     takes_lmcache = True
     keeps_one_copy = True

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import RELEASE, disaggregation_of
+from kvcalc.engines import RELEASE, disaggregation_of, start_command
+from kvcalc.engines.command import DECODE, PREFILL, ROLES, Checkpoint, Layout, Pools
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import most_experts
-from kvcalc.planning.checkpoint import Checkpoint
-from kvcalc.planning.commands import Layout
-from kvcalc.planning.disaggregated.commands import Pools, commands_of
+from kvcalc.planning.checkpoint import drafting_of
 from kvcalc.planning.disaggregated.describe import describe_energy, describe_pools, describe_transfer, prompts_held
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.disaggregated.kinds import same_kind
 from kvcalc.planning.disaggregated.search import Instances, Split, find_split
-from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.replicas import more_devices
@@ -25,6 +23,7 @@ from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost, secon
 from kvcalc.planning.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
+from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
     from kvcalc.planning.disaggregated.judge import SplitJudge
@@ -166,6 +165,7 @@ def describe_split(
     pools = describe_pools(found, answers, (prompts, held))
     tokens_per_second = found.tokens_per_second
     ttft, tpot = found.ttft_range(), found.tpot_range()
+    commands = start_command(found.kinds.decode.engine).pool_words(_pools_of(traffic, found, asked.checkpoint))
     is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((found.prefill, found.decode), answers))
     row.update(
         fits=True,
@@ -190,7 +190,7 @@ def describe_split(
                 "prefill_seconds": times.prefill_seconds, "transfer_seconds": times.transfer_seconds,
                 "first_step_seconds": times.first_step_seconds,
             },
-            "commands": commands_of(found.kinds.decode.engine, _pools_of(traffic, found, asked.checkpoint)),
+            "commands": {role: join(commands[role]) for role in ROLES},
         },
     )  # fmt: skip
     if judge is not None:
@@ -203,14 +203,11 @@ def describe_split(
 
 
 def _pools_of(traffic: Traffic, found: Split, checkpoint: Checkpoint) -> Pools:
-    times = found.match.times
-    running = found.decode.rates.largest(times.transfer_seconds)
-    return Pools(
-        checkpoint,
-        _layout(traffic, found.prefill, min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)),
-        _layout(traffic, found.decode, running),
-        found.match.prefills, found.match.decodes, buffer_tokens(traffic, found.prefill.case),
-    )  # fmt: skip
+    prompts = min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
+    running = found.decode.rates.largest(found.match.times.transfer_seconds)
+    layouts = {PREFILL: _layout(traffic, found.prefill, prompts), DECODE: _layout(traffic, found.decode, running)}
+    instances = {PREFILL: found.match.prefills, DECODE: found.match.decodes}
+    return Pools(checkpoint, layouts, instances, buffer_tokens(traffic, found.prefill.case))
 
 
 def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:

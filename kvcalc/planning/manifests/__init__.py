@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvcalc.engines import SERVERS, command_key, start_command
 from kvcalc.errors import UsageError, nearest
 from kvcalc.planning.manifests.compose import compose
 from kvcalc.planning.manifests.kubernetes import kubernetes
@@ -12,7 +13,7 @@ from kvcalc.planning.manifests.server import Server, server_of
 from kvcalc.writing import shell
 
 # A kind of output -> the row's key for the engine's command.
-COMMANDS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm", "llama-server": "llama_cpp"}
+COMMANDS = {start_command(engine).program: command_key(engine) for engine in SERVERS}
 FILES: dict[str, Callable[[Server], str]] = {"compose": compose, "k8s": kubernetes}
 KINDS = (*COMMANDS, *FILES)
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.planning.manifests.server import HEALTH, PORT, START_SECONDS, Server
+from kvcalc.engines.command import PORT
+from kvcalc.planning.manifests.server import DEVICES, START_SECONDS, Server
 from kvcalc.writing.manifest import Interpolated, compose_file
 
-# The devices of the machine.
-DEVICES = 8
 _CACHE = "/root/.cache/huggingface"
 
 
@@ -59,7 +58,7 @@ def service_of(server: Server, first: int, port: int | None) -> dict[str, Any]:
         "ipc": "host",
         "restart": "unless-stopped",
         "healthcheck": {
-            "test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{HEALTH}"],
+            "test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{server.health_path}"],
             "interval": "10s",
             "start_period": f"{START_SECONDS}s",
         },

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.planning.manifests.server import HEALTH, PORT, START_SECONDS, Server
+from kvcalc.engines.command import PORT
+from kvcalc.planning.manifests.server import START_SECONDS, Server
 from kvcalc.writing.manifest import kubernetes_file
 
 _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
@@ -41,6 +42,7 @@ def deployment(server: Server) -> dict[str, Any]:
 
 
 def _container(server: Server) -> dict[str, Any]:
+    probe = {"httpGet": {"path": server.health_path, "port": PORT}, "periodSeconds": _PERIOD_SECONDS}
     return {
         "name": "server",
         "image": server.image,
@@ -49,14 +51,10 @@ def _container(server: Server) -> dict[str, Any]:
         "env": _environment(server),
         "ports": [{"containerPort": PORT}],
         **({"resources": {"limits": {_RESOURCES[server.vendor]: server.num_devices}}} if server.num_devices else {}),
-        "startupProbe": {**_probe(), "failureThreshold": START_SECONDS // _PERIOD_SECONDS},
-        "readinessProbe": _probe(),
+        "startupProbe": {**probe, "failureThreshold": START_SECONDS // _PERIOD_SECONDS},
+        "readinessProbe": probe,
         "volumeMounts": [mount for _, mount in _volumes(server)],
     }
-
-
-def _probe() -> dict[str, Any]:
-    return {"httpGet": {"path": HEALTH, "port": PORT}, "periodSeconds": _PERIOD_SECONDS}
 
 
 def _environment(server: Server) -> list[dict[str, Any]]:

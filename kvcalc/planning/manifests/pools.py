@@ -6,17 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.engines import start_command
+from kvcalc.engines.command import DECODE, PORT, PREFILL, ROLES, ROUTER, host_of
 from kvcalc.errors import UsageError
-from kvcalc.planning.disaggregated.commands import DECODE, PREFILL, ROLES, ROUTER, SIDE_CHANNEL, host_of
-from kvcalc.planning.manifests.compose import DEVICES, service_of
+from kvcalc.planning.manifests.compose import service_of
 from kvcalc.planning.manifests.kubernetes import SEVERAL_KINDS, deployment, service
-from kvcalc.planning.manifests.server import PORT, Server, server_with
+from kvcalc.planning.manifests.server import DEVICES, Server, server_with
 from kvcalc.writing import shell
 from kvcalc.writing.manifest import compose_file, kubernetes_file
-
-# The routers that are no part of their engine's package, on PyPI.
-_ROUTERS = {"vllm": "vllm-router==0.1.17", "sglang": "sglang-router==0.3.2"}
-_EMITTED = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 
 # The label by which Kubernetes finds the machines of each kind, if there are two.
 _LABEL = "gpu"
@@ -25,12 +22,12 @@ _LABEL = "gpu"
 def emit_pools(document: Mapping[str, Any], kind: str, image: str | None) -> str:
     """What starts the pools of a plan's best row. Raises UsageError (exit 2) if it cannot be started in this way."""
     best = document["best"]
-    engine = best["engine"].partition("@")[0]
     if kind not in ("compose", "k8s"):
         if image is not None:
             raise UsageError(f"--image has no effect with --emit {kind}", "--emit compose or --emit k8s")
-        if _EMITTED.get(kind) != engine:
-            own = next(name for name, of in _EMITTED.items() if of == engine)
+        engine = best["engine"].partition("@")[0]
+        own = start_command(engine).program
+        if kind != own:
             raise UsageError(f"--emit {kind}: the instances were planned for {engine}", f"--emit {own}")
         return _commands(best)
     servers = {role: _server(document, kind, image, role) for role in ROLES}
@@ -56,7 +53,7 @@ def _commands(best: Mapping[str, Any]) -> str:
 def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str) -> Server:
     """One instance of a role, or the router, which has no devices."""
     best = document["best"]
-    pools, engine = best["disaggregated"], best["engine"].partition("@")[0]
+    pools, router = best["disaggregated"], start_command(best["engine"]).router_package
     used, mixed = f"{pools[PREFILL]['num_devices']} + {pools[DECODE]['num_devices']} {best['gpu']}", _is_mixed(best)
     if mixed:
         used = " + ".join(f"{pools[one]['num_devices']} {pools[one]['gpu']}" for one in (PREFILL, DECODE))
@@ -66,8 +63,8 @@ def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str
     words = shell.split(pools["commands"][role])
     if role == ROUTER:
         found = server_with(document, kind, image, words, 0, used)
-        if engine in _ROUTERS:
-            words = ["pip", "install", _ROUTERS[engine], shell.AND, "exec", *words]
+        if router is not None:
+            words = ["pip", "install", router, shell.AND, "exec", *words]
         return found._replace(name=f"{found.name}-{role}", command=["sh", "-c", shell.script(words)])
     pool = pools[role]
     found = server_with(document, kind, image, words, pool["num_devices"] // pool["instances"], used)
@@ -82,12 +79,12 @@ def _compose(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
         )
     if _is_mixed(best):
         raise UsageError("--emit compose: a compose file is for one machine, with one kind of device", "--emit k8s")
-    services, first = {}, 0
+    services, first, variable = {}, 0, start_command(best["engine"]).address_variable
     for role in (PREFILL, DECODE):
         server = servers[role]
         for number in range(server.replicas):
             name = host_of(role, number)
-            environment = {key: name if key == SIDE_CHANNEL else value for key, value in server.environment.items()}
+            environment = {key: name if key == variable else value for key, value in server.environment.items()}
             services[name] = service_of(server._replace(environment=environment), first, None)
             first += server.num_devices
     services[ROUTER] = {**service_of(servers[ROUTER], 0, PORT), "depends_on": list(services)}
@@ -99,7 +96,7 @@ def _compose(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
 
 def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
     """StatefulSets, whose pods have names that the router can know, with their Services, and the router."""
-    documents = []
+    documents, variable = [], start_command(best["engine"]).address_variable
     for role in (PREFILL, DECODE):
         server = servers[role]
         one = deployment(server)
@@ -108,7 +105,7 @@ def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
             spec["template"]["spec"]["nodeSelector"] = {_LABEL: best["disaggregated"][role]["gpu"]}
         one.update(kind="StatefulSet", spec={"serviceName": server.name, "podManagementPolicy": "Parallel", **spec})
         for entry in spec["template"]["spec"]["containers"][0]["env"]:
-            if entry["name"] == SIDE_CHANNEL:
+            if entry["name"] == variable:
                 del entry["value"]
                 entry["valueFrom"] = {"fieldRef": {"fieldPath": "status.podIP"}}
         headless = service(server)

@@ -7,25 +7,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvcalc.engines import SERVERS, command_key, start_command
+from kvcalc.engines.command import LISTENING
 from kvcalc.errors import GpuError, UsageError
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.writing import shell
 
-PORT = 8000
-# What the engines' servers answer when they are ready (vLLM, SGLang, trtllm-serve and llama-server alike).
-HEALTH = "/health"
 # Weights are downloaded and kernels are compiled at the first start.
 START_SECONDS = 3600
 
-# The images that the projects publish, for the releases whose options kvcalc prints. AMD's images have a tag for every
-# kind of device and version of ROCm, so they must be named.
-_IMAGES = {
-    "vllm": "vllm/vllm-openai:v0.33.0",
-    "sglang": "lmsysorg/sglang:v0.5.23",
-}
 # A machine has at most this many devices in the servers that are sold today (HGX, MI300X platforms).
-_DEVICES_PER_MACHINE = 8
+DEVICES = 8
 # Kubernetes adds at most 11 characters to the name of a StatefulSet, for a label that may have 63, and `-prefill` is
 # added here.
 _LONGEST_NAME = 44
@@ -36,14 +29,15 @@ _MOUNTED_AT = "/checkpoint"
 class Server(NamedTuple):
     """`environment` and `command` start one replica on `num_devices` devices of `vendor`.
 
-    `folder` is the folder of a local checkpoint, which the container has at `mounted_at`. Both are None if the
-    checkpoint is on the Hugging Face Hub. `comments` say what the layout is for.
+    It is ready when `health_path` answers. `folder` is the folder of a local checkpoint, which the container has at
+    `mounted_at`. Both are None if the checkpoint is on the Hugging Face Hub. `comments` say what the layout is for.
     """
 
     name: str
     image: str
     environment: Mapping[str, str]
     command: list[str]
+    health_path: str
     vendor: str
     num_devices: int
     replicas: int
@@ -56,7 +50,7 @@ def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Serv
     """The server of a plan's best layout. Raises UsageError (exit 2) if `kind` of manifest cannot start it."""
     best = document["best"]
     engine = best["engine"].partition("@")[0]
-    command = best.get(engine.replace("-", "_").replace(".", "_"))
+    command = best[command_key(engine)] if engine in SERVERS else None
     if command is None:
         raise UsageError(f"--emit {kind}: {engine} has no server that kvcalc can start", "--engine vllm")
     used = f"{best['replicas']} x {best['num_devices'] // best['replicas']} {best['gpu']}"
@@ -79,16 +73,17 @@ def server_with(
         raise UsageError(f"--emit {kind}: the vendor of {best['gpu']} is not known", "--emit vllm prints the command")
     if vendor not in ("NVIDIA", "AMD"):
         raise UsageError(f"--emit {kind}: containers do not see devices of {vendor}", "--emit vllm prints the command")
-    if each > _DEVICES_PER_MACHINE:
+    if each > DEVICES:
         raise UsageError(
             f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one",
-            f"use fewer than {_DEVICES_PER_MACHINE + 1} devices per replica, for example with --kv-dtype fp8",
+            f"use fewer than {DEVICES + 1} devices per replica, for example with --kv-dtype fp8",
         )
-    image = image or (_IMAGES.get(engine) if vendor == "NVIDIA" else None)
+    start = start_command(engine)
+    image = image or (start.image if vendor == "NVIDIA" else None)
     if image is None:
         raise UsageError(f"--emit {kind} needs the image of {engine} for {vendor}'s devices", "--image NAME:TAG")
     folder, mounted_at, words = _mounted(document["checkpoint"], words, kind)
-    words += ["--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104 - inside the container
+    words += LISTENING
     environment = {}
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
@@ -96,8 +91,8 @@ def server_with(
     if shell.AND in words:
         words = ["sh", "-c", shell.script(words)]
     return Server(
-        _name_of(document["model"]["name"]), image, environment, words, vendor, each, 1, folder, mounted_at,
-        _comments(document, used),
+        _name_of(document["model"]["name"]), image, environment, words, start.health_path, vendor, each, 1, folder,
+        mounted_at, _comments(document, used),
     )  # fmt: skip
 
 

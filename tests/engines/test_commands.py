@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 import pytest
 
-from kvcalc.planning.checkpoint import Checkpoint
-from kvcalc.planning.commands import Layout, sglang_words, vllm_words
-from kvcalc.planning.drafting_flags import Drafting
-from kvcalc.planning.more_commands import llama_cpp_words, tensorrt_llm_words
-from kvcalc.writing.shell import INTO, join
+from kvcalc.engines import ENGINES, SERVERS, engine_class, start_command
+from kvcalc.engines.command import DECODE, PREFILL, ROLES, ROUTER, Checkpoint, Drafting, Layout, Pools
+from kvcalc.writing.shell import AND, INTO, join
 from tests.conftest import ROOT
 
 OPTIONS = ROOT / "tests" / "engine_options"
+LISTS = {
+    "vllm": "vllm-0.33.0.txt", "sglang": "sglang-0.5.23.txt", "tensorrt-llm": "tensorrt-llm-1.3.txt",
+    "llama.cpp": "llama-server-2026.txt",
+}  # fmt: skip
 
 DRAFTINGS = [
     Drafting("mtp", 3, None), Drafting("eagle", 3, "a/head"), Drafting("draft", 4, "b/small"),
@@ -47,6 +50,13 @@ LAYOUTS = [
 ]
 
 
+def words_of(engine: str, checkpoint: Checkpoint, layout: Layout) -> list[str]:
+    """The words of an engine's command, which has this layout."""
+    words = start_command(engine).words(checkpoint, layout)
+    assert words is not None
+    return words
+
+
 def options_of(file: str) -> set[str]:
     lines = (OPTIONS / file).read_text().splitlines()
     assert lines[0].startswith("# ")
@@ -55,12 +65,8 @@ def options_of(file: str) -> set[str]:
 
 @pytest.mark.parametrize(("checkpoint", "layout"), LAYOUTS)
 def test_every_flag_is_the_engines(checkpoint: Checkpoint, layout: Layout) -> None:
-    for words, file in (
-        (vllm_words(checkpoint, layout), "vllm-0.33.0.txt"),
-        (sglang_words(checkpoint, layout), "sglang-0.5.23.txt"),
-        (tensorrt_llm_words(checkpoint, layout), "tensorrt-llm-1.3.txt"),
-        (llama_cpp_words(checkpoint, layout), "llama-server-2026.txt"),
-    ):
+    for engine in SERVERS:
+        words, file = start_command(engine).words(checkpoint, layout), LISTS[engine]
         if words is None:
             assert layout.kv_dtype == "fp8" or layout.data_parallel_size > 1
             continue
@@ -78,7 +84,7 @@ def test_every_flag_is_the_engines(checkpoint: Checkpoint, layout: Layout) -> No
 )  # fmt: skip
 def test_attention_replicas_are_asked_for_as_the_release_wants(engine: str, flags: str) -> None:
     layout = Layout(2, 1, 8192, 64, "bf16", {}, data_parallel_size=8, expert_parallel_size=16, engine=engine)
-    command = join(sglang_words(Checkpoint("a/b"), layout))
+    command = join(words_of("sglang", Checkpoint("a/b"), layout))
     assert flags in command
     assert ("--enable-dp-attention" in command) == ("--enable" in flags)
 
@@ -86,7 +92,7 @@ def test_attention_replicas_are_asked_for_as_the_release_wants(engine: str, flag
 def test_an_option_without_effect_is_left_out() -> None:
     settings = {"mamba-cache-mode": "align", "mamba-block-size": "64"}
     newest, older = (
-        join(vllm_words(Checkpoint("a/b"), Layout(1, 1, 8192, 64, "bf16", settings, engine=engine)))
+        join(words_of("vllm", Checkpoint("a/b"), Layout(1, 1, 8192, 64, "bf16", settings, engine=engine)))
         for engine in ("vllm", "vllm@0.32")
     )
     assert "--mamba-cache-mode" not in newest
@@ -97,7 +103,7 @@ def test_an_option_without_effect_is_left_out() -> None:
 def test_lists_variables_and_vllms_own_types() -> None:
     settings = {"kv-cache-dtype-skip-layers": "0,sliding_window", "pp-layer-partition": "30,50"}
     layout = Layout(1, 2, 8192, 64, "nvfp4", settings)
-    assert join(vllm_words(Checkpoint("a/b", None, None), layout)) == (
+    assert join(words_of("vllm", Checkpoint("a/b", None, None), layout)) == (
         "VLLM_PP_LAYER_PARTITION=30,50 vllm serve a/b --tensor-parallel-size 1 --pipeline-parallel-size 2 "
         "--max-model-len 8192 --max-num-seqs 64 --kv-cache-dtype nvfp4 --kv-cache-dtype-skip-layers 0 sliding_window"
     )
@@ -114,11 +120,11 @@ def test_the_lists_are_whole_and_hold_no_nonsense() -> None:
 def test_the_figures_are_plain_integers_and_the_types_are_said_where_asked() -> None:
     checkpoint = Checkpoint("meta-llama/Meta-Llama-3-70B", dtype="fp16")
     layout = Layout(8, 2, 131_072, 64, "fp8", {"gpu-memory-utilization": "0.85"})
-    assert join(vllm_words(checkpoint, layout)) == (
+    assert join(words_of("vllm", checkpoint, layout)) == (
         "vllm serve meta-llama/Meta-Llama-3-70B --tensor-parallel-size 8 --pipeline-parallel-size 2 "
         "--max-model-len 131072 --max-num-seqs 64 --dtype float16 --kv-cache-dtype fp8 --gpu-memory-utilization 0.85"
     )
-    assert join(sglang_words(checkpoint, layout)) == (
+    assert join(words_of("sglang", checkpoint, layout)) == (
         "python -m sglang.launch_server --model-path meta-llama/Meta-Llama-3-70B --tp-size 8 --pp-size 2 "
         "--context-length 131072 --max-running-requests 64 --dtype float16 --kv-cache-dtype fp8_e4m3"
     )
@@ -126,15 +132,17 @@ def test_the_figures_are_plain_integers_and_the_types_are_said_where_asked() -> 
 
 def test_a_length_beyond_the_limit_is_allowed_by_a_variable() -> None:
     layout = Layout(1, 1, 2548, 4, "bf16", {}, beyond_limit=True)
-    assert join(vllm_words(Checkpoint("gpt2"), layout)).startswith("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve gpt2 ")
-    assert join(sglang_words(Checkpoint("gpt2"), layout)).startswith(
+    assert join(words_of("vllm", Checkpoint("gpt2"), layout)).startswith(
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve gpt2 "
+    )
+    assert join(words_of("sglang", Checkpoint("gpt2"), layout)).startswith(
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 python -m sglang.launch_server --model-path gpt2 "
     )
 
 
 def test_a_placeholder_is_one_word_of_the_shell() -> None:
     layout = Layout(1, 1, 2548, 4, "bf16", {})
-    command = join(vllm_words(Checkpoint("<your int4 checkpoint>"), layout))
+    command = join(words_of("vllm", Checkpoint("<your int4 checkpoint>"), layout))
     assert shlex.split(command)[2] == "<your int4 checkpoint>"
 
 
@@ -164,9 +172,9 @@ def test_a_command_says_how_tokens_are_drafted() -> None:
     for drafting in DRAFTINGS:
         layout = Layout(8, 1, 8192, 64, "bf16", {}, drafting=drafting)
         config, words = flags[drafting.method]
-        option, value = vllm_words(checkpoint, layout)[-2:]
+        option, value = words_of("vllm", checkpoint, layout)[-2:]
         assert (option, json.loads(value)) == ("--speculative-config", config)
-        assert join(sglang_words(checkpoint, layout)).endswith(f"--max-running-requests 64 {words}")
+        assert join(words_of("sglang", checkpoint, layout)).endswith(f"--max-running-requests 64 {words}")
 
 
 def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
@@ -174,7 +182,7 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
         2, 1, 8192, 64, "fp8", {"tokens-per-block": "64", "max-attention-window": "128,8k", "avg-seq-len": "4k"}, False,
         Drafting("mtp", 3, None), 4, 8,
     )  # fmt: skip
-    words = tensorrt_llm_words(Checkpoint("deepseek-ai/DeepSeek-V3"), layout) or []
+    words = words_of("tensorrt-llm", Checkpoint("deepseek-ai/DeepSeek-V3"), layout)
     printf, line, text, to, file, _, *command = words
     assert (printf, line, to, file) == ("printf", r"%s\n", INTO, "trtllm.yaml")
     assert json.loads(text) == {
@@ -187,8 +195,8 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
         "enable_attention_dp": True,
         "speculative_config": {"decoding_type": "MTP", "max_draft_len": 3},
     }
-    older = tensorrt_llm_words(Checkpoint("deepseek-ai/DeepSeek-V3"), layout._replace(engine="tensorrt-llm@1.2"))
-    assert '"num_nextn_predict_layers": 3' in (older or [])[2]
+    older = words_of("tensorrt-llm", Checkpoint("deepseek-ai/DeepSeek-V3"), layout._replace(engine="tensorrt-llm@1.2"))
+    assert '"num_nextn_predict_layers": 3' in older[2]
     # The devices of all replicas, and the requests of one.
     assert join(command) == (
         "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 8 --max_seq_len 8192 --max_batch_size 16 "
@@ -198,9 +206,50 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
 
 def test_llama_server_shares_the_context_among_its_slots() -> None:
     layout = Layout(2, 1, 8192, 4, "q8_0", {"n-cpu-moe": "3", "swa-full": "true"}, False, Drafting("draft", 4, "small"))
-    assert join(llama_cpp_words(Checkpoint("/models/model-Q4_K_M.gguf"), layout) or []) == (
+    assert join(words_of("llama.cpp", Checkpoint("/models/model-Q4_K_M.gguf"), layout)) == (
         "llama-server --model /models/model-Q4_K_M.gguf --ctx-size 32768 --parallel 4 --n-gpu-layers all "
         "--split-mode tensor --cache-type-k q8_0 --cache-type-v q8_0 --n-cpu-moe 3 --swa-full "
         "--spec-type draft-simple --spec-draft-model '<your draft'\"'\"'s GGUF file>' --spec-draft-n-max 4"
     )
-    assert llama_cpp_words(Checkpoint("m"), layout._replace(kv_dtype="fp8")) is None
+    assert start_command("llama.cpp").words(Checkpoint("m"), layout._replace(kv_dtype="fp8")) is None
+
+
+def test_every_flag_of_separate_instances_is_the_tools_own() -> None:
+    layouts = {
+        role: Layout(tp, 1, 8192, 64, "fp8", {}, data_parallel_size=dp)
+        for role, tp, dp in ((PREFILL, 8, 1), (DECODE, 1, 8))
+    }
+    pools = Pools(Checkpoint("a/b"), layouts, {PREFILL: 2, DECODE: 3}, 4096)
+    routers = {
+        "vllm": "vllm-router-0.1.17.txt", "sglang": "sglang-router-0.3.2.txt",
+        "tensorrt-llm": "tensorrt-llm-disaggregated-1.3.txt",
+    }  # fmt: skip
+    for engine in SERVERS:
+        commands = start_command(engine).pool_words(pools)
+        assert sorted(commands) == (sorted(ROLES) if engine_class(engine).disaggregation() else [])
+        for role, words in commands.items():
+            own = words[words.index(AND) + 1 :] if AND in words else words
+            own = own[own.index("-m") + 2 :] if "-m" in own else own
+            flags = {word for word in own if word.startswith("-")}
+            known = options_of(routers[engine] if role == ROUTER else LISTS[engine])
+            assert flags
+            assert flags <= known, flags - known
+        hosts = {f"prefill-{number}" for number in range(2)} | {f"decode-{number}" for number in range(3)}
+        assert all(f"{host}:8000" in join(commands[ROUTER]) for host in hosts if commands)
+
+
+def test_engines_without_a_start_command_have_no_separate_instances() -> None:
+    assert not [name for name in ENGINES if name not in SERVERS and engine_class(name).disaggregation()]
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [("sglang", "attn-cp-size"), ("tensorrt-llm", "tokens-per-block"), ("tensorrt-llm", "max-tokens")],
+)
+def test_a_setting_of_another_engine_in_the_plan_is_refused_by_name(kvcalc: Any, engine: str, option: str) -> None:
+    result = kvcalc(
+        "plan", "llama-3.1-8b", "--gpu", "h100", "--engine", f"vllm,{engine}", "--input-tokens", "1k",
+        "--output-tokens", "100", "--concurrency", "4", f"--{option}", "abc",
+    )  # fmt: skip
+    assert result.status == 2
+    assert f"--{option} abc: not a whole number" in result.err

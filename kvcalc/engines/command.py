@@ -1,0 +1,157 @@
+"""What a start command is made for, and what an engine answers about its own.
+
+An engine that kvcalc can start has a module `command` in its folder, with a `StartCommand` named `COMMAND`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvcalc.engines.options import OPTIONS, Option
+from kvcalc.records import NamedTuple
+from kvcalc.releases import Release, split_engine
+
+PREFILL, DECODE, ROUTER = "prefill", "decode", "router"
+ROLES = (PREFILL, DECODE, ROUTER)
+PORT = 8000
+LISTENING = ("--host", "0.0.0.0", "--port", str(PORT))  # noqa: S104 - clients are on other machines
+# kvcalc's name for a type with 16 or 32 bits -> the name in PyTorch.
+_FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+class Checkpoint(NamedTuple):
+    """What a command loads.
+
+    `name` is a repository on the Hugging Face Hub, a folder, a GGUF file or a placeholder in angle brackets.
+    `revision` is the repository's revision, or None for its default. `dtype` is the type to which the command makes the
+    engine convert the weights, or None to keep their type. `note` is a remark for the user, or None.
+    """
+
+    name: str
+    revision: str | None = None
+    dtype: str | None = None
+    note: str | None = None
+
+    @property
+    def torch_dtype(self) -> str | None:
+        """The name of `dtype` in PyTorch, which vLLM, SGLang and TensorRT-LLM use."""
+        return None if self.dtype is None else _FLOATS[self.dtype]
+
+
+class Drafting(NamedTuple):
+    """A method of `kvcalc.model.drafting`, the tokens drafted per step, and the checkpoint that drafts them, or None.
+
+    The model itself drafts with its MTP layers, and n-grams need no weights.
+    """
+
+    method: str
+    num_tokens: int
+    checkpoint: str | None
+
+
+class Layout(NamedTuple):
+    """How a replica is started: it runs at most `max_running` requests at once, none longer than `context_tokens`.
+
+    `settings` are the engines' own options by name. `beyond_limit` is true if the context exceeds the model's limit.
+    `drafting` says how tokens are drafted, or is None if they are not.
+    Each of the `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. `has_copies` is
+    whether they are whole copies, because the model has no experts. `engine` is the engine of the plan, whose release
+    its command has to suit; other engines' commands suit their newest release. `prompt_division` is how copies of the
+    attention divide a prompt (`Engine.prompt_division`).
+    """
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    context_tokens: int
+    max_running: int
+    kv_dtype: str
+    settings: Mapping[str, str]
+    beyond_limit: bool = False
+    drafting: Drafting | None = None
+    data_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    has_copies: bool = False
+    engine: str = ""
+    prompt_division: str | None = None
+
+    def has_release(self, engine: str, since: Release) -> bool:
+        """Whether the command starts an engine that is not older than `since`."""
+        name, asked = split_engine(self.engine)
+        return name != engine or asked is None or asked.release is None or asked.release >= since
+
+    def options(self, engine: str, words: Sequence[str], without: Iterable[str] = ()) -> list[Option]:
+        """The options of `engine` that were given, but not those in `without` or among the `words` of the command."""
+        return [
+            option for option in OPTIONS[engine]
+            if option.name in self.settings and option.name not in without and f"--{option.name}" not in words
+        ]  # fmt: skip
+
+    def flags(
+        self, sizes: tuple[str, ...], checkpoint: Checkpoint, more: Sequence[str], cache_types: Mapping[str, str]
+    ) -> list[str]:
+        """The flags of vLLM and SGLang for a checkpoint and this layout, without the engine's own options.
+
+        `sizes` are the names for the first four fields. One pipeline stage needs no flag. `more` are the flags for
+        attention replicas. `cache_types` has the engine's names of the cache's types that are not its default.
+        """
+        given = [(name, str(size)) for name, size in zip(sizes, self) if name != sizes[1] or size != 1]
+        flags = [] if checkpoint.revision is None else ["--revision", checkpoint.revision]
+        flags += [word for pair in given for word in pair] + [*more]
+        flags += [] if checkpoint.torch_dtype is None else ["--dtype", checkpoint.torch_dtype]
+        return flags + (["--kv-cache-dtype", cache_types[self.kv_dtype]] if self.kv_dtype in cache_types else [])
+
+
+class Pools(NamedTuple):
+    """What the commands of separate instances are made for: the layouts and the numbers for PREFILL and DECODE.
+
+    `buffer_tokens` are those of a transfer buffer.
+    """
+
+    checkpoint: Checkpoint
+    layouts: Mapping[str, Layout]
+    instances: Mapping[str, int]
+    buffer_tokens: int
+
+    def hosts(self, role: str) -> list[str]:
+        """The host and port of each instance of a role."""
+        return [f"{host_of(role, number)}:{PORT}" for number in range(self.instances[role])]
+
+    def router_flags(self, after_prefill: Sequence[str] = ()) -> list[str]:
+        """The flags of a router of vLLM or SGLang. `after_prefill` are words after each prefill URL."""
+        words = ["--policy", "round_robin"]  # the plan assumes that instances are asked in turn
+        for host in self.hosts(PREFILL):
+            words += ["--prefill", f"http://{host}", *after_prefill]
+        for host in self.hosts(DECODE):
+            words += ["--decode", f"http://{host}"]
+        return [*words, *LISTENING]
+
+
+class StartCommand(ABC):
+    """How an engine is started as a server, on bare metal and in a container.
+
+    `image` is the one that the engine's project publishes for NVIDIA's devices, in the release whose options are
+    printed. None if the user must name one: AMD's have a tag for every kind of device and version of ROCm.
+    """
+
+    program: str  # the name of its command in `kvcalc plan --emit`
+    image: str | None = None
+    health_path = "/health"  # answers when the server is ready (vLLM, SGLang, trtllm-serve and llama-server alike)
+    router_package: str | None = None  # on PyPI, with the router of separate instances, if the engine's own has none
+    address_variable: str | None = None  # in which a prefill instance says its address
+
+    @abstractmethod
+    def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str] | None:
+        """The words of the command for one replica, variables first. None if the engine has no such layout."""
+
+    def pool_words(self, pools: Pools) -> dict[str, list[str]]:
+        """The words of the command of each of `ROLES`. Instances of a role differ in the name of their machine only.
+
+        Empty if the engine has no separate prefill and decode instances (`Engine.disaggregation`).
+        """
+        return {}
+
+
+def host_of(role: str, number: int) -> str:
+    """The name of an instance's machine in the commands."""
+    return f"{role}-{number}"

@@ -1,0 +1,85 @@
+"""The commands that start SGLang.
+
+Sources: sglang/srt/arg_groups/fields in SGLang 0.5.23, also disagg.py for separate instances and the --speculative
+options for drafts, where a step drafts `num_steps` tokens and checks one more; sglang-router 0.3.2. Tests compare the
+options with the complete lists.
+"""
+
+from __future__ import annotations
+
+from kvcalc.engines.command import ROUTER, Checkpoint, Drafting, Layout, Pools, StartCommand
+from kvcalc.engines.options import Given
+from kvcalc.engines.place import RAW_FP8
+from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM
+from kvcalc.releases import Release
+from kvcalc.units import parse_tokens
+
+_SIZES = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
+_CACHE_TYPES = {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}
+# SGLang counts attention replicas apart from whole copies since 0.5.22. --enable-dp-attention, which makes --dp-size
+# the number of attention replicas, is deprecated since then (add_cli_args in srt/server_args.py,
+# handle_deprecated_dp_attention in srt/arg_groups/parallel_hook.py; 0.5.21 has no --attn-dp-size).
+_ATTENTION_REPLICAS = Release.of(0, 5, 22)
+# Where prefill instances answer the decode instances (disaggregation_bootstrap_port).
+_BOOTSTRAP_PORT = 8998
+_ALGORITHMS = {
+    MTP: "EAGLE", EAGLE: "EAGLE3", EAGLE1: "EAGLE", DFLASH: "DFLASH", DRAFT: "STANDALONE", NGRAM: "NGRAM",
+}  # fmt: skip
+
+
+class Command(StartCommand):
+    """`python -m sglang.launch_server ...`."""
+
+    program = "sglang"
+    image = "lmsysorg/sglang:v0.5.23"
+    router_package = "sglang-router==0.3.2"
+
+    def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
+        """Sizes are those of all attention replicas, or of one of several whole copies.
+
+        With --attn-dp-size, or --enable-dp-attention before it, --tp-size counts the devices of all replicas, and
+        --max-running-requests the requests of all (ServerArgs, and ModelRunner.max_running_requests divided by
+        dp_size). Without it, --dp-size is the number of whole copies, each with --tp-size devices and these requests.
+        """
+        if "context-length" in layout.settings:
+            layout = layout._replace(context_tokens=parse_tokens(layout.settings["context-length"], "--context-length"))
+        replicas = layout.data_parallel_size
+        if layout.has_copies:
+            names, division = ["--dp-size"], None
+            whole = layout._replace(max_running=-(-layout.max_running // replicas))
+        else:
+            is_new = layout.has_release("sglang", _ATTENTION_REPLICAS)
+            names = ["--attn-dp-size"] if is_new else ["--enable-dp-attention", "--dp-size"]
+            division, copies = layout.prompt_division, Given("sglang", layout.settings).count("attn-cp-size")
+            whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas * copies)
+        more = [*names, str(replicas)] if replicas > 1 else []
+        more += ["--ep-size", str(layout.expert_parallel_size)] if layout.expert_parallel_size > 1 else []
+        more += ["--enable-prefill-cp", "--cp-strategy", division] if division else []
+        flags = whole.flags(_SIZES, checkpoint, more, _CACHE_TYPES)
+        for option in layout.options("sglang", flags):
+            flags += [f"--{option.name}", *([layout.settings[option.name]] if option.metavar is not None else [])]
+        # Without the variable, SGLang refuses a length beyond the model's limit (srt/environ.py).
+        variables = ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"] if layout.beyond_limit else []
+        start = [*variables, "python", "-m", "sglang.launch_server", "--model-path", checkpoint.name]
+        return [*start, *flags, *(_drafting(layout.drafting) if layout.drafting else [])]
+
+    def pool_words(self, pools: Pools) -> dict[str, list[str]]:
+        start = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+        found = {ROUTER: [*start, *pools.router_flags([str(_BOOTSTRAP_PORT)])]}
+        for role, layout in pools.layouts.items():
+            mode = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl"]
+            found[role] = [*self.words(pools.checkpoint, layout), *mode]
+        return found
+
+
+def _drafting(drafting: Drafting) -> list[str]:
+    """The options for one chain of tokens and no tree."""
+    number, flags = drafting.num_tokens, ["--speculative-algorithm", _ALGORITHMS[drafting.method]]
+    if drafting.checkpoint is not None:
+        flags += ["--speculative-draft-model-path", drafting.checkpoint]
+    if drafting.method not in (NGRAM, DFLASH):
+        flags += ["--speculative-num-steps", str(number), "--speculative-eagle-topk", "1"]
+    return [*flags, "--speculative-num-draft-tokens", str(number + 1)]
+
+
+COMMAND = Command()

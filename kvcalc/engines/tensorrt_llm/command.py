@@ -1,0 +1,106 @@
+"""The commands that start TensorRT-LLM.
+
+Sources: `serve` in tensorrt_llm/commands/serve.py; the fields of LlmArgs, KvCacheConfig and the decoding configs in
+tensorrt_llm/llmapi/llm_args.py; for separate instances, cache_transceiver_config and disable_overlap_scheduler of
+LlmArgs, and extract_disagg_cfg (llmapi/disagg_utils.py), TensorRT-LLM 1.3. Tests compare the options with the complete
+list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from kvcalc.engines.command import DECODE, PORT, PREFILL, ROUTER, Checkpoint, Layout, Pools, StartCommand
+from kvcalc.engines.options import Given
+from kvcalc.engines.place import RAW_FP8
+from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
+from kvcalc.releases import Release
+from kvcalc.units import parse_tokens
+from kvcalc.writing.shell import written_first
+
+# Where the settings are written that are no options of trtllm-serve. JSON is YAML too.
+_FILE = "trtllm.yaml"
+_FILES = {PREFILL: "prefill.yaml", DECODE: "decode.yaml", ROUTER: "router.yaml"}
+# With MTP, num_nextn_predict_layers was the number of drafted tokens. Pull request 12341 of NVIDIA/TensorRT-LLM (2026)
+# replaces it by max_draft_len and leaves it for the model's own layers; in 1.3.0rc16 it is deprecated.
+_MTP_LENGTH = Release.of(1, 3)._replace(phase=-1, of_phase=16)
+_DECODING = {MTP: "MTP", EAGLE: "Eagle3", DRAFT: "Draft_Target", NGRAM: "NGram"}
+# kvcalc's option -> the key in KvCacheConfig.
+_KV_CACHE_CONFIG = {"tokens-per-block": "tokens_per_block", "max-tokens": "max_tokens"}
+
+
+class Command(StartCommand):
+    """`trtllm-serve ...`."""
+
+    program = "trtllm"
+
+    def words(
+        self, checkpoint: Checkpoint, layout: Layout, more: Mapping[str, object] | None = None, file: str = _FILE
+    ) -> list[str] | None:
+        """None for whole copies behind one server, which trtllm-serve does not have.
+
+        Settings without an option go into `file`, which the command writes first. `more` are settings of the file
+        besides those of the layout. With attention replicas, --tp_size counts the devices of all, and --max_batch_size
+        is per replica (LlmArgs).
+        """
+        if layout.has_copies:
+            return None
+        replicas = layout.data_parallel_size
+        words = ["trtllm-serve", checkpoint.name]
+        words += [] if checkpoint.revision is None else ["--revision", checkpoint.revision]
+        words += ["--tp_size", str(layout.tensor_parallel_size * replicas)]
+        if layout.pipeline_parallel_size > 1:
+            words += ["--pp_size", str(layout.pipeline_parallel_size)]
+        if layout.expert_parallel_size > 1:
+            words += ["--ep_size", str(layout.expert_parallel_size)]
+        most = -(-layout.max_running // replicas)
+        words += ["--max_seq_len", str(layout.context_tokens), "--max_batch_size", str(most)]
+        if "free-gpu-memory-fraction" in layout.settings:
+            words += ["--free_gpu_memory_fraction", layout.settings["free-gpu-memory-fraction"]]
+        settings = {**_settings(checkpoint, layout), **(more or {})}
+        return written_first(json.dumps(settings), file, [*words, "--config", file]) if settings else words
+
+    def pool_words(self, pools: Pools) -> dict[str, list[str]]:
+        """trtllm-serve asks the instances in turn by default (extract_router_config), as the plan assumes."""
+        buffers = {"backend": "NIXL", "max_tokens_in_buffer": pools.buffer_tokens}
+        decode: dict[str, object] = {"cache_transceiver_config": buffers}
+        # Context servers do not support the overlap scheduler (examples/disaggregated/README.md).
+        more = {PREFILL: {"disable_overlap_scheduler": True, **decode}, DECODE: decode}
+        found = {
+            role: self.words(pools.checkpoint, layout, more[role], _FILES[role]) or []
+            for role, layout in pools.layouts.items()
+        }
+        servers = {
+            name: {"num_instances": len(pools.hosts(role)), "urls": pools.hosts(role)}
+            for name, role in (("context_servers", PREFILL), ("generation_servers", DECODE))
+        }
+        settings = {"hostname": "0.0.0.0", "port": PORT, **servers}  # noqa: S104 - clients are on other machines
+        words = ["trtllm-serve", "disaggregated", "-c", _FILES[ROUTER]]
+        return {**found, ROUTER: written_first(json.dumps(settings), _FILES[ROUTER], words)}
+
+
+def _settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
+    settings: dict[str, object] = {} if checkpoint.torch_dtype is None else {"dtype": checkpoint.torch_dtype}
+    cache: dict[str, object] = {"dtype": "fp8"} if layout.kv_dtype in ("fp8", RAW_FP8.name) else {}
+    given = Given("tensorrt-llm", layout.settings)
+    cache.update((key, given.count(name)) for name, key in _KV_CACHE_CONFIG.items() if name in layout.settings)
+    if "max-attention-window" in layout.settings:
+        windows = layout.settings["max-attention-window"].split(",")
+        cache["max_attention_window"] = [parse_tokens(window, "--engine tensorrt-llm") for window in windows]
+    if "avg-seq-len" in layout.settings:
+        cache["avg_seq_len"] = parse_tokens(layout.settings["avg-seq-len"], "--engine tensorrt-llm")
+    if cache:
+        settings["kv_cache_config"] = cache
+    if layout.data_parallel_size > 1:
+        settings["enable_attention_dp"] = True
+    if layout.drafting is not None:
+        method, number, model = layout.drafting
+        is_old = method == MTP and not layout.has_release("tensorrt-llm", _MTP_LENGTH)
+        length = "num_nextn_predict_layers" if is_old else "max_draft_len"
+        named = {} if model is None else {"speculative_model": model}
+        settings["speculative_config"] = {"decoding_type": _DECODING[method], length: number, **named}
+    return settings
+
+
+COMMAND = Command()

@@ -1,0 +1,80 @@
+"""The commands that start vLLM.
+
+Sources: vllm/engine/arg_utils.py, KVTransferConfig (config/kv_transfer.py) and SpeculativeConfig
+(config/speculative.py) in vLLM 0.33.0, whose NixlConnector wants a role for each instance (NixlBaseConnector,
+nixl/connector.py); vllm-router 0.1.17. Tests compare the options with the complete lists.
+"""
+
+from __future__ import annotations
+
+import json
+
+from kvcalc.engines.command import DECODE, PREFILL, ROUTER, Checkpoint, Drafting, Layout, Pools, StartCommand, host_of
+from kvcalc.engines.place import RAW_FP8
+from kvcalc.engines.vllm.cache_dtypes import SINCE
+from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM
+from kvcalc.releases import Release
+
+_SIZES = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len", "--max-num-seqs")
+_CACHE_TYPES = {"fp8": "fp8", RAW_FP8.name: "fp8", **{name: name for name in SINCE}}
+# The number of draft tokens is inside --speculative-config, together with the draft model's name. The layers of
+# pipeline stages are in a variable.
+_NOT_FLAGS = ("num-speculative-tokens", "pp-layer-partition")
+_LISTS = ("kv-cache-dtype-skip-layers",)  # flags that take several words
+# An option without an effect, of which vLLM says that it will be removed, and the release with which that began
+# (0.32.0 does not say so).
+_WITHOUT_EFFECT, _WITHOUT_EFFECT_SINCE = "mamba-cache-mode", Release.of(0, 33)
+_METHODS = {
+    MTP: "mtp", EAGLE: "eagle3", EAGLE1: "eagle", DFLASH: "dflash", DRAFT: "draft_model", NGRAM: "ngram",
+}  # fmt: skip
+
+
+class Command(StartCommand):
+    """`vllm serve ...`."""
+
+    program = "vllm"
+    image = "vllm/vllm-openai:v0.33.0"
+    router_package = "vllm-router==0.1.17"
+    address_variable = "VLLM_NIXL_SIDE_CHANNEL_HOST"  # where an instance's cache can be read (vllm/envs.py)
+
+    def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
+        """Each attention replica has its own scheduler with --max-num-seqs requests.
+
+        --enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py).
+        """
+        replicas, partition = layout.data_parallel_size, layout.settings.get("pp-layer-partition")
+        more = ["--data-parallel-size", str(replicas)] if replicas > 1 else []
+        more += ["--enable-expert-parallel"] if layout.expert_parallel_size > 1 else []
+        each = layout._replace(max_running=-(-layout.max_running // replicas))
+        flags = each.flags(_SIZES, checkpoint, more, _CACHE_TYPES)
+        is_gone = layout.has_release("vllm", _WITHOUT_EFFECT_SINCE)
+        for option in layout.options("vllm", flags, (*_NOT_FLAGS, _WITHOUT_EFFECT) if is_gone else _NOT_FLAGS):
+            text = layout.settings[option.name]
+            values = text.split(",") if option.name in _LISTS else [text]
+            flags += [f"--{option.name}", *(values if option.metavar is not None else [])]
+        # Without the variable, vLLM refuses a length beyond the model's limit (vllm/envs.py).
+        variables = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if layout.beyond_limit else []
+        variables += [f"VLLM_PP_LAYER_PARTITION={partition}"] if partition else []
+        flags += _drafting(layout.drafting) if layout.drafting else []
+        return [*variables, "vllm", "serve", checkpoint.name, *flags]
+
+    def pool_words(self, pools: Pools) -> dict[str, list[str]]:
+        def serve(role: str, kv_role: str) -> list[str]:
+            config = json.dumps({"kv_connector": "NixlConnector", "kv_role": kv_role})
+            return [*self.words(pools.checkpoint, pools.layouts[role]), "--kv-transfer-config", config]
+
+        return {
+            PREFILL: [f"{self.address_variable}={host_of(PREFILL, 0)}", *serve(PREFILL, "kv_producer")],
+            DECODE: serve(DECODE, "kv_consumer"),
+            ROUTER: ["vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl", *pools.router_flags()],
+        }
+
+
+def _drafting(drafting: Drafting) -> list[str]:
+    """The values are one JSON object."""
+    model = {} if drafting.checkpoint is None else {"model": drafting.checkpoint}
+    config = {"method": _METHODS[drafting.method], **model, "num_speculative_tokens": drafting.num_tokens}
+    return ["--speculative-config", json.dumps(config)]
+
+
+COMMAND = Command()
