@@ -82,7 +82,6 @@ def plan(
     speed = question.speed or SpeedQuestion()
     question = question._replace(engine_settings=settings, speed=None if speed == SpeedQuestion() else speed)
     if disaggregate or transfer is not None:
-        from kvcalc.planning.disaggregated.mixed_rows import with_mixed
         from kvcalc.planning.disaggregated.rows import Asked, check_disaggregated, with_link, with_splits
         from kvcalc.planning.disaggregated.search import Instances
 
@@ -109,7 +108,7 @@ def plan(
         split = Asked(
             Instances(with_link(traffic, transfer)), transfer, max_devices, checkpoint, simulation, num_simulated
         )
-        rows, split_notes, simulated = with_mixed(split, kinds, with_splits(split, kinds, rows))
+        rows, split_notes, simulated = with_splits(split, kinds, rows)
         finalists += simulated
     best = _best(rows)
     notes = [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(judges)]

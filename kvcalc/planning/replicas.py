@@ -68,8 +68,8 @@ def find_options(traffic: Traffic, kind: Kind, keep: int = 2) -> Iterator[Found]
 
     With all layouts, those that cannot be among the best `keep` are left out.
     """
-    if traffic.limit is not None and not traffic.allow_beyond_limit:
-        yield Found([], Trouble(traffic.beyond_limit, "to plan them anyway, add --allow-beyond-limit"))
+    if traffic.refusal is not None:
+        yield Found([], traffic.refusal)
         return
     trouble = None
     for shapes in _lists_of_shapes(traffic, kind):

@@ -139,6 +139,13 @@ class Traffic(NamedTuple):
         longest, model = self.lengths.longest_tokens, self.question.model
         return f"requests of {longest:,} tokens exceed the limit of {model.name}, {self.limit:,} tokens"
 
+    @property
+    def refusal(self) -> Trouble | None:
+        """Why requests beyond the limit are not planned. None if they are, or if there are none."""
+        if self.limit is None or self.allow_beyond_limit:
+            return None
+        return Trouble(self.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
+
 
 def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas: int = 1) -> Question:
     """The question about `replicas` replicas on devices of a kind."""

@@ -12,9 +12,9 @@ import kvcalc
 from kvcalc.planning.cache_tiers import move_seconds
 from kvcalc.planning.disaggregated.instances import transfer_bytes
 from kvcalc.planning.disaggregated.joined import join_caches
+from kvcalc.planning.disaggregated.kinds import joined_kinds
 from kvcalc.planning.disaggregated.matching import Load, Pair
-from kvcalc.planning.disaggregated.mixed import find_mixed, joined_kinds
-from kvcalc.planning.disaggregated.search import Instances, Split, find_judge
+from kvcalc.planning.disaggregated.search import Instances, Split, find_judge, find_split
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic
@@ -80,7 +80,7 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
         for name, price in zip(("h100", "h200"), weights)
     ]
     known = Instances(traffic)
-    found = find_mixed(known, joined_kinds(kinds, LINK, limit))
+    found = find_split(known, joined_kinds(kinds, LINK, limit))
     cheapest = None
     for prefill_kind, decode_kind in (kinds, kinds[::-1]):
         of_prefill, of_decode = (weights[kinds.index(kind)] for kind in (prefill_kind, decode_kind))

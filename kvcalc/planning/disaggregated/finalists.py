@@ -13,10 +13,8 @@ from kvcalc.errors import UsageError
 from kvcalc.planning.disaggregated.instances import Instance
 from kvcalc.planning.disaggregated.judge import SplitFinalist, SplitJudge
 from kvcalc.planning.disaggregated.kinds import PoolKinds
-from kvcalc.planning.disaggregated.mixed import find_all_mixed, find_mixed
 from kvcalc.planning.disaggregated.search import Split, find_split, find_splits
 from kvcalc.planning.shapes import Shape
-from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Trouble
 
 # The pairs of layouts of one row that are simulated. The closed form knows their order well.
@@ -27,46 +25,29 @@ _HELPS = 0.95
 # How often the rate of a trace is halved to find pools of the closed form, which counts no shared prefixes.
 _HALVINGS = 6
 
-_Found = Sequence[Split] | Trouble | None
 
-
-def find_simulated_split(judge: SplitJudge, kinds: PoolKinds, most: int | None) -> Split | Trouble:
+def find_simulated_split(judge: SplitJudge, joined: Sequence[PoolKinds], most: int | None) -> Split | Trouble:
     """The pools that `find_split` finds, judged by simulations if these decide.
 
     At most `most` pairs of layouts are simulated. Raises what `find_split` raises, and UsageError (exit 2) if no pair
     can be simulated.
     """
-    if not judge.decides:
-        return _looked_at(judge, find_split(judge.known, kinds))
-    keep = most or DEFAULT_PAIRS
-    return _smallest_of(judge, _guesses(judge, lambda targets: find_splits(judge.known, kinds, targets, keep)))
-
-
-def find_simulated_mixed(judge: SplitJudge, joined: Sequence[PoolKinds], most: int | None) -> Split | Trouble | None:
-    """The same for `find_mixed`, with pools on two kinds of device."""
-    if not judge.decides:
-        found = find_mixed(judge.known, joined)
-        return None if found is None else _looked_at(judge, found)
-    keep = most or DEFAULT_PAIRS
-    guesses = _guesses(judge, lambda targets: find_all_mixed(judge.known, joined, targets, keep))
-    return None if guesses is None else _smallest_of(judge, guesses)
-
-
-def _looked_at(judge: SplitJudge, found: Split | Trouble) -> Split | Trouble:
-    """What the closed form found, simulated once."""
+    if judge.decides:
+        return _smallest_of(judge, _guesses(judge, joined, most or DEFAULT_PAIRS))
+    found = find_split(judge.known, joined)
     if isinstance(found, Split):
         judge.at(found, found.match.prefills, found.match.decodes)
     return found
 
 
-def _smallest_of(judge: SplitJudge, guesses: _Found) -> Split | Trouble:
+def _smallest_of(judge: SplitJudge, guesses: list[Split] | Trouble) -> Split | Trouble:
     """The pools that count the least, of the layouts of all guesses, and why the second choice lost."""
     if isinstance(guesses, Trouble):
         return guesses
     met: list[SplitFinalist] = []
     missed: list[SplitFinalist] = []
     refusal: UsageError | None = None
-    for guess in guesses or ():
+    for guess in guesses:
         best = min(met, key=_rank, default=None)
         try:
             one = _smallest(judge, guess, best)
@@ -83,23 +64,22 @@ def _smallest_of(judge: SplitJudge, guesses: _Found) -> Split | Trouble:
     return best.split._replace(next_layout=_why_next(best, [*others, *missed]))
 
 
-def _guesses(judge: SplitJudge, find: Callable[[Targets], _Found]) -> _Found:
+def _guesses(judge: SplitJudge, joined: Sequence[PoolKinds], keep: int) -> list[Split] | Trouble:
     """The pairs to simulate. Where to begin is what the closed form says about means, or without limits if it has none.
 
     A simulated percentile may be below the mean of the closed form, so the layouts themselves have no limit. If there
     are too few devices for the busiest minute of a trace, a lower rate says where to begin.
     """
-    free = judge.targets.without_limits()
-    found = find(judge.targets)
-    if not isinstance(found, list):
-        found = find(free)
+    known, free = judge.known, judge.targets.without_limits()
+    found = find_splits(known, joined, judge.targets, keep)
+    if isinstance(found, Trouble):
+        found = find_splits(known, joined, free, keep)
     rate, halvings = free.requests_per_second, 0
     while isinstance(found, Trouble) and judge.simulation.trace is not None and rate and halvings < _HALVINGS:
         rate, halvings = rate / 2, halvings + 1
-        found = find(free._replace(requests_per_second=rate))
-    if not isinstance(found, list):
+        found = find_splits(known, joined, free._replace(requests_per_second=rate), keep)
+    if isinstance(found, Trouble):
         return found
-    known = judge.known
     return [
         split._replace(
             prefill=_of_shape(known.prefills(split.kinds.prefill)[0], split.prefill.shape),

@@ -8,11 +8,10 @@ from typing import Any
 
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.disaggregated.instances import Instance
-from kvcalc.planning.disaggregated.kinds import PoolKinds, same_kind
+from kvcalc.planning.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
 from kvcalc.planning.disaggregated.matching import Load
-from kvcalc.planning.disaggregated.mixed import candidates_of, joined_kinds
 from kvcalc.planning.disaggregated.rows import Asked
-from kvcalc.planning.disaggregated.search import Instances, Split, find_judge, pair_of
+from kvcalc.planning.disaggregated.search import Instances, Split, candidates_of, find_judge, pair_of
 from kvcalc.planning.traffic import MOST_RUNNING, Kind
 
 # The most decode instances that share prefill instances.
@@ -65,7 +64,7 @@ def _points(
                     number,
                     Load(requests_per_second=rate),
                     lambda times: times.utilization <= _MOST_UTILIZATION and meets(times),  # noqa: B023 - called here
-                    min(used + kinds.most[0], kinds.most[2]),
+                    min(kinds.most[0], kinds.most[2] - used) // prefill.shape.devices,
                 )
                 if match is not None and used <= kinds.most[1]:
                     found.append(Split(prefill, decode, kinds, moved, match))

@@ -14,7 +14,7 @@ from kvcalc.planning.commands import Layout
 from kvcalc.planning.disaggregated.commands import Pools, commands_of
 from kvcalc.planning.disaggregated.describe import describe_energy, describe_pools, describe_transfer, prompts_held
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
-from kvcalc.planning.disaggregated.kinds import same_kind
+from kvcalc.planning.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
 from kvcalc.planning.disaggregated.search import Instances, Split, find_split
 from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.estimate import Answer
@@ -96,28 +96,58 @@ class Asked(NamedTuple):
 
 
 def with_splits(asked: Asked, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]]) -> SplitRows:
-    """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
+    """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost.
+
+    For each engine, there is also a row with the best pools on two kinds of device, if there are any.
+    """
     all_rows, about_rows, finalists = list[dict[str, Any]](), list[RowNote](), list[dict[str, Any]]()
     for kind, row in zip(kinds, rows):
         judge = asked.judge()
-        split, notes = describe_split(asked, row, _find(asked, kind, judge), judge)
+        try:
+            found: Split | Trouble | KvcalcError = _find(asked, [same_kind(kind, asked.transfer)], judge)
+        except KvcalcError as error:
+            found = error
+        split, notes = describe_split(asked, row, found, judge)
         row = {**row, "disaggregated": None, "next_mode": None}
         all_rows += _in_order(kind, row, split, asked.known.traffic.targets)
         about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
         finalists += judge.describe() if judge is not None else []
-    return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]), finalists)
+    all_notes = group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
+    return _with_mixed(asked, kinds, SplitRows(all_rows, all_notes, finalists))
 
 
-def _find(asked: Asked, kind: Kind, judge: SplitJudge | None) -> Split | Trouble | KvcalcError:
-    try:
-        kinds = same_kind(kind, asked.transfer)
-        if judge is None:
-            return find_split(asked.known, kinds)
-        from kvcalc.planning.disaggregated.finalists import find_simulated_split
+def _with_mixed(asked: Asked, kinds: Sequence[Kind], rows: SplitRows) -> SplitRows:
+    added, finalists = list[dict[str, Any]](), list[dict[str, Any]]()
+    about_rows: list[RowNote] = []
+    for engine in dict.fromkeys(kind.engine for kind in kinds):
+        judge = asked.judge()
+        joined = joined_kinds([kind for kind in kinds if kind.engine == engine], asked.transfer, asked.most)
+        try:
+            found = _find(asked, joined, judge)
+        except KvcalcError:  # the rows of one kind say why
+            continue
+        finally:
+            finalists += judge.describe() if judge is not None else []
+        if not isinstance(found, Split):
+            continue
+        name = found.kinds.text
+        beside = next(row for row in rows.rows if row["engine"] == engine)
+        row, notes = describe_split(asked, {**beside, "gpu": name, "price_per_hour": None}, found, judge)
+        added.append(row)
+        # What is said about rows of one kind need not be said again. Notes are those of the decode instances' kind.
+        new = [note for note in notes if not any(note.text in one.text for one in rows.notes)]
+        about_rows += [RowNote((engine, name), note, found.kinds.decode.gpu) for note in new]
+    names = dict.fromkeys((row["engine"], row["gpu"]) for row in [*rows.rows, *added])
+    notes = [*rows.notes, *group_notes(about_rows, list(names))]
+    return SplitRows([*rows.rows, *added], notes, [*rows.finalists, *finalists])
 
-        return find_simulated_split(judge, kinds, asked.num_simulated)
-    except KvcalcError as error:
-        return error
+
+def _find(asked: Asked, joined: Sequence[PoolKinds], judge: SplitJudge | None) -> Split | Trouble:
+    if judge is None:
+        return find_split(asked.known, joined)
+    from kvcalc.planning.disaggregated.finalists import find_simulated_split
+
+    return find_simulated_split(judge, joined, asked.num_simulated)
 
 
 def _in_order(kind: Kind, row: dict[str, Any], split: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The smallest pair of pools of one kind of device that serves the traffic.
+"""The smallest pair of pools that serves the traffic, on one kind of device or on two.
 
 The layouts of prefill and of decode instances are judged separately, each once: their memory and their times. Then
 every pair of them is matched, which is plain arithmetic.
@@ -6,10 +6,11 @@ every pair of them is matched, which is plain arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
+from math import inf
 
-from kvcalc.errors import LayoutError
+from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.planning.cache_tiers import move_seconds
 from kvcalc.planning.disaggregated.instances import (
     Instance,
@@ -17,6 +18,7 @@ from kvcalc.planning.disaggregated.instances import (
     prefill_instance,
     transfer_bytes,
 )
+from kvcalc.planning.disaggregated.joined import cache_of
 from kvcalc.planning.disaggregated.kinds import Link, PoolKinds
 from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
 from kvcalc.planning.replicas import shapes_of
@@ -135,44 +137,70 @@ class Instances:
         return self._found[key]
 
 
-def find_split(known: Instances, kinds: PoolKinds) -> Split | Trouble:
-    """The pools with the fewest devices, and among these the most tokens per second, or why there are none.
+def find_split(known: Instances, joined: Sequence[PoolKinds]) -> Split | Trouble:
+    """The pools that cost the least, and among these the most tokens per second, or why there are none.
 
-    Both pools are on one kind of device. Raises what makes the instances of a kind impossible.
+    `joined` are the kinds of device to try. What counts is the cost or the number of devices, as `PoolKinds.weights`
+    say. Raises what makes the instances impossible if both pools are on one kind of device.
     """
-    found = find_splits(known, kinds, known.traffic.targets)
+    found = find_splits(known, joined, known.traffic.targets)
     if isinstance(found, Trouble):
         return found
     return found[0]._replace(next_layout=_why_not(*found) if len(found) > 1 else None)
 
 
-def find_splits(known: Instances, kinds: PoolKinds, targets: Targets, keep: int = 2) -> list[Split] | Trouble:
+def find_splits(
+    known: Instances, joined: Sequence[PoolKinds], targets: Targets, keep: int = 2
+) -> list[Split] | Trouble:  # fmt: skip
     """The best `keep` pairs of layouts with their smallest pools, the best first, or why there are none.
 
     The load and the limits are those of `targets`. Raises what `find_split` raises.
     """
-    traffic, kind, most = known.traffic, kinds.prefill, kinds.most[2]
-    if traffic.limit is not None and not traffic.allow_beyond_limit:
-        return Trouble(traffic.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
-    prefills, trouble = known.prefills(kind)
-    if not prefills:
-        return _named("prefill", trouble)
-    decodes, trouble = known.decodes(kind, targets)
-    if not decodes:
-        return _named("decode", trouble)
+    if known.traffic.refusal is not None:
+        return known.traffic.refusal
     load = Load(targets.requests_per_second, targets.concurrency)
     found: list[Split] = []
-    for prefill, decode in sorted(product(prefills, decodes), key=lambda two: sum(one.shape.devices for one in two)):
-        pair, moved = pair_of(prefill, decode, kinds.link)
-        limit = most if len(found) < keep else min(most, found[-1].num_devices)
-        match = pair.smallest(load, find_judge(targets, prefill, decode), limit)
-        if match is not None:
-            found.append(Split(prefill, decode, kinds, moved, match))
-            found.sort(key=_devices_then_speed)
-            del found[keep:]
-    if not found:
-        return _why_none(targets, prefills, decodes, kinds)
-    return found
+    for kinds in joined:
+        for bound, prefill, decode in candidates_of(known, kinds, targets):
+            worst = found[-1].weight if len(found) >= keep else inf
+            if bound > worst * (1 + 1e-9):
+                break
+            pair, moved = pair_of(prefill, decode, kinds.link)
+            match = pair.cheapest(load, find_judge(targets, prefill, decode), kinds.most, kinds.weights, worst)
+            if match is not None:
+                found.append(Split(prefill, decode, kinds, moved, match))
+                found.sort(key=_rank)
+                del found[keep:]
+    return found or _why_none(known, joined, targets)
+
+
+def candidates_of(known: Instances, kinds: PoolKinds, targets: Targets) -> list[tuple[float, Instance, Instance]]:
+    """All pairs of instances whose caches are alike, with a lower bound of their cost, the lowest bound first."""
+    try:
+        prefills = known.prefills(kinds.prefill)[0]
+        decodes = known.decodes(kinds.decode, targets)[0] if prefills else []
+    except KvcalcError:
+        if kinds.is_mixed:  # the rows of each kind say why
+            return []
+        raise
+    rate, clients = targets.requests_per_second, targets.concurrency
+    of_prefill, of_decode = list[tuple[float, Instance]](), list[tuple[float, Instance]]()
+    for prefill in prefills:
+        needed = 1.0 if rate is None else max(1.0, rate * prefill.rates.interval(0.0))
+        of_prefill.append((kinds.weights[0] * prefill.shape.devices * needed, prefill))
+    for decode in decodes:
+        largest = decode.rates.largest(0.0)
+        if largest:
+            needed = (clients or 0) / largest if rate is None else rate / decode.rates.rate(largest)
+            of_decode.append((kinds.weights[1] * decode.shape.devices * max(1.0, needed), decode))
+    return sorted(
+        (
+            (bound + other, prefill, decode)
+            for (bound, prefill), (other, decode) in product(of_prefill, of_decode)
+            if not kinds.is_mixed or cache_of(prefill.case) == cache_of(decode.case)
+        ),
+        key=lambda row: row[0],
+    )
 
 
 def pair_of(prefill: Instance, decode: Instance, link: Link) -> tuple[Pair, int]:
@@ -220,28 +248,34 @@ def find_judge(targets: Targets, prefill: Instance, decode: Instance) -> Callabl
     return (lambda _: True) if first is None and whole is None else meets
 
 
-def _devices_then_speed(split: Split) -> tuple[int, float, float]:
-    return split.num_devices, -split.tokens_per_second, split.match.times.ttft_seconds
+def _rank(split: Split) -> tuple[float, float, float]:
+    speed = split.tokens_per_second
+    # On two kinds of device, rates that differ by less than a token per second count as equal.
+    return split.weight, -round(speed) if split.kinds.is_mixed else -speed, split.match.times.ttft_seconds
 
 
 def _why_not(first: Split, second: Split) -> str:
     more = second.why_more(first)
-    if more is not None:
-        return f"{second.text}: {more}"
     slower, faster = second.tokens_per_second, first.tokens_per_second
-    if round(slower) < round(faster):
-        return f"{second.text}: as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
-    return f"{second.text}: {slower_text(second, first)}"
+    if more is None and round(slower) < round(faster) and not first.kinds.is_mixed:
+        more = f"as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
+    if more is None:
+        times = (seconds_text(one.match.times.ttft_seconds) for one in (second, first))
+        more = f"as many devices, but TTFT is {' instead of '.join(times)}"
+    return f"{second.text}: {more}"
 
 
-def slower_text(second: Split, first: Split) -> str:
-    """Why the second of two pools with as many devices lost."""
-    times = (seconds_text(one.match.times.ttft_seconds) for one in (second, first))
-    return f"as many devices, but TTFT is {' instead of '.join(times)}"
-
-
-def _why_none(targets: Targets, prefills: list[Instance], decodes: list[Instance], kinds: PoolKinds) -> Trouble:
+def _why_none(known: Instances, joined: Sequence[PoolKinds], targets: Targets) -> Trouble:
     """Why no pair serves the load: its time to first token even for one request, or the number of devices."""
+    if not joined or joined[0].is_mixed:
+        return Trouble("no two pools on different kinds of device serve this load")
+    (kinds,) = joined
+    prefills, trouble = known.prefills(kinds.prefill)
+    if not prefills:
+        return _named("prefill", trouble)
+    decodes, trouble = known.decodes(kinds.decode, targets)
+    if not decodes:
+        return _named("decode", trouble)
     longest, link, most = targets.max_ttft_seconds, kinds.link, kinds.most[2]
     if longest is not None:
         alone = [
