@@ -1,4 +1,4 @@
-"""Percentiles of a plan: layouts that hold the requests are simulated, and the smallest that meets its targets wins.
+"""Layouts that hold the requests are simulated, and the smallest one that meets its targets wins.
 
 The closed form says which layouts hold the requests, and in which order to try them. Requests one after the other are
 simulated first: if these are too slow, no number of replicas helps. More replicas are not slower, so doubled steps and
@@ -7,46 +7,55 @@ bisection find the fewest. A layout that can only lose to the best so far is sim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.judge import Finalist, Judge
-from kvcalc.planning.replicas import Option, find_options, more_devices, smallest, why_not, with_replicas
-from kvcalc.planning.shapes import Shape
-from kvcalc.planning.targets import Targets
+from kvcalc.planning.judge import Finalist, Judge, Layout
+from kvcalc.planning.replicas import Option, find_options, more_devices, smallest, why_not
 from kvcalc.planning.traffic import Kind, Traffic, Trouble
+
+if TYPE_CHECKING:
+    from kvcalc.planning.disaggregated.split import Split
 
 # The layouts of one kind of device that are simulated: at least as many as the default search tries at once.
 DEFAULT_FINALISTS = 8
+L = TypeVar("L", "Option", "Split")
 
 
-def find_simulated(traffic: Traffic, judge: Judge, most: int = DEFAULT_FINALISTS) -> Option | Trouble:
-    """The layout with the fewest devices that meets all targets in the simulation, or why the last one does not.
+def find_simulated(
+    judge: Judge, candidates: Iterable[tuple[Sequence[L], Trouble | None]],
+    smallest_of: Callable[[Judge, L, Finalist | None], Finalist | None],
+) -> L | Trouble:  # fmt: skip
+    """The layout that counts the least and meets all targets in the simulation, or why the last one does not.
 
-    At most `most` layouts are simulated. Of two with as many devices, the one further below its targets wins.
+    `candidates` are lists of layouts, each with the reason why others are not in it. A list is tried only if no layout
+    of earlier lists meets the targets. `smallest_of` finds the smallest numbers of a layout that meet them, or some
+    that do not. With a best layout so far they count no more than that, and None is a layout that is larger. Of two
+    layouts that count as much, the one further below its targets wins. Raises UsageError (exit 2) if none can be
+    simulated.
     """
     trouble: Trouble | None = None
-    for options, reason in _candidates(traffic, judge.kind, most):
+    for layouts, reason in candidates:
         trouble = reason or trouble
         refusal: UsageError | None = None
-        met: list[Finalist] = []
-        missed: list[Finalist] = []
-        larger: list[Shape] = []
-        for option in options[:most]:
-            best = min(met, key=_devices_then_worst, default=None)
+        met, missed, larger = list[Finalist](), list[Finalist](), list[Layout]()
+        for layout in layouts:
+            best = min(met, key=_rank, default=None)
             try:
-                found = _smallest_found(judge, option, best)
+                found = smallest_of(judge, layout, best)
             except UsageError as error:  # a layout that is not simulated, such as attention replicas
                 refusal = error
                 continue
             if found is None:
-                larger.append(option.shape)
+                larger.append(layout)
             else:
                 (met if found.missed is None else missed).append(found)
         if met:
-            best, *others = sorted(met, key=_devices_then_worst)
-            why = _why_next(judge.kind, best, others, missed, larger)
-            return best.option._replace(next_layout=why or (None if trouble is None else trouble.reason))
+            best, *others = sorted(met, key=_rank)
+            why = _why_next(best, others, missed, larger)
+            won: L = best.layout._replace(next_layout=why or (None if trouble is None else trouble.reason))
+            return won
         if missed:
             trouble = Trouble(f"{missed[-1]}: {missed[-1].missed}")
         elif refusal is not None:
@@ -54,14 +63,18 @@ def find_simulated(traffic: Traffic, judge: Judge, most: int = DEFAULT_FINALISTS
     return trouble or Trouble("the model cannot be split over these devices")
 
 
-def simulate_best(traffic: Traffic, judge: Judge, most: int) -> Option | Trouble:
-    """The layout of the closed form. It and the next ones, `most` in all, are simulated, which does not change it."""
-    trouble: Trouble | None = None
-    for found in find_options(traffic, judge.kind, max(most, 2)):
+def find_replicas(traffic: Traffic, kind: Kind, judge: Judge, num_simulated: int | None) -> Option | Trouble:
+    """The replicas of `find_layout`, judged by simulations if these decide. At most `num_simulated` are simulated."""
+    if judge.decides:
+        most = num_simulated or DEFAULT_FINALISTS
+        return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas)
+    trouble, most = None, num_simulated or 1
+    for found in find_options(traffic, kind, max(most, 2)):
         trouble = found.trouble
         if found.options:
-            first, *_ = [judge.at(option, option.replicas) for option in found.options[:most]]
-            return first.option._replace(next_layout=why_not(judge.kind, *found))
+            first, *_ = [judge.at(option, option.numbers) for option in found.options[:most]]
+            best: Option = found.options[0] if first is None else first.layout
+            return best._replace(next_layout=why_not(*found))
     return trouble or Trouble("the model cannot be split over these devices")
 
 
@@ -74,61 +87,76 @@ def _candidates(traffic: Traffic, kind: Kind, most: int) -> Iterator[tuple[list[
     if traffic.all_layouts:
         for found in find_options(traffic, kind, most):
             if found.options:
-                yield found.options, found.trouble
+                yield found.options[:most], found.trouble
                 return
-    free = traffic._replace(targets=traffic.targets.without_limits())
-    for found in find_options(free, kind, most):
-        options = [_first_guess(traffic, free, kind, option) for option in found.options]
+    for found in find_options(traffic.without_limits(), kind, most):
+        options = [_first_guess(traffic, option) for option in found.options]
         options.sort(key=lambda one: (one.num_devices, -one.tokens_per_second))
-        yield options, found.trouble
+        yield options[:most], found.trouble
 
 
-def _first_guess(traffic: Traffic, free: Traffic, kind: Kind, option: Option) -> Option:
+def _first_guess(traffic: Traffic, option: Option) -> Option:
     """The number of replicas to simulate first: that of the closed form, or as many as there can be if it has none."""
-    shape = option.shape
-    guess = smallest(traffic.of(shape), kind, shape)
-    if isinstance(guess, Option):
-        return guess
-    most = _most_replicas(traffic.targets, shape, kind.max_devices)
-    return option._replace(replicas=most, probe=with_replicas(free, kind, shape, most))
+    guess = smallest(traffic.of(option.shape), option.kind, option.shape)
+    return guess if isinstance(guess, Option) else option.at((_most_replicas(option, option.kind.max_devices),))
 
 
-def _smallest_found(judge: Judge, option: Option, best: Finalist | None) -> Finalist | None:
+def _fewest_replicas(judge: Judge, option: Option, best: Finalist | None) -> Finalist | None:
     """The layout with the fewest replicas that meet the targets, or one that does not.
 
     With a `best` so far it has no more devices than that, and None is a layout of which one replica has more.
     """
-    most = _most_replicas(judge.targets, option.shape, judge.kind.max_devices if best is None else best.num_devices)
+    most = _most_replicas(option, option.kind.max_devices if best is None else best.layout.num_devices)
     if not most:
         return None
     # With a best layout, one simulation usually decides. Without, doubling would go on to the last device.
-    first = judge.at(option, None if best is None else most)
-    return first if first.missed is not None else judge.fewest(option, most)
+    first = judge.alone(option) if best is None else judge.at(option, (most,))
+    if first is None or first.missed is not None:
+        return first
+
+    def misses(replicas: int) -> bool:
+        found = judge.at(option, (replicas,))
+        return found is None or found.missed is not None
+
+    high, low, step = min(option.replicas, most), 0, 1
+    while misses(high):
+        if high == most:
+            return judge.at(option, (high,))
+        low, high, step = high, min(high + step, most), 2 * step
+    step = 1
+    while high - low > 1:
+        middle = (low + high) // 2 if low else max(high - step, 1)
+        if misses(middle):
+            low = middle
+        else:
+            high, step = middle, 2 * step
+    return judge.at(option, (high,))
 
 
-def _most_replicas(targets: Targets, shape: Shape, num_devices: int) -> int:
+def _most_replicas(option: Option, num_devices: int) -> int:
     """The most replicas on so many devices. In a closed loop, every replica has a client."""
-    most = num_devices // shape.devices
-    return most if targets.concurrency is None else min(most, targets.concurrency)
+    most, clients = num_devices // option.shape.devices, option.traffic.targets.concurrency
+    return most if clients is None else min(most, clients)
 
 
-def _devices_then_worst(one: Finalist) -> tuple[int, float]:
-    return one.num_devices, one.worst
+def _rank(one: Finalist) -> tuple[float, float]:
+    return one.rank
 
 
-def _why_next(
-    kind: Kind, best: Finalist, others: list[Finalist], missed: list[Finalist], larger: list[Shape]
-) -> str | None:
+def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], larger: list[Layout]) -> str | None:
     """Why the next layout lost: one that meets the targets, else one that does not, else one that was not simulated."""
     if others:
         second = others[0]
-        if second.num_devices > best.num_devices:
-            return f"{second}: {more_devices(kind, second.num_devices)}"
-        shares = f"{second.worst:.0%}", f"{best.worst:.0%}"
+        shares = f"{second.judged.worst:.0%}", f"{best.judged.worst:.0%}"
+        less = f"as many devices, but {shares[0]} of a target instead of {shares[1]}"
         if shares[0] == shares[1]:
-            return f"{second}: as many devices, and as close to its targets"
-        return f"{second}: as many devices, but {shares[0]} of a target instead of {shares[1]}"
+            less = "as many devices, and as close to its targets"
+        return f"{second}: {second.layout.why_more(best.layout) or less}"
     if missed:
-        second = min(missed, key=_devices_then_worst)
+        # Pairs of layouts are in the order in which the closed form prefers them.
+        second = min(missed, key=_rank) if isinstance(best.layout, Option) else missed[0]
         return f"{second}: {second.missed}"
-    return f"{larger[0]}: {more_devices(kind, larger[0].devices)}" if larger else None
+    if larger and isinstance(larger[0], Option):
+        one = larger[0]._replace(replicas=1)
+        return f"{one}: {more_devices(one.kind, one.num_devices)}"
+    return None

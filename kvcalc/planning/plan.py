@@ -29,7 +29,8 @@ from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
-    from kvcalc.planning.judge import Judge, Simulates
+    from kvcalc.planning.judge import Judge
+    from kvcalc.planning.simulates import Simulates
 
 __all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", "refuse_empty"]
 
@@ -92,7 +93,7 @@ def plan(
     if simulation is not None:
         from kvcalc.planning.judge import Judge
 
-        judges = [Judge(traffic, kind, simulation) for kind in kinds]
+        judges = [Judge(targets, simulation) for _ in kinds]
     found = [_search_or_refuse(traffic, kind, judge, num_simulated) for kind, judge in zip(kinds, judges)]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
     if len(refusals) == len(found):
@@ -101,7 +102,7 @@ def plan(
         _row(traffic, kind, one, judge, checkpoint) for kind, one, judge in zip(kinds, found, judges)
     ]  # fmt: skip
     split_notes, finalists = list[Note](), [
-        one.describe(judge.kind, judge.simulation.seed) for judge in judges if judge for one in judge.finalists()
+        row for judge in judges if judge is not None for row in judge.describe()
     ]  # fmt: skip
     split = None
     if transfer is not None:
@@ -111,7 +112,7 @@ def plan(
         rows, split_notes, simulated = with_splits(split, kinds, rows)
         finalists += simulated
     best = _best(rows)
-    notes = [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(judges)]
+    notes = [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(kinds, judges)]
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
     return {
         "schema_version": SCHEMA_VERSION,
@@ -231,14 +232,13 @@ def _notes(
     return notes + group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
 
 
-def _simulation_notes(judges: Sequence[Judge | None]) -> list[Note]:
+def _simulation_notes(kinds: Sequence[Kind], judges: Sequence[Judge | None]) -> list[Note]:
+    judged = [(kind, judge) for kind, judge in zip(kinds, judges) if judge is not None]
     found = [
-        RowNote((one.kind.engine, one.kind.gpu.name), note, one.kind.gpu)
-        for one in judges if one is not None
-        for note in one.notes()
+        RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for kind, judge in judged for note in judge.notes()
     ]  # fmt: skip
-    rows = [note for one in judges[:1] if one is not None for note in one.simulation.notes]
-    return rows + group_notes(found, [(one.kind.engine, one.kind.gpu.name) for one in judges if one is not None])
+    rows = [note for _, judge in judged[:1] for note in judge.simulation.notes]
+    return rows + group_notes(found, [(kind.engine, kind.gpu.name) for kind, _ in judged])
 
 
 def _row(
@@ -271,15 +271,14 @@ def _row(
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
     )
     if judge is not None:
-        row.update(judge.at(found, found.replicas).judged.describe_limits(judge.targets))
+        row.update(judge.describe_limits(found))
     energy = found.probe.energy
     if energy is not None:
         row.update(
             watts=found.replicas * energy["watts"], kwh_per_million_output_tokens=energy["kwh_per_million_tokens"]
         )
-    hourly = None if kind.price is None else kind.price * found.num_devices
     trace = None if judge is None else judge.simulation.trace
-    row.update(describe_cost(hourly, traffic.lengths, row["tokens_per_second"], trace))
+    row.update(describe_cost(found.cost_per_hour, traffic.lengths, row["tokens_per_second"], trace))
     replicas = memory["engine"]["data_parallel_size"]
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
@@ -322,11 +321,8 @@ def _search_or_refuse(
     try:
         if judge is None:
             return find_layout(traffic, kind)
-        from kvcalc.planning.finalists import DEFAULT_FINALISTS, find_simulated, simulate_best
-        from kvcalc.planning.judge import simulation_decides
+        from kvcalc.planning.finalists import find_replicas
 
-        if not simulation_decides(traffic.targets, judge.simulation):
-            return simulate_best(traffic, judge, num_simulated or 1)
-        return find_simulated(traffic, judge, num_simulated or DEFAULT_FINALISTS)
+        return find_replicas(traffic, kind, judge, num_simulated)
     except KvcalcError as error:
         return error

@@ -127,6 +127,10 @@ class Traffic(NamedTuple):
         """The traffic for replicas of this shape."""
         return self._replace(question=shape.of(self.question))
 
+    def without_limits(self) -> Traffic:
+        """The same load without limits on its times."""
+        return self._replace(targets=self.targets.without_limits())
+
     @property
     def limit(self) -> int | None:
         """The model's limit in tokens if the longest request exceeds it, else None."""

@@ -14,7 +14,8 @@ from kvcalc.planning.disaggregated.instances import transfer_bytes
 from kvcalc.planning.disaggregated.joined import join_caches
 from kvcalc.planning.disaggregated.kinds import joined_kinds
 from kvcalc.planning.disaggregated.matching import Load, Pair
-from kvcalc.planning.disaggregated.search import Instances, Split, find_judge, find_split
+from kvcalc.planning.disaggregated.search import Instances, find_judge, find_split
+from kvcalc.planning.disaggregated.split import Split
 from kvcalc.planning.lengths import one_length
 from kvcalc.planning.targets import Targets
 from kvcalc.planning.traffic import Kind, Traffic
@@ -99,7 +100,7 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
                             cheapest = cost
     assert cheapest is not None
     assert isinstance(found, Split)
-    used = found.devices_of(found.match.prefills, found.match.decodes)
+    used = found.devices_of(found.numbers)
     of = [weights[kinds.index(kind)] for kind in (found.kinds.prefill, found.kinds.decode)]
     assert used[0] * of[0] + used[1] * of[1] == pytest.approx(cheapest)
     assert max(used) <= 12

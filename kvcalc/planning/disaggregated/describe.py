@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.planning.disaggregated.search import Split
+from kvcalc.planning.disaggregated.split import Split
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.traffic import Traffic

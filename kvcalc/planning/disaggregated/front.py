@@ -11,7 +11,8 @@ from kvcalc.planning.disaggregated.instances import Instance
 from kvcalc.planning.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
 from kvcalc.planning.disaggregated.matching import Load
 from kvcalc.planning.disaggregated.rows import Asked
-from kvcalc.planning.disaggregated.search import Instances, Split, candidates_of, find_judge, pair_of
+from kvcalc.planning.disaggregated.search import Instances, candidates_of, find_judge, pair_of
+from kvcalc.planning.disaggregated.split import Split
 from kvcalc.planning.traffic import MOST_RUNNING, Kind
 
 # The most decode instances that share prefill instances.
@@ -86,5 +87,5 @@ def _point(split: Split, running: int) -> dict[str, Any]:
         "tokens_per_second_per_user": 1 / times.tpot_seconds,
         "tokens_per_second_per_device": split.tokens_per_second / split.num_devices,
         "cost_per_million_output_tokens": None if cost is None else cost / (split.tokens_per_second * 3600 / 1e6),
-        "layout": split.text,
+        "layout": str(split),
     }

@@ -15,7 +15,8 @@ from kvcalc.planning.disaggregated.commands import Pools, commands_of
 from kvcalc.planning.disaggregated.describe import describe_energy, describe_pools, describe_transfer, prompts_held
 from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
-from kvcalc.planning.disaggregated.search import Instances, Split, find_split
+from kvcalc.planning.disaggregated.search import Instances, find_split
+from kvcalc.planning.disaggregated.split import Split
 from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
@@ -27,8 +28,8 @@ from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
-    from kvcalc.planning.disaggregated.judge import SplitJudge
-    from kvcalc.planning.judge import Simulates
+    from kvcalc.planning.judge import Judge
+    from kvcalc.planning.simulates import Simulates
 
 # An instance runs at most so many prompts at once, however many fit.
 _MOST_PROMPTS = 256
@@ -86,13 +87,13 @@ class Asked(NamedTuple):
     simulation: Simulates | None = None
     num_simulated: int | None = None
 
-    def judge(self) -> SplitJudge | None:
+    def judge(self) -> Judge | None:
         """A judge for a row. None if nothing is simulated."""
         if self.simulation is None:
             return None
-        from kvcalc.planning.disaggregated.judge import SplitJudge
+        from kvcalc.planning.judge import Judge
 
-        return SplitJudge(self.known, self.simulation)
+        return Judge(self.known.traffic.targets, self.simulation)
 
 
 def with_splits(asked: Asked, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]]) -> SplitRows:
@@ -142,12 +143,12 @@ def _with_mixed(asked: Asked, kinds: Sequence[Kind], rows: SplitRows) -> SplitRo
     return SplitRows([*rows.rows, *added], notes, [*rows.finalists, *finalists])
 
 
-def _find(asked: Asked, joined: Sequence[PoolKinds], judge: SplitJudge | None) -> Split | Trouble:
+def _find(asked: Asked, joined: Sequence[PoolKinds], judge: Judge | None) -> Split | Trouble:
     if judge is None:
         return find_split(asked.known, joined)
-    from kvcalc.planning.disaggregated.finalists import find_simulated_split
+    from kvcalc.planning.disaggregated.finalists import find_pools
 
-    return find_simulated_split(judge, joined, asked.num_simulated)
+    return find_pools(asked.known, joined, judge, asked.num_simulated)
 
 
 def _in_order(kind: Kind, row: dict[str, Any], split: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:
@@ -181,7 +182,7 @@ def _why_lost(kind: Kind, first: Mapping[str, Any], second: Mapping[str, Any], i
 
 
 def describe_split(
-    asked: Asked, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError, judge: SplitJudge | None
+    asked: Asked, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError, judge: Judge | None
 ) -> tuple[dict[str, Any], list[Note]]:
     """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device, engine and price."""
     row: dict[str, Any] = dict.fromkeys((*beside, "disaggregated", "next_mode"))
@@ -224,8 +225,7 @@ def describe_split(
         },
     )  # fmt: skip
     if judge is not None:
-        simulated = judge.at(found, found.match.prefills, found.match.decodes)
-        row.update({} if simulated is None else simulated.judged.describe_limits(judge.targets))
+        row.update(judge.describe_limits(found))
     trace = None if asked.simulation is None else asked.simulation.trace
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, tokens_per_second, trace))
     row.update(describe_energy(found, traffic.lengths))

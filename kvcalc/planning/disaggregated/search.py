@@ -20,95 +20,12 @@ from kvcalc.planning.disaggregated.instances import (
 )
 from kvcalc.planning.disaggregated.joined import cache_of
 from kvcalc.planning.disaggregated.kinds import Link, PoolKinds
-from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
+from kvcalc.planning.disaggregated.matching import Load, Pair, Times
+from kvcalc.planning.disaggregated.split import Split, ttft_range
 from kvcalc.planning.replicas import shapes_of
 from kvcalc.planning.shapes import Shape
 from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
-from kvcalc.records import NamedTuple
-
-
-class Split(NamedTuple):
-    """Two pools that serve the traffic, and the kinds of their devices. `transfer_bytes` are those of the busiest one.
-
-    `next_layout` is the second choice, and why it was not chosen.
-    """
-
-    prefill: Instance
-    decode: Instance
-    kinds: PoolKinds
-    transfer_bytes: int
-    match: Match
-    next_layout: str | None = None
-
-    @property
-    def num_devices(self) -> int:
-        return self.match.num_devices
-
-    @property
-    def weight(self) -> float:
-        """What the devices count when pools are compared."""
-        return self.kinds.weigh(self.devices_of(self.match.prefills, self.match.decodes))
-
-    @property
-    def cost_per_hour(self) -> float | None:
-        """The price of both pools. None if that of a kind of device is not known."""
-        return self.kinds.cost_per_hour(self.devices_of(self.match.prefills, self.match.decodes))
-
-    @property
-    def text(self) -> str:
-        """The instances, such as `2 x tp 4 prefill + tp 8 decode`. Kinds of device are named if there are two."""
-        pools = (self.match.prefills, self.prefill, "prefill"), (self.match.decodes, self.decode, "decode")
-        where = (f" on {name}" if self.kinds.is_mixed else "" for name in self.kinds.names)
-        return " + ".join(f"{count} x {one.shape} {role}{on}" for (count, one, role), on in zip(pools, where))
-
-    @property
-    def pair(self) -> Pair:
-        """The times of both instances, without their numbers."""
-        return Pair(self.prefill.rates, self.decode.rates, self.match.times.transfer_seconds)
-
-    def with_numbers(self, prefills: int, decodes: int, load: Load) -> Split | None:
-        """The same layouts with other numbers of instances. None if these cannot serve the load."""
-        times = self.pair.times(prefills, decodes, load)
-        if times is None:
-            return None
-        return self._replace(match=Match(prefills, decodes, sum(self.devices_of(prefills, decodes)), times))
-
-    def devices_of(self, prefills: int, decodes: int) -> tuple[int, int]:
-        """The devices of each pool with other numbers of instances."""
-        return prefills * self.prefill.shape.devices, decodes * self.decode.shape.devices
-
-    def why_more(self, best: Split) -> str | None:
-        """What these pools take more than the best ones: money or devices. None if they do not."""
-        used, fewer = (one.devices_of(one.match.prefills, one.match.decodes) for one in (self, best))
-        return self.kinds.why_more(used, (best.kinds, fewer))
-
-    def ttft_range(self) -> tuple[float, float]:
-        """The low and high end of the time to first token."""
-        return ttft_range(self.prefill, self.decode, self.match.times)
-
-    def tpot_range(self) -> tuple[float, float]:
-        """The low and high end of the time per output token."""
-        low, high = self.decode.tpot_factors(self.match.times.decoding)
-        return self.match.times.tpot_seconds * low, self.match.times.tpot_seconds * high
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.match.times.requests_per_second * float(self.decode.rates.output_tokens)
-
-
-def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float, float]:
-    """The low and high end of the time to first token.
-
-    The prefill, what is waited for it, and the first step have the ranges of their engine. The transfer has none: it is
-    the bytes at the rate of the link.
-    """
-    computed = times.host_seconds + times.queue_seconds + times.prefill_seconds
-    first, step = prefill.ttft_factors(times.prompts), decode.tpot_factors(times.decoding)
-    low, high = (
-        computed * each + times.transfer_seconds + times.first_step_seconds * other for each, other in zip(first, step)
-    )
-    return low, high
 
 
 class Instances:
@@ -262,7 +179,7 @@ def _why_not(first: Split, second: Split) -> str:
     if more is None:
         times = (seconds_text(one.match.times.ttft_seconds) for one in (second, first))
         more = f"as many devices, but TTFT is {' instead of '.join(times)}"
-    return f"{second.text}: {more}"
+    return f"{second}: {more}"
 
 
 def _why_none(known: Instances, joined: Sequence[PoolKinds], targets: Targets) -> Trouble:

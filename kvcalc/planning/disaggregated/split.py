@@ -1,0 +1,164 @@
+"""A layout with two pools: prefill instances and decode instances, their numbers, and the times of their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from kvcalc.planning.disaggregated.instances import Instance
+from kvcalc.planning.disaggregated.kinds import PoolKinds
+from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
+from kvcalc.planning.simulates import Pools, Simulated, Simulates
+from kvcalc.planning.targets import Targets
+from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.records import NamedTuple
+from kvcalc.throughput.hardware import Devices
+
+
+class Split(NamedTuple):
+    """A layout with two pools, and the kinds of their devices.
+
+    `transfer_bytes` are those of the busiest device. `next_layout` is the second choice, and why it was not chosen.
+    """
+
+    prefill: Instance
+    decode: Instance
+    kinds: PoolKinds
+    transfer_bytes: int
+    match: Match
+    next_layout: str | None = None
+
+    @property
+    def num_devices(self) -> int:
+        return self.match.num_devices
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        return self.match.prefills, self.match.decodes
+
+    @property
+    def key(self) -> Hashable:
+        return self.kinds.names, self.prefill.shape, self.decode.shape
+
+    @property
+    def weight(self) -> float:
+        return self.kinds.weigh(self.devices_of(self.numbers))
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        return self.kinds.cost_per_hour(self.devices_of(self.numbers))
+
+    @property
+    def in_flight(self) -> float:
+        times = self.match.times
+        stay: float = times.ttft_seconds + self.decode.rates.output_tokens * times.tpot_seconds
+        return times.requests_per_second * stay
+
+    @property
+    def highest(self) -> tuple[float, float]:
+        times = self.match.times
+        return self.tpot_range()[1] / times.tpot_seconds, self.ttft_range()[1] / times.ttft_seconds
+
+    @property
+    def pair(self) -> Pair:
+        """The times of both instances, without their numbers."""
+        return Pair(self.prefill.rates, self.decode.rates, self.match.times.transfer_seconds)
+
+    def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> Split | None:
+        """The same layouts with other numbers of instances. None if these cannot serve the load.
+
+        The closed form counts no prefixes of a trace, and takes its busiest minute for the whole. So with a trace fewer
+        instances may do, and then its figures are those of the load that they can serve.
+        """
+        prefills, decodes = numbers
+        times = self.pair.times(prefills, decodes, Load(targets.requests_per_second, targets.concurrency))
+        if times is None and is_trace:
+            times = self.pair.times(prefills, decodes, self.pair.busy_load(prefills, decodes))
+        if times is None:
+            return None
+        return self._replace(match=Match(prefills, decodes, sum(self.devices_of((prefills, decodes))), times))
+
+    def allows(self, numbers: tuple[int, int], most: float | None) -> bool:
+        """Whether there may be so many instances, and if their devices must not count more than `most`."""
+        devices = self.devices_of(numbers)
+        return self.kinds.allow(devices) and (most is None or self.kinds.weigh(devices) <= most)
+
+    def alone(self) -> Split:
+        return self
+
+    def run(
+        self, simulation: Simulates, targets: Targets, num_requests: int, step_factor: float, *, is_alone: bool
+    ) -> tuple[Split, Simulated]:
+        questions = _question(self.prefill), _question(self.decode)
+        pools = Pools(*questions, None if is_alone else self.numbers, self.kinds.link.bytes_per_second)
+        return self, simulation.run_pools(pools, targets, num_requests, step_factor)
+
+    def devices_of(self, numbers: tuple[int, int]) -> tuple[int, int]:
+        """The devices of each pool with other numbers of instances."""
+        return numbers[0] * self.prefill.shape.devices, numbers[1] * self.decode.shape.devices
+
+    def why_more(self, best: Split) -> str | None:
+        used, fewer = (one.devices_of(one.numbers) for one in (self, best))
+        return self.kinds.why_more(used, (best.kinds, fewer))
+
+    def describe(self, row: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
+        """The row of simulated pools. Keys of a layout with one pool are null, and the numbers for requests alone."""
+        pools = zip(("prefill", "decode"), self.kinds.names, self.numbers, (self.prefill, self.decode))
+        shape = dict.fromkeys((*self.decode.shape.describe(1), "replicas"))
+        return {
+            "gpu": self.kinds.text,
+            "engine": self.kinds.decode.engine,
+            **shape,
+            **row,
+            "disaggregated": {
+                role: {
+                    "gpu": gpu,
+                    "instances": None if is_alone else number,
+                    **one.shape.describe(one.case.workload.expert_parallel_size),
+                }
+                for role, gpu, number, one in pools
+            },
+        }
+
+    def ttft_range(self) -> tuple[float, float]:
+        """The low and high end of the time to first token."""
+        return ttft_range(self.prefill, self.decode, self.match.times)
+
+    def tpot_range(self) -> tuple[float, float]:
+        """The low and high end of the time per output token."""
+        low, high = self.decode.tpot_factors(self.match.times.decoding)
+        return self.match.times.tpot_seconds * low, self.match.times.tpot_seconds * high
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.match.times.requests_per_second * float(self.decode.rates.output_tokens)
+
+    def __str__(self) -> str:
+        """The instances, such as `2 x tp 4 prefill + tp 8 decode`. Kinds of device are named if there are two."""
+        pools = zip(self.numbers, (self.prefill, self.decode), ("prefill", "decode"))
+        where = (f" on {name}" if self.kinds.is_mixed else "" for name in self.kinds.names)
+        return " + ".join(f"{count} x {one.shape} {role}{on}" for (count, one, role), on in zip(pools, where))
+
+
+def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float, float]:
+    """The low and high end of the time to first token.
+
+    The prefill, what is waited for it, and the first step have the ranges of their engine. The transfer has none: it is
+    the bytes at the rate of the link.
+    """
+    computed = times.host_seconds + times.queue_seconds + times.prefill_seconds
+    first, step = prefill.ttft_factors(times.prompts), decode.tpot_factors(times.decoding)
+    low, high = (
+        computed * each + times.transfer_seconds + times.first_step_seconds * other for each, other in zip(first, step)
+    )
+    return low, high
+
+
+def _question(one: Instance) -> Question:
+    """The question about an instance, without the lengths of its requests."""
+    asked = one.case.question
+    speed = asked.speed or SpeedQuestion()
+    return asked._replace(
+        devices=Devices(asked.devices.gpu, 1) if asked.devices is not None else None,
+        speed=speed._replace(input_tokens=None, output_tokens=None, concurrency=None),
+    )  # fmt: skip
