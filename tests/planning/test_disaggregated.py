@@ -13,8 +13,8 @@ import kvcalc
 from kvcalc.errors import UsageError
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
-from kvcalc.planning.disaggregated.commands import Pools, commands_of
-from kvcalc.planning.disaggregated.instances import Sent, transfer_bytes
+from kvcalc.planning.plan.disaggregated.commands import Pools, commands_of
+from kvcalc.planning.plan.disaggregated.instances import Sent, transfer_bytes
 from tests.conftest import ROOT
 
 LINK = "infiniband-400g"  # 50 GB/s

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from kvcalc.planning.disaggregated.matching import Load, Pair
-from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
+from kvcalc.planning.plan.disaggregated.matching import Load, Pair
+from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
 
 
 def pair_of(random: Random) -> Pair:

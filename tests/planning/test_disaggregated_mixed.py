@@ -10,15 +10,15 @@ import yaml
 
 import kvcalc
 from kvcalc.planning.cache_tiers import move_seconds
-from kvcalc.planning.disaggregated.instances import transfer_bytes
-from kvcalc.planning.disaggregated.joined import join_caches
-from kvcalc.planning.disaggregated.kinds import joined_kinds
-from kvcalc.planning.disaggregated.matching import Load, Pair
-from kvcalc.planning.disaggregated.search import Instances, find_judge, find_split
-from kvcalc.planning.disaggregated.split import Split
 from kvcalc.planning.lengths import one_length
-from kvcalc.planning.targets import Targets
-from kvcalc.planning.traffic import Kind, Traffic
+from kvcalc.planning.plan.disaggregated.instances import transfer_bytes
+from kvcalc.planning.plan.disaggregated.joined import join_caches
+from kvcalc.planning.plan.disaggregated.kinds import joined_kinds
+from kvcalc.planning.plan.disaggregated.matching import Load, Pair
+from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, find_split
+from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.traffic import Kind, Traffic
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 from tests.test_schema import check

@@ -88,8 +88,9 @@ def test_every_emitter_is_known() -> None:
     assert names >= {
         "planning/commands.py", "planning/manifests/compose.py", "planning/manifests/kubernetes.py",
         "planning/manifests/pools.py", "planning/manifests/server.py", "planning/more_commands.py",
-        "planning/disaggregated/commands.py", "planning/drafting_flags.py", "planning/plan.py", "output/report/page.py",
-        "output/report/charts.py", "output/human/plan.py", "output/plot.py", "cli/report.py", "cli/completion.py",
+        "planning/plan/disaggregated/commands.py", "planning/drafting_flags.py", "planning/plan/document.py",
+        "output/report/page.py", "output/report/charts.py", "output/human/plan.py", "output/plot.py", "cli/report.py",
+        "cli/completion.py",
     }  # fmt: skip
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.disaggregated.commands import DECODE, PREFILL, ROLES, ROUTER, SIDE_CHANNEL, host_of
 from kvcalc.planning.manifests.compose import DEVICES, service_of
 from kvcalc.planning.manifests.kubernetes import SEVERAL_KINDS, deployment, service
 from kvcalc.planning.manifests.server import PORT, Server, server_with
+from kvcalc.planning.plan.disaggregated.commands import DECODE, PREFILL, ROLES, ROUTER, SIDE_CHANNEL, host_of
 from kvcalc.writing import shell
 from kvcalc.writing.manifest import compose_file, kubernetes_file
 

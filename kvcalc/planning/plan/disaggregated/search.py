@@ -12,20 +12,20 @@ from math import inf
 
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.planning.cache_tiers import move_seconds
-from kvcalc.planning.disaggregated.instances import (
+from kvcalc.planning.plan.disaggregated.instances import (
     Instance,
     decode_instance,
     prefill_instance,
     transfer_bytes,
 )
-from kvcalc.planning.disaggregated.joined import cache_of
-from kvcalc.planning.disaggregated.kinds import Link, PoolKinds
-from kvcalc.planning.disaggregated.matching import Load, Pair, Times
-from kvcalc.planning.disaggregated.split import Split, ttft_range
-from kvcalc.planning.replicas import shapes_of
-from kvcalc.planning.shapes import Shape
-from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
-from kvcalc.planning.traffic import Kind, Traffic, Trouble, seconds_text
+from kvcalc.planning.plan.disaggregated.joined import cache_of
+from kvcalc.planning.plan.disaggregated.kinds import Link, PoolKinds
+from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
+from kvcalc.planning.plan.disaggregated.split import Split, ttft_range
+from kvcalc.planning.plan.replicas import shapes_of
+from kvcalc.planning.plan.shapes import Shape
+from kvcalc.planning.plan.targets import RANGE_CONFIDENCE, Targets
+from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, seconds_text
 
 
 class Instances:

@@ -11,14 +11,14 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Union
 
 from kvcalc.notes import Note
-from kvcalc.planning.simulates import Simulated, Simulates
-from kvcalc.planning.targets import METRICS, PERCENTILES, RANGE_CONFIDENCE, Limit, Targets
-from kvcalc.planning.traffic import seconds_text
+from kvcalc.planning.plan.simulates import Simulated, Simulates
+from kvcalc.planning.plan.targets import METRICS, PERCENTILES, RANGE_CONFIDENCE, Limit, Targets
+from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
-    from kvcalc.planning.disaggregated.split import Split
-    from kvcalc.planning.replicas import Option
+    from kvcalc.planning.plan.disaggregated.split import Split
+    from kvcalc.planning.plan.replicas import Option
 
 Layout = Union["Option", "Split"]
 """A layout has one pool, of replicas, or two, of prefill and of decode instances. Both have the same methods."""

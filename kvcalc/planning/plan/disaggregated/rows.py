@@ -11,25 +11,25 @@ from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.checkpoint import Checkpoint
 from kvcalc.planning.commands import Layout
-from kvcalc.planning.disaggregated.commands import Pools, commands_of
-from kvcalc.planning.disaggregated.describe import describe_energy, describe_pools, describe_transfer, prompts_held
-from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
-from kvcalc.planning.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
-from kvcalc.planning.disaggregated.search import Instances, find_split
-from kvcalc.planning.disaggregated.split import Split
 from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.replicas import more_devices
-from kvcalc.planning.targets import Targets
-from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
+from kvcalc.planning.plan.disaggregated.commands import Pools, commands_of
+from kvcalc.planning.plan.disaggregated.describe import describe_energy, describe_pools, describe_transfer, prompts_held
+from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
+from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
+from kvcalc.planning.plan.disaggregated.search import Instances, find_split
+from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.replicas import more_devices
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
-    from kvcalc.planning.judge import Judge
-    from kvcalc.planning.simulates import Simulates
+    from kvcalc.planning.plan.judge import Judge
+    from kvcalc.planning.plan.simulates import Simulates
 
 # An instance runs at most so many prompts at once, however many fit.
 _MOST_PROMPTS = 256
@@ -91,7 +91,7 @@ class Asked(NamedTuple):
         """A judge for a row. None if nothing is simulated."""
         if self.simulation is None:
             return None
-        from kvcalc.planning.judge import Judge
+        from kvcalc.planning.plan.judge import Judge
 
         return Judge(self.known.traffic.targets, self.simulation)
 
@@ -146,7 +146,7 @@ def _with_mixed(asked: Asked, kinds: Sequence[Kind], rows: SplitRows) -> SplitRo
 def _find(asked: Asked, joined: Sequence[PoolKinds], judge: Judge | None) -> Split | Trouble:
     if judge is None:
         return find_split(asked.known, joined)
-    from kvcalc.planning.disaggregated.finalists import find_pools
+    from kvcalc.planning.plan.disaggregated.finalists import find_pools
 
     return find_pools(asked.known, joined, judge, asked.num_simulated)
 

@@ -4,7 +4,7 @@ A layout is a number of replicas, each split over `tensor_parallel_size` x `pipe
 attention replicas that were asked for (`--dp`). Attention replicas are parts of one replica of the model. The search
 uses the figures of `kvcalc estimate`: `fit` says whether the running requests fit, and `throughput.serving` says how
 fast they are. More requests per replica are never faster, so bisection finds the largest number that meets the targets.
-Targets for percentiles are judged by a simulation (`planning.finalists`).
+Targets for percentiles are judged by a simulation (`planning.plan.finalists`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.planning.shapes import Shape, all_shapes, usual_shapes
-from kvcalc.planning.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, probe, replica_of
+from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, probe, replica_of
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
-    from kvcalc.planning.simulates import Simulated, Simulates
-    from kvcalc.planning.targets import Targets
+    from kvcalc.planning.plan.simulates import Simulated, Simulates
+    from kvcalc.planning.plan.targets import Targets
 
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4

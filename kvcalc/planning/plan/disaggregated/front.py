@@ -7,13 +7,13 @@ from itertools import product
 from typing import Any
 
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.disaggregated.instances import Instance
-from kvcalc.planning.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
-from kvcalc.planning.disaggregated.matching import Load
-from kvcalc.planning.disaggregated.rows import Asked
-from kvcalc.planning.disaggregated.search import Instances, candidates_of, find_judge, pair_of
-from kvcalc.planning.disaggregated.split import Split
-from kvcalc.planning.traffic import MOST_RUNNING, Kind
+from kvcalc.planning.plan.disaggregated.instances import Instance
+from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
+from kvcalc.planning.plan.disaggregated.matching import Load
+from kvcalc.planning.plan.disaggregated.rows import Asked
+from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, find_judge, pair_of
+from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind
 
 # The most decode instances that share prefill instances.
 _MOST_DECODES = 4

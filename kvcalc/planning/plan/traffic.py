@@ -12,8 +12,8 @@ from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.layout import prompt_ranks_of
 from kvcalc.planning.lengths import Lengths
-from kvcalc.planning.shapes import Shape
-from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
+from kvcalc.planning.plan.shapes import Shape
+from kvcalc.planning.plan.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu

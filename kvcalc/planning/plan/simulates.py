@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kvcalc.notes import Note
-from kvcalc.planning.targets import Targets
+from kvcalc.planning.plan.targets import Targets
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.replicas import shapes_of
-from kvcalc.planning.traffic import MOST_RUNNING, Kind, Traffic, probe
+from kvcalc.planning.plan.replicas import shapes_of
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Traffic, probe
 
 if TYPE_CHECKING:
-    from kvcalc.planning.disaggregated.rows import Asked
+    from kvcalc.planning.plan.disaggregated.rows import Asked
 
 
 def front(traffic: Traffic, kinds: Sequence[Kind], split: Asked | None = None) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def front(traffic: Traffic, kinds: Sequence[Kind], split: Asked | None = None) -
     priced = all(kind.price is not None for kind in kinds)
     points = [point for kind in kinds for point in _points(traffic, kind)]
     if split is not None:
-        from kvcalc.planning.disaggregated.front import split_points
+        from kvcalc.planning.plan.disaggregated.front import split_points
 
         points = [{**point, "layout": None} for point in points]
         points += split_points(split, kinds, priced=priced)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.planning.disaggregated.split import Split
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.lengths import Lengths
-from kvcalc.planning.traffic import Traffic
+from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.traffic import Traffic
 from kvcalc.throughput.power import kwh_per_million, mean_watts
 
 

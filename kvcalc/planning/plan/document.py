@@ -19,18 +19,18 @@ from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.more_commands import llama_cpp_words, tensorrt_llm_words
-from kvcalc.planning.pareto import front
-from kvcalc.planning.replicas import Option, find_layout
-from kvcalc.planning.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
-from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost
+from kvcalc.planning.plan.pareto import front
+from kvcalc.planning.plan.replicas import Option, find_layout
+from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
+from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
-    from kvcalc.planning.judge import Judge
-    from kvcalc.planning.simulates import Simulates
+    from kvcalc.planning.plan.judge import Judge
+    from kvcalc.planning.plan.simulates import Simulates
 
 __all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", "refuse_empty"]
 
@@ -83,15 +83,15 @@ def plan(
     speed = question.speed or SpeedQuestion()
     question = question._replace(engine_settings=settings, speed=None if speed == SpeedQuestion() else speed)
     if disaggregate or transfer is not None:
-        from kvcalc.planning.disaggregated.rows import Asked, check_disaggregated, with_link, with_splits
-        from kvcalc.planning.disaggregated.search import Instances
+        from kvcalc.planning.plan.disaggregated.rows import Asked, check_disaggregated, with_link, with_splits
+        from kvcalc.planning.plan.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
     traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict, all_layouts)
     checkpoint = checkpoint_of(question.model, question.dtype)
     judges: list[Judge | None] = [None] * len(kinds)
     if simulation is not None:
-        from kvcalc.planning.judge import Judge
+        from kvcalc.planning.plan.judge import Judge
 
         judges = [Judge(targets, simulation) for _ in kinds]
     found = [_search_or_refuse(traffic, kind, judge, num_simulated) for kind, judge in zip(kinds, judges)]
@@ -321,7 +321,7 @@ def _search_or_refuse(
     try:
         if judge is None:
             return find_layout(traffic, kind)
-        from kvcalc.planning.finalists import find_replicas
+        from kvcalc.planning.plan.finalists import find_replicas
 
         return find_replicas(traffic, kind, judge, num_simulated)
     except KvcalcError as error:

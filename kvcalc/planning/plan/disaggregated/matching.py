@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, inf
 
-from kvcalc.planning.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
+from kvcalc.planning.plan.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
 from kvcalc.records import NamedTuple
 
 # The share of the time that instances work under the load of `busy_load`.

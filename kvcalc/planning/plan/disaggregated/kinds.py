@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.disaggregated.joined import join_caches
-from kvcalc.planning.replicas import more_devices
-from kvcalc.planning.traffic import Kind
+from kvcalc.planning.plan.disaggregated.joined import join_caches
+from kvcalc.planning.plan.replicas import more_devices
+from kvcalc.planning.plan.traffic import Kind
 from kvcalc.planning.transfer import NVLINK, PCIE, link_bytes_per_second
 from kvcalc.records import NamedTuple
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from kvcalc.planning.disaggregated.instances import Instance
-from kvcalc.planning.disaggregated.kinds import PoolKinds
-from kvcalc.planning.disaggregated.matching import Load, Match, Pair, Times
-from kvcalc.planning.simulates import Pools, Simulated, Simulates
-from kvcalc.planning.targets import Targets
+from kvcalc.planning.plan.disaggregated.instances import Instance
+from kvcalc.planning.plan.disaggregated.kinds import PoolKinds
+from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
+from kvcalc.planning.plan.simulates import Pools, Simulated, Simulates
+from kvcalc.planning.plan.targets import Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.judge import Finalist, Judge, Layout
-from kvcalc.planning.replicas import Option, find_options, more_devices, smallest, why_not
-from kvcalc.planning.traffic import Kind, Traffic, Trouble
+from kvcalc.planning.plan.judge import Finalist, Judge, Layout
+from kvcalc.planning.plan.replicas import Option, find_options, more_devices, smallest, why_not
+from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble
 
 if TYPE_CHECKING:
-    from kvcalc.planning.disaggregated.split import Split
+    from kvcalc.planning.plan.disaggregated.split import Split
 
 # The layouts of one kind of device that are simulated: at least as many as the default search tries at once.
 DEFAULT_FINALISTS = 8

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcalc.planning.disaggregated.instances import Instance
-from kvcalc.planning.disaggregated.kinds import PoolKinds
-from kvcalc.planning.disaggregated.search import Instances, find_split, find_splits
-from kvcalc.planning.disaggregated.split import Split
-from kvcalc.planning.finalists import find_simulated
-from kvcalc.planning.judge import Finalist, Judge
-from kvcalc.planning.shapes import Shape
-from kvcalc.planning.traffic import Trouble
+from kvcalc.planning.plan.disaggregated.instances import Instance
+from kvcalc.planning.plan.disaggregated.kinds import PoolKinds
+from kvcalc.planning.plan.disaggregated.search import Instances, find_split, find_splits
+from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.finalists import find_simulated
+from kvcalc.planning.plan.judge import Finalist, Judge
+from kvcalc.planning.plan.shapes import Shape
+from kvcalc.planning.plan.traffic import Trouble
 
 # The pairs of layouts of one row that are simulated. The closed form knows their order well.
 DEFAULT_PAIRS = 4
