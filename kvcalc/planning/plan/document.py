@@ -83,7 +83,7 @@ def plan(
     speed = question.speed or SpeedQuestion()
     question = question._replace(engine_settings=settings, speed=None if speed == SpeedQuestion() else speed)
     if disaggregate or transfer is not None:
-        from kvcalc.planning.plan.disaggregated.rows import Asked, check_disaggregated, with_link, with_splits
+        from kvcalc.planning.plan.disaggregated.rows import SplitPlan, check_disaggregated, with_link, with_splits
         from kvcalc.planning.plan.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
@@ -106,7 +106,7 @@ def plan(
     ]  # fmt: skip
     split = None
     if transfer is not None:
-        split = Asked(
+        split = SplitPlan(
             Instances(with_link(traffic, transfer)), transfer, max_devices, checkpoint, simulation, num_simulated
         )
         rows, split_notes, simulated = with_splits(split, kinds, rows)

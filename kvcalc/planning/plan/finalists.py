@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
-from kvcalc.planning.plan.replicas import Option, find_options, more_devices, smallest, why_not
+from kvcalc.planning.plan.replicas import Option, devices_then_speed, find_options, more_devices, smallest, why_not
 from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _candidates(traffic: Traffic, kind: Kind, most: int) -> Iterator[tuple[list[
                 return
     for found in find_options(traffic.without_limits(), kind, most):
         options = [_first_guess(traffic, option) for option in found.options]
-        options.sort(key=lambda one: (one.num_devices, -one.tokens_per_second))
+        options.sort(key=devices_then_speed)
         yield options[:most], found.trouble
 
 

@@ -81,13 +81,6 @@ class Judged(NamedTuple):
             },
         }
 
-    def describe_limits(self, targets: Targets) -> dict[str, Any]:
-        """The times that have a target, and the number of simulated requests, for a row of the plan."""
-        times = {
-            f"simulated_{limit.metric}_seconds": self.seconds(limit.metric, limit.statistic) for limit in targets.limits
-        }
-        return {**times, "simulated_requests": self.simulated.requests}
-
 
 class Finalist(NamedTuple):
     """A layout that was simulated. With `is_alone`, one request after the other, on one replica or one of each pool."""
@@ -151,9 +144,15 @@ class Judge:
         return self._found[key]
 
     def describe_limits(self, layout: Layout) -> dict[str, Any]:
-        """The simulated times of a layout that have a target, for its row in the plan."""
+        """The simulated times of a layout that have a target, and the number of requests, for its row in the plan."""
         found = self.at(layout, layout.numbers)
-        return {} if found is None else found.judged.describe_limits(self.targets)
+        if found is None:
+            return {}
+        times = {
+            f"simulated_{limit.metric}_seconds": found.judged.seconds(limit.metric, limit.statistic)
+            for limit in self.targets.limits
+        }
+        return {**times, "simulated_requests": found.judged.simulated.requests}
 
     def notes(self) -> list[Note]:
         """What was simulated in another way than asked."""

@@ -10,10 +10,10 @@ from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Traffic, probe
 
 if TYPE_CHECKING:
-    from kvcalc.planning.plan.disaggregated.rows import Asked
+    from kvcalc.planning.plan.disaggregated.rows import SplitPlan
 
 
-def front(traffic: Traffic, kinds: Sequence[Kind], split: Asked | None = None) -> list[dict[str, Any]]:
+def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = None) -> list[dict[str, Any]]:
     """The Pareto front over kinds of device, layouts and running requests, the fastest for one user first.
 
     A point is one replica with a power of two of running requests that fits and meets the targets. It is compared by

@@ -175,7 +175,7 @@ def _options(traffic: Traffic, kind: Kind, shapes: list[Shape], keep: int) -> Fo
         one = smallest(traffic.of(shape), kind, shape, most)
         if isinstance(one, Option):
             options.append(one)
-            options.sort(key=_devices_then_speed)
+            options.sort(key=devices_then_speed)
         else:
             trouble = one or trouble
     return Found(options, trouble)
@@ -202,7 +202,8 @@ def _highest(serving: Mapping[str, Any], name: str) -> float:
     return 1.0 if high is None else float(high / serving[f"{name}_seconds"])
 
 
-def _devices_then_speed(option: Option) -> tuple[int, float]:
+def devices_then_speed(option: Option) -> tuple[int, float]:
+    """The order of layouts by the closed form."""
     return option.num_devices, -option.tokens_per_second
 
 

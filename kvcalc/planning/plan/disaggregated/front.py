@@ -10,7 +10,7 @@ from kvcalc.errors import KvcalcError
 from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.matching import Load
-from kvcalc.planning.plan.disaggregated.rows import Asked
+from kvcalc.planning.plan.disaggregated.rows import SplitPlan
 from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, find_judge, pair_of
 from kvcalc.planning.plan.disaggregated.split import Split
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind
@@ -21,7 +21,7 @@ _MOST_DECODES = 4
 _MOST_UTILIZATION = 0.9
 
 
-def split_points(asked: Asked, kinds: Sequence[Kind], *, priced: bool) -> Iterator[dict[str, Any]]:
+def split_points(asked: SplitPlan, kinds: Sequence[Kind], *, priced: bool) -> Iterator[dict[str, Any]]:
     """The points of every kind of device, and of two kinds that can be joined.
 
     Of the ratios of two kinds, the cheapest ones if they are `priced`, else those with the fewest devices.

@@ -15,11 +15,16 @@ from kvcalc.planning.drafting_flags import drafting_of
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.plan.disaggregated.commands import Pools, commands_of
-from kvcalc.planning.plan.disaggregated.describe import describe_energy, describe_pools, describe_transfer, prompts_held
 from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.search import Instances, find_split
-from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.disaggregated.split import (
+    Split,
+    describe_energy,
+    describe_pools,
+    describe_transfer,
+    prompts_held,
+)
 from kvcalc.planning.plan.replicas import more_devices
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
@@ -73,7 +78,7 @@ def with_link(traffic: Traffic, transfer: int | str) -> Traffic:
     return traffic._replace(question=question._replace(reuse=question.reuse._replace(transfer=transfer)))
 
 
-class Asked(NamedTuple):
+class SplitPlan(NamedTuple):
     """What all rows have in common: the instances of the traffic, the link between them, and the simulation if any.
 
     All kinds together have at most `most` devices. At most `num_simulated` pairs of layouts are simulated for a row,
@@ -96,7 +101,7 @@ class Asked(NamedTuple):
         return Judge(self.known.traffic.targets, self.simulation)
 
 
-def with_splits(asked: Asked, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]]) -> SplitRows:
+def with_splits(asked: SplitPlan, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]]) -> SplitRows:
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost.
 
     For each engine, there is also a row with the best pools on two kinds of device, if there are any.
@@ -117,7 +122,7 @@ def with_splits(asked: Asked, kinds: Sequence[Kind], rows: Sequence[dict[str, An
     return _with_mixed(asked, kinds, SplitRows(all_rows, all_notes, finalists))
 
 
-def _with_mixed(asked: Asked, kinds: Sequence[Kind], rows: SplitRows) -> SplitRows:
+def _with_mixed(asked: SplitPlan, kinds: Sequence[Kind], rows: SplitRows) -> SplitRows:
     added, finalists = list[dict[str, Any]](), list[dict[str, Any]]()
     about_rows: list[RowNote] = []
     for engine in dict.fromkeys(kind.engine for kind in kinds):
@@ -143,7 +148,7 @@ def _with_mixed(asked: Asked, kinds: Sequence[Kind], rows: SplitRows) -> SplitRo
     return SplitRows([*rows.rows, *added], notes, [*rows.finalists, *finalists])
 
 
-def _find(asked: Asked, joined: Sequence[PoolKinds], judge: Judge | None) -> Split | Trouble:
+def _find(asked: SplitPlan, joined: Sequence[PoolKinds], judge: Judge | None) -> Split | Trouble:
     if judge is None:
         return find_split(asked.known, joined)
     from kvcalc.planning.plan.disaggregated.finalists import find_pools
@@ -182,7 +187,7 @@ def _why_lost(kind: Kind, first: Mapping[str, Any], second: Mapping[str, Any], i
 
 
 def describe_split(
-    asked: Asked, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError, judge: Judge | None
+    asked: SplitPlan, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError, judge: Judge | None
 ) -> tuple[dict[str, Any], list[Note]]:
     """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device, engine and price."""
     row: dict[str, Any] = dict.fromkeys((*beside, "disaggregated", "next_mode"))
