@@ -16,7 +16,7 @@ import sys
 from processes import run
 
 import kvcalc
-from kvcalc.planning.shapes import all_shapes, usual_shapes
+from kvcalc.planning.plan.shapes import all_shapes, usual_shapes
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 
@@ -35,7 +35,8 @@ SEARCHES = (
 
 def seconds_of(model: str, devices: tuple[str, ...], options: str, repeats: int) -> float:
     """The median of the CPU seconds of one plan."""
-    start = f"import kvcalc.api.serving, kvcalc.planning.plan, kvcalc.simulation.planned; kvcalc.load_model({model!r})"
+    modules = "kvcalc.api.serving, kvcalc.planning.plan.document, kvcalc.simulation.planned"
+    start = f"import {modules}; kvcalc.load_model({model!r})"
     ask = (
         f"{start}; kvcalc.plan({model!r}, {devices!r}, input_tokens=2048, output_tokens=500, requests_per_second=20.0"
         f"{options})"

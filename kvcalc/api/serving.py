@@ -96,8 +96,8 @@ def plan(
     """
     from kvcalc.planning.axis import parse_engines
     from kvcalc.planning.lengths import one_length
-    from kvcalc.planning.plan import plan as ask
-    from kvcalc.planning.targets import Targets, check_percentiles
+    from kvcalc.planning.plan.document import plan as ask
+    from kvcalc.planning.plan.targets import Targets, check_percentiles
     from kvcalc.throughput.hardware import find_gpu
 
     if trace is None and (concurrency is None) == (requests_per_second is None):

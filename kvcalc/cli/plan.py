@@ -14,7 +14,7 @@ from kvcalc.question.fields import OPTIONS as OF_FIELDS
 if TYPE_CHECKING:
     from kvcalc.planning.devices import Devices, Gpu
     from kvcalc.planning.lengths import Lengths
-    from kvcalc.planning.targets import Targets
+    from kvcalc.planning.plan.targets import Targets
     from kvcalc.simulation.planned import PlannedLoad
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -111,7 +111,7 @@ OPTIONS = [
 @app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
 def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Find how many devices a load needs, and at what cost."""
-    from kvcalc.planning.plan import refuse_empty
+    from kvcalc.planning.plan.document import refuse_empty
     from kvcalc.traces import BAD_ROWS
 
     given = ctx.params
@@ -135,8 +135,8 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
 def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> dict[str, Any]:
     """The document that answers the parameters of the command."""
     from kvcalc.planning.axis import parse_engines
-    from kvcalc.planning.plan import COMMON_GPUS, parse_price
-    from kvcalc.planning.plan import plan as ask
+    from kvcalc.planning.plan.document import COMMON_GPUS, parse_price
+    from kvcalc.planning.plan.document import plan as ask
 
     simulated = value_of(given, "simulate")
     simulation: Optional[PlannedLoad]
@@ -262,8 +262,8 @@ def _check_no_trace(given: Mapping[str, Any]) -> None:
 
 
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
-    from kvcalc.planning.plan import parse_confidence
-    from kvcalc.planning.targets import Target, Targets, parse_target
+    from kvcalc.planning.plan.document import parse_confidence
+    from kvcalc.planning.plan.targets import Target, Targets, parse_target
 
     ttft, tpot, e2e = (
         parsed(given, option, parse_target) or Target(None, None)

@@ -148,7 +148,7 @@ def _prices(given: Mapping[str, Any]) -> Prices:
         if found is not None:
             memory[found[0]] = found[1]
             continue
-        from kvcalc.planning.plan import parse_price
+        from kvcalc.planning.plan.document import parse_price
 
         name, device = parse_price(text)
         if devices is None or devices.gpu.name != name:

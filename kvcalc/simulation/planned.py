@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 from kvcalc.notes import Note
-from kvcalc.planning.judge import Pools, Simulated
 from kvcalc.planning.lengths import Lengths as PlannedLengths
-from kvcalc.planning.targets import Targets
+from kvcalc.planning.plan.simulates import Pools, Simulated
+from kvcalc.planning.plan.targets import Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.load import Load
@@ -42,12 +42,12 @@ class PlannedLoad(NamedTuple):
 
     @property
     def trace(self) -> Mapping[str, Any] | None:
-        """See `planning.judge.Simulates`."""
+        """See `planning.plan.simulates.Simulates`."""
         return None if self.recording is None else self.recording.describe()
 
     @property
     def notes(self) -> Sequence[Note]:
-        """See `planning.judge.Simulates`."""
+        """See `planning.plan.simulates.Simulates`."""
         return () if self.recording is None else self.recording.notes
 
     def rated(self, targets: Targets) -> Targets:
@@ -59,7 +59,7 @@ class PlannedLoad(NamedTuple):
     def run(
         self, question: Question, targets: Targets, replicas: int | None, num_requests: int, step_factor: float
     ) -> Simulated:
-        """See `planning.judge.Simulates`."""
+        """See `planning.plan.simulates.Simulates`."""
         load, is_open = self._load(
             targets, num_requests, is_alone=replicas is None, has_prefix=question.reuse is not None
         )
@@ -67,7 +67,7 @@ class PlannedLoad(NamedTuple):
         return _simulated(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
-        """See `planning.judge.Simulates`."""
+        """See `planning.plan.simulates.Simulates`."""
         from kvcalc.simulation.pools import Prefills, simulate_pools
 
         other, (prefills, decodes) = pools.prefill, pools.numbers or (1, 1)

@@ -16,7 +16,7 @@ from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.case import make_case
 from kvcalc.planning.lengths import one_length
-from kvcalc.planning.plan import Targets, plan
+from kvcalc.planning.plan.document import Targets, plan
 from kvcalc.planning.throughput import Speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.counts import Counts, bytes_of

@@ -10,9 +10,9 @@ import pytest
 import kvcalc
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.lengths import lengths_of_pairs
-from kvcalc.planning.shapes import all_shapes
-from kvcalc.planning.targets import Targets
-from kvcalc.planning.traffic import Kind, Probe, Traffic, probe
+from kvcalc.planning.plan.shapes import all_shapes
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.traffic import Kind, Probe, Traffic, probe
 from kvcalc.question.question import CacheReuse, Question
 from kvcalc.throughput.hardware import find_gpu
 

@@ -11,7 +11,7 @@ import yaml
 
 import kvcalc
 from kvcalc.errors import UsageError
-from kvcalc.planning.disaggregated.instances import Sent, transfer_bytes
+from kvcalc.planning.plan.disaggregated.instances import Sent, transfer_bytes
 
 LINK = "infiniband-400g"  # 50 GB/s
 # K and V of 8 heads with 128 elements of 2 bytes, in 80 layers.

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from kvcalc.planning.disaggregated.matching import Load, Pair
-from kvcalc.planning.disaggregated.rates import Decode, Prefill, between_counts
+from kvcalc.planning.plan.disaggregated.matching import Load, Pair
+from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
 
 
 def pair_of(random: Random) -> Pair:
@@ -39,7 +39,7 @@ def test_the_matcher_finds_what_trying_all_numbers_finds() -> None:
             and (times := pair.times(x, y, load)) is not None
             and times.ttft_seconds <= longest
         ]
-        match = pair.smallest(load, lambda times, longest=longest: times.ttft_seconds <= longest, most)  # type: ignore[misc]
+        match = pair.cheapest(load, lambda times, longest=longest: times.ttft_seconds <= longest, (most, most, most))  # type: ignore[misc]
         assert (None if match is None else match.num_devices) == min(sizes, default=None)
         found += match is not None
     assert 15 < found < 60, "some loads are too much for these devices, and some are not"
@@ -73,7 +73,7 @@ def test_without_load_nothing_waits() -> None:
 def test_the_clients_are_all_somewhere(clients: int) -> None:
     """Little's law: the rate times what a request goes through is the number of clients."""
     pair = Pair(PREFILL, DECODE._replace(most=40), 0.1)
-    match = pair.smallest(Load(concurrency=clients), lambda _: True, 100)
+    match = pair.cheapest(Load(concurrency=clients), lambda _: True, (100, 100, 100))
     assert match is not None
     times = match.times
     stay = times.ttft_seconds + 99 * times.tpot_seconds

@@ -9,15 +9,16 @@ import pytest
 import yaml
 
 import kvcalc
-from kvcalc.planning.disaggregated.instances import transfer_bytes
-from kvcalc.planning.disaggregated.joined import join_caches
-from kvcalc.planning.disaggregated.matching import Load, Pair
-from kvcalc.planning.disaggregated.mixed import find_mixed, joined_kinds
-from kvcalc.planning.disaggregated.search import Instances, Split, find_judge
 from kvcalc.planning.lengths import one_length
+from kvcalc.planning.plan.disaggregated.instances import transfer_bytes
+from kvcalc.planning.plan.disaggregated.joined import join_caches
+from kvcalc.planning.plan.disaggregated.kinds import joined_kinds
+from kvcalc.planning.plan.disaggregated.matching import Load, Pair
+from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, find_split
+from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.traffic import Kind, Traffic
 from kvcalc.planning.reuse.links import move_seconds
-from kvcalc.planning.targets import Targets
-from kvcalc.planning.traffic import Kind, Traffic
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 from tests.test_schema import check
@@ -80,7 +81,7 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
         for name, price in zip(("h100", "h200"), weights)
     ]
     known = Instances(traffic)
-    found = find_mixed(known, joined_kinds(kinds, LINK, limit))
+    found = find_split(known, joined_kinds(kinds, LINK, limit))
     cheapest = None
     for prefill_kind, decode_kind in (kinds, kinds[::-1]):
         of_prefill, of_decode = (weights[kinds.index(kind)] for kind in (prefill_kind, decode_kind))
@@ -99,7 +100,7 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
                             cheapest = cost
     assert cheapest is not None
     assert isinstance(found, Split)
-    used = found.devices_of(found.match.prefills, found.match.decodes)
+    used = found.devices_of(found.numbers)
     of = [weights[kinds.index(kind)] for kind in (found.kinds.prefill, found.kinds.decode)]
     assert used[0] * of[0] + used[1] * of[1] == pytest.approx(cheapest)
     assert max(used) <= 12

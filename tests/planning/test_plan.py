@@ -9,8 +9,8 @@ import pytest
 import kvcalc
 from kvcalc.errors import DoesNotFitError, GpuError, ModelError, UsageError
 from kvcalc.planning.lengths import Lengths, one_length
-from kvcalc.planning.plan import ROW, Targets, parse_price, plan, refuse_empty
-from kvcalc.planning.traffic import seconds_text
+from kvcalc.planning.plan.document import ROW, Targets, parse_price, plan, refuse_empty
+from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from tests.documents import estimate, texts

@@ -9,10 +9,10 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.lengths import one_length
-from kvcalc.planning.replicas import Option, find_options, smallest
-from kvcalc.planning.shapes import Shape, all_shapes, usual_shapes
-from kvcalc.planning.targets import Targets
-from kvcalc.planning.traffic import Kind, Traffic
+from kvcalc.planning.plan.replicas import Option, find_options, smallest
+from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.traffic import Kind, Traffic
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 

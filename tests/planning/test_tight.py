@@ -8,7 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.lengths import one_length
-from kvcalc.planning.plan import Targets, plan
+from kvcalc.planning.plan.document import Targets, plan
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.documents import estimate

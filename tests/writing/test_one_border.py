@@ -88,8 +88,8 @@ def test_every_emitter_is_known() -> None:
     assert names >= {
         "engines/command.py", "engines/vllm/command.py", "engines/sglang/command.py", "engines/tensorrt_llm/command.py",
         "engines/llama_cpp/command.py", "planning/manifests/compose.py", "planning/manifests/kubernetes.py",
-        "planning/manifests/pools.py", "planning/manifests/server.py", "planning/disaggregated/rows.py",
-        "planning/plan.py", "output/report/page.py",
+        "planning/manifests/pools.py", "planning/manifests/server.py", "planning/plan/disaggregated/rows.py",
+        "planning/plan/document.py", "output/report/page.py",
         "output/report/charts.py", "output/human/plan.py", "output/plot.py", "cli/report.py", "cli/completion.py",
     }  # fmt: skip
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.replicas import shapes_of
-from kvcalc.planning.traffic import MOST_RUNNING, Kind, Traffic, probe
+from kvcalc.planning.plan.replicas import shapes_of
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Traffic, probe
 
 if TYPE_CHECKING:
-    from kvcalc.planning.disaggregated.rows import Asked
+    from kvcalc.planning.plan.disaggregated.rows import SplitPlan
 
 
-def front(traffic: Traffic, kinds: Sequence[Kind], split: Asked | None = None) -> list[dict[str, Any]]:
+def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = None) -> list[dict[str, Any]]:
     """The Pareto front over kinds of device, layouts and running requests, the fastest for one user first.
 
     A point is one replica with a power of two of running requests that fits and meets the targets. It is compared by
@@ -23,7 +23,7 @@ def front(traffic: Traffic, kinds: Sequence[Kind], split: Asked | None = None) -
     priced = all(kind.price is not None for kind in kinds)
     points = [point for kind in kinds for point in _points(traffic, kind)]
     if split is not None:
-        from kvcalc.planning.disaggregated.front import split_points
+        from kvcalc.planning.plan.disaggregated.front import split_points
 
         points = [{**point, "layout": None} for point in points]
         points += split_points(split, kinds, priced=priced)

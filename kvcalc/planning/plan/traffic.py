@@ -12,8 +12,8 @@ from kvcalc.planning.case import Case, make_case
 from kvcalc.planning.estimate import Answer, answer_case
 from kvcalc.planning.layout import prompt_ranks_of
 from kvcalc.planning.lengths import Lengths
-from kvcalc.planning.shapes import Shape
-from kvcalc.planning.targets import RANGE_CONFIDENCE, Targets
+from kvcalc.planning.plan.shapes import Shape
+from kvcalc.planning.plan.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu
@@ -127,6 +127,10 @@ class Traffic(NamedTuple):
         """The traffic for replicas of this shape."""
         return self._replace(question=shape.of(self.question))
 
+    def without_limits(self) -> Traffic:
+        """The same load without limits on its times."""
+        return self._replace(targets=self.targets.without_limits())
+
     @property
     def limit(self) -> int | None:
         """The model's limit in tokens if the longest request exceeds it, else None."""
@@ -138,6 +142,13 @@ class Traffic(NamedTuple):
         """The message for requests beyond the limit."""
         longest, model = self.lengths.longest_tokens, self.question.model
         return f"requests of {longest:,} tokens exceed the limit of {model.name}, {self.limit:,} tokens"
+
+    @property
+    def refusal(self) -> Trouble | None:
+        """Why requests beyond the limit are not planned. None if they are, or if there are none."""
+        if self.limit is None or self.allow_beyond_limit:
+            return None
+        return Trouble(self.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
 
 
 def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas: int = 1) -> Question:

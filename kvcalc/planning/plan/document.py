@@ -17,17 +17,18 @@ from kvcalc.planning.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.grouped_notes import RowNote, group_notes
 from kvcalc.planning.lengths import Lengths
-from kvcalc.planning.pareto import front
-from kvcalc.planning.replicas import Option, find_layout
-from kvcalc.planning.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
-from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost
+from kvcalc.planning.plan.pareto import front
+from kvcalc.planning.plan.replicas import Option, find_layout
+from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
+from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
-    from kvcalc.planning.judge import Judge, Simulates
+    from kvcalc.planning.plan.judge import Judge
+    from kvcalc.planning.plan.simulates import Simulates
 
 __all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", "refuse_empty"]
 
@@ -80,18 +81,17 @@ def plan(
     speed = question.speed or SpeedQuestion()
     question = question._replace(engine_settings=settings, speed=None if speed == SpeedQuestion() else speed)
     if disaggregate or transfer is not None:
-        from kvcalc.planning.disaggregated.mixed_rows import with_mixed
-        from kvcalc.planning.disaggregated.rows import Asked, check_disaggregated, with_link, with_splits
-        from kvcalc.planning.disaggregated.search import Instances
+        from kvcalc.planning.plan.disaggregated.rows import SplitPlan, check_disaggregated, with_link, with_splits
+        from kvcalc.planning.plan.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
     traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict, all_layouts)
     checkpoint = checkpoint_of(question.model, question.dtype)
     judges: list[Judge | None] = [None] * len(kinds)
     if simulation is not None:
-        from kvcalc.planning.judge import Judge
+        from kvcalc.planning.plan.judge import Judge
 
-        judges = [Judge(traffic, kind, simulation) for kind in kinds]
+        judges = [Judge(targets, simulation) for _ in kinds]
     found = [_search_or_refuse(traffic, kind, judge, num_simulated) for kind, judge in zip(kinds, judges)]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
     if len(refusals) == len(found):
@@ -100,17 +100,17 @@ def plan(
         _row(traffic, kind, one, judge, checkpoint) for kind, one, judge in zip(kinds, found, judges)
     ]  # fmt: skip
     split_notes, finalists = list[Note](), [
-        one.describe(judge.kind, judge.simulation.seed) for judge in judges if judge for one in judge.finalists()
+        row for judge in judges if judge is not None for row in judge.describe()
     ]  # fmt: skip
     split = None
     if transfer is not None:
-        split = Asked(
+        split = SplitPlan(
             Instances(with_link(traffic, transfer)), transfer, max_devices, checkpoint, simulation, num_simulated
         )
-        rows, split_notes, simulated = with_mixed(split, kinds, with_splits(split, kinds, rows))
+        rows, split_notes, simulated = with_splits(split, kinds, rows)
         finalists += simulated
     best = _best(rows)
-    notes = [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(judges)]
+    notes = [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(kinds, judges)]
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
     return {
         "schema_version": SCHEMA_VERSION,
@@ -230,14 +230,13 @@ def _notes(
     return notes + group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
 
 
-def _simulation_notes(judges: Sequence[Judge | None]) -> list[Note]:
+def _simulation_notes(kinds: Sequence[Kind], judges: Sequence[Judge | None]) -> list[Note]:
+    judged = [(kind, judge) for kind, judge in zip(kinds, judges) if judge is not None]
     found = [
-        RowNote((one.kind.engine, one.kind.gpu.name), note, one.kind.gpu)
-        for one in judges if one is not None
-        for note in one.notes()
+        RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for kind, judge in judged for note in judge.notes()
     ]  # fmt: skip
-    rows = [note for one in judges[:1] if one is not None for note in one.simulation.notes]
-    return rows + group_notes(found, [(one.kind.engine, one.kind.gpu.name) for one in judges if one is not None])
+    rows = [note for _, judge in judged[:1] for note in judge.simulation.notes]
+    return rows + group_notes(found, [(kind.engine, kind.gpu.name) for kind, _ in judged])
 
 
 def _row(
@@ -270,15 +269,14 @@ def _row(
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
     )
     if judge is not None:
-        row.update(judge.at(found, found.replicas).judged.describe_limits(judge.targets))
+        row.update(judge.describe_limits(found))
     energy = found.probe.energy
     if energy is not None:
         row.update(
             watts=found.replicas * energy["watts"], kwh_per_million_output_tokens=energy["kwh_per_million_tokens"]
         )
-    hourly = None if kind.price is None else kind.price * found.num_devices
     trace = None if judge is None else judge.simulation.trace
-    row.update(describe_cost(hourly, traffic.lengths, row["tokens_per_second"], trace))
+    row.update(describe_cost(found.cost_per_hour, traffic.lengths, row["tokens_per_second"], trace))
     replicas = memory["engine"]["data_parallel_size"]
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
@@ -318,11 +316,8 @@ def _search_or_refuse(
     try:
         if judge is None:
             return find_layout(traffic, kind)
-        from kvcalc.planning.finalists import DEFAULT_FINALISTS, find_simulated, simulate_best
-        from kvcalc.planning.judge import simulation_decides
+        from kvcalc.planning.plan.finalists import find_replicas
 
-        if not simulation_decides(traffic.targets, judge.simulation):
-            return simulate_best(traffic, judge, num_simulated or 1)
-        return find_simulated(traffic, judge, num_simulated or DEFAULT_FINALISTS)
+        return find_replicas(traffic, kind, judge, num_simulated)
     except KvcalcError as error:
         return error

@@ -11,23 +11,29 @@ from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.attention_replicas import most_experts
 from kvcalc.planning.checkpoint import drafting_of
-from kvcalc.planning.disaggregated.describe import describe_energy, describe_pools, describe_transfer, prompts_held
-from kvcalc.planning.disaggregated.instances import Instance, buffer_tokens
-from kvcalc.planning.disaggregated.kinds import same_kind
-from kvcalc.planning.disaggregated.search import Instances, Split, find_split
 from kvcalc.planning.estimate import Answer
 from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.replicas import more_devices
-from kvcalc.planning.targets import Targets
-from kvcalc.planning.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
+from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
+from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
+from kvcalc.planning.plan.disaggregated.search import Instances, find_split
+from kvcalc.planning.plan.disaggregated.split import (
+    Split,
+    describe_energy,
+    describe_pools,
+    describe_transfer,
+    prompts_held,
+)
+from kvcalc.planning.plan.replicas import more_devices
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
-    from kvcalc.planning.disaggregated.judge import SplitJudge
-    from kvcalc.planning.judge import Simulates
+    from kvcalc.planning.plan.judge import Judge
+    from kvcalc.planning.plan.simulates import Simulates
 
 # An instance runs at most so many prompts at once, however many fit.
 _MOST_PROMPTS = 256
@@ -71,7 +77,7 @@ def with_link(traffic: Traffic, transfer: int | str) -> Traffic:
     return traffic._replace(question=question._replace(reuse=question.reuse._replace(transfer=transfer)))
 
 
-class Asked(NamedTuple):
+class SplitPlan(NamedTuple):
     """What all rows have in common: the instances of the traffic, the link between them, and the simulation if any.
 
     All kinds together have at most `most` devices. At most `num_simulated` pairs of layouts are simulated for a row,
@@ -85,38 +91,68 @@ class Asked(NamedTuple):
     simulation: Simulates | None = None
     num_simulated: int | None = None
 
-    def judge(self) -> SplitJudge | None:
+    def judge(self) -> Judge | None:
         """A judge for a row. None if nothing is simulated."""
         if self.simulation is None:
             return None
-        from kvcalc.planning.disaggregated.judge import SplitJudge
+        from kvcalc.planning.plan.judge import Judge
 
-        return SplitJudge(self.known, self.simulation)
+        return Judge(self.known.traffic.targets, self.simulation)
 
 
-def with_splits(asked: Asked, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]]) -> SplitRows:
-    """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost."""
+def with_splits(asked: SplitPlan, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]]) -> SplitRows:
+    """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost.
+
+    For each engine, there is also a row with the best pools on two kinds of device, if there are any.
+    """
     all_rows, about_rows, finalists = list[dict[str, Any]](), list[RowNote](), list[dict[str, Any]]()
     for kind, row in zip(kinds, rows):
         judge = asked.judge()
-        split, notes = describe_split(asked, row, _find(asked, kind, judge), judge)
+        try:
+            found: Split | Trouble | KvcalcError = _find(asked, [same_kind(kind, asked.transfer)], judge)
+        except KvcalcError as error:
+            found = error
+        split, notes = describe_split(asked, row, found, judge)
         row = {**row, "disaggregated": None, "next_mode": None}
         all_rows += _in_order(kind, row, split, asked.known.traffic.targets)
         about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
         finalists += judge.describe() if judge is not None else []
-    return SplitRows(all_rows, group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds]), finalists)
+    all_notes = group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
+    return _with_mixed(asked, kinds, SplitRows(all_rows, all_notes, finalists))
 
 
-def _find(asked: Asked, kind: Kind, judge: SplitJudge | None) -> Split | Trouble | KvcalcError:
-    try:
-        kinds = same_kind(kind, asked.transfer)
-        if judge is None:
-            return find_split(asked.known, kinds)
-        from kvcalc.planning.disaggregated.finalists import find_simulated_split
+def _with_mixed(asked: SplitPlan, kinds: Sequence[Kind], rows: SplitRows) -> SplitRows:
+    added, finalists = list[dict[str, Any]](), list[dict[str, Any]]()
+    about_rows: list[RowNote] = []
+    for engine in dict.fromkeys(kind.engine for kind in kinds):
+        judge = asked.judge()
+        joined = joined_kinds([kind for kind in kinds if kind.engine == engine], asked.transfer, asked.most)
+        try:
+            found = _find(asked, joined, judge)
+        except KvcalcError:  # the rows of one kind say why
+            continue
+        finally:
+            finalists += judge.describe() if judge is not None else []
+        if not isinstance(found, Split):
+            continue
+        name = found.kinds.text
+        beside = next(row for row in rows.rows if row["engine"] == engine)
+        row, notes = describe_split(asked, {**beside, "gpu": name, "price_per_hour": None}, found, judge)
+        added.append(row)
+        # What is said about rows of one kind need not be said again. Notes are those of the decode instances' kind.
+        new = [note for note in notes if not any(note.text in one.text for one in rows.notes)]
+        about_rows += [RowNote((engine, name), note, found.kinds.decode.gpu) for note in new]
+    names = dict.fromkeys((row["engine"], row["gpu"]) for row in [*rows.rows, *added])
+    notes = [*rows.notes, *group_notes(about_rows, list(names))]
+    return SplitRows([*rows.rows, *added], notes, [*rows.finalists, *finalists])
 
-        return find_simulated_split(judge, kinds, asked.num_simulated)
-    except KvcalcError as error:
-        return error
+
+def _find(asked: SplitPlan, joined: Sequence[PoolKinds], judge: Judge | None) -> Split | Trouble:
+    if judge is None:
+        return find_split(asked.known, joined)
+    from kvcalc.planning.plan.disaggregated.finalists import find_pools
+
+    return find_pools(asked.known, joined, judge, asked.num_simulated)
 
 
 def _in_order(kind: Kind, row: dict[str, Any], split: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:
@@ -150,7 +186,7 @@ def _why_lost(kind: Kind, first: Mapping[str, Any], second: Mapping[str, Any], i
 
 
 def describe_split(
-    asked: Asked, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError, judge: SplitJudge | None
+    asked: SplitPlan, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError, judge: Judge | None
 ) -> tuple[dict[str, Any], list[Note]]:
     """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device, engine and price."""
     row: dict[str, Any] = dict.fromkeys((*beside, "disaggregated", "next_mode"))
@@ -194,8 +230,7 @@ def describe_split(
         },
     )  # fmt: skip
     if judge is not None:
-        simulated = judge.at(found, found.match.prefills, found.match.decodes)
-        row.update({} if simulated is None else simulated.judged.describe_limits(judge.targets))
+        row.update(judge.describe_limits(found))
     trace = None if asked.simulation is None else asked.simulation.trace
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, tokens_per_second, trace))
     row.update(describe_energy(found, traffic.lengths))

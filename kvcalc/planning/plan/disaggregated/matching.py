@@ -24,11 +24,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, inf
 
-from kvcalc.planning.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
+from kvcalc.planning.plan.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
 from kvcalc.records import NamedTuple
 
 # The share of the time that instances work under the load of `busy_load`.
 _BUSY = 0.9
+# More instances than any plan has.
+_MANY = 1_000_000
 
 
 class Load(NamedTuple):
@@ -98,37 +100,27 @@ class Pair(NamedTuple):
         """Requests that keep the busier of these pools at work for nearly all of the time."""
         return Load(requests_per_second=_BUSY * min(self.capacities(prefills, decodes)))
 
-    def smallest(self, load: Load, meets: Judge, most_devices: int) -> Match | None:
-        """The numbers of instances with the fewest devices, at most `most_devices`. None if there are none."""
-        decodes = self._first_decodes(load, meets, (most_devices - self.prefill.devices) // self.decode.devices)
-        if decodes is None:
-            return None
-        best: Match | None = None
-        while self.prefill.devices + decodes * self.decode.devices <= most_devices:
-            found = self.fewest_prefills(decodes, load, meets, most_devices)
-            if found is not None and (best is None or found.num_devices < best.num_devices):
-                best, most_devices = found, found.num_devices - 1
-            decodes += 1
-        return best
-
     def cheapest(
-        self, load: Load, meets: Judge, weights: tuple[float, float], limits: tuple[int, int, int], most_cost: float
-    ) -> Match | None:
+        self, load: Load, meets: Judge, limits: tuple[int, int, int], weights: tuple[float, float] = (1.0, 1.0),
+        most_cost: float = inf,
+    ) -> Match | None:  # fmt: skip
         """The numbers of instances that cost the least, and at most `most_cost`. None if there are none.
 
-        `weights` are the costs of a device of the prefill and of the decode instances, `limits` the most devices of the
-        prefill instances, of the decode instances, and of both.
+        `limits` are the most devices of the prefill instances, of the decode instances, and of both. `weights` are the
+        costs of a device of the prefill and of the decode instances.
         """
         of_prefills, of_decodes, of_both = limits
         costs = weights[0] * self.prefill.devices, weights[1] * self.decode.devices
         last = min(of_decodes, of_both - self.prefill.devices) // self.decode.devices
+        last = min(last, _affordable(most_cost - costs[0], costs[1]))
         decodes = self._first_decodes(load, meets, last)
         if decodes is None:
             return None
         best: Match | None = None
         while decodes <= last and costs[0] + decodes * costs[1] <= most_cost:
-            used = decodes * self.decode.devices
-            found = self.fewest_prefills(decodes, load, meets, min(used + of_prefills, of_both))
+            most = min(of_prefills, of_both - decodes * self.decode.devices) // self.prefill.devices
+            most = min(most, _affordable(most_cost - decodes * costs[1], costs[0]))
+            found = self.fewest_prefills(decodes, load, meets, most)
             if found is not None:
                 cost = found.prefills * costs[0] + decodes * costs[1]
                 if cost <= most_cost and (best is None or cost < most_cost):
@@ -154,12 +146,11 @@ class Pair(NamedTuple):
 
     def _many(self, decodes: int, load: Load) -> int:
         least = self._least_prefills(decodes, load)
-        return least + (load.concurrency or 1_000_000)
+        return least + (load.concurrency or _MANY)
 
-    def fewest_prefills(self, decodes: int, load: Load, meets: Judge, most_devices: int) -> Match | None:
-        """The fewest prefill instances for a number of decode instances. None if none serve the load."""
+    def fewest_prefills(self, decodes: int, load: Load, meets: Judge, last: int) -> Match | None:
+        """The fewest prefill instances, at most `last`, for a number of decode instances. None if none serve it."""
         low = self._least_prefills(decodes, load)
-        last = (most_devices - decodes * self.decode.devices) // self.prefill.devices
         found = self._at(last, decodes, load) if low <= last else None
         if found is None or not meets(found.times):
             return None
@@ -249,3 +240,8 @@ class Pair(NamedTuple):
             rate, decoding, prompts, used, self.prefill.host_seconds + self.decode.host_seconds, queue,
             self.prefill.seconds(prompts), self.transfer, self.decode.first_steps * self.decode.step(decoding), tpot,
         )  # fmt: skip
+
+
+def _affordable(cost: float, of_each: float) -> int:
+    """The number of instances that cost no more than this, and one more if it is a matter of rounding."""
+    return int(min(cost / of_each + TINY, _MANY)) if of_each else _MANY

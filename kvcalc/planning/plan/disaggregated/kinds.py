@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import permutations
+
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.replicas import more_devices
-from kvcalc.planning.traffic import Kind
+from kvcalc.planning.plan.disaggregated.joined import join_caches
+from kvcalc.planning.plan.replicas import more_devices
+from kvcalc.planning.plan.traffic import Kind
 from kvcalc.planning.transfer import NVLINK, PCIE, link_bytes_per_second
 from kvcalc.records import NamedTuple
 
@@ -77,11 +81,25 @@ def same_kind(kind: Kind, transfer: int | str) -> PoolKinds:
     return PoolKinds(kind, kind, link, (1.0, 1.0), (most, most, most))
 
 
-def two_kinds(prefill: Kind, decode: Kind, transfer: int | str, most: int, *, by_cost: bool) -> PoolKinds | None:
-    """Pools on two kinds of device, of at most `most` devices together. None if a kind has no link of this name.
+def joined_kinds(kinds: Sequence[Kind], transfer: int | str, most: int) -> list[PoolKinds]:
+    """All pairs of different `kinds` that can be joined, with at most `most` devices together.
 
-    The link is the slower of both kinds'.
+    The kinds are those of one engine. All pairs are compared by cost, or if a kind has no price, by their devices.
     """
+    pairs = [
+        pair
+        for pair in permutations(kinds, 2)
+        if pair[0].gpu.name != pair[1].gpu.name and join_caches(*(kind.gpu for kind in pair))
+    ]
+    if transfer == NVLINK:
+        return []
+    by_cost = all(kind.price is not None for pair in pairs for kind in pair)
+    found = (_two_kinds(prefill, decode, transfer, most, by_cost) for prefill, decode in pairs)
+    return [pair for pair in found if pair is not None]
+
+
+def _two_kinds(prefill: Kind, decode: Kind, transfer: int | str, most: int, by_cost: bool) -> PoolKinds | None:
+    """Pools of at most `most` devices together, joined by the slower link. None if a kind has no link of this name."""
     try:
         link = min((_link_of(transfer, kind) for kind in (prefill, decode)), key=lambda one: one.bytes_per_second)
     except KvcalcError:

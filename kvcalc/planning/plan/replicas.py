@@ -4,31 +4,39 @@ A layout is a number of replicas, each split over `tensor_parallel_size` x `pipe
 attention replicas that were asked for (`--dp`). Attention replicas are parts of one replica of the model. The search
 uses the figures of `kvcalc estimate`: `fit` says whether the running requests fit, and `throughput.serving` says how
 fast they are. More requests per replica are never faster, so bisection finds the largest number that meets the targets.
-Targets for percentiles are judged by a simulation (`planning.finalists`).
+Targets for percentiles are judged by a simulation (`planning.plan.finalists`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from math import ceil
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.planning.shapes import Shape, all_shapes, usual_shapes
-from kvcalc.planning.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, probe
+from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, probe, replica_of
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    from kvcalc.planning.plan.simulates import Simulated, Simulates
+    from kvcalc.planning.plan.targets import Targets
 
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
 
 
 class Option(NamedTuple):
-    """A layout that serves the traffic. `next_layout` is the second choice, and why it was not chosen.
+    """A layout with one pool, of replicas. `traffic` is that of the shape.
 
-    `most_running` is the limit of running requests of an attention replica in the simulation. None without one.
+    `next_layout` is the second choice, and why it was not chosen. `most_running` is the limit of running requests of an
+    attention replica in the simulation. None without one.
     """
 
+    traffic: Traffic
+    kind: Kind
     shape: Shape
     replicas: int
     probe: Probe
@@ -36,8 +44,67 @@ class Option(NamedTuple):
     most_running: int | None = None
 
     @property
+    def key(self) -> Shape:
+        return self.shape
+
+    @property
+    def numbers(self) -> tuple[int]:
+        return (self.replicas,)
+
+    @property
     def num_devices(self) -> int:
         return self.replicas * self.shape.devices
+
+    @property
+    def weight(self) -> float:
+        """What the devices count when layouts are compared."""
+        return self.num_devices
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        return None if self.kind.price is None else self.kind.price * self.num_devices
+
+    @property
+    def in_flight(self) -> float:
+        """The requests that are in the system at once."""
+        return self.replicas * self.probe.running
+
+    @property
+    def highest(self) -> tuple[float, float]:
+        """The factors on TPOT and TTFT for the upper ends of their ranges. 1 without a range."""
+        return _highest(self.probe.serving, "tpot"), _highest(self.probe.serving, "ttft")
+
+    def at(self, numbers: tuple[int, ...], targets: Targets | None = None, *, is_trace: bool = False) -> Option:
+        """The layout with the closed form's figures for another number of replicas."""
+        (replicas,) = numbers
+        if self.replicas == replicas:
+            return self
+        return self._replace(
+            replicas=replicas, probe=with_replicas(self.traffic.without_limits(), self.kind, self.shape, replicas)
+        )
+
+    def alone(self) -> Option:
+        """The layout for requests one after the other."""
+        return self.at((1,))
+
+    def run(
+        self, simulation: Simulates, targets: Targets, num_requests: int, step_factor: float, *, is_alone: bool
+    ) -> tuple[Option, Simulated]:
+        """The layout with what its simulation says, and the simulation."""
+        question = replica_of(self.traffic, self.kind, self.shape.tensor, self.shape.stages, self.replicas)
+        replicas = None if is_alone else self.replicas
+        found = simulation.run(question, targets, replicas, num_requests, step_factor)
+        return self._replace(most_running=found.most_running), found
+
+    def why_more(self, best: Option) -> str | None:
+        """What it takes more than the best layout. None if it does not."""
+        return more_devices(self.kind, self.num_devices) if self.num_devices > best.num_devices else None
+
+    def describe(self, row: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
+        """The row of a simulated layout. The number of replicas is null for requests alone."""
+        shape = self.shape.describe(self.probe.expert_parallel_size)
+        where = {"gpu": self.kind.gpu.name, "engine": self.kind.engine}
+        return {**where, **shape, "replicas": None if is_alone else self.replicas, **row, "disaggregated": None}
 
     @property
     def tokens_per_second(self) -> float:
@@ -59,7 +126,7 @@ def find_layout(traffic: Traffic, kind: Kind) -> Option | Trouble:
     """The fastest of the layouts with the fewest devices, or why the largest layout does not serve the traffic."""
     for found in find_options(traffic, kind):
         if found.options:
-            return found.options[0]._replace(next_layout=why_not(kind, *found))
+            return found.options[0]._replace(next_layout=why_not(*found))
     return found.trouble or Trouble("the model cannot be split over these devices")
 
 
@@ -68,8 +135,8 @@ def find_options(traffic: Traffic, kind: Kind, keep: int = 2) -> Iterator[Found]
 
     With all layouts, those that cannot be among the best `keep` are left out.
     """
-    if traffic.limit is not None and not traffic.allow_beyond_limit:
-        yield Found([], Trouble(traffic.beyond_limit, "to plan them anyway, add --allow-beyond-limit"))
+    if traffic.refusal is not None:
+        yield Found([], traffic.refusal)
         return
     trouble = None
     for shapes in _lists_of_shapes(traffic, kind):
@@ -108,21 +175,20 @@ def _options(traffic: Traffic, kind: Kind, shapes: list[Shape], keep: int) -> Fo
         one = smallest(traffic.of(shape), kind, shape, most)
         if isinstance(one, Option):
             options.append(one)
-            options.sort(key=_devices_then_speed)
+            options.sort(key=devices_then_speed)
         else:
             trouble = one or trouble
     return Found(options, trouble)
 
 
-def why_not(kind: Kind, options: list[Option], trouble: Trouble | None) -> str | None:
+def why_not(options: list[Option], trouble: Trouble | None) -> str | None:
     """Why the second choice lost. If only one layout serves, the largest of the others is the second choice."""
     if len(options) == 1:
         return None if trouble is None else trouble.reason
     first, second = options[:2]
-    if second.num_devices > first.num_devices:
-        return f"{second}: {more_devices(kind, second.num_devices)}"
     slower, faster = second.tokens_per_second, first.tokens_per_second
-    return f"{second}: as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
+    less = f"as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
+    return f"{second}: {second.why_more(first) or less}"
 
 
 def more_devices(kind: Kind, num_devices: int) -> str:
@@ -131,7 +197,13 @@ def more_devices(kind: Kind, num_devices: int) -> str:
     return f"{num_devices:,} devices{cost}"
 
 
-def _devices_then_speed(option: Option) -> tuple[int, float]:
+def _highest(serving: Mapping[str, Any], name: str) -> float:
+    high = serving.get(f"{name}_high_seconds")
+    return 1.0 if high is None else float(high / serving[f"{name}_seconds"])
+
+
+def devices_then_speed(option: Option) -> tuple[int, float]:
+    """The order of layouts by the closed form."""
     return option.num_devices, -option.tokens_per_second
 
 
@@ -163,7 +235,7 @@ def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | Non
         reason = f"{replicas:,} replicas of {shape} need {needed:,} devices, but the limit is {kind.max_devices:,}"
         return Trouble(reason, more)
     running = _at_replicas(traffic, at, most, replicas).running
-    return Option(shape, replicas, probe(traffic, kind, shape.tensor, shape.stages, running))
+    return Option(traffic, kind, shape, replicas, probe(traffic, kind, shape.tensor, shape.stages, running))
 
 
 def with_replicas(traffic: Traffic, kind: Kind, shape: Shape, replicas: int) -> Probe:

@@ -7,13 +7,13 @@ from itertools import product
 from typing import Any
 
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.disaggregated.instances import Instance
-from kvcalc.planning.disaggregated.kinds import PoolKinds, same_kind
-from kvcalc.planning.disaggregated.matching import Load
-from kvcalc.planning.disaggregated.mixed import candidates_of, joined_kinds
-from kvcalc.planning.disaggregated.rows import Asked
-from kvcalc.planning.disaggregated.search import Instances, Split, find_judge, pair_of
-from kvcalc.planning.traffic import MOST_RUNNING, Kind
+from kvcalc.planning.plan.disaggregated.instances import Instance
+from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
+from kvcalc.planning.plan.disaggregated.matching import Load
+from kvcalc.planning.plan.disaggregated.rows import SplitPlan
+from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, find_judge, pair_of
+from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind
 
 # The most decode instances that share prefill instances.
 _MOST_DECODES = 4
@@ -21,7 +21,7 @@ _MOST_DECODES = 4
 _MOST_UTILIZATION = 0.9
 
 
-def split_points(asked: Asked, kinds: Sequence[Kind], *, priced: bool) -> Iterator[dict[str, Any]]:
+def split_points(asked: SplitPlan, kinds: Sequence[Kind], *, priced: bool) -> Iterator[dict[str, Any]]:
     """The points of every kind of device, and of two kinds that can be joined.
 
     Of the ratios of two kinds, the cheapest ones if they are `priced`, else those with the fewest devices.
@@ -65,7 +65,7 @@ def _points(
                     number,
                     Load(requests_per_second=rate),
                     lambda times: times.utilization <= _MOST_UTILIZATION and meets(times),  # noqa: B023 - called here
-                    min(used + kinds.most[0], kinds.most[2]),
+                    min(kinds.most[0], kinds.most[2] - used) // prefill.shape.devices,
                 )
                 if match is not None and used <= kinds.most[1]:
                     found.append(Split(prefill, decode, kinds, moved, match))
@@ -87,5 +87,5 @@ def _point(split: Split, running: int) -> dict[str, Any]:
         "tokens_per_second_per_user": 1 / times.tpot_seconds,
         "tokens_per_second_per_device": split.tokens_per_second / split.num_devices,
         "cost_per_million_output_tokens": None if cost is None else cost / (split.tokens_per_second * 3600 / 1e6),
-        "layout": split.text,
+        "layout": str(split),
     }

@@ -1,0 +1,238 @@
+"""A layout with two pools: prefill and decode instances, their numbers, their times, and the parts of its row."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from kvcalc.planning.estimate import Answer
+from kvcalc.planning.lengths import Lengths
+from kvcalc.planning.plan.disaggregated.instances import Instance
+from kvcalc.planning.plan.disaggregated.kinds import PoolKinds
+from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
+from kvcalc.planning.plan.simulates import Pools, Simulated, Simulates
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.traffic import Traffic
+from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.records import NamedTuple
+from kvcalc.throughput.hardware import Devices
+from kvcalc.throughput.power import kwh_per_million, mean_watts
+
+
+class Split(NamedTuple):
+    """A layout with two pools, and the kinds of their devices.
+
+    `transfer_bytes` are those of the busiest device. `next_layout` is the second choice, and why it was not chosen.
+    """
+
+    prefill: Instance
+    decode: Instance
+    kinds: PoolKinds
+    transfer_bytes: int
+    match: Match
+    next_layout: str | None = None
+
+    @property
+    def num_devices(self) -> int:
+        return self.match.num_devices
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        return self.match.prefills, self.match.decodes
+
+    @property
+    def key(self) -> Hashable:
+        return self.kinds.names, self.prefill.shape, self.decode.shape
+
+    @property
+    def weight(self) -> float:
+        return self.kinds.weigh(self.devices_of(self.numbers))
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        return self.kinds.cost_per_hour(self.devices_of(self.numbers))
+
+    @property
+    def in_flight(self) -> float:
+        times = self.match.times
+        stay: float = times.ttft_seconds + self.decode.rates.output_tokens * times.tpot_seconds
+        return times.requests_per_second * stay
+
+    @property
+    def highest(self) -> tuple[float, float]:
+        times = self.match.times
+        return self.tpot_range()[1] / times.tpot_seconds, self.ttft_range()[1] / times.ttft_seconds
+
+    @property
+    def pair(self) -> Pair:
+        """The times of both instances, without their numbers."""
+        return Pair(self.prefill.rates, self.decode.rates, self.match.times.transfer_seconds)
+
+    def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> Split | None:
+        """The same layouts with other numbers of instances. None if these cannot serve the load.
+
+        The closed form counts no prefixes of a trace, and takes its busiest minute for the whole. So with a trace fewer
+        instances may do, and then its figures are those of the load that they can serve.
+        """
+        prefills, decodes = numbers
+        times = self.pair.times(prefills, decodes, Load(targets.requests_per_second, targets.concurrency))
+        if times is None and is_trace:
+            times = self.pair.times(prefills, decodes, self.pair.busy_load(prefills, decodes))
+        if times is None:
+            return None
+        return self._replace(match=Match(prefills, decodes, sum(self.devices_of((prefills, decodes))), times))
+
+    def allows(self, numbers: tuple[int, int], most: float | None) -> bool:
+        """Whether there may be so many instances, and if their devices must not count more than `most`."""
+        devices = self.devices_of(numbers)
+        return self.kinds.allow(devices) and (most is None or self.kinds.weigh(devices) <= most)
+
+    def alone(self) -> Split:
+        return self
+
+    def run(
+        self, simulation: Simulates, targets: Targets, num_requests: int, step_factor: float, *, is_alone: bool
+    ) -> tuple[Split, Simulated]:
+        questions = _question(self.prefill), _question(self.decode)
+        pools = Pools(*questions, None if is_alone else self.numbers, self.kinds.link.bytes_per_second)
+        return self, simulation.run_pools(pools, targets, num_requests, step_factor)
+
+    def devices_of(self, numbers: tuple[int, int]) -> tuple[int, int]:
+        """The devices of each pool with other numbers of instances."""
+        return numbers[0] * self.prefill.shape.devices, numbers[1] * self.decode.shape.devices
+
+    def why_more(self, best: Split) -> str | None:
+        used, fewer = (one.devices_of(one.numbers) for one in (self, best))
+        return self.kinds.why_more(used, (best.kinds, fewer))
+
+    def describe(self, row: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
+        """The row of simulated pools. Keys of a layout with one pool are null, and the numbers for requests alone."""
+        pools = zip(("prefill", "decode"), self.kinds.names, self.numbers, (self.prefill, self.decode))
+        shape = dict.fromkeys((*self.decode.shape.describe(1), "replicas"))
+        return {
+            "gpu": self.kinds.text,
+            "engine": self.kinds.decode.engine,
+            **shape,
+            **row,
+            "disaggregated": {
+                role: {
+                    "gpu": gpu,
+                    "instances": None if is_alone else number,
+                    **one.shape.describe(one.case.workload.expert_parallel_size),
+                }
+                for role, gpu, number, one in pools
+            },
+        }
+
+    def ttft_range(self) -> tuple[float, float]:
+        """The low and high end of the time to first token."""
+        return ttft_range(self.prefill, self.decode, self.match.times)
+
+    def tpot_range(self) -> tuple[float, float]:
+        """The low and high end of the time per output token."""
+        low, high = self.decode.tpot_factors(self.match.times.decoding)
+        return self.match.times.tpot_seconds * low, self.match.times.tpot_seconds * high
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.match.times.requests_per_second * float(self.decode.rates.output_tokens)
+
+    def __str__(self) -> str:
+        """The instances, such as `2 x tp 4 prefill + tp 8 decode`. Kinds of device are named if there are two."""
+        pools = zip(self.numbers, (self.prefill, self.decode), ("prefill", "decode"))
+        where = (f" on {name}" if self.kinds.is_mixed else "" for name in self.kinds.names)
+        return " + ".join(f"{count} x {one.shape} {role}{on}" for (count, one, role), on in zip(pools, where))
+
+
+def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float, float]:
+    """The low and high end of the time to first token.
+
+    The prefill, what is waited for it, and the first step have the ranges of their engine. The transfer has none: it is
+    the bytes at the rate of the link.
+    """
+    computed = times.host_seconds + times.queue_seconds + times.prefill_seconds
+    first, step = prefill.ttft_factors(times.prompts), decode.tpot_factors(times.decoding)
+    low, high = (
+        computed * each + times.transfer_seconds + times.first_step_seconds * other for each, other in zip(first, step)
+    )
+    return low, high
+
+
+def _question(one: Instance) -> Question:
+    """The question about an instance, without the lengths of its requests."""
+    asked = one.case.question
+    speed = asked.speed or SpeedQuestion()
+    return asked._replace(
+        devices=Devices(asked.devices.gpu, 1) if asked.devices is not None else None,
+        speed=speed._replace(input_tokens=None, output_tokens=None, concurrency=None),
+    )  # fmt: skip
+
+
+def prompts_held(found: Split) -> int:
+    """The prompts in the cache of a prefill instance: those of a step, and those being sent."""
+    times = found.match.times
+    sent = times.requests_per_second / found.match.prefills * times.transfer_seconds
+    held = times.prompts + -int(-sent // 1)
+    return held if found.prefill.slots is None else min(held, found.prefill.slots)
+
+
+def describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int, int]) -> dict[str, dict[str, Any]]:
+    """The `prefill` and `decode` parts of a row. `answers` are the estimates with the requests `held` in each cache."""
+    match, times = found.match, found.match.times
+    rate, capacities = times.requests_per_second, found.pair.capacities(match.prefills, match.decodes)
+    rows = zip(
+        ("prefill", "decode"), (found.prefill, found.decode), (match.prefills, match.decodes), answers, held, capacities
+    )
+    return {
+        role: {
+            "gpu": one.case.devices.gpu.name,
+            "instances": number,
+            "tensor_parallel_size": one.shape.tensor,
+            "pipeline_parallel_size": one.shape.stages,
+            "data_parallel_size": one.shape.attention_replicas,
+            "expert_parallel_size": one.case.workload.expert_parallel_size,
+            "num_devices": number * one.shape.devices,
+            "requests_per_instance": times.prompts if role == "prefill" else times.decoding,
+            "requests_held": in_cache,
+            "max_requests_held": one.slots,
+            "max_requests_per_second": capacity,
+            "utilization": min(1.0, rate / capacity),
+            "transfer_buffer_bytes": one.buffer_bytes,
+            "free_bytes": one.free_bytes(answer)[0],
+        }
+        for role, one, number, answer, in_cache, capacity in rows
+    }
+
+
+def describe_transfer(traffic: Traffic, found: Split) -> dict[str, Any]:
+    """The `transfer` part of a row."""
+    return {
+        "link": found.kinds.link.name,
+        "bandwidth_bytes_per_second": found.kinds.link.bytes_per_second,
+        "prompt_tokens": traffic.lengths.input_tokens,
+        "bytes_per_device": found.transfer_bytes,
+        "request_bytes": found.decode.sent.total_bytes,
+        "seconds": found.match.times.transfer_seconds,
+    }
+
+
+def describe_energy(found: Split, lengths: Lengths) -> dict[str, float]:
+    """The power of all devices, and the energy of the output tokens. Empty if the device's TDP is not known.
+
+    Prefills are bound by operations, and a prefill instance is idle between them. A decode instance is idle if no
+    request decodes.
+    """
+    match, times = found.match, found.match.times
+    gpus = found.kinds.prefill.gpu, found.kinds.decode.gpu
+    prefill, rates = found.prefill.shape, found.prefill.rates
+    busy = times.requests_per_second / match.prefills * rates.seconds(times.prompts) / times.prompts / rates.stages
+    step = found.decode.speed.model.decode(max(times.decoding, 1.0), lengths.input_tokens + lengths.output_tokens / 2)
+    watts = (
+        mean_watts(gpus[0], match.prefills * prefill.devices, 1.0, busy),
+        mean_watts(gpus[1], match.decodes * found.decode.shape.devices, step.compute / step.seconds, times.decoding),
+    )
+    known = [each for each in watts if each is not None]
+    if len(known) < len(watts):
+        return {}
+    total = sum(known)
+    return {"watts": total, "kwh_per_million_output_tokens": kwh_per_million(total / found.tokens_per_second)}

@@ -1,0 +1,162 @@
+"""Layouts that hold the requests are simulated, and the smallest one that meets its targets wins.
+
+The closed form says which layouts hold the requests, and in which order to try them. Requests one after the other are
+simulated first: if these are too slow, no number of replicas helps. More replicas are not slower, so doubled steps and
+bisection find the fewest. A layout that can only lose to the best so far is simulated once, on as many devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from kvcalc.errors import UsageError
+from kvcalc.planning.plan.judge import Finalist, Judge, Layout
+from kvcalc.planning.plan.replicas import Option, devices_then_speed, find_options, more_devices, smallest, why_not
+from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble
+
+if TYPE_CHECKING:
+    from kvcalc.planning.plan.disaggregated.split import Split
+
+# The layouts of one kind of device that are simulated: at least as many as the default search tries at once.
+DEFAULT_FINALISTS = 8
+L = TypeVar("L", "Option", "Split")
+
+
+def find_simulated(
+    judge: Judge, candidates: Iterable[tuple[Sequence[L], Trouble | None]],
+    smallest_of: Callable[[Judge, L, Finalist | None], Finalist | None],
+) -> L | Trouble:  # fmt: skip
+    """The layout that counts the least and meets all targets in the simulation, or why the last one does not.
+
+    `candidates` are lists of layouts, each with the reason why others are not in it. A list is tried only if no layout
+    of earlier lists meets the targets. `smallest_of` finds the smallest numbers of a layout that meet them, or some
+    that do not. With a best layout so far they count no more than that, and None is a layout that is larger. Of two
+    layouts that count as much, the one further below its targets wins. Raises UsageError (exit 2) if none can be
+    simulated.
+    """
+    trouble: Trouble | None = None
+    for layouts, reason in candidates:
+        trouble = reason or trouble
+        refusal: UsageError | None = None
+        met, missed, larger = list[Finalist](), list[Finalist](), list[Layout]()
+        for layout in layouts:
+            best = min(met, key=_rank, default=None)
+            try:
+                found = smallest_of(judge, layout, best)
+            except UsageError as error:  # a layout that is not simulated, such as attention replicas
+                refusal = error
+                continue
+            if found is None:
+                larger.append(layout)
+            else:
+                (met if found.missed is None else missed).append(found)
+        if met:
+            best, *others = sorted(met, key=_rank)
+            why = _why_next(best, others, missed, larger)
+            won: L = best.layout._replace(next_layout=why or (None if trouble is None else trouble.reason))
+            return won
+        if missed:
+            trouble = Trouble(f"{missed[-1]}: {missed[-1].missed}")
+        elif refusal is not None:
+            raise refusal
+    return trouble or Trouble("the model cannot be split over these devices")
+
+
+def find_replicas(traffic: Traffic, kind: Kind, judge: Judge, num_simulated: int | None) -> Option | Trouble:
+    """The replicas of `find_layout`, judged by simulations if these decide. At most `num_simulated` are simulated."""
+    if judge.decides:
+        most = num_simulated or DEFAULT_FINALISTS
+        return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas)
+    trouble, most = None, num_simulated or 1
+    for found in find_options(traffic, kind, max(most, 2)):
+        trouble = found.trouble
+        if found.options:
+            first, *_ = [judge.at(option, option.numbers) for option in found.options[:most]]
+            best: Option = found.options[0] if first is None else first.layout
+            return best._replace(next_layout=why_not(*found))
+    return trouble or Trouble("the model cannot be split over these devices")
+
+
+def _candidates(traffic: Traffic, kind: Kind, most: int) -> Iterator[tuple[list[Option], Trouble | None]]:
+    """The layouts to simulate, in the order of what the closed form says about their means, and why others are not.
+
+    All layouts that hold the requests are candidates: a simulated percentile may be below the mean of the closed form.
+    Only of all layouts together, which are hundreds, those are left out whose mean misses a target.
+    """
+    if traffic.all_layouts:
+        for found in find_options(traffic, kind, most):
+            if found.options:
+                yield found.options[:most], found.trouble
+                return
+    for found in find_options(traffic.without_limits(), kind, most):
+        options = [_first_guess(traffic, option) for option in found.options]
+        options.sort(key=devices_then_speed)
+        yield options[:most], found.trouble
+
+
+def _first_guess(traffic: Traffic, option: Option) -> Option:
+    """The number of replicas to simulate first: that of the closed form, or as many as there can be if it has none."""
+    guess = smallest(traffic.of(option.shape), option.kind, option.shape)
+    return guess if isinstance(guess, Option) else option.at((_most_replicas(option, option.kind.max_devices),))
+
+
+def _fewest_replicas(judge: Judge, option: Option, best: Finalist | None) -> Finalist | None:
+    """The layout with the fewest replicas that meet the targets, or one that does not.
+
+    With a `best` so far it has no more devices than that, and None is a layout of which one replica has more.
+    """
+    most = _most_replicas(option, option.kind.max_devices if best is None else best.layout.num_devices)
+    if not most:
+        return None
+    # With a best layout, one simulation usually decides. Without, doubling would go on to the last device.
+    first = judge.alone(option) if best is None else judge.at(option, (most,))
+    if first is None or first.missed is not None:
+        return first
+
+    def misses(replicas: int) -> bool:
+        found = judge.at(option, (replicas,))
+        return found is None or found.missed is not None
+
+    high, low, step = min(option.replicas, most), 0, 1
+    while misses(high):
+        if high == most:
+            return judge.at(option, (high,))
+        low, high, step = high, min(high + step, most), 2 * step
+    step = 1
+    while high - low > 1:
+        middle = (low + high) // 2 if low else max(high - step, 1)
+        if misses(middle):
+            low = middle
+        else:
+            high, step = middle, 2 * step
+    return judge.at(option, (high,))
+
+
+def _most_replicas(option: Option, num_devices: int) -> int:
+    """The most replicas on so many devices. In a closed loop, every replica has a client."""
+    most, clients = num_devices // option.shape.devices, option.traffic.targets.concurrency
+    return most if clients is None else min(most, clients)
+
+
+def _rank(one: Finalist) -> tuple[float, float]:
+    return one.rank
+
+
+def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], larger: list[Layout]) -> str | None:
+    """Why the next layout lost: one that meets the targets, else one that does not, else one that was not simulated."""
+    if others:
+        second = others[0]
+        shares = f"{second.judged.worst:.0%}", f"{best.judged.worst:.0%}"
+        less = f"as many devices, but {shares[0]} of a target instead of {shares[1]}"
+        if shares[0] == shares[1]:
+            less = "as many devices, and as close to its targets"
+        return f"{second}: {second.layout.why_more(best.layout) or less}"
+    if missed:
+        # Pairs of layouts are in the order in which the closed form prefers them.
+        second = min(missed, key=_rank) if isinstance(best.layout, Option) else missed[0]
+        return f"{second}: {second.missed}"
+    if larger and isinstance(larger[0], Option):
+        one = larger[0]._replace(replicas=1)
+        return f"{one}: {more_devices(one.kind, one.num_devices)}"
+    return None
