@@ -20,9 +20,9 @@ from typing import Any
 
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.calibration import Calibration
-from kvcalc.planning.fitted_runs import Run
-from kvcalc.planning.measured import Given, case_of_run, predicted_seconds
-from kvcalc.planning.throughput import describe_throughput
+from kvcalc.planning.calibration.fitted_runs import Run
+from kvcalc.planning.calibration.measured import Given, case_of_run, predicted_seconds
+from kvcalc.planning.serving.throughput import describe_throughput
 from kvcalc.throughput.bench_results.point import Measured, Point
 from kvcalc.throughput.hardware import find_devices
 

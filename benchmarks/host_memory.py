@@ -13,8 +13,8 @@ from statistics import median
 from typing import NamedTuple
 
 import kvcalc
-from kvcalc.planning.case import make_case
-from kvcalc.planning.throughput import speed_of
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.serving.throughput import speed_of
 from kvcalc.question.question import Question
 from kvcalc.throughput import host
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu, own_gpu

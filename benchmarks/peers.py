@@ -37,9 +37,9 @@ import kvcalc
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.case import make_case
-from kvcalc.planning.load import at_load
-from kvcalc.planning.throughput import describe_throughput
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.serving.load import at_load
+from kvcalc.planning.serving.throughput import describe_throughput
 from kvcalc.releases import Release, parse_release
 
 TARGET = Path(__file__).resolve().parent / "results" / "peers.json"

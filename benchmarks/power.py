@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import mean, quantiles
 
 import kvcalc
-from kvcalc.planning.case import make_case
-from kvcalc.planning.throughput import speed_of
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.serving.throughput import speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import Devices, find_gpu
 from kvcalc.throughput.power import energy_per_token

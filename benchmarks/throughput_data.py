@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.admission import most_at_once, running_requests, step_rules, wanted_requests
-from kvcalc.planning.budget import budget
-from kvcalc.planning.case import make_case
-from kvcalc.planning.load import at_load
-from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.device.budget import budget
+from kvcalc.planning.serving.admission import most_at_once, running_requests, step_rules, wanted_requests
+from kvcalc.planning.serving.load import at_load
+from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.releases import Release, parse_release
 from kvcalc.throughput.constants import device_kind, weight_class
 from kvcalc.throughput.roofline import SpeedModel

@@ -31,7 +31,7 @@ TESTS = {
     "kvcalc/throughput/roofline.py": ("tests/throughput/test_steps.py",),
     "kvcalc/engines/vllm/pages.py": ("tests/engines/test_vllm_pages.py",),
     "kvcalc/memory/sharding.py": ("tests/memory/test_shares.py",),
-    "kvcalc/planning/budget.py": ("tests/planning/test_budget.py",),
+    "kvcalc/planning/device/budget.py": ("tests/planning/test_budget.py",),
 }
 
 _BINARY: dict[type[ast.operator], type[ast.operator]] = {

@@ -180,7 +180,7 @@ HEAVY = {"gguf", "huggingface_hub", "torch", "matplotlib", "numpy", "psutil", "p
 def test_importing_kvcalc_loads_nothing_heavy() -> None:
     loaded = loaded_by("import kvcalc\nkvcalc.__version__")
     assert not loaded & (HEAVY | {"rich", "typer", "yaml"})
-    assert "kvcalc.planning.estimate" not in loaded
+    assert "kvcalc.planning.answers.estimate" not in loaded
 
 
 def test_the_api_loads_no_command_line() -> None:

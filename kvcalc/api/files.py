@@ -156,8 +156,8 @@ def score(
     `results` maps the name of each file to its text. `calibration` is what `read_calibration` returns. The other
     arguments override what the files say.
     """
-    from kvcalc.planning.measured import Given
-    from kvcalc.planning.score import score as ask
+    from kvcalc.planning.calibration.measured import Given
+    from kvcalc.planning.calibration.score import score as ask
 
     given = Given(
         None if model is None else model_of(model), devices, engine, engine_settings, dtype, kv_dtype,

@@ -55,7 +55,7 @@ def estimate(
     `CacheReuse(prefix_tokens=2048, turns=8, offload=(("cpu", 200 * 2**30),))`. `images` are those of every request:
     `ImagesAsked(2, 1920, 1080)`. Raises KvcalcError; its `exit_code` is the exit code of the command line.
     """
-    from kvcalc.planning.estimate import answer
+    from kvcalc.planning.answers.estimate import answer
 
     return cast("Estimate", answer(asked(locals())).document)
 
@@ -92,7 +92,7 @@ def fit(
 
     The other arguments are those of `estimate`. Of `speed`, the calibration has no effect here and is refused.
     """
-    from kvcalc.planning.fit import fit as ask
+    from kvcalc.planning.answers.fit import fit as ask
 
     return cast("FitDocument", ask(asked(locals())))
 
@@ -135,9 +135,9 @@ def compare(
     `attentions` are "mha", "mqa", "gqa" and "mla"; None is the model's own. `engines` are several, and "all" is every
     engine; `engine` is one. The other arguments are those of `estimate`. Of `reuse`, the prefix and the turns are used.
     """
-    from kvcalc.planning.axis import parse_engines
-    from kvcalc.planning.compare import compare as ask
-    from kvcalc.planning.compare import first_of, load_each
+    from kvcalc.planning.answers.axis import parse_engines
+    from kvcalc.planning.answers.compare import compare as ask
+    from kvcalc.planning.answers.compare import first_of, load_each
     from kvcalc.throughput.hardware import Devices
 
     several = (devices,) if isinstance(devices, Devices) else devices or ()
@@ -189,8 +189,8 @@ def sweep(
     and the turns are used.
     """
     from kvcalc.notes import describe_notes
-    from kvcalc.planning.axis import Axis, parse_engines
-    from kvcalc.planning.sweep import sweep as ask
+    from kvcalc.planning.answers.axis import Axis, parse_engines
+    from kvcalc.planning.answers.sweep import sweep as ask
     from kvcalc.throughput.hardware import find_devices
 
     contexts, sizes = _several(contexts, context_tokens), _several(tensor_parallel_sizes, tensor_parallel_size)
@@ -216,7 +216,7 @@ def _several(values: Sequence[_Value] | None, one: _Value | None) -> Sequence[_V
 @takes()
 def models(family: str | None = None) -> Models:
     """The document of `kvcalc models`: all presets, or the presets of one family."""
-    from kvcalc.planning.models import list_models
+    from kvcalc.planning.answers.models import list_models
 
     return cast("Models", list_models(family))
 
@@ -224,6 +224,6 @@ def models(family: str | None = None) -> Models:
 @takes()
 def gpus() -> Gpus:
     """The document of `kvcalc gpus`: all known devices."""
-    from kvcalc.planning.gpus import list_gpus
+    from kvcalc.planning.answers.gpus import list_gpus
 
     return cast("Gpus", list_gpus())

@@ -94,8 +94,8 @@ def plan(
     the calibration is used, and of `reuse` the prefix and the turns. The other arguments are those of `estimate` and
     the options of the command.
     """
-    from kvcalc.planning.axis import parse_engines
-    from kvcalc.planning.lengths import one_length
+    from kvcalc.planning.answers.axis import parse_engines
+    from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.plan.document import plan as ask
     from kvcalc.planning.plan.targets import Targets, check_percentiles
     from kvcalc.throughput.hardware import find_gpu

@@ -175,8 +175,8 @@ class Questions:
         if "command" in fields:
             return self._answer_command(fields)
         from kvcalc.cli.estimate import answer
-        from kvcalc.planning.case import make_case
-        from kvcalc.planning.estimate import answer_asked
+        from kvcalc.planning.answers.estimate import answer_asked
+        from kvcalc.planning.cases.case import make_case
 
         parts = split(fields)
         case = None if parts is None else self.models.cases.find(parts)

@@ -51,9 +51,9 @@ def compare(
     ],
 ) -> None:
     """Compare models, or one model with each kind of attention."""
-    from kvcalc.planning.axis import parse_engines
-    from kvcalc.planning.compare import compare as ask
-    from kvcalc.planning.compare import first_of, load_each, parse_attentions
+    from kvcalc.planning.answers.axis import parse_engines
+    from kvcalc.planning.answers.compare import compare as ask
+    from kvcalc.planning.answers.compare import first_of, load_each, parse_attentions
 
     given = ctx.params
     output = output_of(given, "compare")

@@ -60,7 +60,7 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     With a device, also check whether the model fits and how fast it decodes.
     """
     from kvcalc.errors import DoesNotFitError
-    from kvcalc.planning.estimate import answer as ask
+    from kvcalc.planning.answers.estimate import answer as ask
 
     output = output_of(ctx.params)
     check_report(ctx.params)
@@ -87,9 +87,9 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
 def answer(question: Question) -> tuple[dict[str, Any], str]:
     """The document that answers a question, and its kind."""
     if question.asks_several:
-        from kvcalc.planning.engines import compare_engines
+        from kvcalc.planning.answers.engines import compare_engines
 
         return compare_engines(question), "engines"
-    from kvcalc.planning.estimate import answer as ask
+    from kvcalc.planning.answers.estimate import answer as ask
 
     return ask(question).document, "estimate"

@@ -41,7 +41,7 @@ def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
 
     The limits are the longest context and the largest batch that fit.
     """
-    from kvcalc.planning.fit import fit as ask
+    from kvcalc.planning.answers.fit import fit as ask
 
     output = output_of(ctx.params)
     question = question_of(ctx.params)

@@ -28,7 +28,7 @@ def gpus(ctx: typer.Context) -> None:
     For each device: its memory, its bandwidth, its dense operations per second, and the link between several of them.
     """
     if ctx.invoked_subcommand is None:
-        from kvcalc.planning.gpus import list_gpus
+        from kvcalc.planning.answers.gpus import list_gpus
 
         output_of(ctx.params).emit(list_gpus(), "gpus")
 
@@ -36,6 +36,6 @@ def gpus(ctx: typer.Context) -> None:
 @app.command(epilog="Example:\n  kvcalc gpus show mi300x", cls=o.taking(*o.output(path="memory_bytes")))
 def show(ctx: typer.Context, name: str = typer.Argument(metavar="NAME", help="A device's name or alias.")) -> None:
     """Show all figures of one device, and their source. kvcalc gpus NAME does the same."""
-    from kvcalc.planning.gpus import show_gpu
+    from kvcalc.planning.answers.gpus import show_gpu
 
     output_of(ctx.params).emit(show_gpu(name), "gpus_show")

@@ -41,7 +41,7 @@ def models(
 ) -> None:
     """List the models that kvcalc knows by name, or show one."""
     if ctx.invoked_subcommand is None:
-        from kvcalc.planning.models import list_models
+        from kvcalc.planning.answers.models import list_models
 
         output_of(ctx.params).emit(list_models(family), "models")
 
@@ -51,7 +51,7 @@ def models(
 )
 def show(ctx: typer.Context, name: str = typer.Argument(metavar="NAME", help="A model's name or alias.")) -> None:
     """Show the facts of one model and their source. kvcalc models NAME does the same."""
-    from kvcalc.planning.models import show_model
+    from kvcalc.planning.answers.models import show_model
 
     output_of(ctx.params).emit(show_model(name), "models_show")
 
@@ -61,7 +61,7 @@ def check(
     ctx: typer.Context, files: list[str] = typer.Argument(metavar="FILE...", help="Preset files (YAML).")
 ) -> None:
     """Check preset files. The exit code is the highest one among their errors."""
-    from kvcalc.planning.models import check_models
+    from kvcalc.planning.answers.models import check_models
 
     output = output_of(ctx.params)
     document = check_models(files)

@@ -12,8 +12,8 @@ from kvcalc.errors import UsageError
 from kvcalc.question.fields import OPTIONS as OF_FIELDS
 
 if TYPE_CHECKING:
-    from kvcalc.planning.devices import Devices, Gpu
-    from kvcalc.planning.lengths import Lengths
+    from kvcalc.planning.cases.lengths import Lengths
+    from kvcalc.planning.device.devices import Devices, Gpu
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.simulation.planned import PlannedLoad
 
@@ -134,7 +134,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
 
 def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> dict[str, Any]:
     """The document that answers the parameters of the command."""
-    from kvcalc.planning.axis import parse_engines
+    from kvcalc.planning.answers.axis import parse_engines
     from kvcalc.planning.plan.document import COMMON_GPUS, parse_price
     from kvcalc.planning.plan.document import plan as ask
 
@@ -195,7 +195,7 @@ def _emitted(given: Mapping[str, Any]) -> Optional[str]:
 def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":
     """The lengths of the requests, and the text of the file that has them, or None."""
     from kvcalc.model.files import read_text
-    from kvcalc.planning.lengths import MAX_LENGTHS_BYTES, one_length, parse_lengths
+    from kvcalc.planning.cases.lengths import MAX_LENGTHS_BYTES, one_length, parse_lengths
 
     prompt, answer = (value_of(given, name) for name in ("input_tokens", "output_tokens"))
     if given["lengths"] is not None:
@@ -228,7 +228,7 @@ def _simulation_of(
         return None
     if burstiness != 1 and targets.requests_per_second is None:
         raise UsageError("--burstiness needs --requests-per-second")
-    from kvcalc.planning.lengths import pairs_of
+    from kvcalc.planning.cases.lengths import pairs_of
     from kvcalc.simulation.planned import PlannedLoad
 
     pairs = None if text is None else list(pairs_of(text, given["lengths"]))

@@ -80,7 +80,7 @@ def prefix(
     model: o.Model = None,
 ) -> None:
     """Find how much a bigger prefix cache helps."""
-    from kvcalc.planning.axis import parse_axis
+    from kvcalc.planning.answers.axis import parse_axis
     from kvcalc.planning.prefix import Sizes, prefix_curve
 
     given = ctx.params

@@ -56,9 +56,9 @@ def score(
     from kvcalc.errors import UsageError
     from kvcalc.model.files import read_stdin, read_text
     from kvcalc.model.resolve import load_model
-    from kvcalc.planning.measured import Given
-    from kvcalc.planning.score import MAX_RESULT_BYTES
-    from kvcalc.planning.score import score as ask
+    from kvcalc.planning.calibration.measured import Given
+    from kvcalc.planning.calibration.score import MAX_RESULT_BYTES
+    from kvcalc.planning.calibration.score import score as ask
 
     given, engine = ctx.params, ctx.params["engine"]
     output = output_of(given, "score")

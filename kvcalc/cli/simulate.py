@@ -118,7 +118,7 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
         return None
     if transfer is None:
         raise UsageError("--prefill-replicas needs the link between the instances", "--transfer-bandwidth nvlink")
-    from kvcalc.planning.devices import find_gpu
+    from kvcalc.planning.device.devices import find_gpu
     from kvcalc.simulation.pools import Prefills
 
     tensor, attention = (value_of(given, f"prefill_{kind}_parallel_size") for kind in ("tensor", "data"))

@@ -59,9 +59,9 @@ OPTIONS = [
 def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Compute a grid of contexts, batches, devices and engines."""
     from kvcalc.output.sink import warn
-    from kvcalc.planning.axis import parse_axis, parse_engines
-    from kvcalc.planning.combination import COLUMNS
-    from kvcalc.planning.sweep import sweep as ask
+    from kvcalc.planning.answers.axis import parse_axis, parse_engines
+    from kvcalc.planning.answers.combination import COLUMNS
+    from kvcalc.planning.answers.sweep import sweep as ask
 
     given, plot = ctx.params, ctx.params["plot"]
     output = output_of(given, "sweep", FORMATS)

@@ -1,7 +1,7 @@
 """How an engine's scheduler works: which requests start, what a step computes, and what happens in a full cache.
 
-`Engine.schedule` gives the facts. The closed form (`kvcalc.planning.served`) and the simulation (`kvcalc.simulation`)
-read the same ones, and know no engine. The sources are in the engines' own modules.
+`Engine.schedule` gives the facts. The closed form (`kvcalc.planning.serving.served`) and the simulation
+(`kvcalc.simulation`) read the same ones, and know no engine. The sources are in the engines' own modules.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvcalc.engines.prefixes import Prefixes
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.case import Case, make_case
+from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.question.question import Question
 from kvcalc.simulation.requests import Request
 from kvcalc.simulation.scheduler import Scheduler

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from kvcalc.notes import Note
-from kvcalc.planning.lengths import Lengths as PlannedLengths
+from kvcalc.planning.cases.lengths import Lengths as PlannedLengths
 from kvcalc.planning.plan.simulates import Pools, Simulated
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.question.question import Question, SpeedQuestion

@@ -19,12 +19,12 @@ from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.case import Case
-from kvcalc.planning.fit_part import describe_hardware
+from kvcalc.planning.answers.fit_part import describe_hardware
+from kvcalc.planning.cases.case import Case
 from kvcalc.planning.plan.disaggregated.instances import buffer_bytes, sent_of, transfer_bytes, without_hits
 from kvcalc.planning.plan.disaggregated.joined import check_joined
-from kvcalc.planning.throughput import Speed
-from kvcalc.planning.transfer import link_bytes_per_second
+from kvcalc.planning.serving.throughput import Speed
+from kvcalc.planning.serving.transfer import link_bytes_per_second
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION

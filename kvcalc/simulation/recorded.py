@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.lengths import Lengths, lengths_of_pairs
+from kvcalc.planning.cases.lengths import Lengths, lengths_of_pairs
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.load import answered
 from kvcalc.traces import TraceRequest

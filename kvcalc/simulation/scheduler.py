@@ -8,10 +8,10 @@ from kvcalc.engines import engines_that
 from kvcalc.engines.engine import Engine, RunningPool
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
-from kvcalc.planning.admission import most_at_once
-from kvcalc.planning.attention_replicas import whole_copies
-from kvcalc.planning.budget import budget
-from kvcalc.planning.case import Case
+from kvcalc.planning.cases.attention_replicas import whole_copies
+from kvcalc.planning.cases.case import Case
+from kvcalc.planning.device.budget import budget
+from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.lock_step import LockStep, OfRank

@@ -9,10 +9,10 @@ from typing import Any
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.case import Case
-from kvcalc.planning.fit_part import describe_hardware
-from kvcalc.planning.layout import count_replicas
-from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.planning.answers.fit_part import describe_hardware
+from kvcalc.planning.cases.case import Case
+from kvcalc.planning.cases.layout import count_replicas
+from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
@@ -50,7 +50,7 @@ def simulate(
     check_reuse(question)
     (case, prefixes), longest = case_of(question), longest_of(requests)
     if case.engine.placement is not None:
-        from kvcalc.planning.offload import place_layers
+        from kvcalc.planning.device.offload import place_layers
 
         case = place_layers(case)
     notes = [*case.notes, *of_load]

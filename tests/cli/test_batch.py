@@ -226,7 +226,7 @@ def test_models_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_speeds_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvcalc.planning import throughput
+    from kvcalc.planning.serving import throughput
 
     monkeypatch.setattr(throughput, "_MOST_SPEEDS", 8)
     device = {"gpu_bandwidth": 3_350_000_000_000, "flops": 989_000_000_000_000}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.planning.figures import FIGURES
+from kvcalc.planning.answers.figures import FIGURES
 
 
 def test_rows_are_estimates(kvcalc: Any) -> None:

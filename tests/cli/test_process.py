@@ -145,7 +145,7 @@ def test_a_bug_is_one_line_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     def broken(*args: object, **options: object) -> None:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr("kvcalc.planning.estimate.answer_case", broken)
+    monkeypatch.setattr("kvcalc.planning.answers.estimate.answer_case", broken)
     assert run(["estimate", "gpt2"]) == 1
     err = capsys.readouterr().err
     assert err.startswith("kvcalc: internal error: ZeroDivisionError: two lines\n")

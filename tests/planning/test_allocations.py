@@ -9,9 +9,9 @@ import pytest
 
 import kvcalc
 from kvcalc.model.drafting import Speculation
-from kvcalc.planning.budget import Budget, budget
-from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.device.budget import Budget, budget
+from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import CacheReuse, Question, SpeedQuestion
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import find_devices

@@ -14,10 +14,10 @@ import kvcalc
 from kvcalc.engines import ENGINES
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.case import make_case
-from kvcalc.planning.lengths import one_length
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.document import Targets, plan
-from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.hardware import find_devices, find_gpu

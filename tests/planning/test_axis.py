@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvcalc.engines import ENGINES
 from kvcalc.errors import UsageError
-from kvcalc.planning.axis import Axis, parse_axis, parse_engines
+from kvcalc.planning.answers.axis import Axis, parse_axis, parse_engines
 from kvcalc.units import parse_count, parse_tokens
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.lengths import lengths_of_pairs
+from kvcalc.planning.cases.lengths import lengths_of_pairs
 from kvcalc.planning.plan.shapes import all_shapes
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Kind, Probe, Traffic, probe

@@ -13,12 +13,12 @@ from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.budget import Budget, budget
-from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.device_weights import DeviceWeights
-from kvcalc.planning.fit_part import describe_fit, describe_hardware
-from kvcalc.planning.layout import count_replicas, lay_out
-from kvcalc.planning.resolve import with_device
+from kvcalc.planning.answers.fit_part import describe_fit, describe_hardware
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.cases.layout import count_replicas, lay_out
+from kvcalc.planning.cases.resolve import with_device
+from kvcalc.planning.device.budget import Budget, budget
+from kvcalc.planning.device.device_weights import DeviceWeights
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import Devices, Gpu, find_devices, find_gpu, own_gpu
 
@@ -45,7 +45,7 @@ def ask_budget(case: Case, weights: DeviceWeights) -> Budget | str:
     """The budget of a case if a device holds `weights`."""
     forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvcalc.planning.budget.device_weights", lambda *asked: weights)
+        patch.setattr("kvcalc.planning.device.budget.device_weights", lambda *asked: weights)
         found = budget(case)
     forget()  # so that no other test gets the budget of these weights
     return found

@@ -10,9 +10,9 @@ import pytest
 
 import kvcalc as library
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.case import make_case
-from kvcalc.planning.load import at_load
-from kvcalc.planning.throughput import Speed, describe_speed, speed_of
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.serving.load import at_load
+from kvcalc.planning.serving.throughput import Speed, describe_speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.factors import Factors, scaled
 from kvcalc.throughput.hardware import find_devices

@@ -8,7 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import UsageError
-from kvcalc.planning.case import make_case
+from kvcalc.planning.cases.case import make_case
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate, texts
@@ -83,7 +83,7 @@ def test_a_case_at_another_workload_is_the_case_of_that_workload() -> None:
 
 
 def test_notes_say_their_part_and_print_as_before() -> None:
-    from kvcalc.planning.estimate import answer_case
+    from kvcalc.planning.answers.estimate import answer_case
 
     generic = kvcalc.read_config({"model_type": "generic", "num_hidden_layers": 2, "num_attention_heads": 4,
                                   "head_dim": 8}, "generic", "test")  # fmt: skip

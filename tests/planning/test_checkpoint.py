@@ -9,7 +9,7 @@ import pytest
 
 import kvcalc
 from kvcalc.engines.command import Checkpoint
-from kvcalc.planning.checkpoint import YOURS, checkpoint_of
+from kvcalc.planning.device.checkpoint import YOURS, checkpoint_of
 
 CONFIG = '{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "vocab_size": 8}'
 

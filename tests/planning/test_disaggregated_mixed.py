@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import kvcalc
-from kvcalc.planning.lengths import one_length
+from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.disaggregated.instances import transfer_bytes
 from kvcalc.planning.plan.disaggregated.joined import join_caches
 from kvcalc.planning.plan.disaggregated.kinds import joined_kinds

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcalc.notes import Note
-from kvcalc.planning.grouped_notes import RowNote, group_notes, name_rows
+from kvcalc.planning.answers.grouped_notes import RowNote, group_notes, name_rows
 from kvcalc.throughput.hardware import find_gpu
 
 ROWS = [(engine, gpu) for engine in ("vllm", "sglang") for gpu in ("l40s", "h100-sxm", "mi300x")]

@@ -17,7 +17,7 @@ from kvcalc.cli.json_lines import Line
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.model.presets import shipped_presets
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.figures import FIGURES
+from kvcalc.planning.answers.figures import FIGURES
 from tests.conftest import Result, spawn
 from tests.relations.drawing import answers, ask, command_line, declared, draw
 
@@ -77,7 +77,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read each model and build each command only once, not once per question."""
     from kvcalc.cli.app import LazyGroup
     from kvcalc.model import resolve
-    from kvcalc.planning import compare
+    from kvcalc.planning.answers import compare
 
     assert callable(api.load_model)  # the public name is made on first use, here from the module as it is
     load = cache(resolve.load_model)

@@ -8,7 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import DoesNotFitError, GpuError, ModelError, UsageError
-from kvcalc.planning.lengths import Lengths, one_length
+from kvcalc.planning.cases.lengths import Lengths, one_length
 from kvcalc.planning.plan.document import ROW, Targets, parse_price, plan, refuse_empty
 from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.question.question import Question, SpeedQuestion

@@ -10,10 +10,10 @@ import pytest
 
 import kvcalc as api
 from kvcalc.errors import KvcalcError, UsageError
-from kvcalc.planning.case import make_case
+from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.prefix import KNEE_SHARE
 from kvcalc.planning.prefix.cost import parse_memory_price
-from kvcalc.planning.throughput import Speed, speed_of
+from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices
 from tests.test_schema import check

@@ -8,10 +8,10 @@ from kvcalc.memory import kv_cache
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.budget import Budget, budget
-from kvcalc.planning.capacity import largest_batch, max_running_requests
-from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.estimate import answer
+from kvcalc.planning.answers.estimate import answer
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.device.budget import Budget, budget
+from kvcalc.planning.device.capacity import largest_batch, max_running_requests
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.planning.lengths import one_length
+from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.replicas import Option, find_options, smallest
 from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
 from kvcalc.planning.plan.targets import Targets

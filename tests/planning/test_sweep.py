@@ -9,10 +9,10 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.planning.axis import Axis
-from kvcalc.planning.combination import COLUMNS
-from kvcalc.planning.figures import FIGURES
-from kvcalc.planning.sweep import Sweep, sweep
+from kvcalc.planning.answers.axis import Axis
+from kvcalc.planning.answers.combination import COLUMNS
+from kvcalc.planning.answers.figures import FIGURES
+from kvcalc.planning.answers.sweep import Sweep, sweep
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.conftest import preset_names

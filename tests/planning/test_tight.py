@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.planning.lengths import one_length
+from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.document import Targets, plan
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices, find_gpu

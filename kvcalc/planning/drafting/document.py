@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.planning.case import Case, make_case
+from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.drafting import describe_asked, slots_of
 from kvcalc.planning.drafting.drafter import draft_weights, speculation_of
 
@@ -29,7 +29,7 @@ def describe_speculative(case: Case, served: Case | None) -> dict[str, Any]:
     }
     if served is None:
         return described
-    from kvcalc.planning.throughput import speed_of
+    from kvcalc.planning.serving.throughput import speed_of
     from kvcalc.throughput.drafting import DraftingModel
 
     speed = speed_of(served, [])

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation
-from kvcalc.planning.case import Case
+from kvcalc.planning.cases.case import Case
+from kvcalc.planning.device.weight_storage import stored_weights
+from kvcalc.planning.device.weights import describe_weights, files_of
 from kvcalc.planning.drafting import drafter_of
-from kvcalc.planning.weight_storage import stored_weights
-from kvcalc.planning.weights import describe_weights, files_of
 
 if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel

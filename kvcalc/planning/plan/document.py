@@ -12,11 +12,11 @@ from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.attention_replicas import WHOLE_COPIES
-from kvcalc.planning.checkpoint import checkpoint_of, drafting_of
+from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
+from kvcalc.planning.cases.attention_replicas import WHOLE_COPIES
+from kvcalc.planning.cases.lengths import Lengths
+from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
-from kvcalc.planning.grouped_notes import RowNote, group_notes
-from kvcalc.planning.lengths import Lengths
 from kvcalc.planning.plan.pareto import front
 from kvcalc.planning.plan.replicas import Option, find_layout
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles

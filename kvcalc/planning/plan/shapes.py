@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from kvcalc.engines import engine_class
 from kvcalc.model.spec import windows
-from kvcalc.planning.attention_replicas import most_experts
+from kvcalc.planning.cases.attention_replicas import most_experts
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Gpu

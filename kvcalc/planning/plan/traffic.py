@@ -7,11 +7,11 @@ from typing import Any
 
 from kvcalc.engines.options import settings_of
 from kvcalc.errors import ModelError
-from kvcalc.planning.brief import brief_answer
-from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.estimate import Answer, answer_case
-from kvcalc.planning.layout import prompt_ranks_of
-from kvcalc.planning.lengths import Lengths
+from kvcalc.planning.answers.brief import brief_answer
+from kvcalc.planning.answers.estimate import Answer, answer_case
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.cases.layout import prompt_ranks_of
+from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.question.question import Question, SpeedQuestion
@@ -174,7 +174,7 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, 
     answer_of = brief_answer if is_brief else _whole
     case = make_case(replica._replace(speed=served))
     if case.engine.placement is not None:
-        from kvcalc.planning.offload import place_layers
+        from kvcalc.planning.device.offload import place_layers
 
         case = place_layers(case)
     memory = answer_of(case.at(lengths.held_tokens, running), total == lengths.held_tokens)

@@ -10,8 +10,8 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.fit_part import describe_hardware
+from kvcalc.planning.answers.fit_part import describe_hardware
+from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.prefix.cost import (
     PrefillTime,
     Prices,
@@ -131,7 +131,7 @@ def _prefill_of(case: Case, found: Profile, notes: list[Note]) -> PrefillTime | 
     """How long prefills take. None, with a note, if the speed is not known or there is no device."""
     if case.question.devices is None:
         return None
-    from kvcalc.planning.throughput import speed_of
+    from kvcalc.planning.serving.throughput import speed_of
 
     speed = speed_of(case, notes)
     if isinstance(speed, str):

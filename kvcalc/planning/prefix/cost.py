@@ -11,7 +11,7 @@ from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.case import Case
+from kvcalc.planning.cases.case import Case
 from kvcalc.planning.reuse import check_caching
 from kvcalc.planning.reuse.tiers import store_of
 from kvcalc.records import NamedTuple

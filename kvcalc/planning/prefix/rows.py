@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.notes import Note
-from kvcalc.planning.budget import Budget, budget
-from kvcalc.planning.case import Case
+from kvcalc.planning.cases.case import Case
+from kvcalc.planning.device.budget import Budget, budget
 from kvcalc.planning.prefix.cost import BlockBytes, PrefillTime, Prices, reach_of
 from kvcalc.planning.prefix.trace import Profile
 from kvcalc.planning.reuse.links import tier_rate

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.engines.prefixes import Prefixes
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.notes import Note
-from kvcalc.planning.capacity import largest_batch
-from kvcalc.planning.case import Case
+from kvcalc.planning.cases.case import Case
+from kvcalc.planning.device.capacity import largest_batch
 from kvcalc.planning.reuse import prompt_tokens_of, turns_of
 from kvcalc.question.question import CacheReuse
 
@@ -67,7 +67,7 @@ def _most_alone(case: Case, fit: dict[str, Any] | None) -> int | None:
     alone = case._replace(allocation=case.allocation.alone())
     if case.question.devices is None:
         return largest_batch(alone, fit["kv_cache_memory_bytes"], case.workload.context_tokens)
-    from kvcalc.planning.budget import budget
+    from kvcalc.planning.device.budget import budget
 
     found = budget(alone)
     return None if isinstance(found, str) else found.running_limit()

@@ -19,7 +19,7 @@ from kvcalc.engines.rounding import round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.spec import has_states, windows
 from kvcalc.notes import Note
-from kvcalc.planning.case import Case
+from kvcalc.planning.cases.case import Case
 from kvcalc.planning.reuse import LMCACHE, NATIVE, prompt_tokens_of, turns_of
 from kvcalc.planning.reuse.links import (
     Tier,

@@ -10,16 +10,16 @@ from kvcalc.engines.options import settings_of
 from kvcalc.engines.rounding import round_up
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, ModelError
-from kvcalc.planning.admission import most_at_once
-from kvcalc.planning.budget import budget
-from kvcalc.planning.capacity import largest_batch
-from kvcalc.planning.case import Case, make_case
-from kvcalc.planning.estimate import Answer, answer_case
+from kvcalc.planning.answers.estimate import Answer, answer_case
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.device.budget import budget
+from kvcalc.planning.device.capacity import largest_batch
 from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import RANGE_CONFIDENCE
 from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, seconds_text
-from kvcalc.planning.throughput import Speed, speed_of, unfitted_of
+from kvcalc.planning.serving.admission import most_at_once
+from kvcalc.planning.serving.throughput import Speed, speed_of, unfitted_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices

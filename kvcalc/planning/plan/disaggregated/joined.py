@@ -10,7 +10,7 @@ So pools are only mixed among devices of one architecture, whose caches have the
 from __future__ import annotations
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.case import Case
+from kvcalc.planning.cases.case import Case
 from kvcalc.throughput.hardware import Gpu
 
 # Both are architectures of compute capability 8, for which vLLM and SGLang choose the same backends.

@@ -9,7 +9,7 @@ from kvcalc.errors import KvcalcError
 from kvcalc.planning.plan.disaggregated.joined import join_caches
 from kvcalc.planning.plan.replicas import more_devices
 from kvcalc.planning.plan.traffic import Kind
-from kvcalc.planning.transfer import NVLINK, PCIE, link_bytes_per_second
+from kvcalc.planning.serving.transfer import NVLINK, PCIE, link_bytes_per_second
 from kvcalc.records import NamedTuple
 
 # A machine has at most this many devices, which PCIe connects.

@@ -9,10 +9,10 @@ from kvcalc.engines import RELEASE, disaggregation_of, start_command
 from kvcalc.engines.command import DECODE, PREFILL, ROLES, Checkpoint, Layout, Pools
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.attention_replicas import most_experts
-from kvcalc.planning.checkpoint import drafting_of
-from kvcalc.planning.estimate import Answer
-from kvcalc.planning.grouped_notes import RowNote, group_notes
+from kvcalc.planning.answers.estimate import Answer
+from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
+from kvcalc.planning.cases.attention_replicas import most_experts
+from kvcalc.planning.device.checkpoint import drafting_of
 from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.search import Instances, find_split
@@ -26,7 +26,7 @@ from kvcalc.planning.plan.disaggregated.split import (
 from kvcalc.planning.plan.replicas import more_devices
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
-from kvcalc.planning.transfer import check_link
+from kvcalc.planning.serving.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.writing.shell import join

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from kvcalc.planning.estimate import Answer
-from kvcalc.planning.lengths import Lengths
+from kvcalc.planning.answers.estimate import Answer
+from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.kinds import PoolKinds
 from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times

@@ -1,0 +1,269 @@
+"""One combination of a sweep (engine, cache type, device, tensor-parallel size): how its points are computed.
+
+The formula's bytes are piecewise linear (`kvcalc.memory.curves`), so a point takes only a few multiplications. An
+engine's bytes come from its own functions. Speed is computed from a SpeedModel that is built once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from kvcalc.errors import KvcalcError
+from kvcalc.memory.curves import Curve, stored_curve
+from kvcalc.memory.workload import BEYOND_MODEL, ENCODER_AS_CONTEXT
+from kvcalc.notes import Note
+from kvcalc.planning.answers.figures import FIGURES, cache_figures
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.device.capacity import max_running_requests
+from kvcalc.question.question import Question
+from kvcalc.records import NamedTuple
+
+NUMBERS = ("context_tokens", "batch_size", *FIGURES)
+SPEED = (
+    "decode_step_seconds", "decode_step_low_seconds", "decode_step_high_seconds", "decode_tokens_per_second",
+    "prefill_seconds",
+)  # fmt: skip
+CHECKED = (*NUMBERS, "fits", "free_bytes", *SPEED, "reason")
+COLUMNS = (
+    "model", "engine", "kv_dtype", "gpu", "num_devices", "tensor_parallel_size", "data_parallel_size", *CHECKED,
+)  # fmt: skip
+_NO_FIGURES = (None,) * len(FIGURES)
+_NO_SPEED = (None,) * len(SPEED)
+_DEVICE = NUMBERS.index("bytes_per_device")
+
+Row = tuple[Any, ...]
+
+
+class Combination(NamedTuple):
+    """How the points of one combination are computed.
+
+    `case` has the shortest context and one sequence. `curves` are the bytes stored in total, stored on one device, and
+    read, if they are piecewise linear. `memory` gives the cache memory of a device at a context and batch, and `speed`
+    gives the columns of `SPEED`; both are None if not asked for. `also_fits` says whether the part of the model in host
+    memory fits there, or whether the engine starts. It is None if neither is a question. `refusal` says why the
+    combination has no figures.
+    """
+
+    model: str
+    engine: str
+    kv_dtype: str
+    gpu: str | None
+    num_devices: int | None
+    tensor_parallel_size: int
+    data_parallel_size: int = 1
+    case: Case | None = None
+    curves: tuple[Curve, Curve, Curve] | None = None
+    memory: Callable[[int, int], int] | None = None
+    speed: Callable[[int, int], Row] | None = None
+    also_fits: Callable[[int, int], bool] | None = None
+    refusal: KvcalcError | None = None
+
+    @property
+    def alike(self) -> dict[str, Any]:
+        """The columns that all rows have in common. The other columns are null until a row sets them."""
+        reason = None if self.refusal is None else self.refusal.message
+        return {**dict.fromkeys(COLUMNS), **dict(zip(COLUMNS, self[: COLUMNS.index(NUMBERS[0])])), "reason": reason}
+
+    def rows(self, contexts: Iterable[int], batches: Iterable[int]) -> tuple[tuple[str, ...], Iterator[Row], bool]:
+        """The names of the columns that vary, their values row by row, and whether all values are whole numbers."""
+        if self.refusal is not None:
+            return NUMBERS, ((c, b, *_NO_FIGURES) for c in contexts for b in batches), False
+        if self.curves is None:
+            return CHECKED, self._checked(self._counted_rows(contexts, batches)), False
+        rows = self._straight_rows(contexts, batches, *self.curves)
+        if self.memory is None and self.speed is None:
+            return NUMBERS, rows, True
+        return CHECKED, self._checked(rows), False
+
+    def _straight_rows(
+        self, contexts: Iterable[int], batches: Iterable[int], stored: Curve, device: Curve, read: Curve
+    ) -> Iterator[Row]:
+        """The rows of the formula, for which the held bytes equal the stored bytes."""
+        devices, replicas = self.tensor_parallel_size, self.data_parallel_size
+        for tokens in contexts:
+            slope, fixed = stored.growth_at(tokens)
+            held, share, reads = fixed + slope * tokens, device.bytes_at(tokens), read.bytes_at(tokens)
+            for batch in batches:
+                whole, local, total = batch * held, -(-batch // replicas) * share, devices * batch * share
+                yield tokens, batch, whole, whole, held, slope, fixed, local, total, batch * reads
+
+    def _counted_rows(self, contexts: Iterable[int], batches: Iterable[int]) -> Iterator[Row]:
+        """The rows computed by the engine's own functions, with the reason as the last value if it refuses a point."""
+        for tokens in contexts:
+            for batch in batches:
+                try:
+                    yield tokens, batch, *self._figures(tokens, batch)
+                except KvcalcError as error:
+                    yield tokens, batch, *_NO_FIGURES, error.message
+
+    def _figures(self, tokens: int, batch: int) -> tuple[int, ...]:
+        if self.case is None:
+            raise ValueError("a refused combination has no figures")
+        return cache_figures(self.case.at(tokens, batch))
+
+    def _checked(self, rows: Iterator[Row]) -> Iterator[Row]:
+        """`rows`, each with whether it fits the memory, the free bytes, its speed, and the reason if it is refused.
+
+        If not even one sequence fits, nothing runs, so there is no speed.
+        """
+        there, runs = 0, True
+        for row in rows:
+            if len(row) > len(NUMBERS):
+                yield *row[:-1], None, None, *_NO_SPEED, row[-1]
+                continue
+            tokens, batch = row[:2]
+            if tokens != there:
+                there, runs = tokens, self._one_fits(tokens)
+            speed = self.speed(tokens, batch) if self.speed is not None and runs else _NO_SPEED
+            if self.memory is None:
+                yield *row, None, None, *speed, None
+            else:
+                free = self.memory(tokens, batch) - row[_DEVICE]
+                fits = free >= 0 and (self.also_fits is None or self.also_fits(tokens, batch))
+                yield *row, fits, free, *speed, None
+
+    def _one_fits(self, tokens: int) -> bool:
+        one = self.device_bytes(tokens, 1)
+        if one is None or self.memory is None:
+            return True
+        return one <= self.memory(tokens, 1) and (self.also_fits is None or self.also_fits(tokens, 1))
+
+    def device_bytes(self, tokens: int, batch: int) -> int | None:
+        """The bytes of the batch's cache on one device; None if the point is refused."""
+        if self.curves is not None:
+            return -(-batch // self.data_parallel_size) * self.curves[1].bytes_at(tokens)
+        try:
+            return None if self.refusal else self._figures(tokens, batch)[FIGURES.index("bytes_per_device")]
+        except KvcalcError:
+            return None
+
+
+def combine(question: Question, largest_batch: int, notes: list[Note]) -> Combination:
+    """How the points of one combination are computed, or its refusal. Remarks for the user are appended to `notes`.
+
+    `question` has the shortest context and one sequence.
+    """
+    devices = question.devices
+    found = Combination(
+        question.model.name, question.engine, question.kv_dtype, None if devices is None else devices.gpu.name,
+        None if devices is None else devices.num_devices, question.tensor_parallel_size or 1,
+        question.data_parallel_size,
+    )  # fmt: skip
+    try:
+        return _combine(found, question, largest_batch, notes)
+    except KvcalcError as error:
+        return found._replace(refusal=error)
+
+
+def _combine(found: Combination, question: Question, largest_batch: int, notes: list[Note]) -> Combination:
+    case = make_case(question)
+    # An engine that refuses the shortest context refuses every context.
+    cache_figures(case)
+    found = found._replace(
+        engine=case.question.engine, kv_dtype=case.workload.kv_dtype.name, case=case, curves=_curves(case)
+    )
+    notes += [note for note in case.notes if note.code not in (BEYOND_MODEL, ENCODER_AS_CONTEXT)]
+    if case.encoder_follows_context:
+        text = "the encoder's input is assumed to be as long as each context; --encoder-tokens sets its length"
+        notes.append(Note("workload", ENCODER_AS_CONTEXT, text))
+    memory = question.kv_memory_bytes
+    if question.devices is None:
+        return found if memory is None else _with_memory(found, case, lambda tokens, batch: memory)
+    from kvcalc.planning.device.budget import budget
+
+    divided = budget(case)
+    if isinstance(divided, str):
+        notes.append(Note("fit", "unknown", divided))
+        return found
+    memory_at: Callable[[int, int], int] = divided.pool_at
+    if divided.devices:
+        from kvcalc.planning.device.split import memory_of_devices
+
+        memory_at = memory_of_devices(case, divided.devices)
+    host_fits = None if divided.host is None else divided.host.fits
+    return _with_memory(found, case, memory_at, host_fits)._replace(speed=_speed_of(case, largest_batch, notes))
+
+
+def _with_memory(
+    found: Combination, case: Case, memory: Callable[[int, int], int],
+    also_fits: Callable[[int, int], bool] | None = None,
+) -> Combination:  # fmt: skip
+    """The combination with this memory. At every point, an engine needs what it asks for before it starts, and runs at
+    most as many requests as its own limits allow."""
+    share, dtype = case.share, case.workload.kv_dtype
+    checks = [] if also_fits is None else [also_fits]
+    if case.allocation.start_bytes(share, dtype, case.workload.context_tokens):
+        checks.append(lambda tokens, batch: case.needed_bytes(tokens, 1) <= memory(tokens, batch))
+    if case.allocation.max_running_requests(share, dtype, None) is not None:
+        checks.append(lambda tokens, batch: batch <= (max_running_requests(case, memory(tokens, batch), tokens) or 0))
+    return found._replace(
+        memory=memory, also_fits=(lambda *point: all(check(*point) for check in checks)) if checks else None
+    )
+
+
+def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:
+    """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
+    from kvcalc.planning.serving.throughput import speed_of, unfitted_of
+    from kvcalc.throughput.constants import batch_region
+    from kvcalc.throughput.speed import range_factors
+
+    found = speed_of(case, notes)
+    if isinstance(found, str):
+        notes.append(Note("throughput", "unknown", found))
+        return None
+    first, regime = found.model, found.regime
+    unfitted = unfitted_of(case, found, largest_batch)
+    if unfitted:
+        notes.append(Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}: the range is wider"))
+    # Of the fitted quantities, only the batch differs between points.
+    always = bool(unfitted_of(case, found, 1))
+    factors: dict[tuple[str, bool], tuple[float, float]] = {}
+    asked = case.question
+    hit_rate = 0.0 if asked.speed is None else asked.speed.prefix_hit_rate
+
+    def range_at(batch: int) -> tuple[float, float]:
+        is_outside = always or batch > regime.largest_batch
+        key = batch_region(batch), is_outside
+        if key not in factors:
+            factors[key] = range_factors(first, regime.ranges, found.weight_dtype, batch, is_outside)
+        return factors[key]
+
+    def at(tokens: int, batch: int) -> Row:
+        there = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
+        model = first if isinstance(there, str) else there.model
+        step = model.decode(batch, tokens).seconds
+        low, high = range_at(batch)
+        if found.calibration is not None:
+            low, high = found.calibration.range("decode", step, lambda m: m.decode(batch, tokens).seconds, low, high)
+        shortest = max(model.roofline(batch, tokens), step * low)
+        rate = batch * model.tokens_per_step / step
+        cached = hit_rate * tokens
+        if asked.reuse is not None:
+            from kvcalc.planning.reuse import cached_tokens
+
+            cached = cached_tokens(asked.reuse, hit_rate, tokens, case.allocation, case.share, case.workload.kv_dtype)
+        return step, shortest, step * high, rate, model.prefill(tokens, batch, cached).seconds
+
+    return at
+
+
+def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
+    """The bytes stored in total, stored on one device, and read.
+
+    None if one of them is not piecewise linear, or if the engine holds more than it stores.
+    """
+    if (
+        case.question.reuse is not None
+        or not case.engine.is_formula
+        or case.workload.pipeline_parallel_size > 1
+        or case.encoder_follows_context
+    ):
+        return None
+    spec, share, dtype = case.cached, case.share, case.workload.kv_dtype
+    stored, device, read = (
+        stored_curve(spec, dtype),
+        stored_curve(share, dtype),
+        case.allocation.reads(spec, dtype).curve,
+    )
+    return None if stored is None or device is None or read is None else (stored, device, read)

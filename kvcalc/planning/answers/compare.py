@@ -1,0 +1,208 @@
+"""Compare models under one workload, optionally with several kinds of attention, engines and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.engines import engine_class
+from kvcalc.engines.options import check_settings, settings_of
+from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.memory.workload import DEFAULT_CONTEXT_TOKENS
+from kvcalc.model.resolve import load_model
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import VARIANTS, WhatIf
+from kvcalc.notes import Note, describe_notes
+from kvcalc.planning.answers.estimate import Answer, answer
+from kvcalc.planning.answers.figures import FIGURES
+from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
+from kvcalc.question.question import Question, setting_texts
+from kvcalc.records import NamedTuple
+from kvcalc.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Devices
+
+# The keys that a row takes from its estimate, by part of the document; below, the keys that have another name in a row.
+_TAKEN = {
+    "model": ("attention", "num_layers", "num_kv_heads", "max_position_embeddings"),
+    "kv_cache": ("dtype", *FIGURES),
+    "weights": ("parameters", "active_parameters_per_token", "bytes", "dtype"),
+    "fit": ("fits", "free_bytes", "max_context_tokens", "max_batch_size"),
+    "throughput": (
+        "decode_step_seconds", "low_seconds", "high_seconds", "decode_tokens_per_second", "prefill_seconds", "bound_by",
+    ),
+}  # fmt: skip
+_RENAMED = {
+    "kv_cache.dtype": "kv_dtype", "weights.bytes": "weights_bytes", "weights.dtype": "weights_dtype",
+    "throughput.low_seconds": "decode_step_low_seconds", "throughput.high_seconds": "decode_step_high_seconds",
+}  # fmt: skip
+# Notes that repeat a column (by part and code), and notes that are merged into one (by code).
+_LONGEST, _TOO_LARGE = ("fit", "beyond-model"), "does-not-fit"
+_FIGURES = [(part, key, _RENAMED.get(f"{part}.{key}", key)) for part, keys in _TAKEN.items() for key in keys]
+
+
+class Row(NamedTuple):
+    """The question of one row: a model, a kind of attention (None for the model's own), an engine, and devices or None.
+
+    `name` is the model's name, or the typed text if the model is not known.
+    """
+
+    name: str
+    model: ModelSpec | KvcalcError
+    attention: str | None
+    engine: str
+    devices: Devices | None
+
+
+def parse_attentions(text: str | None) -> tuple[str | None, ...]:
+    """The kinds of attention in `mha,mla` or `all`. Without a text, only None: the model's own attention."""
+    if text is None:
+        return (None,)
+    if text.strip().casefold() == "all":
+        return VARIANTS
+    kinds = tuple(kind.strip().casefold() for kind in text.split(","))
+    for kind in kinds:
+        if kind not in VARIANTS:
+            raise UsageError(f"--attention {kind!r}: not a kind of attention", f"one of {', '.join(VARIANTS)}, or all")
+    return kinds
+
+
+def compare(
+    loaded: Sequence[tuple[str, ModelSpec | KvcalcError]],
+    question: Question,
+    *,
+    attentions: Sequence[str | None] = (None,),
+    engines: Sequence[str] = ("logical",),
+    devices: Sequence[Devices] = (),
+) -> dict[str, Any]:
+    """The compare document: a row for each model, kind of attention, engine and devices, in the order given.
+
+    `loaded` are the models (`load_each`), and `question` is asked about each of them with the row's engine, devices
+    and attention. Its settings may be those of several engines; each engine takes its own. All rows have the same
+    context: by default the shortest of the models' default contexts or, with serving options, one request's tokens.
+
+    A row that is refused has the reason and the exit code that estimate would return. If all rows are refused, the
+    first refusal is raised. An unknown engine raises UsageError (exit 2).
+    """
+    settings = setting_texts(question.engine_settings or {})
+    for engine in engines:
+        engine_class(engine)
+    check_settings(engines, settings, has_device=bool(devices))
+    if question.context_tokens is None and not question.serves_requests:
+        limits = [m.max_position_embeddings for _, m in loaded if isinstance(m, ModelSpec)]
+        context_tokens = min(DEFAULT_CONTEXT_TOKENS, *(limit for limit in limits if limit is not None), 1 << 62)
+        question = question._replace(context_tokens=context_tokens)
+    rows = list(_rows(loaded, attentions, engines, devices or (None,)))
+    answers = [_answer(row, question._replace(engine_settings=settings_of(row.engine, settings))) for row in rows]
+    documents = [found.document for found in answers if isinstance(found, Answer)]
+    if not documents:
+        raise next(found for found in answers if isinstance(found, KvcalcError))
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "workload": {key: documents[0]["workload"][key] for key in ("context_tokens", "batch_size")},
+        "hardware": _distinct(document["hardware"] for document in documents if document["hardware"] is not None),
+        "engines": _distinct({key: document["engine"][key] for key in ("name", "version")} for document in documents),
+        "models": [_describe(row, found) for row, found in zip(rows, answers)],
+        "warnings": describe_notes(_notes(rows, answers)),
+    }
+
+
+def load_each(references: Sequence[str]) -> list[tuple[str, ModelSpec | KvcalcError]]:
+    """The models as a user types them, each as typed and as it was read or refused."""
+    loaded: list[tuple[str, ModelSpec | KvcalcError]] = []
+    for reference in references:
+        try:
+            loaded.append((reference, load_model(reference)))
+        except KvcalcError as error:
+            loaded.append((reference, error))
+    return loaded
+
+
+def first_of(loaded: Sequence[tuple[str, ModelSpec | KvcalcError]]) -> ModelSpec:
+    """The first model that was read. If there is none, the first refusal is raised."""
+    for _, model in loaded:
+        if isinstance(model, ModelSpec):
+            return model
+    raise next(error for _, error in loaded if isinstance(error, KvcalcError))
+
+
+def _rows(
+    loaded: Sequence[tuple[str, ModelSpec | KvcalcError]], attentions: Sequence[str | None], engines: Sequence[str],
+    devices: Sequence[Devices | None],
+) -> Iterator[Row]:  # fmt: skip
+    for reference, model in loaded:
+        if isinstance(model, KvcalcError):
+            yield Row(reference, model, None, engines[0], devices[0])
+            continue
+        for kind in attentions:
+            for engine in engines:
+                for each in devices:
+                    yield Row(model.name, model, kind, engine, each)
+
+
+def _answer(row: Row, question: Question) -> Answer | KvcalcError:
+    if isinstance(row.model, KvcalcError):
+        return row.model
+    what_if = WhatIf(row.attention)
+    try:
+        return answer(question._replace(model=row.model, engine=row.engine, devices=row.devices, what_if=what_if))
+    except KvcalcError as error:
+        return error
+
+
+def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "model": row.name,
+        "engine": row.engine,
+        "gpu": None if row.devices is None else row.devices.gpu.name,
+        "num_devices": None if row.devices is None else row.devices.num_devices,
+        "tensor_parallel_size": None,
+        "data_parallel_size": None,
+        **{own: None for _, _, own in _FIGURES},
+        "joules_per_token": None,
+        "reason": None,
+        "exit_code": 0,
+    }
+    if isinstance(found, KvcalcError):
+        return {**described, "attention": row.attention, "reason": found.message, "exit_code": found.exit_code}
+    document = found.document
+    if document["hardware"] is not None:
+        described["num_devices"] = document["hardware"]["num_devices"]
+    described.update({key: document["engine"][key] for key in ("tensor_parallel_size", "data_parallel_size")})
+    described.update({own: document[part][key] for part, key, own in _FIGURES if document[part] is not None})
+    energy = document["throughput"] and document["throughput"]["energy"]
+    if energy:
+        described["joules_per_token"] = energy["joules_per_token"]
+    return described
+
+
+def _notes(rows: Sequence[Row], answers: Sequence[Answer | KvcalcError]) -> list[Note]:
+    """The refusals and the notes of the estimates, each remark once, without the notes that repeat a column."""
+    found, too_large = [], []
+    for row, one in zip(rows, answers):
+        notes = (Note("models", "refused", one.message),) if isinstance(one, KvcalcError) else one.notes
+        gpu = None if row.devices is None else row.devices.gpu
+        about_row = [RowNote(_words(row), note, gpu) for note in notes if (note.part, note.code) != _LONGEST]
+        found += [about for about in about_row if about.note.code != _TOO_LARGE]
+        too_large += [about for about in about_row if about.note.code == _TOO_LARGE]
+    if len(too_large) > 1:
+        # The texts differ only in their figures, so one line covers all of them.
+        text = "the batch does not fit: kvcalc fit says why"
+        too_large = [about._replace(note=about.note._replace(text=text)) for about in too_large]
+    return group_notes([*found, *too_large], list(map(_words, rows)))
+
+
+def _words(row: Row) -> tuple[str, ...]:
+    """The words that identify a row: the model, the kind of attention, the engine and the devices."""
+    kind = "" if row.attention is None else f"as {row.attention}"
+    gpu, number = ("", "") if row.devices is None else (row.devices.gpu.name, f"x {row.devices.num_devices}")
+    return row.name, kind, row.engine, gpu, number
+
+
+def _distinct(values: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found

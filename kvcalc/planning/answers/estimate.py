@@ -1,0 +1,297 @@
+"""Compute the size of the cache of one model, workload and engine, also with MHA, MQA, GQA and MLA instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcalc.errors import KvcalcError, ModelError
+from kvcalc.memory import kv_cache
+from kvcalc.memory.curves import stored_sequence_bytes
+from kvcalc.memory.workload import Workload, bind_workload
+from kvcalc.model.describe import describe_model
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import WhatIf, layer_parameters, side_by_side
+from kvcalc.notes import Note, describe_notes
+from kvcalc.planning.answers.figures import FIGURES, CacheFigures, cache_figures
+from kvcalc.planning.answers.formula import formulas
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.device.capacity import capacity
+from kvcalc.planning.device.weights import describe_weights
+from kvcalc.question.question import Question
+from kvcalc.records import NamedTuple
+from kvcalc.schema import SCHEMA_VERSION
+
+
+class Answer(NamedTuple):
+    """The estimate document and its warnings as notes."""
+
+    document: dict[str, Any]
+    notes: tuple[Note, ...]
+
+    @property
+    def fit(self) -> dict[str, Any]:
+        """The `fit` part of the document. ModelError (exit 3) if it is not known."""
+        found: dict[str, Any] | None = self.document["fit"]
+        if found is None:
+            reason = next((note.text for note in self.notes if note.part == "fit"), "not known")
+            raise ModelError(reason, "kvcalc estimate --kv-memory SIZE checks the cache alone")
+        return found
+
+
+def answer(question: Question) -> Answer:
+    """The estimate of a question: the exact bytes of the cache, whether it fits, and how fast it runs.
+
+    Raises what `make_case` raises.
+    """
+    return answer_asked(make_case(question))
+
+
+def answer_asked(case: Case) -> Answer:
+    """The estimate of a case as `make_case` gives it: with requests to serve, the answer's batch is what fits."""
+    if case.question.devices is not None:
+        from kvcalc.planning.serving.load import at_load
+
+        case = at_load(case)
+    return answer_case(case)
+
+
+def answer_case(case: Case) -> Answer:
+    """The estimate of a case whose batch is final."""
+    workload, engine, kv_memory_bytes = case.workload, case.engine, case.question.kv_memory_bytes
+    notes = list(case.notes)
+    weights = describe_weights(case.model, case.spec, case.question.dtype, workload.model_dtype, notes)
+    fit = hardware = throughput = served = None
+    division: dict[str, object] = {}
+    if case.question.devices is None:
+        if kv_memory_bytes is not None:
+            fit = capacity(case, kv_memory_bytes, notes)
+    else:
+        from kvcalc.planning.answers.fit_part import describe_fit, describe_hardware
+        from kvcalc.planning.device.budget import budget
+        from kvcalc.planning.serving.throughput import describe_throughput
+
+        hardware = describe_hardware(case)
+        found = budget(case)
+        if isinstance(found, str):
+            notes.append(Note("fit", "unknown", found))
+        else:
+            fit = describe_fit(found, notes)
+            division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
+            served = case
+            if fit["max_batch_size"] == 0:
+                from kvcalc.planning.serving.load import with_larger_share
+
+                served = with_larger_share(case, notes)
+            # If not even one request fits, there is no speed to report.
+            throughput = None if served is None else describe_throughput(served, notes)
+    speculative = None
+    if case.question.speculative is not None:
+        from kvcalc.planning.drafting.document import describe_speculative
+
+        speculative = describe_speculative(case, served)
+    figures = cache_figures(case)
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "model": describe_model(case.spec),
+        "workload": _describe_workload(case),
+        "engine": {
+            "name": engine.name,
+            "version": engine.version,
+            "tensor_parallel_size": workload.tensor_parallel_size,
+            "pipeline_parallel_size": workload.pipeline_parallel_size,
+            "data_parallel_size": workload.data_parallel_size,
+            "expert_parallel_size": workload.expert_parallel_size,
+            "kv_dtype_reason": case.kv_dtype_reason,
+            **engine.settings,
+            **division,
+            "device_defaults": case.device_defaults,
+            **_describe_blocks(case, kv_memory_bytes),
+        },
+        "kv_cache": _describe_cache(case, figures),
+        "variants": _describe_variants(case, figures),
+        "weights": weights,
+        "hardware": hardware,
+        "fit": fit,
+        "throughput": throughput,
+        "speculative": speculative,
+        "warnings": describe_notes(notes),
+    }
+    if case.question.reuse is not None:
+        _add_reuse(case, served or case, document, notes)
+    return Answer(document, tuple(notes))
+
+
+def _add_reuse(case: Case, served: Case, document: dict[str, Any], notes: list[Note]) -> None:
+    """Add the parts about a cache that is used again. Seconds are those of `served`."""
+    from kvcalc.planning.reuse.document import describe_reuse
+
+    model, throughput = None, document["throughput"]
+    if throughput is not None:
+        from kvcalc.planning.serving.throughput import speed_of
+
+        speed = speed_of(served, [])
+        model = None if isinstance(speed, str) else speed.model
+    document["reuse"] = describe_reuse(case, document["fit"], model, notes)
+    if throughput is not None and case.question.reuse is not None and case.question.reuse.transfer is not None:
+        from kvcalc.planning.serving.transfer import describe_transfer
+
+        serving = throughput["serving"]
+        throughput["kv_transfer"] = describe_transfer(case, None if serving is None else serving["ttft_seconds"])
+    document["warnings"] = describe_notes(notes)
+
+
+def _describe_workload(case: Case) -> dict[str, Any]:
+    workload, speed = case.workload, case.question.speed
+    requests: tuple[int | None, ...] = (None, None, None)
+    if speed is not None and speed.request_tokens is not None:
+        requests = (speed.input_tokens, speed.output_tokens, speed.concurrency)
+    hits = speed.prefix_hit_rate if speed is not None and speed.prefix_hit_rate else None
+    images = None
+    if case.question.images is not None:
+        from kvcalc.planning.cases.images import describe_images
+
+        loads_tower = "language-model-only" not in case.settings
+        step = case.engine.settings.get("max_num_batched_tokens") if loads_tower else None
+        tokens = step if isinstance(step, int) else None
+        images = describe_images(
+            case.question.images, case.model, workload.context_tokens, tokens, workload.model_dtype.block_bytes
+        )
+    return {
+        "context_tokens": workload.context_tokens,
+        "batch_size": workload.batch_size,
+        "encoder_tokens": workload.encoder_tokens,
+        **dict(zip(("input_tokens", "output_tokens", "concurrency"), requests)),
+        "prefix_hit_rate": hits,
+        "images": images,
+    }
+
+
+def _describe_cache(case: Case, figures: CacheFigures) -> dict[str, Any]:
+    workload = case.workload
+    tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
+    rows = kv_cache.cache_rows(case.cached, dtype, tokens, case.allocation.cache_bytes)
+    return {
+        "dtype": dtype.name,
+        **dict(zip(FIGURES, figures)),
+        "formulas": formulas(case.cached, tokens, batch, dtype),
+        "layers": [
+            {"first": first, "last": last, "kind": cache.kind, "window": cache.window, "bytes_per_layer": size}
+            for first, last, cache, size in rows
+        ],
+    }
+
+
+def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
+    """The engine's block figures for one device, and where the bytes go. Empty if the engine has no pool."""
+    workload, allocation = case.workload, case.allocation
+    dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
+    device = allocation.largest_stage(case.share, dtype, tokens, batch)
+    found = allocation.blocks(device, dtype, tokens, batch, memory)
+    concurrency, most = found.get("max_concurrency"), allocation.max_running_requests(case.share, dtype, memory)
+    if concurrency is not None and most is not None and case.engine_class.limits_concurrency:
+        found["max_concurrency"] = min(concurrency, float(most))
+    accounts = {
+        "request_lines": allocation.lines(device, dtype, tokens),
+        "pool_lines": allocation.pool(device, dtype, tokens, batch),
+    }
+    for name, lines in accounts.items():
+        if lines is not None:
+            found[name] = [{"name": part, "bytes": size} for part, size in lines]
+    return found
+
+
+def _describe_variants(case: Case, figures: CacheFigures) -> list[dict[str, Any]]:
+    """The four kinds of attention side by side. The row of the what-if's kind shows the what-if.
+
+    `figures` are those of the case, whose cache is one of them.
+    """
+    model = bind_workload(case.model, case.workload)
+    rows = _variants_of(model, case.question.what_if, case.question.speculative is not None)
+    mha_bytes = _mha_bytes(rows[0].spec, case.workload)
+    return [_describe_variant(row, mha_bytes, case, figures) for row in rows]
+
+
+def _mha_bytes(mha: ModelSpec | None, workload: Workload) -> int:
+    """The bytes of the MHA variant, which the others are compared with. 0 if MHA is not possible in this dtype."""
+    try:
+        return 0 if mha is None else _variant_bytes(mha, workload)
+    except KvcalcError:
+        return 0
+
+
+def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
+    return stored_sequence_bytes(spec, workload.kv_dtype, workload.context_tokens)
+
+
+class _Variant(NamedTuple):
+    """A variant of a model alone, without what drafts tokens, and its row without bytes.
+
+    `spec` is None if the model has no such variant.
+    """
+
+    spec: ModelSpec | None
+    row: dict[str, Any]
+
+
+@remembered
+def _variants_of(model: ModelSpec, what_if: WhatIf, drafts: bool) -> list[_Variant]:
+    """The variants of a model, MHA first. `drafts` is whether tokens are drafted."""
+    return [
+        _Variant(None, _refused(kind, spec)) if isinstance(spec, str) else _variant(kind, spec, model, drafts)
+        for kind, spec in side_by_side(model, what_if)
+    ]
+
+
+def _variant(kind: str, spec: ModelSpec, model: ModelSpec, drafts: bool) -> _Variant:
+    shape, own = spec.attention, kind == model.attention.kind and spec.layers == model.layers
+    if drafts:
+        from kvcalc.model.drafting import with_drafter
+
+        spec = with_drafter(spec, None)
+    return _Variant(
+        spec,
+        {
+            "attention": kind,
+            "own": own,
+            "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
+            "kv_lora_rank": shape.kv_lora_rank or None,
+            "qk_rope_head_dim": shape.qk_rope_head_dim or None,
+            "bytes_per_token": None,
+            "total_bytes": None,
+            "ratio_to_mha": None,
+            "attention_parameters_per_layer": layer_parameters(spec),
+            "reason": None,
+        },
+    )
+
+
+def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: CacheFigures) -> dict[str, Any]:
+    spec, row = variant.spec, dict(variant.row)
+    if spec is None:
+        return row
+    workload, allocation = case.workload, case.allocation
+    if spec is case.cached and workload.data_parallel_size == 1:
+        row["bytes_per_token"], row["total_bytes"] = figures.bytes_per_token, figures.total_bytes
+        stored = figures.stored_bytes // workload.batch_size
+        row["ratio_to_mha"] = stored / mha_bytes if mha_bytes else None
+        return row
+    dtype, tokens = workload.kv_dtype, workload.context_tokens
+    try:
+        row["bytes_per_token"] = allocation.growth(spec, dtype, tokens).bytes_per_token
+        row["total_bytes"] = allocation.replica_bytes(spec, dtype, tokens, workload.batch_size)
+    except KvcalcError as error:
+        # A variant may be invalid for the dtype or the engine. The model itself is still answered.
+        return _refused(row["attention"], error.message)
+    row["ratio_to_mha"] = _variant_bytes(spec, workload) / mha_bytes if mha_bytes else None
+    return row
+
+
+_VARIANT = (
+    "attention", "own", "num_kv_heads", "kv_lora_rank", "qk_rope_head_dim", "bytes_per_token", "total_bytes",
+    "ratio_to_mha", "attention_parameters_per_layer", "reason",
+)  # fmt: skip
+
+
+def _refused(kind: str, reason: str) -> dict[str, Any]:
+    return {**dict.fromkeys(_VARIANT), "attention": kind, "own": False, "reason": reason}

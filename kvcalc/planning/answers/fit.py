@@ -1,0 +1,94 @@
+"""Answer `kvcalc fit`: whether a model fits, the largest context and batch, and the fewest devices it needs."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from kvcalc.errors import UsageError
+from kvcalc.notes import describe_notes
+from kvcalc.planning.answers.estimate import answer, answer_case
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.device.budget import budget
+from kvcalc.planning.serving.load import at_load
+from kvcalc.question.question import Question
+
+# The parts of the estimate document that are also in the fit document.
+_TAKEN = ("schema_version", "model", "workload", "engine", "kv_cache", "weights", "hardware", "fit", "speculative")
+
+# No larger split is tried. The largest NVLink domain, that of GB200, has 72 devices.
+_MOST_RANKS = 128
+
+
+def fit(question: Question) -> dict[str, Any]:
+    """The fit document: the parts of the estimate, and if the model does not fit, the fewest devices it fits on, and
+    what the engine can keep in host memory instead.
+
+    The question has devices. Raises the errors of `make_case`, and ModelError (exit 3) if the weights are not known.
+    """
+    case = at_load(make_case(question))
+    found = answer_case(case)
+    taken = {key: found.document[key] for key in _TAKEN}
+    if "reuse" in found.document:
+        taken["reuse"] = found.document["reuse"]
+    smallest = None if found.fit["fits"] else _smallest(case)
+    # The fit document has no throughput, so it has no notes about it.
+    notes = [note for note in found.notes if note.part != "throughput"]
+    offload = None
+    if not found.fit["fits"] and case.engine.placement_options is not None:
+        from kvcalc.planning.device.offload import suggest
+
+        offload = suggest(case)
+    return {**taken, "smallest": smallest, "offload": offload, "warnings": describe_notes(notes)}
+
+
+def _smallest(case: Case) -> dict[str, Any] | None:
+    """The fewest devices of this kind that fit the workload with a larger --tp. None if no number of devices does.
+
+    An engine that splits only layers gets more stages instead.
+    """
+    asked, heads = case.question, case.model.attention.num_heads or 1
+    if not case.engine.splits_heads:
+        return _fewest_stages(case) if case.engine.splits_layers and case.engine.placement is None else None
+    first = (asked.tensor_parallel_size or 1) + 1
+    for size in range(first, min(heads, _MOST_RANKS) + 1):
+        if heads % size == 0:
+            found = _layout_that_fits(case, asked._replace(tensor_parallel_size=size))
+            if found is not None:
+                return found
+    return None
+
+
+def _fewest_stages(case: Case) -> dict[str, Any] | None:
+    """The fewest devices on which the workload fits with equal shares of the layers."""
+    given = case.question.engine_settings or {}
+    settings = {name: text for name, text in given.items() if name not in ("tensor-split", "split-mode")}
+    first, most = case.question.pipeline_parallel_size + 1, min(case.spec.num_layers, _MOST_RANKS)
+    for stages in range(first, most + 1):
+        there = case.question._replace(
+            devices=case.devices._replace(num_devices=stages), tensor_parallel_size=1, pipeline_parallel_size=stages,
+            engine_settings=settings,
+        )  # fmt: skip
+        try:
+            found = budget(make_case(there))
+        except UsageError:
+            return None
+        if not isinstance(found, str) and all(room.free_bytes() >= 0 for room in found.devices):
+            sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": stages, "data_parallel_size": 1}
+            return {"num_devices": stages, **sizes}
+    return None
+
+
+def _layout_that_fits(case: Case, asked: Question) -> dict[str, Any] | None:
+    """The sizes of the layout that is asked for, on as many devices as it needs. None if it does not fit."""
+    sizes = {
+        "tensor_parallel_size": asked.tensor_parallel_size or 1,
+        "pipeline_parallel_size": asked.pipeline_parallel_size,
+        "data_parallel_size": asked.data_parallel_size,
+    }
+    devices = case.devices._replace(num_devices=prod(sizes.values()) * case.workload.prompt_ranks)
+    try:
+        found = answer(asked._replace(devices=devices)).document["fit"]
+    except UsageError:
+        return None  # this model or this engine cannot be split this way
+    return {"num_devices": devices.num_devices, **sizes} if found and found["fits"] else None

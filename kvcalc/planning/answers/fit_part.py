@@ -1,0 +1,155 @@
+"""The `hardware` and `fit` parts of a document: what a device holds, line by line, and whether the question fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.engines.reserve import ACTIVATION, RESERVE, Held
+from kvcalc.notes import Note
+from kvcalc.planning.answers.gpus import describe_gpu
+from kvcalc.planning.cases.case import Case
+from kvcalc.planning.cases.layout import count_replicas
+from kvcalc.planning.device.budget import Budget, free_range
+from kvcalc.planning.device.capacity import NO_LIMIT, Limits, capacity, context_notes, least, max_running_requests
+from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    from kvcalc.planning.device.host import Host
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+
+
+def describe_hardware(case: Case) -> dict[str, Any]:
+    """The `hardware` part of a document: the figures of one device, and the number of devices."""
+    gpu, number = case.devices
+    return describe_gpu(gpu, {"num_devices": number, "replicas": count_replicas(number, case.workload)})
+
+
+def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
+    """The `fit` part of a document, for one device. Its parts add up to `device_bytes`."""
+    device_bytes = found.case.devices.gpu.memory_bytes
+    limits: list[Note] = []
+    of_devices = _limits_of_devices(found) if found.devices else None
+    fit = capacity(found.case, found.pool_bytes, limits, found.pool_shrinkage, of_devices)
+    fit["devices"] = [room.describe(number) for number, room in enumerate(found.devices)] or None
+    if found.host is not None:
+        tokens = found.case.workload.context_tokens
+        fit["max_context_tokens"] = least(fit["max_context_tokens"], found.host.longest_context())
+        fit["max_batch_size"] = least(fit["max_batch_size"], found.host.largest_batch(tokens))
+        limits = context_notes(found.case, fit["max_context_tokens"])
+    notes += limits
+    held = found.reserve.held
+    left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
+    unused = left - found.pool_bytes
+    drafts, others = found.weights.draft_bytes, found.weights.others
+    lines = [Held(WEIGHTS, "weights", (found.weights.bytes or 0) - drafts - sum(size for _, size in others))]
+    lines += [Held(WEIGHTS, "draft weights", drafts)] if drafts else []
+    lines += [Held(WEIGHTS, name, size) for name, size in others]
+    lines += [Held(KV_CACHE, "KV cache", fit["kv_cache_bytes"])]
+    lines += [part for part in held if part.kind == ACTIVATION]
+    lines += [part for part in held if part.kind == RESERVE]
+    if unused:
+        lines.append(Held(RESERVE, f"not used for the cache (1 - {found.reserve.share:g} of the free memory)", unused))
+    lines.append(Held("free", "free", fit["free_bytes"]))
+    fit.update(
+        device_bytes=device_bytes,
+        weights_bytes=found.weights.bytes,
+        weights_replicated_bytes=found.weights.replicated_bytes,
+        activation_bytes=sum(part.bytes for part in held if part.kind == ACTIVATION),
+        reserve_bytes=sum(part.bytes for part in held if part.kind == RESERVE) + unused,
+        kv_cache_memory_bytes=found.pool_bytes,
+        lines=[_describe_line(line) for line in lines],
+    )
+    if found.towers is not None:
+        notes += found.towers.notes
+    _add_range(found, fit, notes)
+    if not fit["fits"]:
+        notes.append(Note("fit", "does-not-fit", _verdict(found, fit)))
+    if found.host is not None:
+        _add_host(found.host, fit, notes)
+    return fit
+
+
+def _limits_of_devices(found: Budget) -> Limits:
+    """The limits of all devices, each with its own layers."""
+    from kvcalc.planning.device.split import largest_batch_of, longest_context_of
+
+    tokens = found.case.workload.context_tokens
+    return longest_context_of(found.devices), largest_batch_of(found.devices, tokens)
+
+
+def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
+    """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range includes a lack of it."""
+    low, high = free_range(found, fit["free_bytes"])
+    if low is None:
+        return
+    fit["free_low_bytes"], fit["free_high_bytes"] = low, high
+    if not fit["fits"] or low >= 0:
+        return
+    more = fit["free_bytes"] - low
+    if found.case.question.serves_requests:
+        # More requests wait if there is less memory. It is tight only if not even one is sure to run.
+        workload, allocation = found.case.workload, found.case.allocation
+        one = allocation.batch_bytes(found.case.share, workload.kv_dtype, workload.context_tokens, 1)
+        if found.pool_bytes - more >= one:
+            return
+    fit["verdict"] = "tight"
+    text = f"tight: the estimated parts may take up to {format_size(more)} more, and "
+    text += f"{format_size(fit['free_bytes'], capacity=True)} is free; --strict exits with code 4"
+    notes.append(Note("fit", "tight", text))
+
+
+def _add_host(host: Host, fit: dict[str, Any], notes: list[Note]) -> None:
+    """Add the part of the model in host memory to `fit`, and notes if it does not fit or is not checked."""
+    fit["host"] = host.describe()
+    shortage = host.shortage()
+    if shortage is not None:
+        fit.update(fits=False, verdict="does_not_fit")
+        notes.append(Note("fit", "does-not-fit-host", shortage))
+    if fit["host"]["kv_cache_bytes"] and host.placement.host_memory_bytes is None:
+        notes[:] = [note for note in notes if note.code != NO_LIMIT]
+        text = "a part of the cache is in host memory, which is not checked: --host-memory SIZE checks it"
+        notes.append(Note("fit", "host-not-checked", text))
+
+
+def _describe_line(line: Held) -> dict[str, Any]:
+    """A line of `fit.lines`. Weights and cache are exact. The other parts are estimates; some have a range."""
+    kind, name, size, low, high = line
+    is_estimated = kind not in (WEIGHTS, KV_CACHE)
+    return {
+        "kind": kind, "name": name, "bytes": size, "estimated": is_estimated, "low_bytes": low, "high_bytes": high
+    }  # fmt: skip
+
+
+def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
+    """Why the model does not fit, and the longest context that does. vLLM's start-up check reports the same."""
+    if found.pool_bytes <= 0:
+        kept = format_size(found.reserve.held_bytes())
+        return (
+            "no memory is left for the cache: "
+            f"the weights take {format_size(found.weights.bytes or 0)} of the device's "
+            f"{format_size(found.case.devices.gpu.memory_bytes, capacity=True)}, and {kept} is reserved"
+        )
+    case, workload = found.case, found.case.workload
+    tokens = f"{workload.context_tokens:,} tokens"
+    most = max_running_requests(case, found.pool_bytes, workload.context_tokens)
+    if fit["free_bytes"] >= 0 and most is not None and most < workload.batch_size:
+        asked = "request" if workload.batch_size == 1 else "requests"
+        option = case.engine.running_option
+        raises = f" (--{option} sets it)" if option and most == max_running_requests(case, None) else ""
+        return f"{workload.batch_size:,} {asked} of {tokens}: {case.engine.name} runs at most {most:,} at once{raises}"
+    sizes = case.share, workload.kv_dtype, workload.context_tokens
+    one = max(case.allocation.batch_bytes(*sizes, 1), case.allocation.start_bytes(*sizes))
+    there = format_size(found.pool_bytes, capacity=True)
+    if one > found.pool_bytes:
+        longest = fit["max_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
+        estimated = f"; the longest context that fits is {longest:,}" if longest else ""
+        needed = f"{format_size(one)} of cache per device"
+        return f"one request of {tokens} needs {needed}, but only {there} is available{estimated}"
+    replicas = workload.data_parallel_size
+    divided = f" over {replicas} attention replicas" if replicas > 1 else ""
+    return (
+        f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(fit['kv_cache_bytes'])} of cache per "
+        f"device, but only {there} is available; the largest batch that fits is {fit['max_batch_size']:,}"
+    )

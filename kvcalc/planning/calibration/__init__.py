@@ -1,0 +1,257 @@
+"""`--calibrate`: a record of `kvcalc measure`, or the results of benchmarks, change the constants of the speed.
+
+Results carry over as far as they say something about the question. The runs nearest to it are used:
+    the same model and type of weights      all factors that they determine, and a smaller range
+    another model, then another type        the factors `OF_ENGINE`; the range stays
+    another engine or device                nothing, and a note says so
+What a file does not name (the device, often the engine and the split) is taken to be as in the question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.model.files import list_folder, read_text
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.planning.calibration.fitted_runs import (
+    Observed,
+    Run,
+    describe_fit,
+    observe,
+    with_factors,
+    without_calibration,
+)
+from kvcalc.planning.calibration.measured import Given, case_of_run, published_model
+from kvcalc.planning.cases.case import Case
+from kvcalc.planning.serving.throughput import Speed, speed_of
+from kvcalc.throughput.applied import Applied
+from kvcalc.throughput.bench_results import KNOWN_RESULTS, MAX_RESULT_BYTES, Point, read_results
+from kvcalc.throughput.calibrate import Record, is_record, read_record
+from kvcalc.throughput.factor_fit import Fit, fit, neighbours
+from kvcalc.throughput.factors import OF_ENGINE
+from kvcalc.throughput.hardware import Devices, find_devices
+
+# Times of other models count with this many times the spread. With less, the error of the prediction for one model is
+# taken for that of the engine, and other models are predicted worse (benchmarks/calibrate.py --carry).
+_BETWEEN_MODELS = 4.5
+_MOST_RUNS = 300
+_ENDINGS = (".json", ".jsonl")
+
+
+class Calibration:
+    """What the files of `--calibrate` say. Two calibrations are the same only if they are the same object."""
+
+    def __init__(self, record: Record | None, runs: Sequence[Run], notes: Sequence[Note] = ()) -> None:
+        self.record, self.runs, self._notes = record, tuple(runs), tuple(notes)
+
+    def apply(self, case: Case, speed: Speed) -> Speed:
+        """The speed of `case` with the constants that the files determine, and how they changed it."""
+        notes, base = list(self._notes), self._with_record(speed)
+        if self.record is not None:
+            notes += self.record.doubts(case.devices.gpu)
+        nearness, observed = self._nearest(case, speed, notes)
+        if not observed:
+            applied = "record" if self.record is not None else "none"
+            return base._replace(calibration=Applied(_describe(self.record, applied, None, ()), tuple(notes)))
+        is_own = nearness == 0
+        times = [seen.observation for seen in observed]
+        found = fit(times) if is_own else fit(times, _BETWEEN_MODELS).only(OF_ENGINE, times)
+        factors = found.factors
+        if not is_own:
+            what = "another model" if nearness == 1 else "another type of weights"
+            text = f"--calibrate: the runs are of {what}; only {_listed(OF_ENGINE)} carry over, and the range stays"
+            notes.append(Note("calibration", "other-model", text))
+        document = _describe(self.record, "all" if is_own else "partly", found, observed)
+        near = [with_factors(base, near).model for near in neighbours(factors)] if is_own else ()
+        mark = Applied(document, tuple(notes), found if is_own else None, tuple(near))
+        return with_factors(base, factors)._replace(calibration=mark)
+
+    def first_without(self, name: str) -> str | None:
+        """The first file with a run that does not name its `device` or `engine`. None if all of them do."""
+        key = "gpu" if name == "device" else name
+        return next((run.file for run in self.runs if getattr(run.point, key) is None), None)
+
+    def left_out(self, case: Case, file: str) -> dict[tuple[int, str], float]:
+        """The times of the runs in `file` that calibrate `case`, each predicted without its run: by run and metric."""
+        speed = speed_of(case, [])
+        if isinstance(speed, str) or speed.calibration is None:
+            return {}
+        return {
+            (row["run"], row["metric"]): row["left_out_seconds"]
+            for row in speed.calibration.document["residuals"]
+            if row["left_out_seconds"] is not None and os.path.realpath(row["file"]) == os.path.realpath(file)
+        }
+
+    def _with_record(self, speed: Speed) -> Speed:
+        if self.record is None:
+            return speed
+        return speed._replace(model=self.record.apply(speed.model, speed.weight_dtype))
+
+    def _nearest(self, case: Case, speed: Speed, notes: list[Note]) -> tuple[int, list[Observed]]:
+        """How near the runs are that say most about `case`, and their times.
+
+        0 is the same model and type of weights, 1 another model, 2 another type. A note says which
+        runs are not used, and why.
+        """
+        found: tuple[list[Observed], ...] = ([], [], [])
+        unused: dict[tuple[str, str], int] = {}
+        for number, run in enumerate(self.runs):
+            reason = _elsewhere(run.point, case)
+            if reason is not None:
+                unused[reason] = unused.get(reason, 0) + 1
+                continue
+            try:
+                there = case_of_run(run.point, _given(run, case, notes))
+                seen = observe(run, number, there, self._with_record)
+            except KvcalcError as error:
+                notes.append(Note("calibration", "refused", f"{run.file}, run {run.point.run}: {error.message}"))
+                continue
+            nearness = 2 if _dtype_of(there) != speed.weight_dtype else 0 if _is_same(there.model, case.model) else 1
+            found[nearness].extend(seen)
+        for (code, what), times in unused.items():
+            runs = "1 run is" if times == 1 else f"{times} runs are"
+            notes.append(Note("calibration", code, f"--calibrate: {runs} not used: {what}"))
+        nearest = next((place for place, seen in enumerate(found) if seen), 0)
+        return nearest, found[nearest]
+
+
+def read_calibration(paths: Sequence[str]) -> Calibration:
+    """The calibration in files and folders: at most one record, and any number of results.
+
+    A folder stands for its .json and .jsonl files; those that are neither are left out with a note. Raises UsageError
+    (exit 2) if a file is neither, or has no usable part.
+    """
+    files: list[tuple[str, bool]] = []
+    for path in paths:
+        if os.path.isdir(path):
+            names = [name for name in list_folder(path) if name.endswith(_ENDINGS)]
+            if not names:
+                raise UsageError(f"--calibrate {path}: no .json or .jsonl files in this folder", _HINT)
+            files += [(os.path.join(path, name), True) for name in names]
+        else:
+            files.append((path, False))
+    stamps = tuple(_stamp(path) for path, _ in files)
+    return _read_files(tuple(files), stamps)
+
+
+@lru_cache(maxsize=8)
+def _read_files(files: tuple[tuple[str, bool], ...], stamps: tuple[object, ...]) -> Calibration:
+    """The calibration in files, each with whether it may be left out. The `stamps` change when the files change."""
+    record: Record | None = None
+    runs: list[Run] = []
+    notes: list[Note] = []
+    for path, is_optional in files:
+        try:
+            found = _read_file(path)
+        except UsageError as error:
+            if not is_optional:
+                raise
+            notes.append(Note("calibration", "refused", error.message))
+            continue
+        if isinstance(found, Record):
+            if record is not None:
+                raise UsageError(f"--calibrate {path}: a second record of kvcalc measure", "give only one record")
+            record = found
+        else:
+            runs += found
+    if record is None and not runs:
+        raise UsageError(notes[0].text, _HINT)
+    if len(runs) > _MOST_RUNS:
+        raise UsageError(f"--calibrate: {len(runs):,} runs; at most {_MOST_RUNS:,} are used", "give fewer files")
+    return Calibration(record, runs, notes)
+
+
+_HINT = f"known: kvcalc measure --json, {KNOWN_RESULTS}"
+
+
+def _read_file(path: str) -> Record | list[Run]:
+    text = read_text(path, MAX_RESULT_BYTES)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if is_record(document):
+        return read_record(document, path)
+    try:
+        return [Run(path, point) for point in read_results(text, path)]
+    except UsageError:
+        what = "neither a record of kvcalc measure nor the result of a benchmark"
+        raise UsageError(f"--calibrate {path}: {what}", _HINT) from None
+
+
+def _stamp(path: str) -> object:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # reading it gives the reason
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _elsewhere(point: Point, case: Case) -> tuple[str, str] | None:
+    """Why a run says nothing about a case: a note's code and text. None if it does."""
+    if point.engine not in (None, case.engine_name):
+        return "other-engine", f"measured with {point.engine}, not {case.engine_name}"
+    if point.gpu is None:
+        return None
+    try:
+        measured = find_devices(point.gpu).gpu.name
+    except KvcalcError:
+        measured = point.gpu
+    gpu = case.devices.gpu.name
+    return None if measured == gpu else ("other-device", f"measured on {measured[:60]}, not {gpu}")
+
+
+def _given(run: Run, case: Case, notes: list[Note]) -> Given:
+    """What a file leaves open, as the question has it."""
+    asked, workload, point = case.question, case.workload, run.point
+    spec, dtype = published_model(point), asked.dtype
+    if spec is None:
+        spec = case.model
+        if point.models:
+            text = f"{run.file} names an unknown model, {point.models[0][:60]!a}, which is taken to be {spec.name}"
+            notes.append(Note("calibration", "assumed-model", f"--calibrate: {text}"))
+    elif _is_same(spec, case.model) and spec.quantization == case.model.quantization:
+        spec = case.model
+    else:
+        dtype = None
+    size = point.tensor_parallel_size or workload.tensor_parallel_size
+    stages = point.pipeline_parallel_size or workload.pipeline_parallel_size
+    speed = asked.speed
+    return Given(
+        model=spec,
+        devices=Devices(case.devices.gpu, size * stages),
+        engine=case.engine_name if point.release is not None else asked.engine,
+        engine_settings=asked.engine_settings,
+        dtype=point.dtype or dtype,
+        kv_dtype=None if asked.kv_dtype == "auto" else asked.kv_dtype,
+        tensor_parallel_size=size,
+        pipeline_parallel_size=stages,
+        expert_parallel_size=point.expert_parallel_size or (None if speed is None else speed.expert_parallel_size),
+    )
+
+
+def _is_same(one: ModelSpec, other: ModelSpec) -> bool:
+    return one is other or one.name == other.name or (one.layers, one.attention) == (other.layers, other.attention)
+
+
+def _dtype_of(case: Case) -> str | None:
+    speed = speed_of(without_calibration(case), [])
+    return None if isinstance(speed, str) else speed.weight_dtype
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _describe(record: Record | None, applied: str, found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:
+    return {
+        "record": None if record is None else record._asdict(),
+        "applied": applied,
+        **describe_fit(found, observed),
+    }

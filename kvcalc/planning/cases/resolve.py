@@ -1,0 +1,248 @@
+"""The steps that turn a checked question into a case: types and settings, the engine, the layout, and the notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.engines import (
+    engine_class,
+    load_engine,
+    resolve_kv_dtype,
+)
+from kvcalc.engines.allocation import PLAIN, Allocation, Drafts, Requests
+from kvcalc.engines.engine import Engine
+from kvcalc.engines.options import check_settings
+from kvcalc.engines.place import Place
+from kvcalc.errors import LayoutError, UsageError
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.variants import apply
+from kvcalc.notes import Note
+from kvcalc.question.question import Question, setting_texts
+from kvcalc.records import NamedTuple
+from kvcalc.releases import release_of
+
+
+def checked(question: Question) -> Question:
+    """The question with names in lower case. UsageError (exit 2) if the engine cannot choose the context."""
+    given = question.engine_settings or {}
+    if question.fits_context:
+        _check_auto_context(question, given)
+    return question._replace(engine=question.engine.casefold(), engine_settings=setting_texts(given))
+
+
+def _check_auto_context(question: Question, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError (exit 2) if the engine does not choose a context, or has nothing to choose it from."""
+    engine = question.engine.casefold()
+    engine_class(engine).check_auto_context(settings, release_of(engine))
+    if question.devices is None:
+        raise UsageError(
+            "--context auto needs a device, whose memory decides", "for example --gpu rtx-4090; or give --context N"
+        )
+    if question.serves_requests:
+        raise UsageError("--context auto: with requests to serve, the context is that of a request", "remove --context")
+
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Devices
+
+
+class Types(NamedTuple):
+    """A question whose types are resolved.
+
+    `asked` has the type of the weights and the model as the engine reads it. `spec` is that model with the what-if
+    applied, bound to `workload`. `settings` include the engine's defaults on the device. `reason` is why the cache has
+    its type.
+    """
+
+    asked: Question
+    spec: ModelSpec
+    workload: Workload
+    settings: Mapping[str, str]
+    reason: str | None
+    weight_note: Note | None
+
+
+def resolve_types(asked: Question) -> Types:
+    """The types of the weights and the cache, and the workload.
+
+    Raises UsageError (exit 2) if an option needs a device, and what the engine raises for a type.
+    """
+    own, engine = asked.model.as_transformers, engine_class(asked.engine)
+    if own is not None and engine.classes_of_transformers in asked.model.with_its_classes:
+        asked = asked._replace(model=own)
+    spec = apply(asked.model, asked.what_if)
+    settings, devices = asked.engine_settings or {}, asked.devices
+    weight_dtype, weight_note = engine.weight_dtype(spec, asked.dtype)
+    asked = asked._replace(dtype=weight_dtype)
+    if devices is not None:
+        settings = with_device(asked.engine, settings, devices)
+    elif asked.speed is not None:
+        raise UsageError(
+            "serving options, --prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100"
+        )
+    device_class = None if devices is None else devices.gpu.device_class
+    kv_dtype, reason = resolve_kv_dtype(asked.engine, spec, asked.kv_dtype, settings, asked.dtype, device_class)
+    if devices is not None:
+        kv_type = kv_dtype.name if isinstance(kv_dtype, Dtype) else kv_dtype
+        place = Place(release_of(asked.engine), device_class)
+        settings = engine.with_default_block(spec, kv_type, settings, place)
+    workload = resolve_workload(
+        spec, asked.context_tokens, asked.batch_size, asked.dtype, kv_dtype, asked.tensor_parallel_size or 1,
+        asked.encoder_tokens, asked.pipeline_parallel_size,
+    )  # fmt: skip
+    return Types(asked, bind_workload(spec, workload), workload, settings, reason, weight_note)
+
+
+def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
+    """The engine's settings, including the defaults that depend on the device."""
+    gpu = devices.gpu
+    chosen = engine_class(engine).device_settings(gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine))
+    return {**chosen, **settings}
+
+
+def settings_of(found: Types) -> Mapping[str, str]:
+    """The engine's settings, with those that drafting adds.
+
+    Raises UsageError (exit 2) if the options of reuse, drafts, images or the engine do not suit the question, and
+    ModelError (exit 3) if they do not suit the model.
+    """
+    asked, settings, has_device = found.asked, found.settings, found.asked.devices is not None
+    if asked.reuse is not None:
+        from kvcalc.planning.reuse import check_reuse
+
+        check_reuse(asked.reuse, has_device)
+    if asked.speculative is not None:
+        from kvcalc.planning import drafting
+
+        drafting.check_speculation(asked.speculative, has_device)
+        reuse = engine_class(asked.engine).reuse()
+        reuse.check_drafts(asked.speculative, found.spec, settings)
+        settings = reuse.draft_settings(asked.speculative, settings)
+    if asked.images is not None:
+        from kvcalc.planning.cases.images import check_images
+
+        check_images(asked.model, asked.images, found.workload.context_tokens)
+    check_settings([asked.engine], settings, has_device=has_device)
+    return settings
+
+
+def allocation_of(
+    asked: Question, spec: ModelSpec, workload: Workload, settings: Mapping[str, str]
+) -> tuple[ModelSpec, Allocation]:
+    """All layers with a cache, those that draft tokens included, and what the engine allocates for them."""
+    stages = workload.pipeline_parallel_size
+    if asked.data_parallel_size > 1:
+        from kvcalc.planning.cases.attention_replicas import most_experts
+
+        # Whole copies of a model without experts each have the settings as they are given.
+        if most_experts(spec):
+            replicated = engine_class(asked.engine, spec.model_type)
+            settings = replicated.replica_settings(settings, asked.data_parallel_size)
+    given = sorted(settings.items())
+    if asked.speculative is None:
+        cached, requests = spec, PLAIN
+        engine = _engine_of(spec, asked.engine, stages, *given)
+    else:
+        from kvcalc.planning import drafting
+
+        cached = drafting.with_layers(asked.speculative, spec, workload)
+        drafter, drafts = drafting.drafter_of(asked.speculative, spec, workload), None
+        own_pool = drafting.has_own_pool(asked.engine, drafter)
+        engine = _engine_of(spec if own_pool else cached, asked.engine, 1, *given)
+        if drafter is not None and own_pool:
+            others = [(name, text) for name, text in given if name not in drafting.OF_THE_MODEL_ALONE]
+            drafts = Drafts(_engine_of(drafter.spec, asked.engine, 1, *others), drafter.spec)
+        slots, matching = drafting.slots_of(asked.speculative, engine, asked.serves_requests), None
+        if asked.reuse is not None:
+            matching = drafting.matching_of(asked.speculative, asked.engine, spec, asked.reuse)
+        requests = Requests(0, slots, matching, drafts)
+    if asked.reuse is not None and not engine.copies_prefixes:
+        requests = requests._replace(prefix_tokens=asked.reuse.prefix_tokens)
+    return cached, Allocation(engine, requests)
+
+
+@remembered
+def _engine_of(spec: ModelSpec, engine: str, stages: int, *settings: tuple[str, str]) -> Engine:
+    return load_engine(engine, spec, dict(settings), stages)
+
+
+def laid_out(asked: Question, spec: ModelSpec, engine: Engine, workload: Workload) -> Workload:
+    """The workload with the attention replicas and the expert-parallel ranks.
+
+    Raises UsageError (exit 2) if the engine, the context or the number of devices does not allow the layout, and
+    ModelError (exit 3) if the model does not.
+    """
+    ranks = workload.tensor_parallel_size
+    if ranks > 1 and not engine.splits_heads:
+        raise LayoutError(
+            f"--tp {ranks}: tensor parallelism is not supported for {asked.engine}",
+            f"use --pp {ranks} to split the layers" if engine.splits_layers else "use --tp 1",
+        )
+    engine.check_ranks(spec, ranks)
+    experts = None if asked.speed is None else asked.speed.expert_parallel_size
+    if engine.prompt_ranks > 1:
+        workload = workload._replace(prompt_ranks=engine.prompt_ranks)
+    if asked.data_parallel_size * engine.prompt_ranks > 1:
+        from kvcalc.planning.cases.attention_replicas import with_attention_replicas
+
+        workload = with_attention_replicas(asked.model, asked.data_parallel_size, experts, engine, workload)
+    elif experts is not None:
+        workload = workload._replace(expert_parallel_size=experts)
+    engine.check_context(workload.context_tokens)
+    if asked.devices is not None:
+        from kvcalc.planning.cases.layout import check_speed, count_replicas
+
+        check_speed(asked.speed, workload)
+        count_replicas(asked.devices.num_devices, workload)
+    return workload
+
+
+def with_hits(
+    asked: Question, spec: ModelSpec, allocation: Allocation, share: ModelSpec, workload: Workload
+) -> tuple[Question, list[Note]]:
+    """The question with the hit rate that follows from the reuse of its cache, and the notes about hits.
+
+    `share` is one tensor-parallel rank's share of the layers with a cache.
+    """
+    if asked.reuse is not None:
+        from kvcalc.planning.reuse import resolve
+        from kvcalc.question.question import SpeedQuestion
+
+        speed = asked.speed or SpeedQuestion()
+        rate, notes = resolve(asked.reuse, speed, allocation, share, workload)
+        if asked.devices is not None:
+            asked = asked._replace(speed=speed._replace(prefix_hit_rate=rate))
+        return asked, notes
+    if asked.speed is not None and asked.speed.prefix_hit_rate:
+        from kvcalc.planning.reuse import prefix_hit_notes
+
+        return asked, prefix_hit_notes(asked.speed.prefix_hit_rate, allocation.engine, spec)
+    return asked, []
+
+
+def notes_of(
+    found: Types, engine: Engine, workload: Workload, settings: Mapping[str, str], hits: list[Note]
+) -> tuple[Note, ...]:  # fmt: skip
+    """All notes of a case, in their order. `hits` are those about the prefix cache."""
+    spec, drafts = found.spec, found.asked.speculative
+    notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *engine.notes]
+    notes += [found.weight_note] if found.weight_note else []
+    if workload.data_parallel_size > 1:
+        from kvcalc.planning.cases.attention_replicas import WHOLE_COPIES, whole_copies
+
+        if whole_copies(spec, workload):
+            text = f"{spec.name} has no experts to divide: every attention replica is a whole copy of the model"
+            notes.append(Note("workload", WHOLE_COPIES, text))
+    notes += hits
+    if drafts is not None:
+        from kvcalc.planning import drafting
+
+        notes += drafting.notes_of(drafts, engine.name, spec, settings)
+    if spec.is_encoder and engine.is_formula:
+        text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
+        notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
+    return tuple(notes)

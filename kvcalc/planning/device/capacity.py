@@ -1,0 +1,182 @@
+"""The longest context and the largest batch that fit in a given amount of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvcalc.memory import kv_cache
+from kvcalc.model.spec import period
+from kvcalc.notes import Note
+from kvcalc.planning.cases.case import Case
+
+# The code of the note that memory does not limit the context.
+NO_LIMIT = "no-limit"
+
+# A batch that no memory holds, if each sequence takes any at all.
+_UNBOUNDED_SEQUENCES = 2**60
+
+PoolShrinkage = Callable[[int, int], int]
+"""How many bytes the pool shrinks at a number of tokens and sequences, compared with its size at the workload."""
+
+
+Limits = tuple[int | None, int | None]
+"""The longest context for a batch and the largest batch for a context. None if memory sets no limit."""
+
+
+def capacity(
+    case: Case, kv_memory_bytes: int, notes: list[Note], pool_shrinkage: PoolShrinkage | None = None,
+    limits: Limits | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The `fit` part of a document if each device has `kv_memory_bytes` for the cache.
+
+    `max_context_tokens` is for this batch, `max_batch_size` for this context. Both are null if memory sets no limit;
+    for the context, a note says so. `max_context_tokens` may exceed max_position_embeddings, with a note. `limits` are
+    both if they are known already.
+    """
+    workload = case.workload
+    share, allocation, batch = case.share, case.allocation, workload.attention_batch(workload.batch_size)
+    longest, largest = limits or (
+        longest_context(case, kv_memory_bytes, pool_shrinkage),
+        largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
+    )
+    here = allocation.batch_bytes(share, workload.kv_dtype, workload.context_tokens, batch)
+    fits = holds(case, kv_memory_bytes, here)
+    notes += context_notes(case, longest)
+    return {
+        "fits": fits,
+        "verdict": "fits" if fits else "does_not_fit",
+        "device_bytes": None,
+        "weights_bytes": None,
+        "weights_replicated_bytes": None,
+        "kv_cache_bytes": here,
+        "activation_bytes": None,
+        "reserve_bytes": None,
+        "kv_cache_memory_bytes": kv_memory_bytes,
+        "free_bytes": kv_memory_bytes - here,
+        "free_low_bytes": None,
+        "free_high_bytes": None,
+        "max_context_tokens": longest,
+        "max_batch_size": largest,
+        "lines": None,
+        "host": None,
+        "devices": None,
+    }
+
+
+def holds(case: Case, kv_memory_bytes: int, held_bytes: int) -> bool:
+    """Whether a device with `kv_memory_bytes` for the cache runs the workload, whose cache takes `held_bytes`."""
+    workload = case.workload
+    needed = max(held_bytes, case.allocation.start_bytes(case.share, workload.kv_dtype, workload.context_tokens))
+    most = max_running_requests(case, kv_memory_bytes, workload.context_tokens)
+    return needed <= kv_memory_bytes and (most is None or workload.batch_size <= most)
+
+
+def max_running_requests(case: Case, kv_memory_bytes: int | None, tokens: int = 1) -> int | None:
+    """The most requests of `tokens` tokens that all attention replicas run at once (`Engine.max_running_requests`).
+
+    This is the engine's own limit; fewer run if their caches take more memory. None if there is none.
+    """
+    memory = None if kv_memory_bytes is None else max(kv_memory_bytes, 0)
+    most = case.allocation.max_running_requests(case.share, case.workload.kv_dtype, memory, tokens)
+    return None if most is None else most * case.workload.data_parallel_size
+
+
+def context_notes(case: Case, longest: int | None) -> list[Note]:
+    """A note if the longest context that fits in memory is beyond the model's limit, or if memory sets no limit."""
+    limit = case.spec.max_position_embeddings
+    if longest is None:
+        return [Note("fit", NO_LIMIT, "memory does not limit the context: the cache no longer grows with it")]
+    if limit is None or not case.workload.context_tokens <= limit < longest:
+        return []
+    text = f"a context of {longest:,} tokens fits in memory, but the model's limit is {limit:,}"
+    return [Note("fit", "beyond-model", text)]
+
+
+def longest_context(
+    case: Case, kv_memory_bytes: int, pool_shrinkage: PoolShrinkage | None = None, at_most: int | None = None
+) -> int | None:
+    """The longest context of the case's batch whose cache fits in `kv_memory_bytes`. None if memory sets no limit.
+
+    `at_most` is a limit that is known already. If it fits, nothing longer is tried.
+    """
+    spec, workload = case.spec, case.workload
+    batch = workload.attention_batch(workload.batch_size)
+    needed = _needed(case, pool_shrinkage)
+    if at_most is not None and period(spec) == 1 and (not at_most or needed(at_most, batch) <= kv_memory_bytes):
+        return at_most
+    if pool_shrinkage is None and not case.encoder_follows_context:
+        found = case.allocation.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
+    else:
+        found = kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
+    return _longest_running(case, kv_memory_bytes, found)
+
+
+def _longest_running(case: Case, kv_memory_bytes: int, longest: int | None) -> int | None:
+    """The longest context, up to `longest`, with which the engine runs the batch. None if there is no limit."""
+
+    def is_too_long(tokens: int) -> bool:
+        most = max_running_requests(case, kv_memory_bytes, tokens)
+        return most is not None and most < case.workload.batch_size
+
+    if longest == 0 or not is_too_long(longest or 1):
+        return longest
+    return 0 if longest is None else kv_cache.most_that_fit(lambda tokens: int(is_too_long(tokens)), 0, longest)
+
+
+def largest_batch(
+    case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None = None
+) -> int | None:
+    """The most sequences of `tokens` tokens that the engine runs at once and whose cache fits in `kv_memory_bytes` on
+    each device. None if neither sets a limit. Every attention replica runs as many."""
+    if tokens != case.workload.context_tokens and case.encoder_follows_context:
+        case = case.of_length(tokens)
+    most = _largest_attention_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
+    fitting = None if most is None else most * case.workload.data_parallel_size
+    return least(fitting, max_running_requests(case, kv_memory_bytes, tokens))
+
+
+def _largest_attention_batch(
+    case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None
+) -> int | None:
+    if pool_shrinkage is None:
+        line = case.allocation.batch_line(case.share, case.workload.kv_dtype, tokens)
+        if line is not None and line.bytes_of_each:
+            if line.start_bytes and line.start_bytes > kv_memory_bytes:
+                return 0
+            return max((kv_memory_bytes - line.fixed_bytes) // line.bytes_of_each, 0)
+    held = _needed(case, pool_shrinkage)
+    one = held(tokens, 1)
+    if one > kv_memory_bytes:
+        return 0
+    if not one and pool_shrinkage is None:
+        return None
+    # The second sequence may take less than the first, which includes the pool's fixed bytes. Avoid dividing by 0.
+    another = max(1, held(tokens, 2) - one)
+    too_many = 2 + (kv_memory_bytes - one) // another
+    if held(tokens, too_many) > kv_memory_bytes:
+        # In most engines every further sequence takes the same number of bytes. Then this estimate is exact.
+        if held(tokens, too_many - 1) <= kv_memory_bytes:
+            return too_many - 1
+    else:
+        while held(tokens, too_many) <= kv_memory_bytes:
+            too_many *= 2
+            if too_many > _UNBOUNDED_SEQUENCES:
+                return None
+    return kv_cache.most_that_fit(lambda sequences: held(tokens, sequences), kv_memory_bytes, too_many)
+
+
+def _needed(case: Case, pool_shrinkage: PoolShrinkage | None) -> Callable[[int, int], int]:
+    """The memory for the cache that a number of tokens and sequences needs on a device, as a function.
+
+    The sequences are those of one attention replica.
+    """
+    if pool_shrinkage is None:
+        return case.needed_bytes
+    replicas = case.workload.data_parallel_size
+    return lambda tokens, sequences: case.needed_bytes(tokens, sequences) + pool_shrinkage(tokens, sequences * replicas)
+
+
+def least(*limits: int | None) -> int | None:
+    """The smallest limit. None is no limit."""
+    return min((limit for limit in limits if limit is not None), default=None)

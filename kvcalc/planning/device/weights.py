@@ -1,0 +1,139 @@
+"""The `weights` part of a document: the parameters and their bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.memory.dtypes import Dtype, parse_weight_dtype
+from kvcalc.memory.weights import count_parameters
+from kvcalc.model.memo import remembered, remembered_of_two
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.planning.device.weight_storage import bytes_of, known_weights
+
+if TYPE_CHECKING:
+    from kvcalc.model.checkpoint import StoredWeights as FoundFiles
+
+
+def describe_weights(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, notes: list[Note]
+) -> dict[str, Any]:
+    """The `weights` part of a document. `model` is the model itself, `spec` is the same model with the what-if.
+
+    `dtype` is the requested one. It overrides the config's quantisation and the files in the model's folder.
+    `model_dtype` is the dtype the model computes in. Figures that are not known are null. Then `reason`, or a note
+    appended to `notes`, says why.
+    """
+    found, remarks = language_model_weights(model, spec, dtype, model_dtype)
+    notes += remarks
+    towers: list[dict[str, Any]] = []
+    if model.multimodal is not None and model.gguf is None:
+        from kvcalc.planning.device.towers import described_towers
+
+        towers = described_towers(model)
+    return {**found, "towers": towers}
+
+
+@remembered_of_two
+def language_model_weights(
+    model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype
+) -> tuple[dict[str, Any], list[Note]]:
+    """`describe_weights` without the towers, and its notes. Both are remembered, so callers must not change them."""
+    notes: list[Note] = []
+    if spec.gguf is not None:
+        return _describe_file(model, spec, dtype, notes), notes
+    weights, reason = known_weights(model, spec)
+    if reason is not None and spec.attention != model.attention:
+        notes.append(Note("weights", "other-attention", reason))
+    asked = parse_weight_dtype(dtype)
+    remarks: list[Note] = []
+    name, size = bytes_of(weights, spec, asked, model_dtype, remarks)
+    counted = None if weights is None else count_parameters(weights)
+    total, active = (None, None) if size is None else size
+    source = None if total is None else "config"
+    if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
+        stored = files_of(model)
+        if stored is not None:
+            from kvcalc.planning.device.stored_files import believed_bytes
+
+            held, said = believed_bytes(stored, total, _tower_bytes(model))
+            notes += said
+            if held is not None:
+                # The size is known, so it does not matter if the config's quantization is not supported.
+                total, source, remarks = held, "safetensors", []
+                active = None if active is None else min(active, held)
+    notes += remarks
+    parameters = (None,) * 3 if counted is None else (counted.total, counted.active_per_token, counted.input_embedding)
+    return _document(parameters, (total, active), name, source, reason), notes
+
+
+@remembered
+def files_of(model: ModelSpec) -> FoundFiles | None:
+    """The checkpoint in the model's folder, or None if there is none."""
+    if model.checkpoint is None:
+        return None
+    from kvcalc.model.checkpoint import read_checkpoint
+
+    return read_checkpoint(model.checkpoint, model.num_layers if model.num_draft_layers else None)
+
+
+def _tower_bytes(model: ModelSpec) -> int | None:
+    """The bytes of the model's towers in 16 bits. None if the files may hold them in fewer, or a rule is not known."""
+    if model.multimodal is None:
+        return 0
+    from kvcalc.planning.device.towers import described_towers
+
+    sizes = [tower["bytes"] for tower in described_towers(model)]
+    if model.quantization or not all(isinstance(size, int) for size in sizes):
+        return None
+    return sum(size for size in sizes if isinstance(size, int))
+
+
+def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: list[Note]) -> dict[str, Any]:
+    """The weights of a GGUF file from its header, or their size in another dtype of 16 or 32 bits."""
+    held = spec.gguf.weights if spec.gguf else None
+    reason = None
+    if spec.attention != model.attention:
+        held, reason = None, f"the weights of {model.name} are not counted with this attention"
+        notes.append(Note("weights", "other-attention", reason))
+    elif held is None:
+        reason = "the file has no tensors, or some of its shards are missing"
+    asked = parse_weight_dtype(dtype)
+    name: str | None = None if held is None else held.dtype
+    total, active = (None, None) if held is None else (held.bytes, held.active_bytes_per_token)
+    source = None if held is None else "gguf"
+    if asked is not None:
+        name, total, active, source = asked.name, None, None, None
+        if held is not None and asked.is_float:
+            total = held.parameters * asked.block_bytes
+            active = held.active_parameters_per_token * asked.block_bytes
+            source = "gguf"
+        elif held is not None:
+            text = f"--dtype {asked.name} is not modelled for a GGUF file, so the bytes of the weights are not known"
+            notes.append(Note("weights", "type-not-modelled", text))
+    parameters = (None,) * 3 if held is None else (
+        held.parameters, held.active_parameters_per_token, held.input_embedding_parameters
+    )  # fmt: skip
+    return _document(parameters, (total, active), name, source, reason)
+
+
+def _document(
+    parameters: tuple[int | None, ...], sizes: tuple[int | None, int | None], dtype: str | None, source: str | None,
+    reason: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The `weights` part of a document.
+
+    `parameters` are the total, those active per token and those of the input embedding. `sizes` are the total bytes and
+    the bytes active per token. `source` says where the bytes are from, `reason` why figures are missing.
+    """
+    total, active, embedding = parameters
+    return {
+        "parameters": total,
+        "active_parameters_per_token": active,
+        "input_embedding_parameters": embedding,
+        "bytes": sizes[0],
+        "active_bytes_per_token": sizes[1],
+        "dtype": dtype,
+        "bytes_source": source,
+        "reason": reason,
+    }

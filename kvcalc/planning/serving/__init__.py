@@ -1,0 +1,1 @@
+"""How fast requests run: steps, admission, and the closed form of a load."""

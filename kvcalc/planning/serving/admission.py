@@ -1,0 +1,131 @@
+"""How many requests an engine runs at once in a steady load, by its rule for admitting them."""
+
+from __future__ import annotations
+
+from math import inf
+
+from kvcalc.engines.scheduler import NewTokenRatio
+from kvcalc.model.spec import windows
+from kvcalc.planning.cases.case import Case
+from kvcalc.planning.device.budget import Budget, budget
+from kvcalc.planning.device.capacity import max_running_requests
+from kvcalc.records import NamedTuple
+from kvcalc.throughput.scheduling import StepRules
+
+# The most requests considered of an engine without a limit.
+_UNLIMITED = 4096
+
+
+def most_at_once(case: Case, found: Budget | str) -> int:
+    """The most requests that the engine's attention replicas run at once, whatever their lengths.
+
+    `found` is the budget of the case, or the reason if it is not known. Of an engine without a limit, no more are
+    considered.
+    """
+    if case.question.speculative is not None and case.engine.drafts_for_one:
+        return 1
+    limit = max_running_requests(case, None if isinstance(found, str) else found.offered_bytes)
+    return _UNLIMITED * case.workload.data_parallel_size if limit is None else limit
+
+
+def step_rules(case: Case, most: int) -> StepRules | None:
+    """How the engine puts prompts into steps. None if its scheduler is not known. `most` is `most_at_once`."""
+    schedule = case.engine.schedule()
+    if schedule is None:
+        return None
+    return schedule.steps(max(1, most // case.workload.data_parallel_size), case.workload.context_tokens)
+
+
+def wanted_requests(case: Case, most: int) -> int:
+    """The requests that the engine runs at once if the cache has room: `most_at_once`, or the concurrency if lower."""
+    question = case.question.speed
+    return most if question is None or question.concurrency is None else min(question.concurrency, most)
+
+
+class Running(NamedTuple):
+    """The mean number of requests that run at once, and whether some are preempted: they start before all fit."""
+
+    requests: float
+    may_preempt: bool = False
+
+
+def running_requests(case: Case, wanted: int) -> Running:
+    """The requests that run at once, of `wanted_requests`. The others wait.
+
+    `case` is at its load: its batch is the number of requests that fit at their full length. An engine that reserves
+    the full length runs these. The others admit a request as long as its prompt fits, so in a steady load the cache
+    is full of requests of all ages. If a request then finds no room, the engine stops another one and computes it again
+    later (`served`), and some engines keep some room free for that. In layers with windows, a request
+    may hold less than is reserved for it.
+    """
+    fitting, question = case.workload.batch_size, case.question.speed
+    if question is None or question.input_tokens is None or question.output_tokens is None:
+        return Running(fitting)
+    prompt, answer = question.input_tokens, question.output_tokens
+    schedule = case.engine.schedule()
+    if schedule is None or schedule.reserves_answer or fitting >= wanted:
+        return Running(min(fitting, wanted))
+    found = budget(case)
+    if not isinstance(found, Budget):
+        return Running(fitting, may_preempt=True)
+    full = _most_running(found, case.workload.context_tokens)
+    may_preempt = full is None or full < wanted
+    limit = _mean_running(found, prompt, answer)
+    if limit is None:
+        return Running(wanted, may_preempt)
+    most: float = max(fitting, min(wanted, limit))
+    if schedule.new_tokens is not None:
+        most = min(most, max(fitting, _running_beside_answers(schedule.new_tokens, found, prompt, answer)))
+    return Running(most, may_preempt)
+
+
+def _mean_running(found: Budget, prompt: int, answer: int) -> float | None:
+    """The most requests of all ages that run. None if memory sets no limit.
+
+    What a request holds grows with its answer: evenly if all layers keep all tokens, so that its mean is that of half
+    an answer. If it fills a window on the way, it is the mean over the answer.
+    """
+    fills = any(prompt < window < prompt + answer for window in windows(found.case.spec))
+    ages = (1 / 8, 3 / 8, 5 / 8, 7 / 8) if fills else (1 / 2,)
+    share = 0.0
+    for age in ages:
+        tokens = prompt + int(answer * age)
+        limit = _most_running(found, tokens)
+        if limit is None:
+            limit = found.running_limit(tokens)
+        if limit is None:
+            return None
+        share += 1 / max(limit, 1)
+    return len(ages) / share
+
+
+def _most_running(found: Budget, tokens: int) -> int | None:
+    """The most requests of `tokens` tokens that run. None if they hold what the engine reserves at the start."""
+    case, speed = found.case, found.case.question.speed
+    if found.devices or speed is None or speed.input_tokens is None:
+        return None
+    share = case.allocation.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
+    most = case.allocation.most_running(share, case.workload.kv_dtype, found.offered_bytes, speed.input_tokens, tokens)
+    return None if most is None else most * case.workload.data_parallel_size
+
+
+def _running_beside_answers(ratio: NewTokenRatio, found: Budget, prompt: int, answer: int) -> float:
+    """The mean number of requests that run while others wait, if a part of their answers is kept free.
+
+    Each has its prompt, half of its answer, and a share of the other half that is kept free. Besides, a request needs
+    all of its prompt and answer to start. When it has started, less is free by its prompt and that share; so in the
+    mean, half of this is missing.
+    """
+    expected = ratio.least * answer
+    each = prompt + answer / 2 + expected / 2
+    free = prompt + answer - (prompt + expected) / 2
+    return (pool_tokens(found) - free) / each * found.case.workload.data_parallel_size
+
+
+def pool_tokens(found: Budget) -> float:
+    """The tokens in the pool of one attention replica. Without a pool, memory sets no limit."""
+    case = found.case
+    allocation, dtype, tokens = case.allocation, case.workload.kv_dtype, case.workload.context_tokens
+    device = allocation.largest_stage(case.share, dtype, tokens, 1)
+    pool: int | None = allocation.blocks(device, dtype, tokens, 1, found.offered_bytes)["kv_cache_tokens"]
+    return inf if pool is None else pool

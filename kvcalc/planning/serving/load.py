@@ -1,0 +1,121 @@
+"""The load of a case: how many of the requests to serve fit at their full length, and the start that serves them.
+
+Engines choose a context at their start (`--context auto`), and some refuse to start with their default share of a
+device's memory.
+"""
+
+from __future__ import annotations
+
+from kvcalc.errors import KvcalcError, ModelError
+from kvcalc.notes import Note
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.device.budget import budget
+from kvcalc.planning.device.capacity import longest_context
+from kvcalc.planning.serving.admission import most_at_once, wanted_requests
+from kvcalc.planning.serving.throughput import Speed, speed_of
+
+
+def at_load(case: Case) -> Case:
+    """The case with the number of requests that fit as its batch. Returns `case` itself if it serves no requests.
+
+    If the engine is to choose the context, the result has that context. If as many layers as fit are to be on the
+    device, the result has that number.
+    """
+    chosen: Note | None = None
+    if case.question.fits_context:
+        case, chosen = _with_auto_context(case)
+    if case.engine.placement is not None:
+        from kvcalc.planning.device.offload import place_layers
+
+        case = place_layers(case)
+    if chosen is not None:
+        case = case._replace(notes=(*case.notes, chosen))
+    if case.question.speed is None or case.question.speed.request_tokens is None:
+        return case
+    return case.at(case.workload.context_tokens, _fitting_requests(case))
+
+
+def _fitting_requests(case: Case) -> int:
+    """The number of requests that fit at their full length: at most the concurrency and the engine's maximum.
+
+    The result is 1 if not even one request fits, so that the answer shows how much memory one request takes.
+    """
+    found = budget(case)
+    limit = None if isinstance(found, str) else found.running_limit()
+    speed, asked = speed_of(case, []), case.question.speed
+    if isinstance(speed, Speed):
+        wanted = wanted_requests(case, most_at_once(case, found))
+    else:
+        wanted = (asked and asked.concurrency) or 1
+    return max(1, wanted if limit is None else min(wanted, limit))
+
+
+def with_larger_share(case: Case, notes: list[Note]) -> Case | None:
+    """The case with the largest share of the memory for the engine, if requests are served and not one fits without it.
+
+    SGLang and vLLM choose their share of the memory before they know the weights. If it leaves no room for the cache,
+    they refuse to start, and the user raises the share with a flag: the case does not fit as it was asked, but there is
+    a start that runs it. None if it does not fit then either, or if a share was given.
+    """
+    asked, (option, share) = case.question, case.engine_class.largest_share or ("", "")
+    given, serves = asked.engine_settings or {}, asked.serves_requests
+    if not serves or not option or option in given or asked.kv_memory_bytes is not None:
+        return None
+    try:
+        found = make_case(asked._replace(engine_settings={**given, option: share}))
+    except KvcalcError:
+        return None
+    found = found.at(case.workload.context_tokens, case.workload.batch_size)
+    room = budget(found)
+    requests = 0 if isinstance(room, str) else room.running_limit() or 0
+    if not requests:
+        return None
+    fitting = f"{requests:,} request{'s' if requests > 1 else ''} of this length"
+    text = f"with --{option} {share}, there is memory for {fitting}; the speed is that of such a start"
+    notes.append(Note("fit", "larger-share", text))
+    return at_load(found)
+
+
+def _with_auto_context(case: Case) -> tuple[Case, Note]:
+    """The case with the longest context that fits, and a note about it. The question of the result has this context.
+
+    Raises ModelError (exit 3) if the model's own length, or what fits, is not known.
+    """
+    longest = case.spec.max_position_embeddings
+    if longest is None:
+        raise ModelError(
+            f"{case.spec.name}: --context auto: the model's maximum length is not known", "give --context N"
+        )
+    batch = case.workload.batch_size
+    blocks = case.allocation.blocks(case.share, case.workload.kv_dtype, longest, batch, None)
+    how = case.engine_class.auto_context(case.settings, longest, batch, blocks.get("n_stream") == 1)
+    tokens = _longest(case.at(how.most_tokens, how.sequences), how.margin_bytes)
+    if tokens < longest:
+        tokens = max(tokens - tokens % how.step_tokens, how.least_tokens)
+    text = f"--context auto is {tokens:,} tokens: "
+    if tokens == longest:
+        # The server measures the devices only, so the host's part may still be too large.
+        text += "the model's maximum fits" + ("" if case.engine.placement is None else " on the device")
+    elif how.least_reason and tokens == how.least_tokens:
+        text += how.least_reason
+        if case.engine.placement is None:
+            text += "; -ngl auto also moves layers into host memory, as the server does"
+    else:
+        text += "the longest context that fits" + (f" and {how.margin_reason}" if how.margin_reason else "")
+    found = case.at(tokens, batch)
+    asked = found.question._replace(context_tokens=tokens, fits_context=False)
+    return found._replace(question=asked), Note("workload", "auto-context", text)
+
+
+def _longest(case: Case, margin: int) -> int:
+    """The longest context that fits with `margin` bytes left on every device, at most the case's own."""
+    found = budget(case)
+    if isinstance(found, str):
+        raise ModelError(f"{case.spec.name}: --context auto: it is not known what fits: {found}", "give --context N")
+    if found.devices:
+        from kvcalc.planning.device.split import longest_context_of
+
+        longest = longest_context_of(found.devices, margin)
+    else:
+        longest = longest_context(case, found.pool_bytes - margin, found.pool_shrinkage)
+    return case.workload.context_tokens if longest is None else min(case.workload.context_tokens, longest)

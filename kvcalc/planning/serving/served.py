@@ -1,0 +1,126 @@
+"""The requests that a case serves: how many run, what they wait for, and how fast they are.
+
+In a full cache, some requests are preempted and computed again. What that costs follows from simulated servers in which
+requests wait, with answers of 1/16 to 10 times the prompt, 10 to 400 running requests, and lengths that vary by 30 %.
+With equal lengths, requests that start together keep in step, and more are preempted.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Any
+
+from kvcalc.engines.scheduler import NewTokenRatio, Schedule
+from kvcalc.notes import Note
+from kvcalc.planning.cases.case import Case
+from kvcalc.planning.device.budget import Budget, budget
+from kvcalc.planning.serving.admission import most_at_once, pool_tokens, running_requests, step_rules, wanted_requests
+from kvcalc.question.question import SpeedQuestion
+from kvcalc.records import NamedTuple
+from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.serving import Serving, serve
+
+# The shortest answer relative to their mean, if lengths vary by 30 %.
+_SHORTEST = 0.7
+
+
+class Served(NamedTuple):
+    """The load, and the closed form's answer to it. `running` is the mean number of requests that have memory."""
+
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    running: float
+    serving: Serving
+
+
+def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
+    """The requests of a case at its load. None if it serves none. Adds notes about what only a simulation follows."""
+    question = case.question.speed or SpeedQuestion()
+    prompt, answer = question.input_tokens, question.output_tokens
+    if prompt is None or answer is None:
+        return None
+    found_budget, schedule = budget(case), case.engine.schedule()
+    most = most_at_once(case, found_budget)
+    wanted = wanted_requests(case, most)
+    running, may_preempt = running_requests(case, wanted)
+    concurrency = question.concurrency or int(running)
+    running = min(running, concurrency)
+    cached = question.prefix_hit_rate * prompt
+    waits: dict[str, Any] = {}
+    if schedule is not None:
+        waits["parts"] = schedule.prompt_parts(prompt, int(cached))
+        if running < concurrency and may_preempt:
+            waits |= preemption(schedule, prompt, answer, running, concurrency)._asdict()
+        elif schedule.new_tokens is not None and case.workload.batch_size < wanted and isinstance(found_budget, Budget):
+            waits["late_steps"] = _late_steps(schedule.new_tokens, found_budget, prompt, answer, running)
+    found = serve(model, prompt, answer, concurrency, running, cached, step_rules(case, most), **waits)
+    if may_preempt:
+        text = "not all requests fit at their full length, so some are preempted and computed again"
+        notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
+    if case.workload.data_parallel_size > 1:
+        text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
+        notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
+    if schedule is None or not schedule.has_slots:
+        # Requests wait for steps in slots. Without slots, they do not run before their prompts are computed.
+        running = min(running, max(1.0, concurrency - found.queued))
+    return Served(prompt, answer, concurrency, running, found)
+
+
+class Preemption(NamedTuple):
+    """What preemptions cost a request, in the mean.
+
+    `recomputed_tokens` tokens are computed again. It waits for its next token for `paused` times as long as it holds
+    its cache, and `requeued` times as long as for its first token.
+    """
+
+    recomputed_tokens: float = 0.0
+    requeued: float = 0.0
+    paused: float = 0.0
+
+
+def preemption(schedule: Schedule, prompt: int, answer: int, running: float, concurrency: int) -> Preemption:
+    """The preemptions of `concurrency` requests, of which `running` hold their cache, and which start too early.
+
+    With a ratio of new tokens, those with the shortest answers so far are retracted, and wait at the end of the queue.
+    Between the ends of two requests, the others take one answer in the mean, and that is free besides the share of all
+    answers. A pool runs full only if no request ends for longer: by the theory of ruin, with a chance that falls with
+    the room. Answers as long as prompts run it full in any case, because those that started together outgrow it.
+
+    Without it, the last requests are preempted, and wait at the head of the queue. If answers are long, little is free
+    between the ends of two requests, and nearly a whole answer is preempted for the prompts that started. If they are
+    short, a prompt rarely fits too early.
+    """
+    ratio = answer / prompt
+    if schedule.new_tokens is not None:
+        ruin = exp(-_ruin(1 + 1 / ratio) * schedule.new_tokens.least / 2 * running)
+        times = 0.4 * ratio / (ratio + 4) * max(min(1.0, 1.6 * ruin), min(1.0, ratio**3))
+        return Preemption(times * (prompt + 0.3 * answer), requeued=times)
+    paused = 0.4 * ratio**2 / (ratio**2 + 25) + 0.8 * ratio / running
+    # No more can be paused than wait at all, and some of those are new.
+    waiting = concurrency / running - 1
+    paused = min(0.75 * waiting, paused * (1 - exp(-waiting / paused)))
+    return Preemption(0.8 * answer * ratio / (ratio + 1 / 3), paused=paused)
+
+
+def _ruin(jump: float) -> float:
+    """The exponent of the chance that requests, which end at random, leave no room: y = 1 - exp(-jump y).
+
+    A request that ends gives back `jump` answers.
+    """
+    found = 1.0
+    for _ in range(6):
+        found = 1 - exp(-jump * found)
+    return found
+
+
+def _late_steps(ratio: NewTokenRatio, found: Budget, prompt: int, answer: int, requests: float) -> float:
+    """For how many steps the first `requests`, which arrive together, wait in the mean because room is kept free.
+
+    Those start for which the first ratio of the answers is free. If one may not start, no other is tried until a
+    request has ended, by which time the ratio is low: that is when the shortest answer ends, with lengths that vary by
+    30 %.
+    """
+    start = prompt + ratio.first * answer
+    started = (pool_tokens(found) - prompt - answer) / start * found.case.workload.data_parallel_size
+    return max(0.0, 1 - max(1.0, started) / requests) * _SHORTEST * answer
