@@ -24,11 +24,11 @@ from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.serving.load import at_load
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.releases import parse_release
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.requests import Request
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import tpot_of, ttft_of
 from kvcalc.simulation.scheduler import scheduler_of
-from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.serving import REQUESTS_PER_CLIENT, serve
 
 

@@ -207,8 +207,8 @@ def simulate(
     """
     from functools import partial
 
-    from kvcalc.simulation.load import Load
-    from kvcalc.simulation.requests import lengths_of
+    from kvcalc.simulation.loads.load import Load
+    from kvcalc.simulation.loads.requests import lengths_of
     from kvcalc.simulation.results import Limits
     from kvcalc.simulation.simulate import simulate as simulate_replicas
     from kvcalc.throughput.hardware import find_devices, find_gpu

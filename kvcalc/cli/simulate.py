@@ -11,7 +11,7 @@ from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvcalc.simulation.load import Load
+    from kvcalc.simulation.loads.load import Load
     from kvcalc.simulation.pools import Prefills
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -134,8 +134,8 @@ def _engine_of(given: Mapping[str, Any]) -> str:
 
 
 def _load_of(given: Mapping[str, Any]) -> "Load":
-    from kvcalc.simulation.load import Load
-    from kvcalc.simulation.requests import parse_distribution
+    from kvcalc.simulation.loads.load import Load
+    from kvcalc.simulation.loads.requests import parse_distribution
 
     burstiness, scale = value_of(given, "burstiness"), value_of(given, "scale_rate")
     trace = _trace_of(given["trace"], given["trace_format"])

@@ -9,7 +9,7 @@ from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.question.question import Question
-from kvcalc.simulation.requests import Request
+from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.scheduler import Scheduler
 
 # The most names of a prefix. They are looked up again and again.

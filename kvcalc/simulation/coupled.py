@@ -19,10 +19,10 @@ from math import inf
 
 from kvcalc.planning.reuse.links import move_seconds
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.pool import PoolError
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.server import Server
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.pool import PoolError
+from kvcalc.simulation.replicas.server import Server
 
 Progress = Callable[[int, int], None]
 

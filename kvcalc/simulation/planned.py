@@ -12,9 +12,9 @@ from kvcalc.planning.plan.simulates import Pools, Simulated
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.load import Load
-from kvcalc.simulation.recorded import Recording, record
-from kvcalc.simulation.requests import Lengths, lengths_of
+from kvcalc.simulation.loads.load import Load
+from kvcalc.simulation.loads.recorded import Recording, record
+from kvcalc.simulation.loads.requests import Lengths, lengths_of
 from kvcalc.simulation.simulate import simulate
 from kvcalc.traces import read_trace
 

@@ -30,10 +30,11 @@ from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
 from kvcalc.simulation.coupled import Coupled, Link, Progress
-from kvcalc.simulation.load import Load
-from kvcalc.simulation.requests import Request
+from kvcalc.simulation.loads.load import Load
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.rules import Lag
+from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
-from kvcalc.simulation.rules import Lag
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.simulation.simulate import (
     ask_about,
@@ -45,7 +46,6 @@ from kvcalc.simulation.simulate import (
     longest_of,
     shared_tokens_of,
 )
-from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.hardware import Devices, Gpu
 
 

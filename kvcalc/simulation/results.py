@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.replica import Replica
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.timeline import TokenGaps
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.replica import Replica
+from kvcalc.simulation.replicas.timeline import TokenGaps
 
 _SHARES = (("p50_seconds", 0.5), ("p90_seconds", 0.9), ("p95_seconds", 0.95), ("p99_seconds", 0.99))
 # The rows of the timeline.

@@ -13,18 +13,18 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.lock_step import LockStep, OfRank
-from kvcalc.simulation.mixed import MixedReplica, SlotsReplica
-from kvcalc.simulation.pool import BlockPool
-from kvcalc.simulation.prefill_first import PrefillFirstReplica
-from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import Replica
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.routing import ROUTERS
-from kvcalc.simulation.rules import Lag, Rules
-from kvcalc.simulation.server import Server
-from kvcalc.simulation.times import ModelTimes
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.lock_step import LockStep, OfRank
+from kvcalc.simulation.replicas.mixed import MixedReplica, SlotsReplica
+from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.replicas.prefix_cache import PrefixCache
+from kvcalc.simulation.replicas.replica import Replica
+from kvcalc.simulation.replicas.routing import ROUTERS
+from kvcalc.simulation.replicas.rules import Lag, Rules
+from kvcalc.simulation.replicas.server import Server
+from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules

@@ -16,13 +16,13 @@ from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
-from kvcalc.simulation.load import Load, check_load, requests_of, split_concurrency, split_requests
-from kvcalc.simulation.requests import Request
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.load import Load, check_load, requests_of, split_concurrency, split_requests
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
-from kvcalc.simulation.times import ModelTimes
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import range_factors
 

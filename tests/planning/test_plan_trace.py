@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.simulation.recorded import record
+from kvcalc.simulation.loads.recorded import record
 from kvcalc.traces import TraceRequest
 from tests.planning.traces import write_bursts
 from tests.test_schema import check

@@ -10,15 +10,15 @@ from typing import NamedTuple
 from kvcalc import load_model
 from kvcalc.engines import load_engine
 from kvcalc.engines.scheduler import Schedule
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.mixed import MixedReplica, SlotsReplica
-from kvcalc.simulation.pool import BlockPool
-from kvcalc.simulation.prefill_first import PrefillFirstReplica
-from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import Replica
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.times import Chunk, Line
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.mixed import MixedReplica, SlotsReplica
+from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.replicas.prefix_cache import PrefixCache
+from kvcalc.simulation.replicas.replica import Replica
+from kvcalc.simulation.replicas.rules import Rules
+from kvcalc.simulation.replicas.times import Chunk, Line
 from tests.simulation.reference import Job, Server, one_by_one, serve
 
 

@@ -1,7 +1,7 @@
 """A scheduler that runs one step at a time and adds everything up in every step, to compare with kvcalc.simulation.
 
-It follows the same sources as `kvcalc.simulation.mixed` and `prefill_first`, and shares no code with them but the
-rules and the step times. Times are fractions of powers of two, so that sums are exact in either order.
+It follows the same sources as `kvcalc.simulation.replicas.mixed` and `prefill_first`, and shares no code with them but
+the rules and the step times. Times are fractions of powers of two, so that sums are exact in either order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from kvcalc.simulation.rules import Rules
+from kvcalc.simulation.replicas.rules import Rules
 
 
 @dataclass

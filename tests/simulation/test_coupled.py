@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from kvcalc.simulation.arrivals import Arrivals
 from kvcalc.simulation.coupled import Coupled, Link, Sending, check_conservation
-from kvcalc.simulation.lock_step import LockStep, OfRank
-from kvcalc.simulation.mixed import MixedReplica
-from kvcalc.simulation.pool import BlockPool, PoolError
-from kvcalc.simulation.prefill_first import PrefillFirstReplica
-from kvcalc.simulation.replica import Replica
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.rules import Lag, Rules
-from kvcalc.simulation.server import Server
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.lock_step import LockStep, OfRank
+from kvcalc.simulation.replicas.mixed import MixedReplica
+from kvcalc.simulation.replicas.pool import BlockPool, PoolError
+from kvcalc.simulation.replicas.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.replicas.replica import Replica
+from kvcalc.simulation.replicas.rules import Lag, Rules
+from kvcalc.simulation.replicas.server import Server
 from tests.simulation import reference
 from tests.simulation.cases import SCHEDULES
 from tests.simulation.reference import Job, Part, one_by_one

@@ -27,14 +27,14 @@ from typing import Any
 import pytest
 
 from kvcalc.engines.vllm.pages import Demand, Page, running_blocks
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.mixed import MixedReplica
-from kvcalc.simulation.pool import BlockPool
-from kvcalc.simulation.prefill_first import PrefillFirstReplica
-from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.times import Chunk, Line
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.mixed import MixedReplica
+from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.replicas.prefix_cache import PrefixCache
+from kvcalc.simulation.replicas.rules import Rules
+from kvcalc.simulation.replicas.times import Chunk, Line
 from tests.simulation.cases import schedule_of
 
 ROWS = Path(__file__).parent / "engine_schedules"

@@ -10,16 +10,16 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import UsageError
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.lock_step import LockStep, OfRank
-from kvcalc.simulation.mixed import MixedReplica
-from kvcalc.simulation.pool import BlockPool
-from kvcalc.simulation.prefill_first import PrefillFirstReplica
-from kvcalc.simulation.replica import Replica
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.routing import FewestTokens, LeastLoaded, RoundRobin, Router
-from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.times import Chunk, Line
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.lock_step import LockStep, OfRank
+from kvcalc.simulation.replicas.mixed import MixedReplica
+from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.replicas.replica import Replica
+from kvcalc.simulation.replicas.routing import FewestTokens, LeastLoaded, RoundRobin, Router
+from kvcalc.simulation.replicas.rules import Rules
+from kvcalc.simulation.replicas.times import Chunk, Line
 from tests.simulation.cases import SCHEDULES, PieceTimes
 from tests.simulation.reference import Job, Part, Server, serve
 
@@ -141,7 +141,7 @@ def test_a_step_takes_as_long_as_that_of_the_replica_with_most_work() -> None:
     from kvcalc.planning.cases.case import make_case
     from kvcalc.planning.serving.throughput import Speed, speed_of
     from kvcalc.question.question import Question
-    from kvcalc.simulation.times import ModelTimes
+    from kvcalc.simulation.replicas.times import ModelTimes
 
     case = make_case(
         Question(

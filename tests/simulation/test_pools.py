@@ -10,7 +10,7 @@ import pytest
 import kvcalc
 from kvcalc.model.drafting import Speculation
 from kvcalc.simulation import pools
-from kvcalc.simulation.requests import Request
+from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.results import describe_times, ttft_of
 from tests.conftest import ROOT
 

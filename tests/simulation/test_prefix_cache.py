@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.mixed import MixedReplica
-from kvcalc.simulation.pool import BlockPool
-from kvcalc.simulation.prefill_first import PrefillFirstReplica
-from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import Replica
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.rules import Rules
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.mixed import MixedReplica
+from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.prefill_first import PrefillFirstReplica
+from kvcalc.simulation.replicas.prefix_cache import PrefixCache
+from kvcalc.simulation.replicas.replica import Replica
+from kvcalc.simulation.replicas.rules import Rules
 from tests.simulation.cases import SCHEDULES, PieceTimes
 
 PAGE = 4

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from kvcalc.engines.scheduler import Schedule
-from kvcalc.simulation.arrivals import Arrivals, poisson_times
-from kvcalc.simulation.mixed import MixedReplica
-from kvcalc.simulation.pool import BlockPool
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.times import Chunk, Line
+from kvcalc.simulation.loads.arrivals import Arrivals, poisson_times
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.mixed import MixedReplica
+from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.rules import Rules
+from kvcalc.simulation.replicas.times import Chunk, Line
 
 SERVICE = 1.0
 TOKENS = 10_000  # of a request whose service takes one second

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from kvcalc.simulation.timeline import TokenGaps
+from kvcalc.simulation.replicas.timeline import TokenGaps
 from tests.simulation.cases import make_case
 
 CASES, PARTS = 1000, 20

@@ -9,7 +9,7 @@ from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.cases.lengths import Lengths, lengths_of_pairs
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.load import answered
+from kvcalc.simulation.loads.load import answered
 from kvcalc.traces import TraceRequest
 
 # A plan serves the busiest part of a trace that is this long.

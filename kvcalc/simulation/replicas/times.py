@@ -13,8 +13,8 @@ from math import sqrt
 from typing import Protocol
 
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.pace import Pace
-from kvcalc.simulation.server import Run
+from kvcalc.simulation.replicas.pace import Pace
+from kvcalc.simulation.replicas.server import Run
 from kvcalc.throughput.roofline import SpeedModel
 
 # The most times of chunks and of attention replicas that are kept.

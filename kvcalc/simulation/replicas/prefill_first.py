@@ -7,13 +7,13 @@ and their source are in `kvcalc.engines.sglang.scheduler`.
 
 from __future__ import annotations
 
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.pool import BlockPool
-from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.replica import Plan, Replica
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.times import Chunk, StepTimes
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.prefix_cache import PrefixCache
+from kvcalc.simulation.replicas.replica import Plan, Replica
+from kvcalc.simulation.replicas.rules import Rules
+from kvcalc.simulation.replicas.times import Chunk, StepTimes
 
 
 class PrefillFirstReplica(Replica):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from kvcalc.simulation.pool import BlockPool, PoolError
-from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.server import Server
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.pool import BlockPool, PoolError
+from kvcalc.simulation.replicas.prefix_cache import PrefixCache
+from kvcalc.simulation.replicas.rules import Rules
+from kvcalc.simulation.replicas.server import Server
 
 
 class Holder(Server):

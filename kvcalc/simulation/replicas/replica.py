@@ -13,16 +13,16 @@ from abc import abstractmethod
 from collections import deque
 from heapq import heappop, heappush
 
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.holder import Holder
-from kvcalc.simulation.pace import Pace
-from kvcalc.simulation.pool import BlockPool, PoolError
-from kvcalc.simulation.prefix_cache import PrefixCache
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.rules import Rules
-from kvcalc.simulation.server import Run
-from kvcalc.simulation.timeline import Sample, Timeline, TokenGaps
-from kvcalc.simulation.times import Chunk, StepTimes, decode_run, run_seconds, steps_until
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.holder import Holder
+from kvcalc.simulation.replicas.pace import Pace
+from kvcalc.simulation.replicas.pool import BlockPool, PoolError
+from kvcalc.simulation.replicas.prefix_cache import PrefixCache
+from kvcalc.simulation.replicas.rules import Rules
+from kvcalc.simulation.replicas.server import Run
+from kvcalc.simulation.replicas.timeline import Sample, Timeline, TokenGaps
+from kvcalc.simulation.replicas.times import Chunk, StepTimes, decode_run, run_seconds, steps_until
 
 VERY_MANY = 2**62
 

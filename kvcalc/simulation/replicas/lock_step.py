@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.pace import Pace
-from kvcalc.simulation.replica import Plan, Replica
-from kvcalc.simulation.requests import Request
-from kvcalc.simulation.routing import Router
-from kvcalc.simulation.server import Run, Server
-from kvcalc.simulation.times import Chunk, Line, RankTimes, decode_run, run_seconds, steps_until
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.pace import Pace
+from kvcalc.simulation.replicas.replica import Plan, Replica
+from kvcalc.simulation.replicas.routing import Router
+from kvcalc.simulation.replicas.server import Run, Server
+from kvcalc.simulation.replicas.times import Chunk, Line, RankTimes, decode_run, run_seconds, steps_until
 
 
 class OfRank(Arrivals):

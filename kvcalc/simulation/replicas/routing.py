@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvcalc.engines.scheduler import FEWEST_TOKENS, LEAST_LOADED, ROUND_ROBIN
-from kvcalc.simulation.replica import Replica
-from kvcalc.simulation.requests import Request
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.replica import Replica
 
 
 class Router(ABC):

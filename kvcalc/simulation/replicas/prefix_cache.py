@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from kvcalc.simulation.pool import BlockPool
-from kvcalc.simulation.requests import Request
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.pool import BlockPool
 
 
 class PrefixCache:

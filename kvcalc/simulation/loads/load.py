@@ -9,8 +9,8 @@ from random import Random
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.arrivals import poisson_times
-from kvcalc.simulation.requests import Lengths, Request
+from kvcalc.simulation.loads.arrivals import poisson_times
+from kvcalc.simulation.loads.requests import Lengths, Request
 from kvcalc.throughput.serving import REQUESTS_PER_CLIENT
 from kvcalc.traces import BAD_ROWS, Trace, TraceRequest, rows_text
 

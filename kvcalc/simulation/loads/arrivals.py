@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from random import Random
 
-from kvcalc.simulation.requests import Request
+from kvcalc.simulation.loads.requests import Request
 
 
 class Arrivals:

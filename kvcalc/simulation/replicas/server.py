@@ -12,8 +12,8 @@ from math import inf
 from typing import Any
 
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.arrivals import Arrivals
-from kvcalc.simulation.requests import Request
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.requests import Request
 
 
 class Run(NamedTuple):

@@ -1,0 +1,1 @@
+"""The requests of a simulation: their lengths, and when they arrive."""
