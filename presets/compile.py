@@ -26,7 +26,8 @@ class CompilePresets(BuildHookInterface[Any]):
 
 def compile_presets(presets: Path) -> None:
     """Write presets/compiled/NAME.json for every presets/models/NAME.yaml, and compiled/KIND/NAME.json for every
-    NAME.yaml in presets/gpus and presets/types. Write the devices' aliases to compiled/gpus/_aliases.json.
+    NAME.yaml in presets/gpus and presets/types, and compiled/engines/NAME.json for kvcalc/engines/NAME/engine.yaml.
+    Write the devices' aliases to compiled/gpus/_aliases.json.
 
     Old JSON files are removed. Raises ValueError if a row of a table of model types is not as its reader expects.
     """
@@ -45,13 +46,21 @@ def compile_presets(presets: Path) -> None:
             if kind == "types":
                 _check(presets.parent, mapping)
     (compiled / "gpus" / "_aliases.json").write_text(json.dumps(aliases))
+    (compiled / "engines").mkdir(exist_ok=True)
+    for path in sorted(presets.parent.glob("kvcalc/engines/*/engine.yaml")):
+        text = path.read_text(encoding="utf-8")
+        copy = {"text": text, "mapping": yaml.safe_load(text)}
+        (compiled / "engines" / f"{path.parent.name}.json").write_text(json.dumps(copy))
 
 
 def _check(root: Path, rows: dict[str, Any]) -> None:
-    """Check the rows with the reader in this checkout, which is not installed yet."""
+    """Check the rows with the reader in this checkout, which is not installed yet. So are the engines' declarations."""
     sys.path.insert(0, str(root))
     try:
+        from kvcalc.engines import declarations
         from kvcalc.model.families.decoder_check import check_rows
     finally:
         sys.path.remove(str(root))
     check_rows(rows)
+    if not declarations.ENGINES:
+        raise ValueError("kvcalc/engines has no engine.yaml")

@@ -8,8 +8,8 @@ import pytest
 
 import kvcalc
 from kvcalc.engines import ENGINES, load_engine, resolve_kv_dtype
+from kvcalc.engines.declarations import OPTIONS
 from kvcalc.engines.llama_cpp.settings import LATENT, NO_V
-from kvcalc.engines.options import OPTIONS
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.kv_cache import decode_read_bytes
 from kvcalc.memory.workload import bind_workload, resolve_workload

@@ -83,7 +83,7 @@ def _commands(root: Any) -> dict[str, str]:
 
 def _options_of(command: Any, typed: Sequence[str], used: Iterable[str] = ()) -> dict[str, str]:
     """The options that are not given yet. Engine options are included only for the engines that --engine names."""
-    from kvcalc.engines.options import OPTIONS
+    from kvcalc.engines.declarations import OPTIONS
 
     own = {option.name for engine in engines_in(typed) for option in OPTIONS[engine]}
     found = {}
@@ -199,7 +199,7 @@ def _numbers(part: str) -> list[str]:
 
 
 def _engines(kind: str, part: str) -> list[str]:
-    from kvcalc.engines.options import OPTIONS
+    from kvcalc.engines.declarations import OPTIONS
 
     name, at, _ = part.partition("@")
     if at:

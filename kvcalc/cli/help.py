@@ -157,7 +157,7 @@ def _write_all(screen: Screen, command: Any, ctx: Any, engines: Sequence[str]) -
         sections.update(_settings_of(engines))
     _write_sections(screen, sections)
     if has_engines and not engines:
-        from kvcalc.engines.options import OPTIONS
+        from kvcalc.engines.declarations import OPTIONS
 
         names = [name for name, options in OPTIONS.items() if options]
         screen.paragraph(f"Engine settings: {ctx.command_path} --engine NAME --help")
@@ -193,7 +193,7 @@ def _write_head(screen: Screen, command: Any, ctx: Any) -> None:
 
 def _settings_of(engines: Sequence[str]) -> dict[str, list[Row]]:
     """A section for each engine, with the options that it declares."""
-    from kvcalc.engines.options import OPTIONS
+    from kvcalc.engines.declarations import OPTIONS
 
     return {
         f"Settings of {engine}": [
@@ -237,7 +237,7 @@ def split_epilog(epilog: str | None) -> tuple[list[str], list[str]]:
 
 def engines_in(arguments: Sequence[str]) -> list[str]:
     """The engines that --engine names, without unknown ones. `all` is every engine that has options."""
-    from kvcalc.engines.options import OPTIONS
+    from kvcalc.engines.declarations import OPTIONS
 
     texts = [value for option, value in pairwise(arguments) if option == "--engine"]
     texts += [argument.partition("=")[2] for argument in arguments if argument.startswith("--engine=")]

@@ -141,7 +141,7 @@ def option(name: str, help: str = "", **others: Any) -> TyperOption:
 
 def engine_settings() -> list[TyperOption]:
     """The options of all engines. Engines whose options have the same name share one option."""
-    from kvcalc.engines.options import OPTIONS as OF_ENGINES
+    from kvcalc.engines.declarations import OPTIONS as OF_ENGINES
 
     declared: dict[str, list[tuple[str, Any]]] = {}
     for engine_name, options in OF_ENGINES.items():

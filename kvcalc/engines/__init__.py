@@ -1,7 +1,7 @@
 """How many bytes each engine allocates for a workload. Each engine is one class in its own module.
 
-To add an engine, write a subclass of `Engine` (`engine.py`), add a line to `ENGINES`, and add its options to
-`options.py`.
+To add an engine, add a folder with a subclass of `Engine` (`engine.py`), and with its declaration, `engine.yaml`
+(`declarations.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from kvcalc.engines.declarations import ENGINES as ENGINES
+from kvcalc.engines.declarations import LOGS as LOGS
+from kvcalc.engines.declarations import SERVERS as SERVERS
 from kvcalc.engines.engine import Engine, Resolved, imported
 from kvcalc.engines.options import check_settings
 from kvcalc.engines.place import Place
@@ -27,21 +30,6 @@ if TYPE_CHECKING:
     from kvcalc.engines.log import LogReader
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.scheduler import Disaggregation
-
-# Engine name -> (module in this package, class).
-ENGINES = {
-    "logical": ("logical", "Logical"),
-    "transformers": ("transformers", "Transformers"),
-    "vllm": ("vllm", "Vllm"),
-    "sglang": ("sglang", "Sglang"),
-    "tensorrt-llm": ("tensorrt_llm", "TensorrtLlm"),
-    "llama.cpp": ("llama_cpp", "LlamaCpp"),
-    "mlx": ("mlx", "Mlx"),
-}
-# Engines whose start-up logs are read: their folders have a module `log` with a `LogReader`, `LOG`.
-LOGS = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
-# Engines that kvcalc can start: their folders have a module `command` with a `StartCommand`, `COMMAND`.
-SERVERS = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
 # The code of the note that says which release's rules count.
 RELEASE = "release"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvcalc.engines.options import OPTIONS, Option
+from kvcalc.engines.declarations import OPTIONS, Option
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, split_engine
 

@@ -131,10 +131,15 @@ def device_kind(gpu: Gpu) -> str:
     return kind
 
 
+def has_constants(engine: str) -> bool:
+    """Whether the speed of an engine is known."""
+    return split_engine(engine)[0] in _table()["engines"]
+
+
 def load_constants(engine: str, gpu: Gpu) -> tuple[Constants, Regime]:
     """The constants of an engine on a device, and their regime.
 
-    `engine` must be a known engine and may end in a release: `vllm@0.12`. Without one, the newest release counts.
+    `engine` must have constants and may end in a release: `vllm@0.12`. Without one, the newest release counts.
     Raises UsageError (exit 2) for something that is not a release.
     """
     name, asked = split_engine(engine)

@@ -14,7 +14,7 @@ import pytest
 
 from kvcalc.cli.app import COMMANDS
 from kvcalc.cli.completion_scripts import SCRIPTS
-from kvcalc.engines.options import OPTIONS
+from kvcalc.engines.declarations import OPTIONS
 from tests.conftest import ROOT, preset_names
 
 

@@ -11,7 +11,7 @@ import typer
 
 from kvcalc.cli.app import COMMANDS
 from kvcalc.cli.help import ESSENTIAL, GROUPS, split_epilog
-from kvcalc.engines.options import OPTIONS
+from kvcalc.engines.declarations import OPTIONS
 from kvcalc.output.paths import check_against_schema
 from kvcalc.schema import load_schema
 

@@ -12,7 +12,8 @@ import typer
 from kvcalc.cli.app import COMMANDS
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.json_lines import Line
-from kvcalc.engines.options import OPTIONS, Option, engines_with, option_names
+from kvcalc.engines.declarations import OPTIONS, Option
+from kvcalc.engines.options import engines_with, option_names
 from tests.conftest import ROOT
 
 MODEL = "llama-3-8b"

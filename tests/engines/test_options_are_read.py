@@ -12,7 +12,8 @@ import pytest
 import kvcalc
 from kvcalc.engines import SERVERS, start_command
 from kvcalc.engines.command import Checkpoint, Layout
-from kvcalc.engines.options import OPTIONS, option_names
+from kvcalc.engines.declarations import OPTIONS
+from kvcalc.engines.options import option_names
 from kvcalc.writing.shell import join
 from tests.conftest import ROOT
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.engines.options import OPTIONS
+from kvcalc.engines.declarations import OPTIONS
 from kvcalc.limits import DEVICES, LAYERS, SEQUENCES, TOKENS, WIDTH
 from tests.conftest import PEAK, ROOT
 

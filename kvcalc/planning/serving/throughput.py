@@ -14,7 +14,7 @@ from kvcalc.planning.cases.layout import layout_of
 from kvcalc.planning.device.weight_storage import stored_weights
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.records import NamedTuple
-from kvcalc.throughput.constants import Regime
+from kvcalc.throughput.constants import Regime, has_constants
 from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import StoredWeights, outside, range_factors, speed_model
@@ -251,6 +251,8 @@ def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
     spec, workload = case.spec, case.workload
     if spec.is_encoder:
         return f"{spec.name} is an encoder and does not decode"
+    if not has_constants(case.question.engine):
+        return f"the speed of {case.engine_name} is not known: nobody has measured it"
     if not gpu.bandwidth_bytes_per_second or not gpu.flops_per_second:
         return f"the bandwidth and FLOP/s of {gpu.name} are not known: give --gpu-bandwidth and --flops"
     stored = stored_weights(case.model, spec, case.question.dtype, workload.model_dtype)

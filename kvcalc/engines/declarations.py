@@ -1,0 +1,90 @@
+"""What each engine declares in `engine.yaml` of its folder: its name, its class, and its options under its own names.
+
+Reading it loads no engine. An engine is a folder with such a file.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from kvcalc.model.compiled_presets import same_text
+from kvcalc.model.files import read_text
+from kvcalc.model.presets import MAX_PRESET_BYTES, presets_folder
+from kvcalc.records import NamedTuple
+
+FILE = "engine.yaml"
+
+
+class Option(NamedTuple):
+    """One option of an engine.
+
+    `metavar` is None for a flag. `default` describes what the engine does without the option. `divides_memory` is true
+    if the option divides a device's memory, so that it needs a device.
+    """
+
+    name: str
+    metavar: str | None
+    help: str
+    default: str | None = None
+    aliases: tuple[str, ...] = ()
+    divides_memory: bool = False
+
+    @property
+    def described(self) -> str:
+        """The help and the default, as sentences."""
+        return f"{self.help}." + (f" Default: {self.default}." if self.default else "")
+
+
+ENGINES: dict[str, tuple[str, str]] = {}
+"""Engine name -> its folder in this package, and its class there, in the order of lists."""
+
+OPTIONS: dict[str, tuple[Option, ...]] = {}
+"""Engine name -> its options."""
+
+LOGS: list[str] = []
+"""The engines whose start-up logs are read: their folders have a module `log` with a `LogReader`, `LOG`."""
+
+SERVERS: list[str] = []
+"""The engines that kvcalc can start: their folders have a module `command` with a `StartCommand`, `COMMAND`."""
+
+_NAMES = {"name", "class", "place", "has_log", "has_command", "options"}
+
+
+def declare(folder: str, declared: dict[str, Any]) -> None:
+    """Add an engine. Raises ValueError or TypeError for a declaration with an unknown key, or without its name."""
+    if not declared.keys() <= _NAMES:
+        raise ValueError(f"{folder}: an engine has no {' or '.join(sorted(declared.keys() - _NAMES))}")
+    name = declared["name"]
+    options = tuple(_option(option, row) for option, row in (declared.get("options") or {}).items())
+    ENGINES[name], OPTIONS[name] = (folder, declared["class"]), options
+    if declared.get("has_log"):
+        LOGS.append(name)
+    if declared.get("has_command"):
+        SERVERS.append(name)
+
+
+def _option(name: str, row: dict[str, Any]) -> Option:
+    return Option(name, **{"metavar": None, **row, "aliases": tuple(row.get("aliases", ()))})
+
+
+def _read(path: str, folder: str) -> dict[str, Any]:
+    text = read_text(path, MAX_PRESET_BYTES)
+    compiled = os.path.join(os.path.dirname(presets_folder()), "compiled", "engines", f"{folder}.json")
+    found: Any = same_text(compiled, text)
+    if found is None:
+        from kvcalc.model.yaml_mapping import parse_mapping
+
+        found = parse_mapping(text, path)
+    return dict(found)
+
+
+def _declare_all() -> None:
+    here = os.path.dirname(__file__)
+    files = ((os.path.join(here, folder, FILE), folder) for folder in os.listdir(here))
+    found = [(_read(path, folder), folder) for path, folder in files if os.path.exists(path)]
+    for declared, folder in sorted(found, key=lambda one: int(one[0]["place"])):
+        declare(folder, declared)
+
+
+_declare_all()
