@@ -272,7 +272,16 @@ def test_every_option_the_manual_names_exists() -> None:
         line for _, block in [*blocks("sh"), *blocks("bash"), *blocks("console")] for line in block.splitlines()
         if not re.match(r"\$? ?kvcalc ", line)
     )))  # fmt: skip
-    others |= {"--write", "--measured", "--numprocesses", "--data", "--detail", "--fit", "--dp-size"}
+    others |= {
+        "--write",
+        "--measured",
+        "--numprocesses",
+        "--data",
+        "--detail",
+        "--fit",
+        "--dp-size",
+        "--enable-prefill-cp",
+    }
     prose = re.sub(r"^```.*?^```", "", MANUAL, flags=re.DOTALL | re.MULTILINE)
     named = set(re.findall(r"(?<=`)--[a-z][\w-]*", prose)) | {
         word

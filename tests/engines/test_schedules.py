@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvcalc import load_model
-from kvcalc.engines import ENGINES, disaggregation_of, engines_that, load_engine
+from kvcalc.engines import disaggregation_of, engines_that, load_engine
 from kvcalc.engines.engine import Engine
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import UsageError
@@ -110,22 +108,3 @@ def test_an_engine_without_separate_instances_is_told_which_have_them() -> None:
     with pytest.raises(UsageError, match="mlx has no separate prefill and decode instances") as caught:
         disaggregation_of("mlx@0.30")
     assert caught.value.hint == "--engine vllm, sglang, tensorrt-llm"
-
-
-NEUTRAL = [
-    *(ROOT / "kvcalc" / "simulation").glob("*.py"),
-    *(
-        ROOT / "kvcalc" / "planning" / name
-        for name in ("admission.py", "served.py", "disaggregated/instances.py", "disaggregated/rows.py")
-    ),
-]
-
-
-@pytest.mark.parametrize("path", NEUTRAL, ids=lambda path: path.stem)
-def test_the_simulation_and_the_closed_form_know_no_engine(path: Path) -> None:
-    rooms = "|".join(re.escape(module.partition(".")[0]) for module, _ in ENGINES.values())
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant):
-            assert node.value not in ENGINES, f"{path}:{node.lineno}"
-        if isinstance(node, ast.ImportFrom):
-            assert not re.match(rf"kvcalc\.engines\.({rooms})\b", node.module or ""), f"{path}:{node.lineno}"
