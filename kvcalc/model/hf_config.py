@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from kvcalc.errors import ModelError, nearest
-from kvcalc.model.families.decoder_table import model_types, row
 from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec, cache_runs
 
@@ -228,17 +227,27 @@ def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool
 
 def known_types() -> list[str]:
     """Return every supported model_type, without wrappers."""
+    from kvcalc.model.families.decoder_table import model_types
+
     return [*FAMILIES, *REMOTE_FAMILIES, *model_types()]
 
 
 def is_remote(model_type: str) -> bool:
     """Return whether models of this type are published with their own code."""
-    return model_type in REMOTE_FAMILIES or (model_type in model_types() and bool(row(model_type).get("is_remote")))
+    if model_type in FAMILIES or model_type in REMOTE_FAMILIES:
+        return model_type in REMOTE_FAMILIES
+    from kvcalc.model.families.decoder_table import model_types, row
+
+    return model_type in model_types() and bool(row(model_type).get("is_remote"))
 
 
 def _module_of(model_type: str) -> str | None:
     found = FAMILIES.get(model_type) or REMOTE_FAMILIES.get(model_type)
-    return found or ("decoder" if model_type in model_types() else None)
+    if found is None:
+        from kvcalc.model.families.decoder_table import model_types
+
+        found = "decoder" if model_type in model_types() else None
+    return found
 
 
 def _read(
