@@ -33,24 +33,24 @@ def compile_presets(presets: Path) -> None:
     """
     compiled = presets / "compiled"
     aliases: dict[str, list[str]] = {}
-    for kind, folder in (("models", compiled), ("gpus", compiled / "gpus"), ("types", compiled / "types")):
+    files = {
+        kind: {path.stem: path for path in (presets / kind).glob("*.yaml")} for kind in ("models", "gpus", "types")
+    }
+    files["engines"] = {path.parent.name: path for path in presets.parent.glob("kvcalc/engines/*/engine.yaml")}
+    for kind, named in files.items():
+        folder = compiled if kind == "models" else compiled / kind
         folder.mkdir(exist_ok=True)
         for stale in folder.glob("*.json"):
             stale.unlink()
-        for path in sorted((presets / kind).glob("*.yaml")):
+        for name, path in named.items():
             text = path.read_text(encoding="utf-8")
             mapping = yaml.safe_load(text)
-            (folder / f"{path.stem}.json").write_text(json.dumps({"text": text, "mapping": mapping}, default=str))
+            (folder / f"{name}.json").write_text(json.dumps({"text": text, "mapping": mapping}, default=str))
             if kind == "gpus":
-                aliases[path.stem] = mapping["aliases"]
+                aliases[name] = mapping["aliases"]
             if kind == "types":
                 _check(presets.parent, mapping)
     (compiled / "gpus" / "_aliases.json").write_text(json.dumps(aliases))
-    (compiled / "engines").mkdir(exist_ok=True)
-    for path in sorted(presets.parent.glob("kvcalc/engines/*/engine.yaml")):
-        text = path.read_text(encoding="utf-8")
-        copy = {"text": text, "mapping": yaml.safe_load(text)}
-        (compiled / "engines" / f"{path.parent.name}.json").write_text(json.dumps(copy))
 
 
 def _check(root: Path, rows: dict[str, Any]) -> None:

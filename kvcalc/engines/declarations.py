@@ -8,9 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kvcalc.model.compiled_presets import same_text
-from kvcalc.model.files import read_text
-from kvcalc.model.presets import MAX_PRESET_BYTES, presets_folder
+from kvcalc.model.presets import shipped_mapping
 from kvcalc.records import NamedTuple
 
 FILE = "engine.yaml"
@@ -68,21 +66,10 @@ def _option(name: str, row: dict[str, Any]) -> Option:
     return Option(name, **{"metavar": None, **row, "aliases": tuple(row.get("aliases", ()))})
 
 
-def _read(path: str, folder: str) -> dict[str, Any]:
-    text = read_text(path, MAX_PRESET_BYTES)
-    compiled = os.path.join(os.path.dirname(presets_folder()), "compiled", "engines", f"{folder}.json")
-    found: Any = same_text(compiled, text)
-    if found is None:
-        from kvcalc.model.yaml_mapping import parse_mapping
-
-        found = parse_mapping(text, path)
-    return dict(found)
-
-
 def _declare_all() -> None:
     here = os.path.dirname(__file__)
     files = ((os.path.join(here, folder, FILE), folder) for folder in os.listdir(here))
-    found = [(_read(path, folder), folder) for path, folder in files if os.path.exists(path)]
+    found = [(shipped_mapping(path, "engines", folder), folder) for path, folder in files if os.path.exists(path)]
     for declared, folder in sorted(found, key=lambda one: int(one[0]["place"])):
         declare(folder, declared)
 

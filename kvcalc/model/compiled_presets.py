@@ -31,7 +31,7 @@ def compiled_mapping(path: str, text: str) -> dict[object, object] | None:
     presets, kind = os.path.split(folder)
     compiled = os.path.join(presets, "compiled", *([] if kind == "models" else [kind]))
     mapping = same_text(os.path.join(compiled, name), text)
-    if mapping is not None and kind != "types":  # rows of a table have no date
+    if mapping is not None:
         try:
             mapping["date"] = datetime.date.fromisoformat(str(mapping["date"]))
         except (ValueError, KeyError):

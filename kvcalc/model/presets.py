@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
-from kvcalc.model.compiled_presets import compiled_mapping
+from kvcalc.model.compiled_presets import compiled_mapping, same_text
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files, shipped_folder, user_files
 from kvcalc.records import NamedTuple
@@ -60,11 +60,18 @@ def presets_folder() -> str:
 
 def shipped_table(name: str) -> dict[str, Any]:
     """The table in presets/types/NAME.yaml: rows by name."""
-    from kvcalc.model.yaml_mapping import parse_mapping
+    return shipped_mapping(os.path.join(os.path.dirname(presets_folder()), "types", f"{name}.yaml"), "types", name)
 
-    path = os.path.join(os.path.dirname(presets_folder()), "types", f"{name}.yaml")
+
+def shipped_mapping(path: str, kind: str, name: str) -> dict[str, Any]:
+    """The mapping in a shipped YAML file that is no preset. The build's copy of it is compiled/KIND/NAME.json."""
     text = read_text(path, MAX_PRESET_BYTES)
-    found: Any = compiled_mapping(path, text) or parse_mapping(text, path)
+    compiled = os.path.join(os.path.dirname(presets_folder()), "compiled", kind, f"{name}.json")
+    found: Any = same_text(compiled, text)
+    if found is None:
+        from kvcalc.model.yaml_mapping import parse_mapping
+
+        found = parse_mapping(text, path)
     return dict(found)
 
 
