@@ -33,9 +33,9 @@ def compile_presets(presets: Path) -> None:
     """
     compiled = presets / "compiled"
     aliases: dict[str, list[str]] = {}
-    files = {
-        kind: {path.stem: path for path in (presets / kind).glob("*.yaml")} for kind in ("models", "gpus", "types")
-    }
+    files = {}
+    for kind in ("models", "gpus", "types"):
+        files[kind] = {path.stem: path for path in sorted((presets / kind).glob("*.yaml"))}
     files["engines"] = {path.parent.name: path for path in presets.parent.glob("kvcalc/engines/*/engine.yaml")}
     for kind, named in files.items():
         folder = compiled if kind == "models" else compiled / kind
