@@ -11,6 +11,7 @@ import ast
 import json
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from tests.conftest import ROOT
@@ -66,7 +67,7 @@ class Declarations:
             found["description"] = " ".join(meaning.split())
         properties: dict[str, Node] = {}
         required = []
-        for node, after in zip(declared.body, [*declared.body[1:], None]):
+        for node, after in self.body(declared):
             if not isinstance(node, ast.AnnAssign):
                 continue
             assert isinstance(node.target, ast.Name)
@@ -82,6 +83,13 @@ class Declarations:
                 properties[key]["description"] = _text(after) or "".join(meanings)
         is_open = [_name(base) for base in declared.bases] == ["Open"]
         return {**found, "properties": properties, "required": required, "additionalProperties": is_open}
+
+    def body(self, declared: ast.ClassDef) -> Iterator[tuple[ast.stmt, ast.stmt | None]]:
+        """The statements of a class, each with the next one, and then those of the class that it inherits from."""
+        yield from zip(declared.body, [*declared.body[1:], None])
+        for base in declared.bases:
+            if _name(base) in self.classes:
+                yield from self.body(self.classes[_name(base)])
 
     def type_of(self, kind: ast.expr, inside: str) -> Node:
         """The schema of a type. An object of the class `inside` is described in place."""

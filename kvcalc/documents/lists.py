@@ -69,28 +69,6 @@ class ModelsCheck(TypedDict):
     files: Annotated[list[ModelsCheckFilesItem], {"minItems": 1}]
 
 
-class GpusShow(TypedDict):
-    """kvcalc gpus show"""
-
-    schema_version: Literal[2]
-    name: str
-    vendor: str | None
-    device_class: str | None
-    """the microarchitecture"""
-    memory_bytes: Count
-    memory_type: str | None
-    bandwidth_bytes_per_second: Count | None
-    flops_per_second: dict[str, Count]
-    """dense FLOP/s by dtype"""
-    interconnect: Interconnect | None
-    pcie_bytes_per_second: Count | None
-    tdp_watts: Count | None
-    aliases: list[str]
-    source: str
-    date: str | None
-    note: str | None
-
-
 class GpusGpusItem(TypedDict):
     """one known device"""
 
@@ -110,6 +88,12 @@ class GpusGpusItem(TypedDict):
     source: str
     date: str | None
     note: str | None
+
+
+class GpusShow(GpusGpusItem):
+    """kvcalc gpus show"""
+
+    schema_version: Literal[2]
 
 
 class Gpus(TypedDict):

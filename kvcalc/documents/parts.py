@@ -74,48 +74,16 @@ class CalibrationRecord(TypedDict):
     weight_overhead: Annotated[float, {"minimum": 1}] | None
 
 
-class CalibrationFactorsItem(TypedDict):
+class CalibrationFactorsItem(ExplainedFactorsItem):
     """a factor on several of the engine's constants"""
 
-    name: Literal["step", "sequence", "prefill", "communication", "reading", "waiting"]
-    """step: launches and host time per step; sequence: time per running sequence; prefill: multiplying, most of the
-    work of prompts; communication: between devices; reading: reading weights and cache; waiting: what a request
-    waits for its first token"""
-    factor: Positive
-    """1 leaves the constants as they are"""
-    low_factor: Positive
-    """low end of the 80% range of the factor"""
-    high_factor: Positive
-    changed: bool
-    """whether the runs determine the factor, and it carries over; if not, it is 1"""
 
-
-class CalibrationErrorsItem(TypedDict):
+class CalibrationErrorsItem(ExplainedErrorsItem):
     """the mean errors of one metric, without their signs"""
 
-    metric: Literal["tpot", "ttft", "decode", "prefill"]
-    times: Count
-    uncalibrated_mean_error: Amount
-    """without the factors"""
-    mean_error: Amount
-    """with the factors"""
-    left_out_mean_error: Amount | None
-    """each time predicted without its own run; null if there are fewer than three runs"""
 
-
-class CalibrationResidualsItem(TypedDict):
+class CalibrationResidualsItem(ExplainedResidualsItem):
     """one measured time"""
-
-    file: str
-    run: Count
-    metric: Literal["tpot", "ttft", "decode", "prefill"]
-    measured_seconds: Positive
-    uncalibrated_seconds: Positive
-    """the prediction without the factors"""
-    calibrated_seconds: Positive
-    """with the factors"""
-    left_out_seconds: Positive | None
-    """with the factors that follow from the other runs; null if there are fewer than three"""
 
 
 class Calibration(TypedDict):
