@@ -106,7 +106,7 @@ def _point(load: list[Any], number: int) -> tuple[Point, Given]:
 
 def _scored(used: list[list[Any]], asked: list[list[Any]]) -> Any:
     runs = [Run("results", _point(load, i)[0]) for i, load in enumerate(used)]
-    calibration = Calibration(None, runs)
+    calibration = Calibration((), runs)
     for load in asked:
         point, given = _point(load, 0)
         try:

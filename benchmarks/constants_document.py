@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fit_parameters import ALL_KINDS, SINCE, before
-from throughput_data import Row
+from throughput_data import FIRST, Row
 
 from kvcalc.throughput.constants import regions
 
@@ -39,6 +39,9 @@ def describe(rows: Sequence[Row], fitted: Fitted, here: Predicted, out: Predicte
             "sources": {
                 "silicon": "aiconfigurator 0.12 (Apache-2.0), silicon_sample.csv: one attention replica",
                 "inferencex": "InferenceX, published runs of DeepSeek-R1",
+                "inferencex p50": "the same: medians of the time to first token",
+                "inferencex p99": "the same: the longest time to first token of 99 %",
+                "serving runs": "inference-sim/sim-to-real-accuracy-validation: vLLM 0.15.1 at random arrivals",
                 "ml-energy": "ML.ENERGY benchmark v3: vLLM 0.11.1",
                 "gpt-fast": "meta-pytorch/gpt-fast, README.md, commit 6ecad9b",
                 "llama.cpp": "tables of kyuz0, lhl, guruswami-ai and ggml-org",
@@ -54,7 +57,7 @@ def describe(rows: Sequence[Row], fitted: Fitted, here: Predicted, out: Predicte
 
 
 def _entry(engine: str, rows: Sequence[Row], fitted: Fitted, here: Predicted, out: Predicted) -> dict[str, Any]:
-    mine = [i for i, row in enumerate(rows) if row.engine == engine]
+    mine = [i for i, row in enumerate(rows) if row.engine == engine and row.requests != FIRST]
     entry = _constants(engine, fitted, [])
     entry["fitted"] = _fitted([rows[i] for i in mine])
     ratios = [(rows[i], rows[i].seconds / out[i][0]) for i in mine]

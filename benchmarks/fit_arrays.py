@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
+from throughput_data import ALL, FIRST, Row
 
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import (
+    NO_PROMPTS,
     ExpertTimes,
     MatrixTimes,
+    PromptWork,
     SpeedModel,
     Times,
     costs_of,
@@ -26,12 +29,11 @@ from kvcalc.throughput.roofline import (
     step_parts,
     together,
 )
-from kvcalc.throughput.scheduling import STEP_TOKENS
-from kvcalc.throughput.serving import burst_wait, host_wait
+from kvcalc.throughput.scheduling import StepRules
+from kvcalc.throughput.serving import burst_wait, host_wait, requests_per_client
 
 if TYPE_CHECKING:
     from fit_parameters import Model
-    from throughput_data import Row
 
 Values = NDArray[np.float64]
 Ask = Callable[[Mapping[str, Any]], Values]
@@ -42,6 +44,8 @@ _NOISE = 0.12
 _TTFT_NOISE = 0.2
 # The rounds in which the prompts of a step are found, and the highest load of the steps.
 _ROUNDS, _MOST_LOAD = 4, 0.95
+# The place of the longest 99 % of a benchmark among its first requests.
+_LATE = 0.9
 
 
 def _stack(rows: Sequence[tuple[MatrixTimes, ...]]) -> tuple[MatrixTimes, ...]:
@@ -91,41 +95,49 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
     context = np.array([row.context_tokens for row in rows], float)
     kv = np.array([row.model.counts.kv_read_bytes(row.context_tokens) / row.model.bandwidth for row in rows])
     scores = np.array([row.model.counts.attention_flops(row.context_tokens) / _attention(row) for row in rows])
-    prompt = np.array([row.input_tokens for row in rows], float)
-    prompt_scores = np.array(
-        [row.model.counts.prefill_attention_flops(row.input_tokens) / _attention(row) for row in rows]
-    )
+    prompt = np.array([row.input_tokens - row.cached_tokens for row in rows], float)
+    prompt_scores = np.array([_prompt_flops(row) / _attention(row) for row in rows])
     share = np.array([row.decoding / row.output_tokens if row.output_tokens else 0.0 for row in rows])
     own = np.array([_prompts_of_step(row) for row in rows])
     is_separate = np.array([row.rules is not None and not row.rules.mixes for row in rows])
+    mixed = np.where(is_separate, 0.0, 1.0)
+    prompts = PromptWork(own, own * prompt, own * prompt_scores, own * prompt)
+    # Each stage computes another part of the prompts at the same time.
+    staged = PromptWork(*(one / np.where(is_separate, 1.0, times.stages) for one in prompts))
 
     def ask(constants: Mapping[str, Any]) -> Values:
         c = _namespace(constants)
         costs = costs_of(times, c)
         pairs, overhead, communication = step_parts(costs, batch, kv, scores, context, batch)
-        total = overhead + communication
-        for read, multiply in pairs:
-            total = total + together(read, multiply, c.roof_power)
-        work = sum(prompt_parts(costs, prompt, prompt_scores, prompt)) / times.stages
-        # Prompts in steps of their own, with `own` of them in a step.
-        multiply, moved, sent = prompt_parts(costs, own * prompt, own * prompt_scores, own * prompt)
-        pairs, _, _ = step_parts(costs, own * prompt, 0.0, 0.0, 0.0, own * prompt)
-        alone = together(sum(read for read, _ in pairs), multiply, c.roof_power) + costs.launch + costs.latency
-        alone = (alone + moved + sent) / own + c.sequence_seconds
-        return np.asarray(total + share * np.where(is_separate, alone, work))
+        decode = sum(together(read, multiply, c.roof_power) for read, multiply in pairs)
+        # Prompts in the steps of decoding requests, or in steps of their own.
+        after, of_scores, of_host, sent = prompt_parts(costs, staged, mixed * batch, mixed * batch)
+        added = sum(together(read, multiply, c.roof_power) for read, multiply in after) + of_scores + of_host + sent
+        before, _, _, _ = prompt_parts(costs, NO_PROMPTS, batch, batch)
+        without = sum(together(read, multiply, c.roof_power) for read, multiply in before)
+        added = added - np.where(is_separate, -costs.launch - costs.latency, without)
+        return np.asarray(decode + overhead + communication + share * added / own)
 
     return ask
 
 
 def _prompts_of_step(row: Row) -> float:
-    """How many prompts a step computes if it computes nothing else, with the constants that kvcalc has now."""
-    if not row.output_tokens or row.rules is None or row.rules.mixes:
+    """How many prompts a step that has some computes, with the constants that kvcalc has now."""
+    if not row.output_tokens or row.rules is None:
         return 1.0
-    prompts = Prompts(row.model, row.input_tokens, 0.0, row.rules)
+    prompts = Prompts(row.model, row.input_tokens, row.cached_tokens, row.rules)
+    rate = row.decoding / (row.output_tokens * row.seconds)
+    if row.rules.mixes:
+        return prompts.prompts_of_step(rate * row.seconds, row.decoding)
     step = row.model.decode(row.decoding, row.context_tokens).seconds
     for _ in range(_ROUNDS):
-        prompts.stop(step, row.decoding / (row.output_tokens * row.seconds), row.decoding / row.output_tokens)
+        prompts.stop(step, step, rate, row.decoding / row.output_tokens, row.decoding)
     return prompts.together
+
+
+def _prompt_flops(row: Row) -> float:
+    flops = row.model.counts.prefill_attention_flops
+    return flops(row.input_tokens) - (flops(row.cached_tokens) if row.cached_tokens else 0)
 
 
 def _attention(row: Row) -> float:
@@ -135,44 +147,44 @@ def _attention(row: Row) -> float:
 def ttft_seconds_of(rows: Sequence[Row], step: Sequence[Constants]) -> Ask:
     """The time to first token of every row, with the step's constants as they are in `step`."""
     models = [SpeedModel(row.model.counts, row.model.gpu, c) for row, c in zip(rows, step)]
-    waits = np.array([_waits(model, row) for model, row in zip(models, rows)])
-    one_step, others, known, counted = waits.T
+    one_step, others, known, first, cold = np.array([_waits(model, row) for model, row in zip(models, rows)]).T
     prompt = np.array([row.input_tokens for row in rows], float)
-    alone = np.array([row.concurrency == 1 for row in rows])
 
     def ask(constants: Mapping[str, Any]) -> Values:
         c = _namespace(constants)
-        steps = np.where(alone, np.minimum(c.ttft_steps, counted), counted)
-        return np.asarray(host_wait(c, steps, one_step, prompt, others) + known)
+        of_first = first * c.first_seconds + cold * c.cold_seconds
+        return np.asarray(host_wait(c, one_step, prompt, others) + known + of_first)
 
     return ask
 
 
-def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float]:
-    """The seconds of a step, the other running requests, the waits that are not fitted, and the scheduler's steps.
+def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, float]:
+    """The seconds of a step, the other running requests, the waits that are not fitted, and the share of first ones.
 
-    They are those of `serve` with the requests that decoded, and came, when the row was measured.
+    The last two are the shares on a warm and on a cold server. They are those of `serve` with the requests that
+    decoded, and came, when the row was measured.
     """
     step = model.decode(row.decoding, row.context_tokens).seconds
-    prompts, rules = Prompts(model, row.input_tokens, 0.0, row.rules), row.rules
-    if rules is None:
-        burst = burst_wait(prompts.work, max(STEP_TOKENS / row.input_tokens, 1.0), row.running)
-        return row.seconds, row.running - 1, prompts.lone + burst, 0.0
+    rules = row.rules or StepRules()
+    prompts = Prompts(model, row.input_tokens, row.cached_tokens, rules)
+    cold, first = float(row.requests == FIRST), (row.requests == ALL) / requests_per_client(row.concurrency)
     if row.concurrency == 1:
-        return step, 0.0, prompts.lone, rules.counted_steps
-    others = (row.concurrency - 1) / row.concurrency
+        return step, 0.0, prompts.lone, first, cold
+    # Clients meet the others, not themselves. At random, requests meet all.
+    others = 1.0 if row.is_open else (row.concurrency - 1) / row.concurrency
     rate = row.concurrency / ((row.ttft_seconds or 0.0) + row.output_tokens * row.seconds)
     for _ in range(_ROUNDS):
-        stop = prompts.stop(step, rate, others * row.decoding / row.output_tokens)
+        stop = prompts.stop(step, row.seconds, rate, others * row.decoding / row.output_tokens, row.decoding)
     mean_step = step + row.decoding * stop / row.output_tokens
     waits = prompts.waits(step, mean_step, row.decoding, others * rate)
     # The measured rate may be above the one that the constants allow. Each attention replica has a queue of its own.
     replicas = model.layout.data_parallel_size
     of_one = min(rate / replicas, _MOST_LOAD / waits.each)
-    first = waits.first + waits.queue(others * of_one)[0] / (others * of_one)
-    met = others * (row.decoding + of_one * replicas * prompts.alone)
-    burst = burst_wait(waits.each, max(waits.most, 1.0), row.running / replicas)
-    return step, met, first + burst, rules.counted_steps
+    waited = waits.first + waits.queue(others * of_one)[0] / (others * of_one)
+    met = 0.0 if row.is_open else others * (row.decoding + of_one * replicas * prompts.alone)
+    # In the mean, the first ones wait for half of each other.
+    burst = (first + 2 * _LATE * cold) * burst_wait(waits.each, max(waits.most, 1.0), row.running / replicas)
+    return step, met, waited + burst, first, cold
 
 
 def fit(

@@ -77,6 +77,7 @@ _STEP = (
     ),
     Parameter("expert_overhead", 0.15, 0.5, _each(_ENGINES, 0.3), 1),
     Parameter("expert_compute_overhead", 0.5, 0.5, floor=1),
+    Parameter("token_overlap", 0.3, 0.7, floor=1),
     Parameter("kv_overhead", 0.25, 0.5, _each(_ENGINES, 0.3), 1),
     Parameter("attention_compute_overhead", 0.8, 0.4, floor=1),
     Parameter("roof_power", 0.9, 0.3, floor=1),
@@ -89,18 +90,19 @@ _STEP = (
     Parameter("sequence_seconds", 1.5e-5, 0.7, {**_each(_ENGINES, 0.4), _SYNCHRONOUS: 0.5}),
     Parameter("busy_sequence_seconds", 3e-5, 0.7),
     Parameter("activation_passes", 12, 0.7),
-    Parameter("prefill_overhead", 0.2, 0.4, _each(_ENGINES, 0.2), 1),
-    Parameter("prefill_expert_overhead", 1.0, 0.5, floor=1),
+    Parameter("prefill_overhead", 0.2, 0.4, {**_each(_ENGINES, 0.2), "blackwell": 0.3}, 1),
+    Parameter("prefill_expert_overhead", 1.0, 0.5, {"blackwell": 0.3}, 1),
     Parameter("prefill_attention_overhead", 0.8, 0.4, floor=1),
 )  # fmt: skip
-# Points do not state every setting of a server: how often it looks for new requests, how many tokens of prompts a step
-# computes, what it compiles when the first requests arrive. With wide priors, one server's settings would become a
-# property of its engine for all models. Seconds have the narrowest ones: unlike steps, they do not follow the model.
+# The first requests of a benchmark wait for what a server compiles or loads with its first steps. Few runs say more of
+# it than their mean does.
 _FIRST_TOKEN = (
-    Parameter("ttft_seconds", 0.02, 0.3, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3), "blackwell": 0.5}),
-    Parameter("ttft_steps", 3.0, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.5}),
-    Parameter("ttft_prompt_steps", 4.0, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3)}),
-    Parameter("ttft_request_seconds", 5e-4, 0.3, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3)}),
+    Parameter("ttft_seconds", 0.006, 0.4, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3), "blackwell": 0.3}),
+    Parameter("ttft_steps", 0.3, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.5}),
+    Parameter("ttft_token_seconds", 2e-6, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.5}),
+    Parameter("ttft_request_seconds", 1e-4, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.3}),
+    Parameter("first_seconds", 0.3, 0.7, {**_each(_ENGINES, 0.7), **_each(_OLDER, 0.5), "blackwell": 0.7}),
+    Parameter("cold_seconds", 2.0, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.5), "blackwell": 0.5}),
 )
 _KINDS = (
     "ada", "ampere", "ampere-hbm", "apple-m", "blackwell-rtx", "gb10", "rdna3.5", "rdna4", "turing", "blackwell",
@@ -277,4 +279,10 @@ def is_older(row: Row) -> bool:
 
 
 SERVERS = Model("servers", (*_ENGINES, "logical"), _STEP, Model("servers", (*_ENGINES, "logical"), _FIRST_TOKEN, None))
-LAPTOPS = Model("laptops", ("llama.cpp", "mlx"), _LAPTOP, Model("laptops", ("llama.cpp", "mlx"), _FIRST_TOKEN, None))
+# Nothing is known of first steps that take longer there, so they take as long as others.
+_LAPTOP_FIRST_TOKEN = tuple(
+    p._replace(likely=1e-9) if p.name in ("first_seconds", "cold_seconds") else p for p in _FIRST_TOKEN
+)
+LAPTOPS = Model(
+    "laptops", ("llama.cpp", "mlx"), _LAPTOP, Model("laptops", ("llama.cpp", "mlx"), _LAPTOP_FIRST_TOKEN, None)
+)

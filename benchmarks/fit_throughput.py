@@ -24,7 +24,7 @@ import numpy as np
 from constants_document import describe
 from fit_arrays import Values, fit, seconds_of, ttft_seconds_of
 from fit_parameters import LAPTOPS, SERVERS, Model
-from throughput_data import Row, data_folder, read_rows
+from throughput_data import ALL, FIRST, STEADY, Row, data_folder, read_rows
 
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
@@ -34,6 +34,8 @@ TARGET = Path(__file__).resolve().parent.parent / "kvcalc" / "throughput" / "con
 _LEAST_WEIGHT = 1e-3
 # A source, a family and an engine with more rows than this count as this many.
 _MOST_ROWS = 60
+# The weight of a time to first token that is not a mean: it tells waiting from the first steps of a server.
+_NOT_MEAN = 1.5
 
 
 def weights_of(rows: Sequence[Row], is_used: Callable[[Row], bool]) -> Values:
@@ -71,13 +73,13 @@ class Fitted:
             self.theta[key], self.models[key] = before, model  # none of its rows are left out
             return
         if which:
-            step = [self.constants_of(row) for row in own]
-            ask = ttft_seconds_of(own, step)
+            ask = ttft_seconds_of(own, [self.constants_of(row) for row in own])
             measured = [row.ttft_seconds or 1.0 for row in own]
             weights = weights_of(own, lambda row: row.running >= row.concurrency and not row.waits_oddly)
+            weights = weights * np.array([1.0 if row.requests == ALL else _NOT_MEAN for row in own])
         else:
             ask, measured = seconds_of(own), [row.seconds for row in own]
-            weights = weights_of(own, lambda row: True)
+            weights = weights_of(own, lambda row: row.requests != FIRST)
         self.theta[key] = fit(model, own, ask, np.log(measured), weights, before)
         self.models[key] = model
 
@@ -101,8 +103,13 @@ class Fitted:
         model = SpeedModel(row.model.counts, row.model.gpu, self.constants_of(row))
         if not row.output_tokens:
             return model.decode(row.running, row.context_tokens).seconds, None
-        found = serve(model, row.input_tokens, row.output_tokens, row.concurrency, row.running, 0.0, row.rules)
-        return found.tpot_seconds, found.ttft_seconds
+        found = serve(
+            model, row.input_tokens, row.output_tokens, row.concurrency, row.running, row.cached_tokens, row.rules
+        )
+        if row.is_open:
+            return found.tpot_seconds, found.random_ttft_seconds
+        first = {ALL: found.ttft_seconds, STEADY: found.steady_ttft_seconds, FIRST: None}[row.requests]
+        return found.tpot_seconds, first
 
 
 def model_of(engine: str) -> Model:

@@ -4,6 +4,7 @@ The data are not part of the repository. The folder in `--data FOLDER` (or KVCAL
     speed_points.jsonl  a measured point per line: a question of `kvcalc batch`, metric, seconds, family, device,
                         engine, version, date, and `suspect`, a reason not to trust the point
     throughput.jsonl    a published figure per line: model, dtype, gpu, tp, pp, isl, osl, engine, metric, value, source
+    serving_runs.jsonl  a measured run per line: arguments of `kvcalc simulate`, and means and percentiles of its times
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _MODELS = {
     "Llama-3-8B": "llama-3-8b", "Llama-3-70B": "llama-3-70b",
 }  # fmt: skip
 # Models with the same architecture, which are left out together.
-_FAMILIES = {
+FAMILIES = {
     "llama-3.1-8b": "llama-3", "llama-3.1-70b": "llama-3", "llama-3.1-405b": "llama-3", "llama-3.3-70b": "llama-3",
     "llama-3-8b": "llama-3", "llama-3-70b": "llama-3", "llama-2-7b": "llama-2", "llama-2-70b": "llama-2",
     "gpt-oss-20b": "gpt-oss", "gpt-oss-120b": "gpt-oss", "qwen3-8b": "qwen3", "qwen3-32b": "qwen3",
@@ -53,6 +54,11 @@ _GPUS = {
 _DTYPES = {"bf16": None, "fp16": None, "F16": "fp16", "int8": "int8", "int4-g32": "int4", "Q4_K_M": "q4_k_m"}
 # Points that the collection does not mark, with the reason why the fit does not trust them. They are scored.
 BELOW_THE_ROOFLINE = "faster than the roofline"
+
+
+# Of a benchmark: all requests, those after the first ones, and 9 in 10 of the first ones, which is the longest of 99 %
+# with 10 requests per client.
+ALL, STEADY, FIRST = "all", "steady", "first"
 
 
 class Row(NamedTuple):
@@ -81,6 +87,9 @@ class Row(NamedTuple):
     ttft_seconds: float | None
     suspect: str | None
     rules: StepRules | None = None
+    cached_tokens: float = 0.0
+    is_open: bool = False  # requests arrive at random
+    requests: str = ALL  # those of which the time to first token is known
 
     @property
     def kind(self) -> str:
@@ -124,7 +133,8 @@ def read_rows(folder: Path) -> list[Row]:
     """Every point that kvcalc answers, without those that the collection marks as suspect."""
     asks = Questions()
     rows = []
-    for point in (*_points(folder / "speed_points.jsonl"), *_published(folder / "throughput.jsonl")):
+    points = *_points(folder / "speed_points.jsonl"), *_published(folder / "throughput.jsonl")
+    for point in (*points, *_runs(folder / "serving_runs.jsonl")):
         row = _row(asks, point)
         if row is not None:
             rows.append(row)
@@ -171,6 +181,61 @@ def _published(path: Path) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
+def _runs(path: Path) -> Iterator[dict[str, Any]]:
+    """Runs at random arrivals with their means. Runs with clients have the median and the 99th percentile of TTFT."""
+    for text in path.read_text(encoding="utf-8").splitlines():
+        run = json.loads(text)
+        options = dict(zip(run["arguments"][1::2], run["arguments"][2::2]))
+        seconds, question = run["seconds"], {"model": run["arguments"][0]}
+        if "tpot_mean" not in seconds or "trace" in run or "--prefill-replicas" in options:
+            continue
+        for option, value in options.items():
+            name = _RENAMED.get(option, option.removeprefix("--"))
+            question[name] = _mean(value) if name in ("input_tokens", "output_tokens") else value
+        question = {name: int(v) if isinstance(v, str) and v.isdigit() else v for name, v in question.items()}
+        rate = float(question.pop("requests-per-second", 0))
+        for name in ("requests", "replicas", "prefix-tokens"):
+            question.pop(name, None)
+        if rate:
+            question["concurrency"] = max(2, round(rate * seconds["e2e_mean"]))
+            question["prefix_hit_rate"] = found_again(question["input_tokens"]) / question["input_tokens"]
+            # Some answers are shorter than asked.
+            question["output_tokens"] = round((seconds["e2e_mean"] - seconds["ttft_mean"]) / seconds["tpot_mean"])
+        point = {
+            "question": question, "metric": "tpot", "seconds": seconds["tpot_mean"], "family": run["family"],
+            "engine": run["engine"], "version": run["release"], "date": run.get("date"), "suspect": None, "rate": rate,
+        }  # fmt: skip
+        if rate:
+            yield {**point, "set": "serving runs", "ttft": seconds["ttft_mean"], "requests": STEADY}
+        else:
+            yield {**point, "set": "inferencex p50", "ttft": seconds["ttft_p50"], "requests": STEADY}
+            yield {**point, "set": "inferencex p99", "ttft": seconds["ttft_p99"], "requests": FIRST}
+
+
+_RENAMED = {
+    "--input-tokens": "input_tokens", "--output-tokens": "output_tokens", "--prompt-tokens": "input_tokens",
+    "--answer-tokens": "output_tokens",
+}  # fmt: skip
+
+
+def found_again(tokens: int) -> int:
+    """The tokens of a prompt that are found in vLLM's prefix cache if the whole prompt was computed before.
+
+    inference-perf repeats a few prompts (`data_index % len(self.prompts)`, shared_prefix_datagen.py), and the runs show
+    it: the time to first token is 2.5 decode steps and about 7 ms, whether the prompt takes 7 or 25 ms to compute.
+    """
+    return (tokens - 1) // _BLOCK_TOKENS * _BLOCK_TOKENS
+
+
+_BLOCK_TOKENS = 16
+
+
+def _mean(lengths: str) -> int:
+    """The mean of a length: 1000 or uniform:900..1100."""
+    ends = lengths.removeprefix("uniform:").split("..")
+    return round(sum(map(float, ends)) / len(ends))
+
+
 def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     """The row of a point, or None if kvcalc has no answer."""
     fields = {key: value for key, value in point["question"].items() if value is not None}
@@ -185,17 +250,21 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     served = fields.get("output_tokens", 0)
     most = most_at_once(case, budget(case))
     running = running_requests(case, wanted_requests(case, most)).requests
+    if not running:
+        return None  # it does not fit
     concurrency = fields.get("concurrency", running)
     context = fields["input_tokens"] + served / 2 if served else case.workload.context_tokens
     first, seconds, decoding = point["ttft"], point["seconds"], float(running)
     suspect = BELOW_THE_ROOFLINE if seconds < speed.model.roofline(running, context) else _suspect(point, fields)
     if first is not None and suspect is None:
         decode = served * seconds
-        decoding = max(1.0, concurrency * decode / (first + decode))
+        decoding = max(1.0, (point.get("rate") or concurrency / (first + decode)) * decode)
     return Row(
-        point["set"], _FAMILIES.get(point["family"], point["family"]), point["engine"], point["version"],
+        point["set"], FAMILIES.get(point["family"], point["family"]), point["engine"], point["version"],
         point["date"], fields, speed.model, speed.weight_dtype, context, fields.get("input_tokens", 0), served,
         concurrency, running, decoding, seconds, first, suspect, step_rules(case, most),
+        fields.get("prefix_hit_rate", 0.0) * fields.get("input_tokens", 0), bool(point.get("rate")),
+        point.get("requests", ALL),
     )  # fmt: skip
 
 

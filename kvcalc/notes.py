@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from kvcalc.records import NamedTuple
 
+BAD_ROWS = "bad-rows"
+"""The code of the warning about rows of a trace that cannot be read. The exit code is then 1."""
+
 # The text of a note about one of these parts does not name the part, so it is printed in front.
 _NAMED_PARTS = ("weights", "throughput")
 

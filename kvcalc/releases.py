@@ -1,8 +1,8 @@
 """The one place that reads a release of an engine: the text after @ in `--engine vllm@0.12`.
 
 A release is a version (0.12, v0.11.2, 1.2.0rc6.post2, 0.20.2rc1.dev9+g123), a build of llama.cpp (b6097), a date, a
-commit, an image tag (v0.5.9-cu129), or `latest` or `nightly`. Rules and constants that changed with a release are steps
-in time, and a release uses the newest step that is not newer than itself.
+commit, an image tag (v0.5.9-cu129, glm5-hopper), or `latest` or `nightly`. Rules and constants that changed with a
+release are steps in time, and a release uses the newest step that is not newer than itself.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ _COMMIT = r"(?:commit[-:]?|g)?[0-9a-f]{7,40}"
 # Tags of images and branches that name no release of the engine: nightly-5b8c30d, gpt-oss-dev, rocm7.1-pytorch2.9.
 _BRANCH = r"(?:nightly|latest|dev|main|stable)[-_.].+|.+[-_.](?:nightly|latest|dev|main)"
 _COMPONENTS = r"[a-z]+\d+(?:\.\d+)*(?:[-_][a-z]+\d+(?:\.\d+)*)+(?:[-_]\w+)*"
+# Other tags, such as those of images for one model: glm5-hopper, deepseek_v4, qwen3.5. They begin with a letter and
+# have a digit or a separator. A misspelt `latest` is none of them, nor is a misspelt number: `0.9.x`, `rc1`.
+_TAG = r"(?=.*[-_\d])(?=.*[a-z]{3})[a-z][\w.-]*"
+_LIKE_A_NUMBER = (
+    r"(?:.*[-_])?v?\d+\.[\w.]*(?:[-_].*)?|[bv]\d.*"
+    r"|(?:alpha|beta|preview|pre|rc|post|dev|release)[-_.]?\d*(?:\..*)?"
+)
 
 _NEWEST = ("latest", "nightly", "main", "master", "head")
 
@@ -127,6 +134,8 @@ def _parse(engine: str, text: str) -> Asked | None:
     # llama.cpp's Python package counts its own versions, which say nothing about the build.
     is_package = engine in COUNTS_BUILDS and "." in text and re.fullmatch(_VERSION, text) is not None
     if is_package or any(re.fullmatch(kind, text) for kind in (_COMMIT, _BRANCH, _COMPONENTS)):
+        return Asked(text, None, is_placed=False)
+    if re.fullmatch(_TAG, text, re.ASCII) and not re.fullmatch(_LIKE_A_NUMBER, text):
         return Asked(text, None, is_placed=False)
     return None
 

@@ -7,6 +7,7 @@ the same text, so an edited preset in a checkout is never read from an old copy.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,41 +27,49 @@ class CompilePresets(BuildHookInterface[Any]):
 
 def compile_presets(presets: Path) -> None:
     """Write presets/compiled/NAME.json for every presets/models/NAME.yaml, and compiled/KIND/NAME.json for every
-    NAME.yaml in presets/gpus and presets/types, and compiled/engines/NAME.json for kvcalc/engines/NAME/engine.yaml.
-    Write the devices' aliases to compiled/gpus/_aliases.json.
+    NAME.yaml in presets/gpus, presets/types and kvcalc/cli/commands. Write the devices' aliases to
+    compiled/gpus/_aliases.json, and all kvcalc/engines/NAME/engine.yaml to compiled/_engines.json.
 
     Old JSON files are removed. Raises ValueError if a row of a table of model types is not as its reader expects.
     """
-    compiled = presets / "compiled"
+    compiled, package = presets / "compiled", presets.parent / "kvcalc"
     aliases: dict[str, list[str]] = {}
-    files = {}
-    for kind in ("models", "gpus", "types"):
-        files[kind] = {path.stem: path for path in sorted((presets / kind).glob("*.yaml"))}
-    files["engines"] = {path.parent.name: path for path in presets.parent.glob("kvcalc/engines/*/engine.yaml")}
-    for kind, named in files.items():
-        folder = compiled if kind == "models" else compiled / kind
-        folder.mkdir(exist_ok=True)
-        for stale in folder.glob("*.json"):
-            stale.unlink()
-        for name, path in named.items():
-            text = path.read_text(encoding="utf-8")
-            mapping = yaml.safe_load(text)
-            (folder / f"{name}.json").write_text(json.dumps({"text": text, "mapping": mapping}, default=str))
+    if compiled.exists():
+        shutil.rmtree(compiled)
+    folders = {"models": presets / "models", "gpus": presets / "gpus", "types": presets / "types"}
+    for kind, folder in {**folders, "commands": package / "cli" / "commands"}.items():
+        target = compiled if kind == "models" else compiled / kind
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.glob("*.yaml")):
+            text, mapping = _read(path)
+            _write(target / f"{path.stem}.json", text, mapping)
             if kind == "gpus":
-                aliases[name] = mapping["aliases"]
+                aliases[path.stem] = mapping["aliases"]
             if kind == "types":
-                _check(presets.parent, mapping)
+                _check(presets.parent, path.stem, mapping)
     (compiled / "gpus" / "_aliases.json").write_text(json.dumps(aliases))
+    engines = {path.parent.name: _read(path) for path in sorted((package / "engines").glob("*/engine.yaml"))}
+    texts = {name: text for name, (text, _) in engines.items()}
+    _write(compiled / "_engines.json", texts, {name: mapping for name, (_, mapping) in engines.items()})
 
 
-def _check(root: Path, rows: dict[str, Any]) -> None:
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    text = path.read_text(encoding="utf-8")
+    return text, yaml.safe_load(text)
+
+
+def _write(path: Path, text: object, mapping: object) -> None:
+    path.write_text(json.dumps({"text": text, "mapping": mapping}, default=str))
+
+
+def _check(root: Path, table: str, rows: dict[str, Any]) -> None:
     """Check the rows with the reader in this checkout, which is not installed yet. So are the engines' declarations."""
     sys.path.insert(0, str(root))
     try:
         from kvcalc.engines import declarations
-        from kvcalc.model.families.decoder_check import check_rows
+        from kvcalc.model.type_check import check_table
     finally:
         sys.path.remove(str(root))
-    check_rows(rows)
+    check_table(table, rows)
     if not declarations.ENGINES:
         raise ValueError("kvcalc/engines has no engine.yaml")

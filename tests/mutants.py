@@ -1,8 +1,9 @@
 """Mutation testing: change one thing at a time in a file and list the changes that its tests do not notice.
 
-    python -m tests.mutants                                   all files of TESTS
-    python -m tests.mutants kvcalc/throughput/roofline.py     one of them
-    python -m tests.mutants FILE --tests tests/test_x.py      another file, with the tests that should notice
+    python -m tests.mutants                                        all files of TESTS
+    python -m tests.mutants kvcalc/simulation                      all files of a folder
+    python -m tests.mutants kvcalc/engines --sample 60 --seed 3    60 of their mutants, drawn at random
+    python -m tests.mutants FILE --tests tests/test_x.py           another file, with the tests that should notice
 
 A mutant is compiled in memory in a forked process, so the checkout is not changed and a run may be interrupted. Only
 tests that call the code in their own process can notice it.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import os
 import signal
 import sys
@@ -21,18 +21,90 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from random import Random
 from types import CodeType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The tests of a file's rules, fastest first, because a mutant's run ends at the first failure.
+
+def _tests(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"tests/{folder}/test_{name}.py" for name in names)
+
+
+def _engine(*own: str) -> tuple[str, ...]:
+    """The tests of an engine: its own, and those of all engines."""
+    of_all = (
+        "allocation",
+        "commands",
+        "interface",
+        "schedules",
+        "reserve",
+        "release",
+        "pool_bytes",
+        "kv_dtype",
+        "prefixes",
+    )
+    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse attention_replicas".split()
+    return _tests("engines", *own, *of_all) + _tests("planning", *planned)
+
+
+_LOGS = _tests("engines", "logs", "log_pools", "log_reader", "log_drafting", "log_settings")
+_REUSE = (
+    *_tests("planning", "reused_sessions", "cache_tiers", "drafted_reuse", "prefix_hits", "prefix"),
+    *_tests("cli", "reuse"),
+)
+_SIMULATED = (
+    *_tests(
+        "simulation",
+        "conservation",
+        "reports",
+        "engine_schedules",
+        "prefix_cache",
+        "coupled",
+        "lock_step",
+        "common_prefix",
+        "pools",
+    ),
+    *_tests("cli", "simulate"),
+    *_tests("simulation", "reference"),
+)
+_SPLIT = _tests(
+    "planning", "disaggregated_limits", "disaggregated_matching", "disaggregated", "disaggregated_mixed", "split"
+)
+_PLANS = (
+    *_tests("planning", "fewest_finalists", "refused_plans", "pareto", "plan"),
+    *_tests("cli", "plan"),
+    *_tests("planning", "shapes", "running_requests"),
+)
+
+# The tests of a file's rules, or of those of all files in a folder, fastest first, because a mutant's run ends at the
+# first failure. A file has the tests of the longest name that it begins with.
 TESTS = {
-    "kvcalc/throughput/roofline.py": ("tests/throughput/test_steps.py",),
-    "kvcalc/engines/vllm/pages.py": ("tests/engines/test_vllm_pages.py",),
-    "kvcalc/memory/sharding.py": ("tests/memory/test_shares.py",),
-    "kvcalc/planning/device/budget.py": ("tests/planning/test_budget.py",),
-}
+    "kvcalc/throughput/roofline.py": _tests("throughput", "steps"),
+    "kvcalc/memory/sharding.py": _tests("memory", "shares"),
+    "kvcalc/planning/device/budget.py": _tests("planning", "budget"),
+    "kvcalc/engines": _engine(),
+    "kvcalc/engines/llama_cpp": _engine("llama_cpp", "llama_cpp_types"),
+    "kvcalc/engines/llama_cpp/log": _tests("engines", "llama_cpp_log", "llama_cpp_log_passes") + _LOGS,
+    "kvcalc/engines/log": _LOGS,
+    "kvcalc/engines/mlx": _engine("mlx"),
+    "kvcalc/engines/sglang": _engine(
+        "sglang", "sglang_shortcuts", "sglang_types", "sglang_drafts", "sglang_deepseek_v4"
+    ),
+    "kvcalc/engines/sglang/log": _LOGS,
+    "kvcalc/engines/tensorrt_llm": _engine("tensorrt_llm", "tensorrt_llm_groups", "tensorrt_llm_hybrid"),
+    "kvcalc/engines/tensorrt_llm/log": _LOGS,
+    "kvcalc/engines/vllm": _engine(
+        "vllm", "vllm_pages", "vllm_stages", "vllm_dtypes", "vllm_flags", "vllm_states", "vllm_compressed",
+        "vllm_releases", "vllm_planner",
+    ),
+    "kvcalc/engines/vllm/log": (*_tests("engines", "vllm_stages", "vllm_compressed"), *_LOGS),
+    "kvcalc/planning/plan": _PLANS + _SPLIT,
+    "kvcalc/planning/plan/disaggregated": _SPLIT,
+    "kvcalc/planning/reuse": _REUSE,
+    "kvcalc/simulation": _SIMULATED,
+}  # fmt: skip
 
 _BINARY: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -46,12 +118,30 @@ _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 class Mutant(NamedTuple):
-    """One change: its place, the code before and after, and the whole changed file."""
+    """One change: its place in a file, the way to the node that it replaces, and what stands there before and after."""
 
+    file: str
     line: int
-    before: str
-    after: str
-    tree: ast.Module
+    path: tuple[tuple[str, int | None], ...]
+    before: ast.AST
+    after: ast.AST
+
+    def __str__(self) -> str:
+        before, after = (ast.unparse(part).split("\n")[0] for part in (self.before, self.after))
+        return f"{self.file}:{self.line}: {before}  ->  {after}"
+
+    def tree(self) -> ast.Module:
+        """The whole changed file."""
+        changed = ast.parse((ROOT / self.file).read_text())
+        holder: Any = changed
+        for name, place in self.path[:-1]:
+            holder = getattr(holder, name) if place is None else getattr(holder, name)[place]
+        name, place = self.path[-1]
+        if place is None:
+            setattr(holder, name, self.after)
+        else:
+            getattr(holder, name)[place] = self.after
+        return ast.fix_missing_locations(changed)
 
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
@@ -120,27 +210,28 @@ def _places(node: ast.AST, path: tuple[tuple[str, int | None], ...] = ()) -> Ite
                 yield from _places(child, (*path, (name, place)))
 
 
-def mutants(source: str) -> list[Mutant]:
+def mutants(file: str) -> list[Mutant]:
     """Every mutant of a file."""
-    tree = ast.parse(source)
     found = []
     line = 0
-    for path, node in _places(tree):
+    for path, node in _places(ast.parse((ROOT / file).read_text())):
         line = getattr(node, "lineno", line)
         for change in changes(node):
             ast.fix_missing_locations(ast.copy_location(change, node))
-            before, after = (ast.unparse(part).split("\n")[0] for part in (node, change))
-            changed: Any = copy.deepcopy(tree)
-            holder = changed
-            for name, place in path[:-1]:
-                holder = getattr(holder, name) if place is None else getattr(holder, name)[place]
-            name, place = path[-1]
-            if place is None:
-                setattr(holder, name, copy.deepcopy(change))
-            else:
-                getattr(holder, name)[place] = copy.deepcopy(change)
-            found.append(Mutant(line, before, after, ast.fix_missing_locations(changed)))
+            found.append(Mutant(file, line, path, node, change))
     return found
+
+
+def files_of(name: str) -> list[str]:
+    """The file of this name, or the files of the folder."""
+    path = ROOT / name
+    return [str(file.relative_to(ROOT)) for file in sorted(path.rglob("*.py"))] if path.is_dir() else [name]
+
+
+def tests_of(file: str) -> tuple[str, ...]:
+    """The tests that should notice the mutants of a file."""
+    found = max((name for name in TESTS if file.startswith(name)), key=len, default="")
+    return TESTS.get(found, ())
 
 
 def _run_tests(path: Path, tree: ast.Module | None, tests: tuple[str, ...]) -> int:
@@ -184,47 +275,62 @@ def survives(path: Path, tree: ast.Module | None, tests: tuple[str, ...], second
     return False
 
 
-def survivors_of(file: str, tests: tuple[str, ...], processes: int) -> float:
-    """Print the mutants of `file` that its tests do not notice, and return their share in percent."""
-    path = ROOT / file
+def survivors_of(name: str, found: list[Mutant], tests: dict[str, tuple[str, ...]], processes: int) -> float:
+    """Print the mutants that their files' tests do not notice, and return their share in percent."""
     start = time.monotonic()
-    if not survives(path, None, tests, 600):
-        sys.exit(f"{file}: its tests fail without a mutant")
-    limit = 20 + 5 * (time.monotonic() - start)
-    found = mutants(path.read_text())
+    limits: dict[tuple[str, ...], float] = {}
+    for file in {mutant.file: None for mutant in found}:
+        if tests[file] not in limits:
+            began = time.monotonic()
+            if not survives(ROOT / file, None, tests[file], 600):
+                sys.exit(f"{file}: its tests fail without a mutant")
+            limits[tests[file]] = 20 + 5 * (time.monotonic() - began)
+
+    def lives(mutant: Mutant) -> bool:
+        its_tests = tests[mutant.file]
+        return survives(ROOT / mutant.file, mutant.tree(), its_tests, limits[its_tests])
+
+    alive = 0
     with ThreadPoolExecutor(processes) as pool:
-        alive = list(pool.map(lambda mutant: survives(path, mutant.tree, tests, limit), found))
-    for mutant, lives in zip(found, alive):
-        if lives:
-            print(f"{file}:{mutant.line}: {mutant.before}  ->  {mutant.after}")
-    share = 100 * sum(alive) / len(found)
-    seconds = time.monotonic() - start
-    print(f"{file}: {sum(alive)} of {len(found)} survive, {share:.1f} %, {seconds:.0f} s", flush=True)
+        for mutant, is_alive in zip(found, pool.map(lives, found)):
+            alive += is_alive
+            if is_alive:
+                print(mutant, flush=True)
+    share = 100 * alive / len(found)
+    print(f"{name}: {alive} of {len(found)} survive, {share:.1f} %, {time.monotonic() - start:.0f} s", flush=True)
     return share
 
 
 def main() -> int:
-    """The exit code: 1 if more than `--most` percent of a file's mutants survive."""
+    """The exit code: 1 if more than `--most` percent of the mutants of a file or folder survive."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", default=list(TESTS))
+    parser.add_argument("names", nargs="*", default=list(TESTS), metavar="FILE", help="files or folders")
     parser.add_argument("--tests", nargs="+", help="tests to run, instead of the ones this script names")
+    parser.add_argument("--sample", type=int, help="so many mutants of each name, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--most", type=float, default=8.0, help="survivors allowed in each file, in per cent")
+    parser.add_argument("--most", type=float, default=8.0, help="survivors allowed in each file or folder, in per cent")
     options = parser.parse_args()
     os.chdir(ROOT)
     # Import once, for every fork, the modules that all tests need and no mutant changes.
-    for name in ("_hypothesis_pytestplugin", "hypothesis", "jsonschema_rs", "pytest_timeout", "rich", "typer", "yaml"):
+    needed = ("_hypothesis_pytestplugin", "hypothesis", "jsonschema_rs", "pytest", "pytest_timeout", "rich", "typer")
+    for name in (*needed, "yaml"):
         __import__(name)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.path.join(ROOT, ".pytest_cache", "mutants")
     shares = []
-    for file in options.files:
-        tests = tuple(options.tests or TESTS.get(file, ()))
-        if not tests:
-            parser.error(f"{file}: name the tests that should notice, with --tests")
-        shares.append(survivors_of(file, tests, options.processes))
-    return int(max(shares) > options.most)
+    for name in options.names:
+        files = files_of(name)
+        tests = {file: tuple(options.tests or tests_of(file)) for file in files}
+        if nameless := [file for file in files if not tests[file]]:
+            parser.error(f"{nameless[0]}: name the tests that should notice, with --tests")
+        found = [mutant for file in files for mutant in mutants(file)]
+        if options.sample is not None:
+            found = Random(options.seed).sample(found, min(options.sample, len(found)))
+        if found:
+            shares.append(survivors_of(name, found, tests, options.processes))
+    return int(max(shares, default=0.0) > options.most)
 
 
 if __name__ == "__main__":

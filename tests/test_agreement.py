@@ -100,6 +100,7 @@ def test_the_parts_agree_with_attention_replicas(engine: str) -> None:
         if fit is not None:
             check_fit(name, answer)
             towers = sum(tower["bytes"] or 0 for tower in answer["weights"]["towers"])
+            towers += sum(line["bytes"] for line in fit["lines"] if line["name"] == "rotary tables")
             assert fit["weights_replicated_bytes"] <= fit["weights_bytes"] <= answer["weights"]["bytes"] + towers, name
         # If not one request fits, the speed is that of a start with a larger share of the memory and its own batch.
         if speed is not None and fit is not None and fit["max_batch_size"] != 0:

@@ -202,6 +202,22 @@ def test_json_loads_no_rich_no_torch_and_no_other_command() -> None:
     }
 
 
+def test_help_loads_no_model_and_no_engine() -> None:
+    for arguments in (("--help",), ("estimate", "--help"), ("plan", "-h")):
+        loaded = loaded_by(run(*arguments))
+        assert not loaded & (HEAVY | {"rich", "kvcalc.model.spec", "kvcalc.engines.engine", "kvcalc.question.question"})
+        # The list of commands needs none of their options.
+        assert ("kvcalc.engines.declarations" in loaded) is (len(arguments) > 1)
+
+
+def test_a_plan_loads_one_engine_and_the_commands_of_the_others() -> None:
+    loaded = loaded_by(run("plan", "llama-3-8b", "--gpu", "h100", "--input-tokens", "1k", "--output-tokens", "100",
+                           "--concurrency", "8", "--json"))  # fmt: skip
+    engines = {name for name in loaded if name.startswith("kvcalc.engines.") and name.endswith(".engine")}
+    assert engines == {"kvcalc.engines.engine", "kvcalc.engines.vllm.engine"}
+    assert "kvcalc.traces" not in loaded
+
+
 def test_a_device_loads_nothing_heavy_either() -> None:
     loaded = loaded_by(run("estimate", "llama-3-70b", "--gpu", "h100x4", "--engine", "vllm", "--json"))
     assert not loaded & (HEAVY | {"rich", "dataclasses", "importlib.metadata", "importlib.resources"})

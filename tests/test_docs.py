@@ -63,7 +63,7 @@ def test_every_option_has_help() -> None:
     import typer
 
     for command in COMMANDS:
-        module = __import__(f"kvcalc.cli.{COMMANDS[command]}", fromlist=["app"])
+        module = __import__(f"kvcalc.cli.{command}", fromlist=["app"])
         built = typer.main.get_command(module.app)
         for parameter in built.params:
             assert getattr(parameter, "help", None), f"{command} {parameter.name}"
@@ -258,7 +258,7 @@ def options_of_commands() -> set[str]:
     from kvcalc.engines import options as engines
 
     found = {"--help", "-h", "--version", *re.findall(r"(?<![\w-])--?[a-z][\w-]*", Path(engines.__file__).read_text())}
-    for name in COMMANDS.values():
+    for name in COMMANDS:
         command = typer.main.get_command(__import__(f"kvcalc.cli.{name}", fromlist=["app"]).app)
         for one in (command, *getattr(command, "commands", {}).values()):
             for parameter in one.params:

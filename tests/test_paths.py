@@ -48,7 +48,8 @@ def modules_of(question: Question) -> tuple[set[str], set[str]]:
 
     def watch(frame: FrameType, event: str, argument: object) -> None:
         name = frame.f_globals.get("__name__", "")
-        if event == "call" and name.startswith("kvcalc."):
+        # What a named tuple does is no step of the way.
+        if event == "call" and name.startswith("kvcalc.") and name != "kvcalc.records":
             running.add(name)
             code = frame.f_code
             values = [frame.f_locals.get(one) for one in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]]

@@ -64,6 +64,19 @@ def test_a_class_is_like_that_of_typing() -> None:
     assert type(pickle.loads(pickle.dumps(fast))) is Fast
 
 
+@pytest.mark.parametrize("size", [0, 1, 14, 15, 40])
+def test_a_class_may_have_any_number_of_fields(size: int) -> None:
+    names = [f"field_{place}" for place in range(size)]
+    made = {"Base": NamedTuple, "__name__": "wide"}
+    exec("class Wide(Base):\n 'Wide.'\n" + "".join(f" {name}: 'int'\n" for name in names), made)
+    wide: Any = made["Wide"]
+    assert (wide._fields, wide(*range(size)), wide(**dict(zip(names, range(size), strict=True)))) == (
+        tuple(names), tuple(range(size)), tuple(range(size)),
+    )  # fmt: skip
+    with pytest.raises(TypeError, match=r"Wide\.__new__"):
+        wide(*range(size + 1))
+
+
 def test_wrong_fields_are_errors_as_in_typing() -> None:
     kind: Any = Fast
     with pytest.raises(TypeError, match="size"):

@@ -147,9 +147,8 @@ def _check_simulated(is_simulated: bool, burstiness: float, requests: int | None
         "reuse": "prefix_tokens turns offload bandwidths transfer",
     },
     instead={
-        "context_tokens": "prompt_tokens=... and answer_tokens=... are the lengths of the requests",
         "batch_size": "concurrency=... is the number of requests",
-        "fits_context": "the context is that of the longest request",
+        "fits_context": "requests that are too long for the cache are refused anyway",
         "input_tokens": "prompt_tokens=...",
         "output_tokens": "answer_tokens=...",
         "gpus": 'devices="h100x4"',
@@ -170,6 +169,7 @@ def simulate(
     trace_format: str | None = None,
     scale_rate: float = 1.0,
     requests: int | None = None,
+    cold: bool | None = None,
     seed: int = 0,
     max_ttft_seconds: float | None = None,
     max_tpot_seconds: float | None = None,
@@ -177,11 +177,13 @@ def simulate(
     prefill_replicas: int | None = None,
     prefill_tensor_parallel_size: int | None = None,
     prefill_data_parallel_size: int | None = None,
+    prefill_expert_parallel_size: int | None = None,
     prefill_gpu: str | None = None,
     transfer: int | str | None = None,
     step_factor: float = 1.0,
     engine: str = "vllm",
     engine_settings: Mapping[str, Any] | None = None,
+    context_tokens: int | None = None,
     dtype: str | None = None,
     kv_dtype: str = "auto",
     tensor_parallel_size: int | None = None,
@@ -198,12 +200,13 @@ def simulate(
     """The document of `kvcalc simulate`: percentiles of the times that clients see, goodput, and the state over time.
 
     Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
-    distributions as on the command line: `"uniform:100..2000"`. `devices` may be a name: `"h100x4"`. With
+    distributions as on the command line: `"uniform:100..2000"`. `devices` may be a name: `"h100x4"`. `cold` is whether
+    the server has just started; by default only a short benchmark of clients finds such a server. With
     `prefill_replicas`, prompts are computed on instances of their own, on the kind of device `prefill_gpu` if it is
     another one, and `transfer` is the link to those that answer: bytes per second of one device, or a name such as
-    `infiniband-400g`. The times of all steps are multiplied by `step_factor`. The other arguments are those of
-    `estimate`. Of `reuse`, the common prefix is used, and of `speed` the hit rate, the calibration and the
-    expert-parallel size. `images` must fit in the longest request.
+    `infiniband-400g`. The times of all steps are multiplied by `step_factor`. `context_tokens` is the longest request
+    that the server takes. The other arguments are those of `estimate`. Of `reuse`, the common prefix is used, and of
+    `speed` the hit rate, the calibration and the expert-parallel size. `images` must fit in the longest request.
     """
     from functools import partial
 
@@ -221,7 +224,7 @@ def simulate(
         rows = read_trace(trace, trace_format)
     load = Load(
         lengths_of(prompt_tokens, "prompt_tokens"), lengths_of(answer_tokens, "answer_tokens"), requests_per_second,
-        concurrency, burstiness, rows, trace, scale_rate, requests, seed,
+        concurrency, burstiness, rows, trace, scale_rate, requests, seed, cold,
     )  # fmt: skip
     question = asked({**locals(), "devices": find_devices(devices) if isinstance(devices, str) else devices})
     limits = Limits(max_ttft_seconds, max_tpot_seconds)
@@ -230,6 +233,7 @@ def simulate(
 
         prefills = Prefills(
             prefill_replicas, transfer, prefill_tensor_parallel_size, prefill_data_parallel_size,
+            expert_parallel_size=prefill_expert_parallel_size,
             gpu=None if prefill_gpu is None else find_gpu(prefill_gpu),
         )  # fmt: skip
         ask = partial(simulate_pools, prefills=prefills)

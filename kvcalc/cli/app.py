@@ -16,12 +16,12 @@ from kvcalc.errors import KvcalcError, nearest
 from kvcalc.output.streams import discard_stdout
 from kvcalc.writing.terminal import printable
 
-# Command -> the module in kvcalc.cli that defines it as `app`. Only the module of the command that runs is imported.
-COMMANDS = {
-    "estimate": "estimate", "fit": "fit", "plan": "plan", "compare": "compare", "sweep": "sweep",
-    "simulate": "simulate", "prefix": "prefix", "batch": "batch", "audit": "audit", "score": "score",
-    "measure": "measure", "models": "models", "gpus": "gpus", "completion": "completion",
-}  # fmt: skip
+# Each command is a function in the module of kvcalc.cli that has its name. Only the module of the one that runs is
+# imported.
+COMMANDS = (
+    "estimate", "fit", "plan", "compare", "sweep", "simulate", "prefix", "batch", "audit", "score", "measure", "models",
+    "gpus", "completion",
+)  # fmt: skip
 
 # The maximum length of an error, in characters. The longest hint lists the model types.
 LONGEST_MESSAGE, LONGEST_HINT = 1_000, 4_000
@@ -38,7 +38,7 @@ class LazyGroup(WithHelp, TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        command = typer.main.get_command(import_module(f"kvcalc.cli.{COMMANDS[cmd_name]}").app)
+        command = typer.main.get_command(import_module(f"kvcalc.cli.{cmd_name}").app)
         # A subcommand that is itself a group has no name and would leave a blank line in the list of commands.
         command.name = cmd_name
         return command

@@ -11,27 +11,8 @@ from kvcalc.writing.terminal import one_line
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-EPILOG = """Examples:
-  kvcalc audit vllm.log
-  kvcalc audit vllm.log --json
-  kvcalc audit sglang.log --model llama-3-8b --tp 1 --get unexplained
-"""
 
-
-OPTIONS = [
-    o.value("--model", "MODEL", "Model name, config.json or .gguf file. Default: the model that the log names."),
-    o.option("engine",
-        "Engine that wrote the log: vllm, sglang, tensorrt-llm or llama.cpp. Default: the engine that the log shows.",
-        metavar="NAME", default=None, several=False),
-    o.option("tp", "Number of devices that split the heads. Default: the log's, else 1."),
-    o.option("kv-dtype", "Type of the cache. Default: the log's.", default=None),
-    o.option("context", "Maximum tokens per sequence: 8192, 8k (8,192). Default: the log's."),
-    *o.shared("max-model-len"),
-    *o.output(path="unexplained"),
-]  # fmt: skip
-
-
-@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
+@app.command(cls=o.taking(*o.declared("audit")))
 def audit(
     ctx: typer.Context,
     log: Annotated[str, typer.Argument(metavar="LOG", help="An engine's log, including its startup; - is stdin.")],

@@ -3,7 +3,8 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, BinaryIO, Optional
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Optional
 
 import typer
 
@@ -11,11 +12,13 @@ from kvcalc.cli import options as o
 from kvcalc.cli.alike import Cases, split
 from kvcalc.cli.question import load_model_of, question_of
 from kvcalc.errors import KvcalcError, RunError, UsageError, nearest
-from kvcalc.model.spec import ModelSpec
-from kvcalc.model.variants import WhatIf
 from kvcalc.output.streams import discard_stdout
 from kvcalc.records import NamedTuple
 from kvcalc.units import Number
+
+if TYPE_CHECKING:
+    from kvcalc.model.spec import ModelSpec
+    from kvcalc.model.variants import WhatIf
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -33,23 +36,8 @@ _EXAMPLES = {
     "simulate": "model, gpu, concurrency, prompt_tokens",
 }
 
-EPILOG = """\
-The fields of a question are the options of kvcalc estimate, with _ or -: model, context, batch, dtype, kv_dtype, tp,
-engine, ... Numbers are in bytes, bytes per second or operations per second. Strings are read as on the command line:
-"80GiB". With "command": "simulate" or "plan", they are the options of that command, but --trace.
 
-An answer is the document of kvcalc estimate --json on one line, or {"error": {"message", "hint", "exit_code", "line"}}.
-Blank lines are skipped. A config file that several questions use is read once.
-
-The exit code is 0 if every line was answered, and 1 if any line had an error. An error does not stop the other lines.
-
-Examples:
-  kvcalc batch questions.jsonl
-  kvcalc batch questions.jsonl --get kv_cache.total_bytes
-"""
-
-
-@app.command(epilog=EPILOG, cls=o.taking())
+@app.command(cls=o.taking())
 def batch(
     file: Annotated[
         str, typer.Argument(metavar="[FILE]", help="File of JSON lines, one question per line; - for stdin.")
@@ -122,7 +110,9 @@ def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
 
 
 def _answer_all(stream: BinaryIO, write: Callable[[dict[str, Any]], str]) -> tuple[int, str]:
-    """Answer every line of `stream`. Returns the number of lines with an error, and the first error.
+    """Answer every line of `stream`, and write each answer at once.
+
+    Returns the number of lines with an error, and the first error.
 
     If the reader of stdout has closed it (`| head`), the remaining lines are not read: a stream may be endless.
     """
@@ -130,16 +120,15 @@ def _answer_all(stream: BinaryIO, write: Callable[[dict[str, Any]], str]) -> tup
 
     questions = Questions()
     failed, first = 0, ""
-    for lines in read_lines(stream):
-        answers = []
-        for line in lines:
-            document = questions.answer(line)
-            if "error" in document:
-                failed += 1
-                first = first or f"line {line.number}: {document['error']['message']}"
-            answers.append(write(document))
+    for line in chain.from_iterable(read_lines(stream)):
+        document = questions.answer(line)
+        if "error" in document:
+            failed += 1
+            first = first or f"line {line.number}: {document['error']['message']}"
+        answer = write(document)
         try:
-            sys.stdout.write("\n".join(answers) + "\n")
+            # The next answer may take minutes.
+            sys.stdout.write(answer + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
             discard_stdout()
@@ -312,8 +301,8 @@ class Models:
         self._values = 0
 
     def model_of(
-        self, reference: Optional[str], what_if: WhatIf, flags: dict[str, Optional[str]], assume: bool = False
-    ) -> tuple[ModelSpec, WhatIf]:
+        self, reference: Optional[str], what_if: "WhatIf", flags: dict[str, Optional[str]], assume: bool = False
+    ) -> "tuple[ModelSpec, WhatIf]":
         """Like `question.load_model_of`."""
         # A what-if (--kv-heads) is part of the model only if the model is described by flags.
         key = (reference, None if reference is not None else what_if, *flags.values(), assume)
@@ -332,7 +321,7 @@ class Models:
         spec, left = found
         return spec, left if reference is None else what_if
 
-    def _keep(self, key: tuple[object, ...], found: tuple[ModelSpec, WhatIf]) -> None:
+    def _keep(self, key: tuple[object, ...], found: "tuple[ModelSpec, WhatIf]") -> None:
         self._values += _count_values(found[0].quantization) + len(found[0].layers)
         if len(self._found) >= _MOST_MODELS or self._values > _MOST_VALUES:
             from kvcalc.model.memo import forget

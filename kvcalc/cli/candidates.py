@@ -9,9 +9,9 @@ from itertools import takewhile
 from typing import Any
 
 from kvcalc.cli import ENGINE_PANEL
-from kvcalc.cli.help import engines_in, first_sentence
+from kvcalc.cli.help import engines_in, first_sentence, summary
 
-# Directives printed among the candidates (see kvcalc.cli.completion_scripts).
+# Directives printed among the candidates (see kvcalc.cli.completion).
 FILES, NO_SPACE = ":files", ":nospace"
 
 # Parameters whose values are lists: the part after the last comma is completed.
@@ -78,7 +78,7 @@ def _read(typed: Sequence[str], options: dict[str, Any]) -> tuple[Any, int, set[
 
 
 def _commands(root: Any) -> dict[str, str]:
-    return {name: first_sentence(root.get_command(None, name).help) for name in root.list_commands(None)}
+    return {name: summary(name) for name in root.list_commands(None)}
 
 
 def _options_of(command: Any, typed: Sequence[str], used: Iterable[str] = ()) -> dict[str, str]:

@@ -1,36 +1,26 @@
-"""`kvcalc completion`: the script that completes kvcalc's command lines in a shell."""
+"""`kvcalc completion`: the script that completes kvcalc's command lines in a shell.
 
+Each script calls `kvcalc completion words -- WORD...` to get the candidates for the last word. That command prints one
+candidate per line, as a whole word, with its description after a tab. It also prints the line `:files` if file names
+may follow, and `:nospace` if no space should be added after a candidate.
+"""
+
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from kvcalc.cli import options as o
 from kvcalc.errors import KvcalcError, UsageError, nearest
-from kvcalc.writing.shell import join
 from kvcalc.writing.terminal import one_line
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-EPILOG = """\
-To complete commands, options, models, devices, engines, types and paths, add one line to your shell's start-up file.
-
-bash, in ~/.bashrc: eval "$(kvcalc completion bash)"
-
-zsh, in ~/.zshrc after compinit: eval "$(kvcalc completion zsh)"
-
-fish, in ~/.config/fish/config.fish: kvcalc completion fish | source
-
-Examples:
-  kvcalc completion bash
-  kvcalc completion zsh
-  kvcalc completion fish
-"""
-
-# The scripts call `kvcalc completion words -- WORD...`, which prints the candidates for the last word.
+_SHELLS = ("bash", "zsh", "fish")
 _WORDS = "words"
 
 
-@app.command(epilog=EPILOG, cls=o.taking())
+@app.command(cls=o.taking())
 def completion(
     ctx: typer.Context,
     shell: Annotated[Optional[str], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")] = None,
@@ -39,18 +29,21 @@ def completion(
     ] = None,
 ) -> None:
     """Print the script that completes commands in bash, zsh or fish."""
-    from kvcalc.cli.completion_scripts import SCRIPTS
-
     if shell == _WORDS and words:
         _print_candidates(ctx.find_root().command, words)
     elif words:
         raise UsageError(f"completion takes one SHELL; unexpected argument {words[0]!a}")
     elif shell is None:
         raise UsageError("SHELL is missing", "for example kvcalc completion bash; also zsh and fish")
-    elif shell not in SCRIPTS:
-        raise UsageError(f"unknown shell {shell!a}", nearest(shell, SCRIPTS) or "use bash, zsh or fish")
+    elif shell not in _SHELLS:
+        raise UsageError(f"unknown shell {shell!a}", nearest(shell, _SHELLS) or "use bash, zsh or fish")
     else:
-        print(SCRIPTS[shell], end="")
+        print(script_of(shell), end="")
+
+
+def script_of(shell: str) -> str:
+    """The script for a shell."""
+    return (Path(__file__).parent / "scripts" / f"kvcalc.{shell}").read_text(encoding="utf-8")
 
 
 def _print_candidates(root: object, words: list[str]) -> None:
@@ -60,6 +53,7 @@ def _print_candidates(root: object, words: list[str]) -> None:
     reported, because the user is still typing.
     """
     from kvcalc.cli.candidates import complete
+    from kvcalc.writing.shell import join
 
     try:
         found = complete(root, words)

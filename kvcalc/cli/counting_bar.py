@@ -8,8 +8,8 @@ from typing import Optional
 
 _AFTER_SECONDS, _EVERY_SECONDS, _CELLS = 1.0, 0.1, 24
 
-Counter = Callable[[int, int], None]
-"""Called with how much is done, and how much there is."""
+Counter = Callable[..., None]
+"""Called with how much is done, and how much there is, if that is known."""
 
 
 @contextmanager
@@ -21,14 +21,16 @@ def counting_bar(what: str) -> Iterator[Optional[Counter]]:
     shown = 0
     due = time.monotonic() + _AFTER_SECONDS
 
-    def count(done: int, of: int) -> None:
+    def count(done: int, of: int = 0) -> None:
         nonlocal shown, due
         now = time.monotonic()
         if now < due:
             return
         due = now + _EVERY_SECONDS
-        filled = _CELLS * done // max(of, 1)
-        line = f"[{'#' * filled}{' ' * (_CELLS - filled)}] {done:,} of {of:,} {what}"
+        line = f"{done:,} {what}"
+        if of:
+            filled = _CELLS * done // of
+            line = f"[{'#' * filled}{' ' * (_CELLS - filled)}] {done:,} of {of:,} {what}"
         print(f"\r{line:<{shown}}", end="", file=sys.stderr, flush=True)
         shown = len(line)
 

@@ -8,34 +8,8 @@ from kvcalc.errors import DoesNotFitError, UsageError
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-EPILOG = """\
-The exit code is 4 if the model does not fit, and with --strict also if the fit is tight. The bytes of the weights
-and the cache are exact. The bytes of activations, CUDA graphs and contexts are estimates, each on its own line.
 
-Examples:
-  kvcalc fit llama-3-70b --gpu h100x4 --context 8192
-  kvcalc fit llama-3.1-8b --gpu rtx-4090 --engine vllm --context 32k
-  kvcalc fit deepseek-v3 --gpu h200x8 --dtype fp8 --engine sglang --batch 32 --json
-  kvcalc fit qwen3-8b --gpu-memory 24GiB --dtype int4
-"""
-
-
-OPTIONS = [
-    *o.shared(o.WORKLOAD),
-    o.option(
-        "engine",
-        "Engine whose memory rules to use: transformers, vllm, sglang, tensorrt-llm, llama.cpp or mlx. logical "
-        "reserves a tenth of the memory; vllm@0.11 or sglang@0.5.9 is an older release.",
-        metavar="NAME[@RELEASE]",
-    ),
-    *o.shared(f"kv-memory {o.WHAT_IF} {o.DEVICE} {o.SERVING} {o.SHARED} {o.OFFLOAD} {o.IMAGES} {o.DRAFTING}"),
-    o.flag("--strict", "Exit with code 4 also if the fit is tight: the margin is within the range of the estimates."),
-    *o.engine_settings(),
-    *o.output(path="fit.free_bytes"),
-]
-
-
-@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
+@app.command(cls=o.taking(*o.declared("fit")))
 def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Check whether a model fits on a device, and show the limits.
 

@@ -13,15 +13,8 @@ app = typer.Typer(
     subcommand_metavar="[NAME]",
 )
 
-EPILOG = """Examples:
-  kvcalc gpus
-  kvcalc gpus h100
-  kvcalc gpus mi300x --get memory_bytes
-  kvcalc gpus --json
-"""
 
-
-@app.callback(epilog=EPILOG, cls=o.taking(*o.output(path="gpus.0.name"), base=NamedGroup))
+@app.callback(cls=o.taking(*o.output(path="gpus.0.name"), base=NamedGroup))
 def gpus(ctx: typer.Context) -> None:
     """List the devices that --gpu knows, or show one.
 
@@ -33,7 +26,7 @@ def gpus(ctx: typer.Context) -> None:
         output_of(ctx.params).emit(list_gpus(), "gpus")
 
 
-@app.command(epilog="Example:\n  kvcalc gpus show mi300x", cls=o.taking(*o.output(path="memory_bytes")))
+@app.command(cls=o.taking(*o.output(path="memory_bytes")))
 def show(ctx: typer.Context, name: str = typer.Argument(metavar="NAME", help="A device's name or alias.")) -> None:
     """Show all figures of one device, and their source. kvcalc gpus NAME does the same."""
     from kvcalc.planning.answers.gpus import show_gpu

@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -120,10 +122,7 @@ class Screen:
 def _write_overview(screen: Screen, group: Any, ctx: Any) -> None:
     screen.paragraph(group.help)
     screen.heading("Usage", " kvcalc COMMAND [OPTIONS]")
-    sections = {
-        title: [Row(name, first_sentence(group.get_command(ctx, name).help)) for name in names.split()]
-        for title, names in GROUPS.items()
-    }
+    sections = {title: [Row(name, summary(name)) for name in names.split()] for title, names in GROUPS.items()}
     sections["Options"] = [Row("-h, --help", "Show this help."), *map(_row, _options(group, ctx)[:-1])]
     _write_sections(screen, sections)
     screen.heading("Examples")
@@ -139,7 +138,7 @@ def _write_short(screen: Screen, command: Any, ctx: Any, names: str | None) -> N
         options = [by_name[f"--{name}"] for name in names.split() if f"--{name}" in by_name]
     rows = [row._replace(text=first_sentence(row.text)) for row in map(_row, [*_arguments(command), *options])]
     _write_sections(screen, {"Options": rows})
-    notes, examples = split_epilog(command.epilog)
+    notes, examples = split_epilog(epilog_of(ctx.command_path.partition(" ")[2]))
     if names is None:
         _write_notes(screen, notes)
     _write_examples(screen, examples[:_MOST_EXAMPLES])
@@ -162,7 +161,7 @@ def _write_all(screen: Screen, command: Any, ctx: Any, engines: Sequence[str]) -
         names = [name for name, options in OPTIONS.items() if options]
         screen.paragraph(f"Engine settings: {ctx.command_path} --engine NAME --help")
         screen.paragraph(f"NAME is one of {', '.join(names)}; all shows the settings of every engine.")
-    notes, examples = split_epilog(command.epilog)
+    notes, examples = split_epilog(epilog_of(ctx.command_path.partition(" ")[2]))
     if any(option.metavar == "LIST" for option in _options(command, ctx)):
         notes = ["LIST is one value or several: separate them by commas, or repeat the option.", *notes]
     _write_notes(screen, notes)
@@ -221,10 +220,16 @@ def _write_examples(screen: Screen, examples: Sequence[str]) -> None:
         screen.commands(examples)
 
 
-def split_epilog(epilog: str | None) -> tuple[list[str], list[str]]:
+def epilog_of(command: str) -> str:
+    """The notes and the examples of a command such as `models show`, as they are in epilogs.txt. Empty for none."""
+    text = Path(__file__).with_name("epilogs.txt").read_text(encoding="utf-8")
+    return f"\n{text}\n[".partition(f"\n[{command}]\n")[2].partition("\n[")[0]
+
+
+def split_epilog(epilog: str) -> tuple[list[str], list[str]]:
     """The paragraphs of an epilog, each as one line, and its indented lines, which are example command lines."""
     notes, examples, paragraph = [], [], []
-    for line in [*(epilog or "").splitlines(), ""]:
+    for line in [*epilog.splitlines(), ""]:
         if line.startswith("  "):
             examples.append(line.strip())
         elif line.strip() and line.strip() not in ("Examples:", "Example:"):
@@ -284,6 +289,11 @@ def _label(names: Sequence[str], metavar: str | None) -> str:
     long = next(name for name in names if name.startswith("--"))
     short = next((f"{name}, " for name in names if not name.startswith("--")), " " * 4)
     return short + long + (f" {metavar}" if metavar else "")
+
+
+def summary(command: str) -> str:
+    """The first sentence about a command, without building its options."""
+    return first_sentence(getattr(import_module(f"kvcalc.cli.{command}"), command).__doc__)
 
 
 def first_sentence(help: str | None) -> str:

@@ -21,65 +21,8 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 
 _WITH_COMPARE = ("compare", "format", "json", "get", "no_color")
 
-EPILOG = """Examples:
-  kvcalc measure llama-7b --layers 2 --context 2048 --attention all
-  kvcalc measure gpt2 --context 512 --steps 16 --json
-  kvcalc measure --layers 2 --heads 8 --kv-heads 2 --head-dim 64 --hidden-size 512 --context 1k
-  kvcalc measure gpt2 --context 1024 --save after.json
-  kvcalc measure gpt2 --layers 2 --sweep context=256..1k,batch=1:4 --steps 4 --format csv
-  kvcalc measure gpt2 --layers 2 --context 512 --steps 8 --block-size 16 --kv-dtype int8
-  kvcalc measure --compare before.json after.json
 
-  torchrun --nproc-per-node 2 -m kvcalc measure llama-3-8b --layers 2 --tp 2
-
-Needs torch: pip install 'kvcalc[measure]'
-"""
-
-
-OPTIONS = [
-    *o.shared("context max-model-len batch"),
-    o.value("--steps -k", "K", "Number of decode steps to time. The last one ends at --context.", "32"),
-    o.value("--layers", "L", "Number of layers to build. Default: as many as fit."),
-    o.value("--attention", "KIND", "Run mha, mqa, gqa or mla instead of the model's own attention, or all of them."),
-    o.value("--device", "auto|cpu|cuda|mps", "Device to run on. cuda:1 is the second GPU.", "auto"),
-    o.value("--dtype", "TYPE", "Type of weights and cache: bf16, fp16 or fp32. Default: the config's."),
-    o.value(
-        "--tp --tensor-parallel-size", "T",
-        "Number of devices that split the heads. torchrun starts a process for each.", "1",
-    ),
-    o.value("--save", "FILE", "Write the JSON document to FILE."),
-    *o.shared("report"),
-    o.value(
-        "--backend", "NAME", "Attention kernel. auto times the kernels that can run and uses the fastest.", "auto"
-    ),
-    o.value("--without-backend", "NAMES", "Kernels that auto does not run, separated by commas.", several=True),
-    o.value(
-        "--cache", "preallocated|grow|none",
-        "How the cache is kept. grow concatenates at every step; none runs the prefix again.",
-        "preallocated",
-    ),
-    o.value("--block-size", "N", "Keep the cache in blocks of N tokens, with a block table."),
-    o.value(
-        "--kv-dtype --kv-cache-dtype", "TYPE",
-        "Type of the cache: fp8 or int8 with a scale per row. auto is the type of --dtype.",
-    ),
-    o.value(
-        "--prefill", "sample|full",
-        "sample fills the cache with random rows and times a prompt of up to 2,048 tokens; full runs the whole prompt.",
-        "sample",
-    ),
-    o.value("--mla", "absorbed|expanded", "How MLA is computed. expanded rebuilds K and V at every step.", "absorbed"),
-    o.value("--sweep", "AXES", "Make one run per point: context=1k..128k,batch=1..64. A range doubles at each point."),
-    o.value("--until-full", "context|batch", "Find the largest context or batch that fits."),
-    o.value("--memory", "SIZE", "Memory that --until-full may fill. Default: the free memory."),
-    o.value("--profile", "FILE", "Write a torch profiler trace of one step to FILE."),
-    o.value("--seed", "S", "Seed of the random weights and inputs.", "0"),
-    *o.shared(f"{o.WHAT_IF_SIZES} {o.MODEL_BY_FLAGS}"),
-    *o.output(path="runs.0.held_bytes"),
-]  # fmt: skip
-
-
-@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
+@app.command(cls=o.taking(*o.declared("measure")))
 def measure(
     ctx: typer.Context,
     model: o.Model = None,

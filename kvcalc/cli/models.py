@@ -15,24 +15,8 @@ app = typer.Typer(
     subcommand_metavar="[NAME]",
 )
 
-EPILOG = """Examples:
-  kvcalc models
-  kvcalc models deepseek-v3
-  kvcalc models --family gemma
-  kvcalc models llama-3-70b --get config.num_hidden_layers
-  kvcalc models --json
-"""
 
-CHECK_EPILOG = """\
-A preset of your own is a YAML file in a folder that KVCALC_PRESETS names, or in kvcalc/presets in your config folder
-(~/.config). A preset with the name of a shipped one overrides it.
-
-Example:
-  kvcalc models check ~/.config/kvcalc/presets/*.yaml
-"""
-
-
-@app.callback(epilog=EPILOG, cls=o.taking(*o.output(path="models.0.name"), base=NamedGroup))
+@app.callback(cls=o.taking(*o.output(path="models.0.name"), base=NamedGroup))
 def models(
     ctx: typer.Context,
     family: Annotated[
@@ -46,9 +30,7 @@ def models(
         output_of(ctx.params).emit(list_models(family), "models")
 
 
-@app.command(
-    epilog="Example:\n  kvcalc models show llama-3-70b", cls=o.taking(*o.output(path="config.num_hidden_layers"))
-)
+@app.command(cls=o.taking(*o.output(path="config.num_hidden_layers")))
 def show(ctx: typer.Context, name: str = typer.Argument(metavar="NAME", help="A model's name or alias.")) -> None:
     """Show the facts of one model and their source. kvcalc models NAME does the same."""
     from kvcalc.planning.answers.models import show_model
@@ -56,7 +38,7 @@ def show(ctx: typer.Context, name: str = typer.Argument(metavar="NAME", help="A 
     output_of(ctx.params).emit(show_model(name), "models_show")
 
 
-@app.command(epilog=CHECK_EPILOG, cls=o.taking(*o.output(path="files.0.ok")))
+@app.command(cls=o.taking(*o.output(path="files.0.ok")))
 def check(
     ctx: typer.Context, files: list[str] = typer.Argument(metavar="FILE...", help="Preset files (YAML).")
 ) -> None:

@@ -1,11 +1,13 @@
 """The options that several commands share.
 
-A command gets its options from its class, `@app.command(cls=taking(*shared(WORKLOAD), *output()))`, and their values
-from `ctx.params`. Only the options of the command that runs are built. Annotations would cost time at every start,
-because typer evaluates them.
+A command gets its options from its class, `@app.command(cls=taking(*declared("fit")))`, and their values from
+`ctx.params`. Only the options of the command that runs are built, when it runs. Annotations would cost time at every
+start, because typer evaluates them.
 """
 
+import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated, Any, Optional, Union
 
 import typer
@@ -13,6 +15,7 @@ from typer.core import TyperCommand, TyperOption
 
 from kvcalc.cli import ENGINE_PANEL
 from kvcalc.errors import UsageError
+from kvcalc.model.presets import shipped_mapping
 from kvcalc.question.fields import OPTIONS, REPEATED
 
 _MODEL_HELP = (
@@ -24,23 +27,33 @@ RequiredModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP)
 
 _OUTPUT = "Output"
 
-# Lengths, types, and the number of devices a model is split over.
-WORKLOAD = "context max-model-len batch dtype kv-dtype encoder-tokens tp pp dp"
-# The figures of a device, which describe one or replace those of a known one; and all options that choose a device.
-DEVICE_FIGURES = "gpu-memory gpu-bandwidth flops"
-DEVICE = f"gpu num-gpus {DEVICE_FIGURES}"
-# Options that change the speed, besides the workload; and the load of a server.
-SPEED, SERVING = "ep calibrate", "input-tokens output-tokens concurrency"
-# Drafted tokens, and prompts that are partly cached.
-DRAFTING, PREFIX = "speculative acceptance-length draft-model", "prefix-hit-rate"
-# What requests have in common, and slower memory that keeps what they leave.
-SHARED, OFFLOAD = "prefix-tokens turns", "offload offload-bandwidth offload-backend"
-IMAGES = "images image-size"
-# An attention other than the model's own.
-WHAT_IF_SIZES = "kv-heads kv-lora-rank qk-rope-head-dim"
-WHAT_IF = f"attention {WHAT_IF_SIZES}"
-# A plain decoder without a config. Each command declares --layers itself: in `measure` it is the layers to build.
-MODEL_BY_FLAGS = "heads head-dim hidden-size sliding-window"
+GROUPS = {
+    # Lengths, types, and the number of devices a model is split over.
+    "WORKLOAD": "context max-model-len batch dtype kv-dtype encoder-tokens tp pp dp",
+    # The figures of a device, which describe one or replace those of a known one; and all options that choose a device.
+    "DEVICE_FIGURES": "gpu-memory gpu-bandwidth flops",
+    "DEVICE": "gpu num-gpus DEVICE_FIGURES",
+    # Options that change the speed, besides the workload; and the load of a server.
+    "SPEED": "ep calibrate",
+    "SERVING": "input-tokens output-tokens concurrency",
+    # Drafted tokens, and prompts that are partly cached.
+    "DRAFTING": "speculative acceptance-length draft-model",
+    "PREFIX": "prefix-hit-rate",
+    # What requests have in common, and slower memory that keeps what they leave.
+    "SHARED": "prefix-tokens turns",
+    "OFFLOAD": "offload offload-bandwidth offload-backend",
+    "IMAGES": "images image-size",
+    # An attention other than the model's own.
+    "WHAT_IF_SIZES": "kv-heads kv-lora-rank qk-rope-head-dim",
+    "WHAT_IF": "attention WHAT_IF_SIZES",
+    # A plain decoder without a config. Each command declares --layers itself: in `measure` it is the layers to build.
+    "MODEL_BY_FLAGS": "heads head-dim hidden-size sliding-window",
+}
+"""Names for several options, in the lists of `shared`. ENGINE_SETTINGS are the options of all engines."""
+
+
+Declared = Callable[[], list[TyperOption]]
+"""Builds an option, or several."""
 
 
 class WithHelp:
@@ -58,8 +71,10 @@ class WithHelp:
         return help_of(self, ctx, ctx.meta.get("kvcalc.arguments", ()))
 
 
-def taking(*options: TyperOption, base: Any = TyperCommand) -> Any:
+def taking(*options: Declared, base: Any = TyperCommand) -> Any:
     """A command class that adds `options` to those in the function's signature."""
+
+    built = cache(lambda: [option for build in options for option in build()])
 
     class Taking(WithHelp, base):  # type: ignore[misc]  # the base is a value
         def __init__(self, *args: Any, params: list[Any], callback: Callable[..., Any], **others: Any) -> None:
@@ -68,7 +83,7 @@ def taking(*options: TyperOption, base: Any = TyperCommand) -> Any:
             def call(**given: Any) -> Any:
                 return callback(**{name: given[name] for name in own})
 
-            super().__init__(*args, params=[*params, *options], callback=call, **others)
+            super().__init__(*args, params=[*params, *built()], callback=call, **others)
 
     return Taking
 
@@ -109,30 +124,60 @@ def names_of(values: Union[str, Sequence[str], None], option: str) -> list[str]:
 def value(
     names: str, metavar: str, help: str, default: Optional[str] = None, panel: Optional[str] = None,
     several: Union[bool, str] = False,
-) -> TyperOption:  # fmt: skip
+) -> Declared:  # fmt: skip
     """An option with a value, which stays text. Its parameter is named after the first long name of `names`.
 
     With `several`, the option takes a list, separated by commas or given by repetition (`ListOption`). With `several`
     "repeated", it takes a list by repetition alone (`RepeatedOption`).
     """
     build = RepeatedOption if several == REPEATED else ListOption if several else TyperOption
-    return build(
+    return lambda: [build(
         param_decls=names.split(), type=str, default=default, metavar=metavar, help=help, show_default=True,
         rich_help_panel=panel, multiple=bool(several),
-    )  # fmt: skip
+    )]  # fmt: skip
 
 
-def flag(names: str, help: str, panel: Optional[str] = None) -> TyperOption:
+def flag(names: str, help: str, panel: Optional[str] = None) -> Declared:
     """An option without a value."""
-    return TyperOption(param_decls=names.split(), is_flag=True, default=False, help=help, rich_help_panel=panel)
+    return lambda: [
+        TyperOption(param_decls=names.split(), is_flag=True, default=False, help=help, rich_help_panel=panel)
+    ]
 
 
-def shared(names: str) -> list[TyperOption]:
-    """The options with these names, in this order, as their fields declare them."""
-    return [option(name) for name in names.split()]
+def declared(command: str) -> list[Declared]:
+    """The options of a command, as commands/COMMAND.yaml lists them.
+
+    A text there is a list for `shared`. The first key of a mapping is the function here that makes the option, with its
+    first argument; the other keys are the other arguments.
+    """
+    return [lambda: [option for build in _listed(command) for option in build()]]
 
 
-def option(name: str, help: str = "", **others: Any) -> TyperOption:
+def _listed(command: str) -> list[Declared]:
+    path = os.path.join(os.path.dirname(__file__), "commands", f"{command}.yaml")
+    make: dict[str, Callable[..., Declared]] = {"option": option, "value": value, "flag": flag}
+    found: list[Declared] = []
+    for row in shipped_mapping(path, "commands", command)["options"]:
+        if isinstance(row, str):
+            found += shared(row)
+        else:
+            (kind, name), *others = row.items()
+            found += output(path=name, **dict(others)) if kind == "output" else [make[kind](name, **dict(others))]
+    return found
+
+
+def shared(names: str) -> list[Declared]:
+    """The options with these names, or with those of a group, in this order, as their fields declare them."""
+    found: list[Declared] = []
+    for name in names.split():
+        if name == "ENGINE_SETTINGS":
+            found.append(engine_settings)
+        else:
+            found += shared(GROUPS[name]) if name in GROUPS else [option(name)]
+    return found
+
+
+def option(name: str, help: str = "", **others: Any) -> Declared:
     """The option with this name as its field declares it, with a command's own `help`, metavar, default or panel."""
     field = OPTIONS[name.replace("-", "_")]
     declared = {"default": field.default, "panel": field.panel, "several": field.several, "metavar": field.metavar}
@@ -147,10 +192,10 @@ def engine_settings() -> list[TyperOption]:
     for engine_name, options in OF_ENGINES.items():
         for one in options:
             declared.setdefault(one.name, []).append((engine_name, one))
-    return [_engine_option(name, *owners) for name, owners in declared.items()]
+    return [option for name, owners in declared.items() for option in _engine_option(name, *owners)()]
 
 
-def _engine_option(name: str, *owners: tuple[str, Any]) -> TyperOption:
+def _engine_option(name: str, *owners: tuple[str, Any]) -> Declared:
     aliases = list(dict.fromkeys(alias for _, option in owners for alias in option.aliases))
     names = " ".join([f"--{name}", *aliases])
     help = " ".join(f"{engine_name}: {option.described}" for engine_name, option in owners)
@@ -160,7 +205,7 @@ def _engine_option(name: str, *owners: tuple[str, Any]) -> TyperOption:
     return value(names, metavar, help, panel=ENGINE_PANEL)
 
 
-def output(metavar: str = "human|tsv|csv|json", more: str = "", path: str = "") -> list[TyperOption]:
+def output(metavar: str = "human|tsv|csv|json", more: str = "", path: str = "") -> list[Declared]:
     """The output options. `path` is an example of a --get path in the command's document."""
     example = f": --get {path}" if path else ""
     return [

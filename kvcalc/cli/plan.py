@@ -19,100 +19,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-EPILOG = """\
-Finds the smallest layout that fits and meets the targets, for each kind of device: tensor parallelism within
-a fast link, pipeline stages if that is not enough, and replicas. Exits with code 4 if nothing fits.
 
-Examples:
-  kvcalc plan llama-3-70b --input-tokens 7k --output-tokens 1k --concurrency 64 --gpu h100,h200
-  kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --requests-per-second 20 --max-tpot 30ms --max-ttft 1s
-  kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --requests-per-second 20 --max-ttft 1s@p99
-  kvcalc plan llama-3.1-8b --trace trace.csv --scale-rate 2 --max-ttft 1s@p99 --gpu h100,l40s
-  kvcalc plan gpt-oss-120b --input-tokens 2k --output-tokens 500 --concurrency 100 --price h100=2.5 --price l40s=0.9
-  kvcalc plan llama-3.1-8b --lengths lengths.csv --concurrency 200 --gpu l40sx8 --engine sglang --json
-  kvcalc plan qwen3-32b --input-tokens 2k --output-tokens 500 --concurrency 64 --gpu h100 --emit compose
-  kvcalc plan llama-3-70b --input-tokens 7k --output-tokens 1k --requests-per-second 3 --max-tpot 30ms --gpu h100 \
-    --disaggregate --transfer-bandwidth infiniband-400g
-"""
-
-
-OPTIONS = [
-    o.option("input-tokens", "Tokens per prompt: 2048, 2k.", panel=None),
-    o.option("output-tokens", panel=None),
-    o.value(
-        "--lengths",
-        "FILE",
-        "File with a row per request: prompt tokens, answer tokens; or a trace. Replaces --input-tokens and "
-        "--output-tokens.",
-    ),
-    o.option(
-        "trace", "File with the times and lengths of requests, as in kvcalc simulate. Layouts are simulated with it."
-    ),
-    o.option("trace-format"),
-    o.option("scale-rate"),
-    o.option("concurrency", "Concurrent requests, over all replicas.", panel=None),
-    o.option("requests-per-second", "Requests per second. Replaces --concurrency."),
-    o.option(
-        "max-ttft",
-        "Longest time to first token: 1s, 1s@p99. A percentile (p50, p90, p95, p99) is simulated, else it is the mean.",
-        metavar="TIME[@pP]",
-    ),
-    o.option("max-tpot", "Longest time per output token: 30ms, 40ms@p90.", metavar="TIME[@pP]"),
-    o.option("max-e2e", "Longest time of a whole request: 20s, 30s@p95.", metavar="TIME[@pP]"),
-    o.option(
-        "confidence", "Estimate that these times limit: 80 is the upper end of the 80% range, 50 the point estimate."
-    ),
-    o.flag("--strict", "Leave out layouts whose fit is tight."),
-    o.flag("--allow-beyond-limit", "Plan requests that are longer than the model's limit."),
-    o.flag(
-        "--disaggregate",
-        "Also plan prefill and decode on separate instances, joined by the link in --transfer-bandwidth.",
-    ),
-    *o.shared("transfer-bandwidth"),
-    o.flag("--pareto", "Also list the layouts that are cheaper, or faster for one user, than every other."),
-    o.flag(
-        "--all-layouts",
-        "Try every combination of tensor, pipeline, expert and context parallelism and attention replicas.",
-    ),
-    o.option("max-gpus", "Maximum number of devices in a layout."),
-    o.option("engine", "Engines whose memory and speed to use: vllm,sglang or all.", default="vllm"),
-    *o.shared("dtype kv-dtype dp"),
-    o.option(
-        "gpu", "Kinds of device: h100,l40s. h100x8 means at most 8. Default: the most common kinds.", metavar="LIST"
-    ),
-    o.option("price", "Price of one device per hour: h100=2.5,l40s=0.9."),
-    o.option(
-        "simulate",
-        "Simulate the N best layouts of each kind of device. Default: 8 with a percentile, or --trace and a limit.",
-        panel="Simulation",
-    ),
-    o.option(
-        "burstiness",
-        "Shape of the gamma distribution of the times between arrivals: 1 is Poisson, 0.25 comes in bursts.",
-        panel="Simulation",
-    ),
-    o.option(
-        "requests", "Number of requests. Default: enough for the percentile, or all of --trace.", panel="Simulation"
-    ),
-    o.option("seed", "Seed of the arrivals and the lengths.", panel="Simulation"),
-    *o.shared(f"{o.DEVICE_FIGURES} {o.PREFIX} prefix-tokens {o.IMAGES} {o.DRAFTING} calibrate"),
-    *o.engine_settings(),
-    o.value(
-        "--emit",
-        "vllm|sglang|trtllm|llama-server|compose|k8s",
-        "Print only how to start the best layout: a command, a compose file or a Kubernetes manifest.",
-    ),
-    o.value("--image", "NAME", "Container image for --emit compose and k8s. Default: the engine's own, on NVIDIA."),
-    *o.shared("report"),
-    *o.output(path="plans.0.num_devices"),
-]
-
-
-@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
+@app.command(cls=o.taking(*o.declared("plan")))
 def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Find how many devices a load needs, and at what cost."""
+    from kvcalc.notes import BAD_ROWS
     from kvcalc.planning.plan.document import refuse_empty
-    from kvcalc.traces import BAD_ROWS
 
     given = ctx.params
     output = output_of(given, "plan")
@@ -155,7 +67,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> dict
         question_of(
             {**given, "gpu": ",".join(names or COMMON_GPUS)},
             model_of,
-            f"gpu {o.DEVICE_FIGURES} engine input-tokens output-tokens concurrency transfer-bandwidth",
+            f"gpu {o.GROUPS['DEVICE_FIGURES']} engine input-tokens output-tokens concurrency transfer-bandwidth",
         ),
         gpus,
         lengths,

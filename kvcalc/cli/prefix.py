@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -30,56 +28,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-EPILOG = """\
-Reads a trace once, and gives the hit rate for every size of the cache. The trace must name the blocks of its
-prompts: Mooncake's and Qwen-Bailian's traces do, and so do JSON lines with prompt_token_ids. With MODEL, sizes are
-in bytes; with --gpu, kvcalc says how much prefill they save; with --price, what that costs.
-
-Examples:
-  kvcalc prefix mooncake.jsonl
-  kvcalc prefix mooncake.jsonl llama-3.1-70b --gpu h100x4 --engine vllm
-  kvcalc prefix mooncake.jsonl llama-3.1-70b --gpu h100x4 --engine vllm --offload cpu=200GiB,disk=2TiB
-  kvcalc prefix mooncake.jsonl llama-3.1-70b --gpu h100x4 --engine vllm --price h100=2.5,cpu=0.003
-  kvcalc prefix mooncake.jsonl qwen3-32b --engine sglang --cache-memory 16GiB..2TiB --format csv
-  kvcalc prefix prompts.jsonl --get knee.cache_tokens
-"""
-
-OPTIONS = [
-    o.option(
-        "cache-memory",
-        "Sizes of the cache, over all devices of a replica: 16GiB..2TiB, 40GiB,80GiB. Default: doubling up to all "
-        "blocks.",
-    ),
-    o.option("cache-tokens", "The same in tokens: 128k..64M. Needs no MODEL."),
-    o.option("trace-format", "Format of the trace: mooncake, qwen or token-ids. Default: recognised."),
-    o.option("trace-block-tokens", "Tokens of a block of hash_ids, if it is not that of the format."),
-    o.option("most-blocks", "Distinct blocks that are counted exactly. More are sampled."),
-    *o.shared("dtype kv-dtype tp pp"),
-    o.option("kv-memory", "Cache memory per device: 80G, 80GiB. Default: what the engine leaves on --gpu."),
-    o.option("engine", "Engine whose blocks and memory to use: vllm, sglang or tensorrt-llm. logical is the formula."),
-    *o.shared(f"{o.DEVICE} calibrate"),
-    *o.shared("offload offload-bandwidth"),
-    o.option(
-        "price",
-        "Price per hour of one device, and of one GiB of host memory or disk: h100=2.5,cpu=0.003,disk=0.0001.",
-        panel="Cache reuse",
-    ),
-    *o.engine_settings(),
-    *o.shared("report"),
-    *o.output(path="knee.cache_bytes"),
-]
-
 # Options that say nothing without a model.
 _OF_A_MODEL = ("dtype", "tp", "pp", "kv_memory", "gpu", "gpu_memory", "offload", "price", "calibrate", "cache_memory")
 
 
-@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
+@app.command(cls=o.taking(*o.declared("prefix")))
 def prefix(
     ctx: typer.Context,
     trace: Annotated[Optional[str], typer.Argument(metavar="TRACE", help="Trace of requests; - is stdin.")] = None,
     model: o.Model = None,
 ) -> None:
     """Find how much a bigger prefix cache helps."""
+    from kvcalc.cli.counting_bar import counting_bar
     from kvcalc.planning.answers.axis import parse_axis
     from kvcalc.planning.prefix import Sizes, prefix_curve
 
@@ -96,7 +56,7 @@ def prefix(
     memory, tokens = given["cache_memory"], given["cache_tokens"]
     if memory is not None and tokens is not None:
         raise UsageError("--cache-memory and --cache-tokens both set the sizes", "use one")
-    with _progress() as report:
+    with counting_bar("requests") as report:
         document = prefix_curve(
             trace,
             _question(given, model),
@@ -154,27 +114,3 @@ def _prices(given: Mapping[str, Any]) -> Prices:
         if devices is None or devices.gpu.name != name:
             raise UsageError(f"--price {text[:40]}: not the device of --gpu", f"add --gpu {text.partition('=')[0]}")
     return Prices(device, memory)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None] | None]:
-    """A function that shows the number of requests on stderr, if it is a terminal and reading takes over a second."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield None
-        return
-    from time import monotonic
-
-    start, width = monotonic(), 0
-
-    def report(requests: int) -> None:
-        nonlocal width
-        if monotonic() - start > 1:
-            text = f"{requests:,} requests"
-            width = max(width, len(text))
-            print(f"\r{text}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield report
-    finally:
-        if width:
-            print(f"\r{' ' * width}\r", end="", file=sys.stderr, flush=True)

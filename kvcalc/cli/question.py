@@ -9,24 +9,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
-from kvcalc.engines.options import option_names
 from kvcalc.errors import UsageError
-from kvcalc.model.spec import ModelSpec
-from kvcalc.model.variants import WhatIf
 from kvcalc.question.fields import FIELDS
-from kvcalc.question.question import CacheReuse, ImagesAsked, Question, SpeedQuestion
 from kvcalc.units import Number, parse_bandwidth, parse_count, parse_size
 
 if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
+    from kvcalc.model.spec import ModelSpec
+    from kvcalc.model.variants import WhatIf
     from kvcalc.output.sink import Output
     from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.device.devices import Devices, Figures
+    from kvcalc.question.question import CacheReuse, ImagesAsked, Question, SpeedQuestion
 
 _Parsed = TypeVar("_Parsed")
 _Given = Mapping[str, Any]
 
-ModelOf = Callable[[Optional[str], WhatIf, dict[str, Optional[str]], bool], tuple[ModelSpec, WhatIf]]
+ModelOf = Callable[[Optional[str], "WhatIf", dict[str, Optional[str]], bool], "tuple[ModelSpec, WhatIf]"]
 """A function that finds the model, such as `load_model_of`."""
 
 # The config keys of a model without a config, whose options set them.
@@ -93,6 +92,8 @@ def _asks_auto_context(given: _Given) -> bool:
 
 def what_if_of(given: _Given) -> WhatIf:
     """The what-if that the options describe."""
+    from kvcalc.model.variants import WhatIf
+
     return WhatIf(**values_of(WhatIf, given))
 
 
@@ -107,6 +108,8 @@ def settings_of(given: _Given) -> dict[str, str]:
 
 @cache
 def _engine_parameters() -> tuple[tuple[str, str], ...]:
+    from kvcalc.engines.options import option_names
+
     return tuple((name, _parameter(name)) for name in option_names())
 
 
@@ -115,6 +118,9 @@ def question_of(given: _Given, model_of: ModelOf | None = None, own: str = "") -
 
     `own` names the options that mean something else in the command, and are no part of the question.
     """
+    from kvcalc.model.variants import WhatIf
+    from kvcalc.question.question import Question
+
     find, left = model_of or load_model_of, {**given, **dict.fromkeys(own.replace("-", "_").split())}
     assume = given.get("assume_full_attention", False)
     spec, what_if = find(given["model"], what_if_of(left), flags_of(left), assume)
@@ -188,6 +194,8 @@ def _generic(flags: dict[str, str | None], num_kv_heads: int | None) -> ModelSpe
 
 def _speed_of(left: _Given, given: _Given) -> SpeedQuestion | None:
     """The options for throughput, or None if none of them is given."""
+    from kvcalc.question.question import SpeedQuestion
+
     values, calibration = values_of(SpeedQuestion, left), calibration_of(given)
     if calibration is not None:
         values["calibration"] = calibration
@@ -202,6 +210,8 @@ def _images_of(given: _Given) -> ImagesAsked | None:
     if count is None or size is None:
         missing = "--images" if count is None else "--image-size"
         raise UsageError(f"{missing} is missing", "--images 2 --image-size 1920x1080")
+    from kvcalc.question.question import ImagesAsked
+
     return ImagesAsked(count, *value_of(given, "pixels"))
 
 
@@ -231,6 +241,8 @@ def _speculation_of(given: _Given, load: Callable[[str], ModelSpec]) -> Speculat
 
 def _reuse_of(given: _Given) -> CacheReuse | None:
     """How the cache is used again, or None if no option asks for it. Raises UsageError (exit 2)."""
+    from kvcalc.question.question import CacheReuse
+
     tiers = {"offload": tier_sizes_of(given), "bandwidths": tier_rates_of(given)}
     found = CacheReuse(**{**values_of(CacheReuse, given), **tiers})
     _check_needs(given, "backend")

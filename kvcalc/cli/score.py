@@ -9,43 +9,8 @@ from kvcalc.cli.question import calibration_of, devices_of, output_of, settings_
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-EPILOG = """\
-Reads the results of vllm bench serve --save-result, SGLang's bench_serving --output-file, GuideLLM's
-benchmarks.json and llama-bench -o json or jsonl. The format is recognised by its content.
 
-The exit code is 0 if at least one run could be compared, however large the error is.
-
-Examples:
-  kvcalc score vllm-bench.json --gpu h100
-  kvcalc score guidellm.json --model llama-3.1-8b --gpu h100 --engine vllm
-  kvcalc score llama-bench.json --json
-  kvcalc score vllm-bench.json sglang-bench.jsonl --gpu h100 --get summary.0.mean_error
-  kvcalc score vllm-bench.json --gpu h100 --calibrate vllm-bench.json
-"""
-
-
-OPTIONS = [
-    o.value("--model", "MODEL", "Model name, config.json or .gguf file. Default: the model that the file names."),
-    o.option("engine",
-        "Engine that was measured: vllm, sglang, tensorrt-llm or llama.cpp. Default: the engine that the file names.",
-        metavar="NAME[@RELEASE]", default=None, several=False),
-    o.option("tp",
-        "Number of devices that split the heads. Default: the file's, else --num-gpus divided by --pp and --dp."),
-    o.option("pp", "Number of pipeline stages. Default: the file's, else 1."),
-    o.option("ep",
-        "Number of the devices among which whole experts are divided. Default: the file's, else --dp times --tp if "
-        "there is a --dp, else 1.", panel=None),
-    o.option("dp", "Number of attention replicas. Default: the file's, else 1."),
-    o.option("dtype",
-        "Type of the weights: bf16, fp16, fp8, int4, nvfp4 and others. Default: the file's, else the config's."),
-    o.option("kv-dtype", "Type of the cache. Default: the file's, else the engine's.", default=None),
-    *o.shared(f"{o.DEVICE} calibrate"),
-    *o.engine_settings(),
-    *o.output(path="summary.0.mean_error"),
-]  # fmt: skip
-
-
-@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
+@app.command(cls=o.taking(*o.declared("score")))
 def score(
     ctx: typer.Context,
     files: Annotated[

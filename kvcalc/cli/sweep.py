@@ -8,7 +8,6 @@ from kvcalc.cli import options as o
 from kvcalc.cli.question import kinds_of, output_of, question_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
-from kvcalc.notes import describe_notes
 from kvcalc.units import parse_count, parse_tokens
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,44 +19,11 @@ MOST_SHOWN = 40
 MOST_REPORTED = 1000
 MOST_HELD = 100_000
 
-EPILOG = """\
-Ranges: 1k..1M doubles from 1,024 up to 1,048,576; 4k..64k:4k adds 4k each time. A RANGE may also be a list.
 
-Examples:
-  kvcalc sweep llama-3-70b --context 1k..128k
-  kvcalc sweep gemma-3-27b --context 1k..128k --batch 1,8,64 --kv-dtype bf16,fp8 --tp 1..8 --format csv
-  kvcalc sweep deepseek-v3 --context 4k..64k:4k --format jsonl
-  kvcalc sweep gpt-oss-120b --context 8k,32k --engine vllm,sglang --kv-memory 40GiB
-  kvcalc sweep llama-3.1-8b --context 8k..128k --batch 1..64 --gpu l40s,h100
-"""
-
-
-OPTIONS = [
-    o.option("context",
-        "Tokens per sequence: 8k, 1k..1M, 4k..64k:4k, or a list of these.", metavar="RANGE", several=True),
-    o.option("batch", "Number of sequences: 1,8,64 or 1..64.", metavar="RANGE", several=True),
-    *o.shared("dtype"),
-    o.option("kv-dtype", "Types of the cache: bf16,fp8.", metavar="LIST", several=True),
-    *o.shared("encoder-tokens"),
-    o.option("tp",
-        "Number of devices that split the heads: 1..8. Default: the number in --gpu, else 1.", metavar="RANGE",
-        several=True),
-    *o.shared("pp dp"),
-    o.option("engine", "Engines whose memory layout to use: vllm,sglang or all. logical is the formula."),
-    o.option("kv-memory", "Cache memory per device: 80G, 80GiB. Shows which points fit."),
-    *o.shared(o.WHAT_IF),
-    o.value("--plot", "FILE", "Also plot memory over context, to FILE.svg or FILE.png: pip install 'kvcalc[plot]'."),
-    o.option("gpu", "Devices: h100,l40s or h100x4. Shows which points fit and how fast they are.", metavar="LIST"),
-    *o.shared(f"{o.DEVICE_FIGURES} {o.SPEED} {o.PREFIX} {o.SHARED} {o.DRAFTING}"),
-    *o.engine_settings(),
-    *o.shared("report"),
-    *o.output("human|tsv|csv|jsonl|json", " jsonl is one object per line.", "points.0.total_bytes"),
-]  # fmt: skip
-
-
-@app.command(epilog=EPILOG, cls=o.taking(*OPTIONS))
+@app.command(cls=o.taking(*o.declared("sweep")))
 def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Compute a grid of contexts, batches, devices and engines."""
+    from kvcalc.notes import describe_notes
     from kvcalc.output.sink import warn
     from kvcalc.planning.answers.axis import parse_axis, parse_engines
     from kvcalc.planning.answers.combination import COLUMNS
@@ -71,7 +37,7 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
 
         check_plot_file(plot)
     grid = ask(
-        question_of(given, own=f"context batch kv-dtype tp engine gpu {o.DEVICE_FIGURES}"),
+        question_of(given, own=f"context batch kv-dtype tp engine gpu {o.GROUPS['DEVICE_FIGURES']}"),
         contexts=None if given["context"] is None else parse_axis(given["context"], "--context", parse_tokens),
         batches=parse_axis(given["batch"], "--batch", parse_count),
         kv_dtypes=[name.casefold() for name in o.names_of(given["kv_dtype"], "--kv-dtype")],

@@ -537,6 +537,8 @@ class SimulateLoad(TypedDict):
     scale_rate: Amount | None
     """the times between the arrivals of the trace are divided by it"""
     seed: Whole | None
+    is_cold: bool
+    """whether the server has just started, so that its first step takes longer"""
     requests: Count
     refused_requests: Whole
     """requests that are too long for the cache; they are not simulated"""
@@ -599,6 +601,8 @@ class SimulatePrefill(TypedDict):
     pipeline_parallel_size: Count
     data_parallel_size: Count
     """attention replicas of one prefill instance"""
+    expert_parallel_size: Count
+    """ranks of one prefill instance that hold whole experts"""
     link: str | None
     """the link's name, if one was given"""
     bandwidth_bytes_per_second: Count

@@ -90,6 +90,8 @@ class Calibration(TypedDict):
     """what --calibrate changed"""
 
     record: CalibrationRecord | None
+    records: Whole
+    """the records of kvcalc measure that are used; record has the median of each constant"""
     applied: Literal["all", "partly", "record", "none"]
     """all: the runs are of this model and type of weights; partly: of another model, and only some factors carry over;
     record: there is only a record; none: of another engine or device"""
@@ -474,12 +476,15 @@ class Serving(TypedDict):
     tpot_low_seconds: Positive
     tpot_high_seconds: Positive
     ttft_seconds: Positive
-    """mean time to first token of a benchmark with 15 requests per client, which all start at once"""
+    """mean time to first token of a benchmark with 15 requests per client, which all start at once, on a server that
+    has run before"""
     ttft_low_seconds: Positive
     """80% range"""
     ttft_high_seconds: Positive
     steady_ttft_seconds: Positive
     """mean time to first token of a load that has run for long"""
+    random_ttft_seconds: Positive
+    """the same if as many requests a second arrive at random instead of from clients"""
     tokens_per_second: Positive
     """output tokens per second of all requests"""
     tokens_per_second_low: Positive

@@ -1,7 +1,7 @@
-"""How many bytes each engine allocates for a workload. Each engine is one class in its own module.
+"""How many bytes each engine allocates for a workload. Each engine is one class in a folder of its own.
 
-To add an engine, add a folder with a subclass of `Engine` (`engine.py`), and with its declaration, `engine.yaml`
-(`declarations.py`).
+To add an engine, add a folder with a subclass of `Engine` in its module `engine`, and with its declaration,
+`engine.yaml` (`declarations.py`). This module loads neither, for the options alone need no engine.
 """
 
 from __future__ import annotations
@@ -13,47 +13,21 @@ from typing import TYPE_CHECKING
 from kvcalc.engines.declarations import ENGINES as ENGINES
 from kvcalc.engines.declarations import LOGS as LOGS
 from kvcalc.engines.declarations import SERVERS as SERVERS
-from kvcalc.engines.engine import Engine, Resolved, imported
 from kvcalc.engines.options import check_settings
-from kvcalc.engines.place import Place
 from kvcalc.errors import ModelError, UsageError, nearest
-from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.reads import Entries
-from kvcalc.memory.sharding import Bounds, bounds_of
-from kvcalc.model.caches import Cache
-from kvcalc.model.spec import ModelSpec
-from kvcalc.notes import Note
-from kvcalc.releases import Asked, split_engine
 
 if TYPE_CHECKING:
     from kvcalc.engines.command import StartCommand
+    from kvcalc.engines.engine import Engine, Resolved
     from kvcalc.engines.log import LogReader
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.scheduler import Disaggregation
+    from kvcalc.model.spec import ModelSpec
+    from kvcalc.notes import Note
+    from kvcalc.releases import Asked
 
 # The code of the note that says which release's rules count.
 RELEASE = "release"
-
-
-class _NoCache(Engine):
-    """Any engine that runs an encoder model: it keeps no cache after the forward pass.
-
-    `of` is that engine's class.
-    """
-
-    of: type[Engine]
-
-    def reserve(self, question: Question) -> Reserve:
-        return self.of.reserve(self, question)
-
-    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
-        return bounds_of(self.of.cut(num_layers, stages))
-
-    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
-        return 0
-
-    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
-        return []
 
 
 def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None = None, stages: int = 1) -> Engine:
@@ -75,8 +49,11 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
             found.notes = (*found.notes, *_release_notes(found, asked))
             found.version = asked.text
         return found
+    from kvcalc.engines.engine import NoCache
+    from kvcalc.notes import Note
+
     engine.check_encoder(spec, settings)
-    nothing = _NoCache(spec, settings, 1, None)
+    nothing = NoCache(spec, settings, 1, None)
     nothing.of, nothing.name, nothing.title, nothing.version = engine, name, engine.title, asked and asked.text
     if engine.pools_for_encoders:
         text = "may reserve a pool for encoders; its size depends on the memory, not on the request"
@@ -98,6 +75,8 @@ def resolve_kv_dtype(
     `name` may end in a release. `device_class` is the kind of device, None if there is none. Raises UsageError (exit 2)
     for an unknown engine or release.
     """
+    from kvcalc.engines.place import Place
+
     engine, release = _class_of(name)
     place = Place(release.release if release else None, device_class)
     return engine.kv_dtype(spec, asked, settings or {}, dtype, place)
@@ -159,6 +138,8 @@ def command_key(name: str) -> str:
 
 def _release_notes(engine: Engine, asked: Asked) -> list[Note]:
     """A note if `engine` counts by the rules of another release than the one that was asked for."""
+    from kvcalc.notes import Note
+
     rules = None if asked.is_placed and asked.release is None else engine.rules_used(asked)
     if rules is None:
         return []
@@ -170,10 +151,14 @@ def _release_notes(engine: Engine, asked: Asked) -> list[Note]:
 
 def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], Asked | None]:
     """The engine class for a model type, and the requested release, or None."""
+    from kvcalc.engines.engine import imported
+    from kvcalc.releases import split_engine
+
     name, _, text = asked.partition("@")
     if name not in ENGINES:
         raise UsageError(f"--engine {name!r}: not an engine", nearest(name, ENGINES) or f"one of {', '.join(ENGINES)}")
-    engine = imported(*ENGINES[name])
+    folder, class_name = ENGINES[name]
+    engine = imported(f"{folder}.engine", class_name)
     if engine.is_formula and text.strip():
         raise UsageError(f"--engine {name}@{text[:20]}: the formula has no releases", f"write {name}")
     release = split_engine(asked)[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kvcalc.model.presets import shipped_mapping
+from kvcalc.model.presets import shipped_mappings
 from kvcalc.records import NamedTuple
 
 FILE = "engine.yaml"
@@ -68,10 +68,10 @@ def _option(name: str, row: dict[str, Any]) -> Option:
 
 def _declare_all() -> None:
     here = os.path.dirname(__file__)
-    files = ((os.path.join(here, folder, FILE), folder) for folder in os.listdir(here))
-    found = [(shipped_mapping(path, "engines", folder), folder) for path, folder in files if os.path.exists(path)]
-    for declared, folder in sorted(found, key=lambda one: int(one[0]["place"])):
-        declare(folder, declared)
+    files = {folder: os.path.join(here, folder, FILE) for folder in os.listdir(here)}
+    found = shipped_mappings("engines", {folder: path for folder, path in files.items() if os.path.exists(path)})
+    for folder in sorted(found, key=lambda folder: int(found[folder]["place"])):
+        declare(folder, found[folder])
 
 
 _declare_all()

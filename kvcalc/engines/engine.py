@@ -323,6 +323,11 @@ class Engine(ABC):
         return ()
 
     @classmethod
+    def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:
+        """The name and the bytes of what every device computes while it loads the model, beside the checkpoint."""
+        return ()
+
+    @classmethod
     def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
         """How copies of the attention divide a prompt, if the command must say so. None if they do not."""
         return None
@@ -519,6 +524,27 @@ class Engine(ABC):
 @remembered_of_two
 def _reads_of(engine: Engine, share: ModelSpec, dtype: Dtype) -> Reads:
     return reads_of(engine.entries(engine.attended(share), dtype))
+
+
+class NoCache(Engine):
+    """Any engine that runs an encoder model: it keeps no cache after the forward pass.
+
+    `of` is that engine's class.
+    """
+
+    of: type[Engine]
+
+    def reserve(self, question: Question) -> Reserve:
+        return self.of.reserve(self, question)
+
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        return bounds_of(self.of.cut(num_layers, stages))
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        return 0
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        return []
 
 
 @cache

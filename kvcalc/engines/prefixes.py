@@ -115,9 +115,9 @@ class LogicalPrefixes(Prefixes):
         return sum([count * self._kept(cache, tokens, after) for cache, count in self._caches])
 
     def _kept(self, cache: Cache, tokens: int, after: int) -> int:
-        own = 1 if isinstance(cache, RecurrentState) else tokens - after
-        if tokens <= after or own < 1:
+        if tokens <= after:
             return 0
+        own = 1 if isinstance(cache, RecurrentState) else tokens - after
         return min(stored_cache_bytes(cache, part, self._dtype) for part in (tokens, own))
 
     def sent_bytes(self, tokens: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 
-def same_text(path: str, text: str) -> dict[object, object] | None:
-    """The mapping in the JSON copy at `path`. None if there is no copy, or if it was made from another text."""
+def same_text(path: str, text: object) -> dict[object, object] | None:
+    """The mapping in the JSON copy at `path`. None if there is no copy, or if it was made from other texts."""
     import json
 
     try:

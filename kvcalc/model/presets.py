@@ -7,7 +7,7 @@ preset overrides the shipped one with the same name.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
@@ -66,13 +66,27 @@ def shipped_table(name: str) -> dict[str, Any]:
 def shipped_mapping(path: str, kind: str, name: str) -> dict[str, Any]:
     """The mapping in a shipped YAML file that is no preset. The build's copy of it is compiled/KIND/NAME.json."""
     text = read_text(path, MAX_PRESET_BYTES)
-    compiled = os.path.join(os.path.dirname(presets_folder()), "compiled", kind, f"{name}.json")
-    found: Any = same_text(compiled, text)
-    if found is None:
-        from kvcalc.model.yaml_mapping import parse_mapping
+    found: Any = same_text(_compiled(kind, f"{name}.json"), text)
+    return _parsed(text, path) if found is None else dict(found)
 
-        found = parse_mapping(text, path)
-    return dict(found)
+
+def shipped_mappings(kind: str, files: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """The mappings in several such files, of which `files` has the paths by name. Their copy is compiled/_KIND.json."""
+    texts = {name: read_text(path, MAX_PRESET_BYTES) for name, path in files.items()}
+    found: Any = same_text(_compiled(f"_{kind}.json"), texts)
+    if found is not None:
+        return dict(found)
+    return {name: _parsed(text, files[name]) for name, text in texts.items()}
+
+
+def _compiled(*names: str) -> str:
+    return os.path.join(os.path.dirname(presets_folder()), "compiled", *names)
+
+
+def _parsed(text: str, path: str) -> dict[str, Any]:
+    from kvcalc.model.yaml_mapping import parse_mapping
+
+    return dict(parse_mapping(text, path))  # type: ignore[arg-type]
 
 
 def find_preset(name: str) -> Preset | None:

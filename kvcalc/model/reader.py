@@ -27,6 +27,9 @@ _OF_HEADS = (
     "target_layer_ids",
 )  # fmt: skip
 
+# Config keys of the rotation of queries and keys by their position.
+_OF_ROTATION = ("rope_parameters", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_dim")
+
 # Keys under which published configs describe a tower (`kvcalc.model.towers`). The first that is there counts.
 TOWER_KEYS: dict[str, tuple[str, ...]] = {
     "vision": (
@@ -302,7 +305,11 @@ class ConfigReader:
             expert_dtype=self.config.get("expert_dtype"),
             num_draft_layers=draft if isinstance(draft, int) else None,
             state_dtype=state_dtype if isinstance(state_dtype, str) else None,
-            stated={key: self.config[key] for key in (*_OF_HEADS, *STATED.get(model_type, ())) if key in self.config},
+            stated={
+                key: self.config[key]
+                for key in (*_OF_HEADS, *_OF_ROTATION, *STATED.get(model_type, ()))
+                if key in self.config
+            },
         )
 
     def _quantization(self) -> object:

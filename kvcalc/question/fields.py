@@ -304,8 +304,8 @@ _FIELDS = (
           "splits every expert over --tp.", None, _SPEED),
     Field("calibration", Kind(_check_calibration), "--calibrate", "FILE",
           "Your own measurements, from which the speed's constants are corrected: results of a benchmark (those that "
-          "kvcalc score reads), a record of kvcalc measure --json on this device, or a folder of them. May be "
-          "repeated.", None, _SPEED, REPEATED),
+          "kvcalc score reads), records of kvcalc measure --json on this device, or a folder of them. Several as "
+          "a.json,b.json, or repeated.", None, _SPEED, REPEATED),
     Field("input_tokens", _TOKENS, "--input-tokens", "N",
           "Tokens per prompt. The context is --input-tokens plus --output-tokens.", None, _LOAD),
     Field("output_tokens", _TOKENS, "--output-tokens", "N", "Tokens per answer.", None, _LOAD),
@@ -387,6 +387,7 @@ _FIELDS = (
     Field("prompt_tokens", _LENGTHS, "--prompt-tokens --input-tokens", "LENGTH"),
     Field("answer_tokens", _LENGTHS, "--answer-tokens --output-tokens", "LENGTH"),
     Field("requests", _COUNT, "--requests", "N"),
+    Field("cold", _FLAG),
     Field("seed", _count(0), "--seed", "N", "", "0"),
     Field("max_ttft_seconds", _SECONDS, "--max-ttft", "TIME"),
     Field("max_tpot_seconds", _SECONDS, "--max-tpot", "TIME"),
@@ -409,6 +410,7 @@ _FIELDS = (
     Field("prefill_replicas", _COUNT, "--prefill-replicas", "N", needs="transfer"),
     Field("prefill_tensor_parallel_size", _COUNT, "--prefill-tp", "N", needs="prefill_replicas"),
     Field("prefill_data_parallel_size", _COUNT, "--prefill-dp", "N", needs="prefill_replicas"),
+    Field("prefill_expert_parallel_size", _COUNT, "--prefill-ep", "N", needs="prefill_replicas"),
     Field("prefill_gpu", _TEXT, "--prefill-gpu", "NAME", needs="prefill_replicas"),
     Field("step_factor", _NUMBER, "--step-factor", "F", "", "1"),
     # prefix.

@@ -63,7 +63,8 @@ class PlannedLoad(NamedTuple):
         load, is_open = self._load(
             targets, num_requests, is_alone=replicas is None, has_prefix=question.reuse is not None
         )
-        found = simulate(question, load, replicas=replicas or 1, step_factor=step_factor)
+        # Requests are as long as they are. The context is that of the mean request.
+        found = simulate(question._replace(context_tokens=None), load, replicas=replicas or 1, step_factor=step_factor)
         return _simulated(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
@@ -78,7 +79,9 @@ class PlannedLoad(NamedTuple):
         reuse = None if other.reuse is None else other.reuse._replace(transfer=None)
         rate = 0.0 if other.speed is None else other.speed.prefix_hit_rate
         speed = (pools.decode.speed or SpeedQuestion())._replace(prefix_hit_rate=rate)
-        asked = pools.decode._replace(reuse=reuse, speed=speed, engine_settings=other.engine_settings)
+        asked = pools.decode._replace(
+            context_tokens=None, reuse=reuse, speed=speed, engine_settings=other.engine_settings
+        )
         found = simulate_pools(
             asked, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor
         )
@@ -96,11 +99,11 @@ class PlannedLoad(NamedTuple):
 
     def _drawn(self, targets: Targets, num_requests: int, are_alone: bool, has_prefix: bool) -> Load:
         prompt, answer = self._distributions()
-        load = Load(prompt, answer, num_requests=num_requests, seed=self.seed or 0)
+        load = Load(prompt, answer, num_requests=num_requests, seed=self.seed or 0, cold=False)
         if are_alone:
             # Requests with the same lengths take the same time if each is alone, unless the first computes a prefix.
             are_alike = self.pairs is None and not has_prefix
-            return load._replace(concurrency=1, num_requests=1 if are_alike else num_requests)
+            return load._replace(concurrency=1, num_requests=1 if are_alike else num_requests, has_run=True)
         if targets.concurrency is not None:
             return load._replace(concurrency=targets.concurrency, burstiness=self.burstiness)
         return load._replace(requests_per_second=targets.requests_per_second, burstiness=self.burstiness)

@@ -25,7 +25,7 @@ from kvcalc.planning.plan.disaggregated.instances import buffer_bytes, sent_of, 
 from kvcalc.planning.plan.disaggregated.joined import check_joined
 from kvcalc.planning.serving.throughput import Speed
 from kvcalc.planning.serving.transfer import link_bytes_per_second
-from kvcalc.question.question import Question
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
@@ -45,6 +45,7 @@ from kvcalc.simulation.simulate import (
     known_speed,
     longest_of,
     shared_tokens_of,
+    taken,
 )
 from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -77,8 +78,8 @@ class Prefills(NamedTuple):
     def of(self, question: Question, tensor_parallel_size: int) -> Question:
         """The question about one prefill instance. `question` is about one decode instance."""
         speed, devices = question.speed, question.devices
-        if speed is not None and self.expert_parallel_size is not None:
-            speed = speed._replace(expert_parallel_size=self.expert_parallel_size)
+        if self.expert_parallel_size is not None:
+            speed = (speed or SpeedQuestion())._replace(expert_parallel_size=self.expert_parallel_size)
         return question._replace(
             tensor_parallel_size=self.tensor_parallel_size or tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
@@ -115,7 +116,8 @@ def simulate_pools(
     """
     question, devices, requests, named_tokens, notes = ask_about(question, load)
     needs, replicas = disaggregation_of(question.engine), replicas or 1
-    longest = longest_of(requests), max(request.prompt_tokens for request in requests)
+    most = question.context_tokens or longest_of(requests)
+    longest = most, min(most, max(request.prompt_tokens for request in requests))
     _check_stages(needs, question, prefills)
     check_reuse(question)
     alone = question._replace(devices=Devices(devices.gpu, 1))
@@ -128,8 +130,12 @@ def simulate_pools(
         raise UsageError(
             f"both pools need {needed} devices, and there are {devices.num_devices}", "leave the number out"
         )
-    fitting = [one for one in requests if decode.scheduler.fits(one) and prefill.scheduler.fits(_prompt_of(one))]
-    check_fitting(requests, fitting, notes)
+    fitting = [
+        one
+        for one in taken(requests, question)
+        if decode.scheduler.fits(one) and prefill.scheduler.fits(_prompt_of(one))
+    ]
+    check_fitting(requests, fitting, question, notes)
     for number, request in enumerate(fitting):
         request.number = number
     shared_tokens = shared_tokens_of(prefill.case, prefill.scheduler, named_tokens, notes)
@@ -146,6 +152,8 @@ def simulate_pools(
         Link(rate, _bytes_of(prefill.case, decode.case)),
         load.concurrency,
     )  # fmt: skip
+    for server in pools.prefills:
+        server.first_seconds = step_factor * load.first_seconds(prefill.speed.model.constants)
     pools.run(progress)
     for answer in pools.answers:
         _join(pools.prompts[answer.number], answer)
@@ -192,8 +200,12 @@ def _join(prompt: Request, answer: Request) -> None:
 
 
 def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int, int]) -> _Pool:
-    found = _scheduled(question, needs, longest, [])
-    lag, scheduler = Lag(found.speed.model.constants.ttft_seconds, 0.0, 0.0, 0.0), found.scheduler
+    try:
+        found = _scheduled(question, needs, longest, [])
+    except LayoutError as error:
+        raise LayoutError(f"prefill instances: {error.message}", error.hint) from None
+    constants, scheduler = found.speed.model.constants, found.scheduler
+    lag = Lag(constants.ttft_seconds, token_seconds=constants.ttft_token_seconds)
     return found._replace(
         scheduler=scheduler._replace(rules=scheduler.rules._replace(lag=lag, sends=True), finds_own=False)
     )
@@ -202,9 +214,8 @@ def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int,
 def _decode_pool(question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note]) -> _Pool:
     settings = {**(question.engine_settings or {}), **dict.fromkeys(needs.decode_settings, True)}
     found = _scheduled(question._replace(engine_settings=settings), needs, longest, notes)
-    scheduler = found.scheduler
-    host = (needs.host_passes - 1) * found.speed.model.constants.ttft_seconds
-    lag = Lag(host, scheduler.rules.lag.steps if scheduler.rules.lag else 0.0, 0.0, 0.0, has_prompt=False)
+    constants, scheduler = found.speed.model.constants, found.scheduler
+    lag = Lag((needs.host_passes - 1) * constants.ttft_seconds, constants.ttft_steps)
     # No engine stops decoding for a cache that is received: the request joins the next step.
     schedule = scheduler.rules.schedule
     if not schedule.mixes:
@@ -240,6 +251,7 @@ def _describe_prefill(prefills: Prefills, case: Case, pools: Coupled, rate: int,
         "tensor_parallel_size": case.workload.tensor_parallel_size,
         "pipeline_parallel_size": case.workload.pipeline_parallel_size,
         "data_parallel_size": case.workload.data_parallel_size,
+        "expert_parallel_size": case.workload.expert_parallel_size,
         "link": prefills.transfer if isinstance(prefills.transfer, str) else None,
         "bandwidth_bytes_per_second": rate,
         "sent_bytes": sum(one.num_bytes for one in sent),

@@ -14,6 +14,7 @@ from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.lock_step import LockStep, OfRank
 from kvcalc.simulation.replicas.mixed import MixedReplica, SlotsReplica
@@ -25,9 +26,7 @@ from kvcalc.simulation.replicas.routing import ROUTERS
 from kvcalc.simulation.replicas.rules import Lag, Rules
 from kvcalc.simulation.replicas.server import Server
 from kvcalc.simulation.replicas.times import ModelTimes
-from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
 
 
 class Scheduler(NamedTuple):
@@ -40,6 +39,13 @@ class Scheduler(NamedTuple):
     pool: RunningPool
     finds_own: bool
     attention_replicas: int
+
+    def under(self, load: Load) -> Scheduler:
+        """For a load. Requests that arrive at random do not come in groups, as those of clients do."""
+        if load.concurrency is not None or self.rules.lag is None:
+            return self
+        lag = self.rules.lag._replace(request_seconds=0.0)
+        return self._replace(rules=self.rules._replace(lag=lag))
 
     def fits(self, request: Request) -> bool:
         """Whether a request can ever run to its end."""
@@ -118,21 +124,10 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     # Prompts in steps of their own are computed in whole blocks.
     step_tokens = steps.step_tokens if steps.mixes else max(steps.step_tokens, pool.block_tokens)
     per_step = Fraction(model.tokens_per_step).limit_denominator(1000)
-    rules = Rules(schedule, step_tokens, running, _lag(model.constants, steps), per_step, checked, lookahead)
+    c = model.constants
+    lag = Lag(c.ttft_seconds, c.ttft_steps, c.ttft_token_seconds, c.ttft_request_seconds)
+    rules = Rules(schedule, step_tokens, running, lag, per_step, checked, lookahead)
     return Scheduler(rules, pool, schedule.finds_preempted and isinstance(pool.table, range), replicas)
-
-
-def _lag(constants: Constants, steps: StepRules) -> Lag:
-    """The part of the fitted waiting time (kvcalc.throughput.serving) that is not scheduling.
-
-    The simulation has the steps of the scheduler, and the prompts of other requests.
-    """
-    return Lag(
-        constants.ttft_seconds,
-        constants.ttft_steps - steps.counted_steps,
-        constants.ttft_prompt_steps / STEP_TOKENS,
-        constants.ttft_request_seconds,
-    )
 
 
 def _schedule_of(case: Case) -> Schedule:

@@ -48,7 +48,7 @@ def simulate(
     """
     question, devices, requests, named_tokens, of_load = ask_about(question, load)
     check_reuse(question)
-    (case, prefixes), longest = case_of(question), longest_of(requests)
+    (case, prefixes), longest = case_of(question), question.context_tokens or longest_of(requests)
     if case.engine.placement is not None:
         from kvcalc.planning.device.offload import place_layers
 
@@ -57,9 +57,9 @@ def simulate(
     speed = known_speed(case, notes)
     number = replicas or count_replicas(case.devices.num_devices, case.workload)
     _check_devices(devices.num_devices, number, case.workload.num_devices)
-    scheduler = scheduler_of(case, speed.model, longest)
-    fitting = [request for request in requests if scheduler.fits(request)]
-    check_fitting(requests, fitting, notes)
+    scheduler = scheduler_of(case, speed.model, longest).under(load)
+    fitting = [request for request in taken(requests, question) if scheduler.fits(request)]
+    check_fitting(requests, fitting, question, notes)
     shared_tokens = shared_tokens_of(case, scheduler, named_tokens, notes)
     if question.reuse is not None and prefixes is not None:
         check_no_names(named_tokens)
@@ -71,6 +71,7 @@ def simulate(
     running = [scheduler.server(times, Arrivals(part, clients), shared_tokens) for part, clients in parts if part]
     done = 0
     for replica in running:
+        replica.first_seconds = step_factor * load.first_seconds(speed.model.constants)
         replica.run(None if progress is None else partial(_report, progress, done, len(fitting)))
         done += replica.finished
     ranks = [rank for replica in running for rank in replica.ranks]
@@ -92,7 +93,10 @@ def simulate(
 
 
 class Asked(NamedTuple):
-    """A question for the longest of its requests, its devices, the requests, their named blocks' tokens, and notes."""
+    """A question for the longest request that its server takes, its devices, the requests, and notes.
+
+    `named_tokens` are those of a block that the trace names.
+    """
 
     question: Question
     devices: Devices
@@ -104,21 +108,33 @@ class Asked(NamedTuple):
 def ask_about(question: Question, load: Load) -> Asked:
     """The question of a simulation for the longest request, and the requests of its load.
 
-    Raises UsageError (exit 2) for a load that is not complete, or without a device.
+    The context of the question is the longest request that the server takes; None takes all requests. Raises UsageError
+    (exit 2) for a load that is not complete, or without a device.
     """
     check_load(load)
     if question.devices is None:
         raise UsageError("simulate needs a device", "for example --gpu h100")
+    if question.fits_context:
+        raise UsageError(
+            "--context auto: requests that are too long for the cache are refused anyway", "remove --context"
+        )
     speed = question.speed or SpeedQuestion()
     notes: list[Note] = []
     requests, named_tokens = requests_of(load, speed.prefix_hit_rate, notes)
-    asked = question._replace(context_tokens=longest_of(requests), batch_size=1, speed=speed)
+    longest = question.context_tokens or longest_of(requests)
+    asked = question._replace(context_tokens=longest, batch_size=1, speed=speed)
     return Asked(asked, question.devices, requests, named_tokens, notes)
 
 
 def longest_of(requests: Sequence[Request]) -> int:
     """The tokens of the longest request."""
     return max(request.total_tokens for request in requests)
+
+
+def taken(requests: Sequence[Request], question: Question) -> list[Request]:
+    """The requests that the server takes: those that are no longer than its context."""
+    most = question.context_tokens
+    return [request for request in requests if most is None or request.total_tokens <= most]
 
 
 def known_speed(case: Case, notes: list[Note]) -> Speed:
@@ -155,18 +171,33 @@ def _check_devices(num_devices: int, replicas: int, each: int) -> None:
         )
 
 
-def check_fitting(requests: Sequence[Request], fitting: Sequence[Request], notes: list[Note]) -> None:
-    """DoesNotFitError (exit 4) if no request can ever run, and a note if some cannot."""
+def check_fitting(
+    requests: Sequence[Request], fitting: Sequence[Request], question: Question, notes: list[Note]
+) -> None:
+    """A note if some requests can never run.
+
+    UsageError (exit 2) if all of them are longer than the context, and DoesNotFitError (exit 4) if no other one fits.
+    """
     if len(fitting) == len(requests):
         return
-    longest = longest_of(requests)
+    longest, most, allowed = longest_of(requests), question.context_tokens, len(taken(requests, question))
+    if most is not None and not allowed:
+        shortest = min(request.total_tokens for request in requests)
+        raise UsageError(
+            f"no request is as short as the context of {most:,} tokens: the shortest has {shortest:,}",
+            f"--context {longest} takes all of them",
+        )
     if not fitting:
         raise DoesNotFitError(
             f"no request fits: the longest has {longest:,} tokens", "kvcalc fit says how long a request may be"
         )
-    refused = len(requests) - len(fitting)
-    text = f"{refused:,} of {len(requests):,} requests refused: too long for the cache; the longest has"
-    notes.append(Note("load", "refused", f"{text} {longest:,} tokens"))
+    for refused, why in (
+        (len(requests) - allowed, f"longer than the context of {most or 0:,} tokens"),
+        (allowed - len(fitting), "too long for the cache"),
+    ):
+        if refused:
+            text = f"{refused:,} of {len(requests):,} requests refused: {why}; the longest has {longest:,} tokens"
+            notes.append(Note("load", "refused", text))
 
 
 def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
@@ -199,6 +230,7 @@ def describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict
         "trace": load.trace_name,
         "scale_rate": load.scale_rate if load.trace is not None else None,
         "seed": None if load.trace is not None else load.seed,
+        "is_cold": load.is_cold,
         "requests": len(requests),
         "refused_requests": refused,
         "prompt_tokens": None if load.prompt is None else load.prompt.text,

@@ -14,6 +14,8 @@ projections. So only these constants can be replaced. Results of a benchmark cal
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from kvcalc.errors import UsageError
@@ -27,6 +29,8 @@ from kvcalc.throughput.roofline import SpeedModel
 # input, the attention with its rotary embedding and write, the projection of the output. MLA has two more norms, two
 # more projections, and an attention that counts as 12 instead of 3.
 _LAUNCHES, _LATENT_LAUNCHES = 6, 19
+# Read roofs of one device that differ by more than this are doubted.
+_ALIKE = 1.25
 # Plausible range of the read roof relative to the vendor's bandwidth.
 _LEAST_REACHED, _MOST_REACHED = 0.5, 1.1
 
@@ -70,6 +74,45 @@ class Record(NamedTuple):
             kernel_seconds=old.kernel_seconds if self.kernel_seconds is None else self.kernel_seconds,
         )
         return SpeedModel(model.counts, gpu, new)
+
+
+class Records(NamedTuple):
+    """The records that are used for a device as one, how many they are, and what is doubtful about them."""
+
+    record: Record | None
+    number: int
+    notes: tuple[Note, ...] = ()
+
+
+def combine(records: Sequence[Record], gpu: Gpu) -> Records:
+    """The median of each constant, over the records that can be of `gpu`; over all records if none of them can be."""
+    doubted = [(record, record.doubts(gpu)) for record in records]
+    used = [record for record, doubts in doubted if not doubts] or list(records)
+    notes = [
+        note if record in used else note._replace(text=note.text.replace("; is it the same?", "; it is not used"))
+        for record, doubts in doubted
+        for note in doubts
+    ]
+    if len(used) < 2:
+        return Records(used[0] if used else None, len(used), tuple(notes))
+    rates = [record.read_bytes_per_second for record in used]
+    if max(rates) > _ALIKE * min(rates):
+        low, high = (f"{rate / 1e9:,.0f}" for rate in (min(rates), max(rates)))
+        text = f"--calibrate: the records read {low} to {high} GB/s; the medians of {len(used)} records are used"
+        notes.append(Note("calibration", "records-differ", text))
+
+    def middle(constant: Callable[[Record], float | None]) -> float | None:
+        known = [value for record in used if (value := constant(record)) is not None]
+        return median(known) if known else None
+
+    together = Record(
+        ", ".join(dict.fromkeys(record.device for record in used))[:60],
+        median(rates),
+        median(record.kv_overhead for record in used),
+        middle(lambda record: record.kernel_seconds),
+        middle(lambda record: record.weight_overhead),
+    )
+    return Records(together, len(used), tuple(notes))
 
 
 def is_record(document: object) -> bool:

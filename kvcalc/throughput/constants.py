@@ -25,6 +25,7 @@ class Constants(NamedTuple):
 
     - weight_overhead, compute_overhead: reading a matrix and multiplying with it, by its stored type (`weight_class`).
     - expert_overhead, expert_compute_overhead: additional factors for experts.
+    - token_overlap: the tokens of a batch choose similar experts, so this many count as one that chooses at random.
     - kv_overhead, attention_compute_overhead: reading the cache, and computing the scores.
     - device_overhead: an additional factor on all of the above, for devices whose kernels reach less of the peak.
     - roof_power: the power p in (a^p + b^p)^(1/p), the time of reading (a) and multiplying (b) together. 1 means no
@@ -39,15 +40,18 @@ class Constants(NamedTuple):
     - stage_seconds: passing data from one pipeline stage to the next.
     - prefill_overhead, prefill_expert_overhead: additional factors on multiplying for a prompt.
       prefill_attention_overhead: computing its scores.
-    - ttft_seconds: host time before and after the prefill. ttft_steps: decode steps that a request waits, in the
-      engine's pipeline and for the step that runs. ttft_prompt_steps: those for each 8,192 tokens of its prompt.
-      ttft_request_seconds: host time for each other running request.
+    - ttft_seconds: the host's time for a request before and after the prefill. ttft_token_seconds: for each token of
+      its prompt. ttft_request_seconds: for each other running request, if clients send them, because those come in
+      groups. ttft_steps: decode steps that a request waits in the server's pipeline, besides those of the scheduler.
+    - first_seconds: how much longer the first step of a benchmark takes, whose clients all start together.
+      cold_seconds: the same on a server that has just started.
     """
 
     weight_overhead: Mapping[str, float]
     compute_overhead: Mapping[str, float]
     expert_overhead: float
     expert_compute_overhead: float
+    token_overlap: float
     kv_overhead: float
     attention_compute_overhead: float
     device_overhead: float
@@ -71,8 +75,10 @@ class Constants(NamedTuple):
     prefill_attention_overhead: float
     ttft_seconds: float
     ttft_steps: float
-    ttft_prompt_steps: float
+    ttft_token_seconds: float
     ttft_request_seconds: float
+    first_seconds: float
+    cold_seconds: float
 
 
 class Regime(NamedTuple):

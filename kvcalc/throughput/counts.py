@@ -51,10 +51,6 @@ class Layout(NamedTuple):
     def devices(self) -> int:
         return self.ranks * self.pipeline_parallel_size
 
-    @property
-    def devices_of_copy(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
 
 class Matrices(NamedTuple):
     """The matrices on one rank whose weights are read by the kernels of one type (`weight_class`)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcalc.throughput.counts import Counts
-from kvcalc.throughput.roofline import SpeedModel, Step
+from kvcalc.throughput.roofline import Part, SpeedModel, Step
 
 MOST_BATCH = 65_536
 """The largest batch that is tried when the batch at which drafting stops paying is searched."""
@@ -73,22 +73,24 @@ class DraftingModel(SpeedModel):
         ideal += self.drafter.roofline(batch, context_tokens, self._first_tokens)
         return ideal + self._other_passes * self.drafter.roofline(batch, context_tokens)
 
-    def prefill_work(self, tokens: float, cached_tokens: float = 0.0, share: float | None = None) -> Step:
+    def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
         """The same for a prompt. The drafter computes the prompt too, because it keeps a cache of its own."""
-        work = self.target.prefill_work(tokens, cached_tokens, share)
-        return work if self.drafter is None else _sum(work, self.drafter.prefill_work(tokens, cached_tokens, share))
+        work = self.target.prefill_work(tokens, cached_tokens)
+        return work if self.drafter is None else _sum(work, self.drafter.prefill_work(tokens, cached_tokens))
 
-    def prefill_chunks(
-        self, chunks: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]] | None = None
-    ) -> Step:
-        """The time of parts of prompts and nothing else. The drafter computes them after the target."""
-        alone = self.target.prefill_chunks(chunks, others)
-        return alone if self.drafter is None else _sum(alone, self.drafter.prefill_chunks(chunks, others))
+    def beside(
+        self, parts: Sequence[Part], batch: float, query_tokens: int = 1, busiest: float | None = None
+    ) -> Step:  # fmt: skip
+        """What prompts add to a step that checks drafted tokens, and to the drafter's first pass."""
+        work = self.target.beside(parts, batch, query_tokens + self.num_tokens, busiest)
+        if self.drafter is None:
+            return work
+        return _sum(work, self.drafter.beside(parts, batch, self._first_tokens, busiest))
 
-    def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
-        """The time of prompts until their first tokens. The drafter computes them after the target."""
-        alone = self.target.prefill(tokens, batch, cached_tokens)
-        return alone if self.drafter is None else _sum(alone, self.drafter.prefill(tokens, batch, cached_tokens))
+    def alone(self, parts: Sequence[Part]) -> Step:
+        """The time of prompts and nothing else. The drafter computes them after the target."""
+        alone = self.target.alone(parts)
+        return alone if self.drafter is None else _sum(alone, self.drafter.alone(parts))
 
     def host_seconds(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:
         """The target's. The drafter is on the device."""

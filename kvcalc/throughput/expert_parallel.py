@@ -4,7 +4,8 @@ Every layer with experts has two all-to-alls: one sends the tokens to the ranks 
 brings the results back (combine). The all-to-alls of decoding have a fixed cost and a cost per token:
     seconds = 2 x latency + tokens x ranks reached x bytes x overhead / rate of the link
 The tokens are those of one rank. A token reaches a rank once, however many of its experts are there. Ranks beyond the
-fast link are reached over the network at the same time.
+fast link are reached over the network at the same time. Prompts cross the network once per node, and are then sent on
+over the fast link (DeepEP's normal kernels).
 
 Experts are chosen at random with equal probability, as if the engine's load balancer (EPLB) were perfect. Even so one
 rank gets more tokens than the others, and every rank waits for it.
@@ -15,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import exp, expm1, log, sqrt
 from typing import TYPE_CHECKING
+
+from kvcalc.throughput.links import nodes
 
 if TYPE_CHECKING:
     from kvcalc.throughput.counts import Counts, Experts
@@ -30,7 +33,8 @@ _ALL_TO_ALL_SECONDS = 12e-6
 _LINK_OVERHEAD = 2.7
 # Large all-to-alls: 0.23 us for a combine in bf16 and 0.11 for a dispatch in fp8 on H200 (DeepEP, normal kernels).
 _PROMPT_LINK_OVERHEAD = 1.6
-# DeepEP's low-latency kernels move 39 to 46 GB/s over a port of 50 GB/s with 64 to 256 ranks (docs/legacy.md).
+# DeepEP's low-latency kernels move 39 to 46 GB/s over a port of 50 GB/s with 64 to 256 ranks (docs/legacy.md), and its
+# normal kernels 43 to 47 GB/s with 16 to 64.
 _NETWORK_OVERHEAD = 1.25
 
 # Results are combined in bf16. Tokens are dispatched in fp8 if the experts multiply in 8 bits or less, with a scale in
@@ -62,30 +66,36 @@ class ExpertExchange:
         far_share = (self.ranks - near) / (self.ranks - 1)
         self._near = token_bytes * reached * (1 - far_share) / rate(gpu, near)
         self._far = token_bytes * reached * far_share / rate(gpu, self.ranks)
+        self._prompt_near, self._prompt_far, spanned = self._near, self._far, nodes(gpu, self.ranks)
+        if spanned > 1:
+            # A token goes to one device of each other node that it needs, which sends it on to the others there.
+            self._prompt_near += token_bytes * reached * far_share * (near - 1) / near / rate(gpu, near)
+            reached_nodes = ranks_reached(spanned, min(spanned, self.groups), read)
+            self._prompt_far = token_bytes * reached_nodes / rate(gpu, self.ranks)
 
     def seconds(self, tokens: float) -> float:
         """The all-to-alls of a decode step in which each attention replica has `tokens` tokens."""
-        return self.latency + self._bytes_seconds(tokens, _LINK_OVERHEAD)
+        return self.latency + self._bytes_seconds(tokens, self._near * _LINK_OVERHEAD, self._far)
 
     def prompt_seconds(self, tokens: float) -> float:
         """The time that `tokens` tokens of prompts in each attention replica add to all-to-alls that run anyway."""
-        return self._bytes_seconds(tokens, _PROMPT_LINK_OVERHEAD)
+        return self._bytes_seconds(tokens, self._prompt_near * _PROMPT_LINK_OVERHEAD, self._prompt_far)
 
-    def _bytes_seconds(self, tokens: float, overhead: float) -> float:
+    def _bytes_seconds(self, tokens: float, near: float, far: float) -> float:
         # The ranks of a replica each send their part of its tokens (sequence parallelism).
-        return tokens / self._tensor_ranks * max(self._near * overhead, self._far * _NETWORK_OVERHEAD)
+        return tokens / self._tensor_ranks * max(near, far * _NETWORK_OVERHEAD)
 
     def on_busiest_rank(self, pairs: list[_Pair], tokens: float) -> list[_Pair]:
-        """The `pairs` of `step_parts` with the times of the experts on the busiest rank instead of the mean rank.
+        """The `pairs` of matrices with the times of the experts on the busiest rank instead of the mean rank.
 
-        `tokens` are those of all replicas. The last pair is attention, and the experts precede it.
+        `tokens` are those of all replicas. The experts are the last pairs.
         """
-        first = len(pairs) - 1 - len(self._experts)
+        first = len(pairs) - len(self._experts)
         found = [
             (read * self.touched_ratio(row, tokens), multiply * self.tokens_ratio(row, tokens))
             for row, (read, multiply) in zip(self._experts, pairs[first:])
         ]
-        return [*pairs[:first], *found, pairs[-1]]
+        return [*pairs[:first], *found]
 
     def touched_ratio(self, row: Experts, tokens: float) -> float:
         """The distinct experts that `tokens` tokens of all replicas touch on the busiest rank, divided by the mean."""

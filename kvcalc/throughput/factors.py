@@ -52,7 +52,7 @@ SCALED: Mapping[str, tuple[str, ...]] = {
         "pcie_all_reduce_device_seconds", "pcie_overhead", "stage_seconds",
     ),
     "reading": ("weight_overhead", "kv_overhead", "kv_token_seconds"),
-    "waiting": ("ttft_seconds", "ttft_steps", "ttft_prompt_steps", "ttft_request_seconds"),
+    "waiting": ("ttft_seconds", "ttft_steps", "ttft_token_seconds", "ttft_request_seconds", "first_seconds"),
 }  # fmt: skip
 """The constants that each factor multiplies. Other overheads of prompts, experts and devices act on these."""
 

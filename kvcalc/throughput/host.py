@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvcalc.throughput.counts import Counts, HostPart, bytes_of
-from kvcalc.throughput.roofline import SpeedModel, Step
+from kvcalc.throughput.roofline import Part, SpeedModel, Step
 
 # Steps of this many tokens copy the host's weights to the device.
 COPIED_FROM_TOKENS = 32
@@ -76,38 +76,47 @@ class HostedModel(SpeedModel):
         weights = _read_bytes(counts, tokens) / self.host.bandwidth
         return self._device.roofline(batch, context_tokens, query_tokens) + weights + cache
 
-    def prefill_work(self, tokens: float, cached_tokens: float = 0.0, share: float | None = None) -> Step:
+    def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
         """The time a prompt adds to steps that run anyway. The host's weights are copied for every micro-batch."""
         work = self._computing(tokens - cached_tokens).prefill_work(tokens, cached_tokens)
-        return self._prefilled(work, tokens - cached_tokens, self._prompt_flops(cached_tokens, tokens))
+        return self._prefilled(work, [Part(cached_tokens, tokens)])
 
-    def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
-        """The time of `batch` prompts of `tokens` tokens until their first tokens."""
-        alone = self._computing((tokens - cached_tokens) * batch).prefill(tokens, batch, cached_tokens)
-        return self._prefilled(
-            alone, (tokens - cached_tokens) * batch, batch * self._prompt_flops(cached_tokens, tokens)
-        )
-
-    def prefill_chunks(
-        self, chunks: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]] | None = None
-    ) -> Step:
+    def alone(self, parts: Sequence[Part]) -> Step:
         """The time of parts of prompts and nothing else. They share the micro-batches."""
-        tokens = sum(end - start for start, end in chunks)
-        flops = sum(self._prompt_flops(start, end) for start, end in chunks)
-        return self._prefilled(self._computing(tokens).prefill_chunks(chunks, others), tokens, flops)
+        return self._prefilled(self._computing(_tokens_of(parts)).alone(parts), parts)
+
+    def beside(
+        self, parts: Sequence[Part], batch: float, query_tokens: int = 1, busiest: float | None = None
+    ) -> Step:  # fmt: skip
+        """What prompts add to a decode step. If that copied nothing without them, its weights are now copied too."""
+        batch, added = max(1.0, batch), _tokens_of(parts)
+        tokens = batch * query_tokens
+        before, after = self._computing(tokens), self._computing(tokens + added)
+        step = after.beside(parts, batch, query_tokens, busiest)
+        if before is not after:
+            moved = (b - a for b, a in zip(after.decode(batch, 1, query_tokens), before.decode(batch, 1, query_tokens)))
+            step = Step(*(one + more for one, more in zip(step, moved)))
+        host, scores = self._weights(tokens + added) - self._weights(tokens), self._scores(parts)
+        return _with(step, (0.0, 0.0, scores), host)
+
+    def _weights(self, tokens: float) -> float:
+        """The seconds that the host's weights take in a step of `tokens` tokens, without attention."""
+        if tokens >= COPIED_FROM_TOKENS:
+            return self._copies(tokens)
+        return sum(self._own(tokens, (0.0, 0.0, 0.0))) + self._moves(tokens)
 
     def _computing(self, tokens: float) -> SpeedModel:
         """The device's part of a step of `tokens` tokens: all weights if they are copied, else those on the device."""
         return self._whole if tokens >= COPIED_FROM_TOKENS else self._device
 
-    def _prompt_flops(self, start: float, end: float) -> float:
-        """The host's operations for the scores of a prompt's tokens from `start` to `end`."""
-        counts = self.host.counts
-        return counts.prefill_attention_flops(end) - counts.prefill_attention_flops(start)
+    def _scores(self, parts: Sequence[Part]) -> float:
+        """The host's seconds for the scores of parts of prompts."""
+        flops = self.host.counts.prefill_attention_flops
+        return sum(part.number * (flops(part.end) - flops(part.start)) for part in parts) / FLOPS
 
-    def _prefilled(self, step: Step, together: float, flops: float) -> Step:
-        """The device's `step` for `together` tokens of prompts, with the host's share and its `_prompt_flops`."""
-        scores = flops / FLOPS
+    def _prefilled(self, step: Step, parts: Sequence[Part]) -> Step:
+        """The device's `step` for parts of prompts, with the host's share."""
+        together, scores = _tokens_of(parts), self._scores(parts)
         if together < COPIED_FROM_TOKENS:
             own = self._own(together, self._attention(together, 1))
             return _with(step, (own[0], 0.0, own[2] + scores), self._moves(together))
@@ -150,6 +159,10 @@ class HostedModel(SpeedModel):
         """The seconds in which activations go from the host to the device or back."""
         one = SWITCH_SECONDS + tokens * self.host.counts.hidden_size * _ACTIVATION_BYTES / self._pcie
         return self.host.switches * one
+
+
+def _tokens_of(parts: Sequence[Part]) -> float:
+    return sum(part.number * (part.end - part.start) for part in parts)
 
 
 def _read_bytes(counts: Counts, tokens: float) -> float:

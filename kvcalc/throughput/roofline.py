@@ -1,12 +1,16 @@
-"""The time of one decode step and one prefill: bytes / bandwidth, operations / FLOP/s, launches and links.
+"""The time of a step that decodes, computes prompts, or both.
+
+It follows from bytes / bandwidth, operations / FLOP/s, launches and links.
 
 The time of a step is the sum of
     matrices     (read, multiply)        dense layers, the output head, the distinct experts touched
-    attention    (read cache, scores)
-    all-reduces  two per layer: latency, and bytes over the link; all-to-alls if there are attention replicas
+    attention    (read cache, scores), and the scores of prompts
+    all-reduces  two per layer: latency, and bytes over the link and between nodes; all-to-alls if there are attention
+                 replicas
     launches     per kernel, per step, per sequence
-A pair (a, b) overlaps as (a^p + b^p)^(1/p). Every overhead is a factor of at least 1, so no result is faster than the
-ideal roofline.
+In a step that does both, the tokens of decoding requests and of prompts are multiplied with the same matrices, which
+are read once. A pair (a, b) overlaps as (a^p + b^p)^(1/p). Every overhead is a factor of at least 1, so no result is
+faster than the ideal roofline.
 """
 
 from __future__ import annotations
@@ -19,16 +23,20 @@ from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import BUSY_SEQUENCES, Constants
 from kvcalc.throughput.counts import distinct_experts
 from kvcalc.throughput.expert_parallel import ExpertExchange
+from kvcalc.throughput.links import (
+    NCCL_SECONDS,
+    NETWORK_OVERHEAD,
+    NETWORK_SECONDS,
+    PROMPT_NETWORK_OVERHEAD,
+    all_reduce,
+    link_bytes_per_second,
+)
 
 if TYPE_CHECKING:
     from kvcalc.throughput.counts import Counts, HostPart, Matrices
     from kvcalc.throughput.hardware import Gpu
 
 _ACTIVATION_BYTES = 2  # hidden states are transferred in 16 bits
-# For more devices than one fast link connects: one 400 Gbit/s network port per device, as is common in such machines.
-_NETWORK_BYTES_PER_SECOND = 50e9
-# PCIe 4.0 x16 in one direction, used if the device's own rate is not known.
-_PCIE_BYTES_PER_SECOND = 32e9
 
 
 class Step(NamedTuple):
@@ -68,8 +76,10 @@ class Times(NamedTuple):
     """The ideal times of a model on a layout of devices, and its counts. `costs_of` applies an engine's constants.
 
     The fit uses it with arrays instead of numbers. `one_pass` is the time to read or write the hidden state of a token
-    in all layers once, `transfer` the time to send what all all-reduces of a token send over the link. `is_linked` is 1
-    if the devices have a fast link, else 0. `devices` are those of one attention replica and stage, which all-reduce.
+    in all layers once. `transfer` is the time to send what all all-reduces of a token send over the link, and `network`
+    the same between nodes. `is_linked` is 1 if the devices have a fast link, else 0. `devices` are those of one
+    attention replica and stage in one node, which all-reduce. `sends` are the sends between nodes of one all-reduce
+    that wait for each other.
     """
 
     dense: tuple[MatrixTimes, ...]
@@ -81,8 +91,10 @@ class Times(NamedTuple):
     kv_heads: float
     one_pass: float
     transfer: float
+    network: float
     is_linked: float
     devices: float
+    sends: float
     stages: float
 
 
@@ -90,21 +102,48 @@ Pair = tuple[float, float]
 """The times to read and to multiply, which overlap; or the bytes and the operations."""
 
 
+class Part(NamedTuple):
+    """The tokens of a prompt from `start` to before `end`, which a step computes. Those before `start` are cached.
+
+    The step computes a `number` of equal ones, and `share` of them in the busiest attention replica.
+    """
+
+    start: float
+    end: float
+    share: float = 1.0
+    number: float = 1.0
+
+
+class PromptWork(NamedTuple):
+    """What a step computes of prompts: tokens of so many sequences, and the ideal seconds of their scores.
+
+    These are of the busiest attention replica. `expert_tokens` are the tokens of all of them.
+    """
+
+    sequences: float
+    tokens: float
+    scores: float
+    expert_tokens: float
+
+
+NO_PROMPTS = PromptWork(0.0, 0.0, 0.0, 0.0)
+
+
 class Costs(NamedTuple):
     """The times of a model with an engine's constants. `step_parts` and `prompt_parts` only add and multiply them.
 
     - matrices: the pairs of the dense layers and the head, for one token. experts: `ExpertTimes` of each kind as
-      (experts, read, pair of one expert).
+      (experts, read, pair of one expert, seconds to multiply a token of a prompt with one expert).
     - kv, scores: factors on the ideal times of attention, and prompt_scores on those of a prompt.
     - launch, sequence, busy_sequence, context: seconds per step, per sequence, per sequence beyond BUSY_SEQUENCES, and
       per token of the longest context.
-    - latency, transfer: seconds of communication per step, and per token.
-    - prompt, prompt_experts, moved: seconds to multiply a token of a prompt with the dense layers and with its experts,
-      and to read and write its hidden states.
+    - latency, transfer, prompt_transfer: seconds of communication per step, per token, and per token of a prompt.
+    - prompt, prompt_sequence, moved: seconds to multiply a token of a prompt with the dense layers, of the host for a
+      prompt in a step, and to read and write the hidden states of a token.
     """
 
     matrices: tuple[Pair, ...]
-    experts: tuple[tuple[float, float, Pair], ...]
+    experts: tuple[tuple[float, float, Pair, float], ...]
     kv: float
     scores: float
     prompt_scores: float
@@ -114,9 +153,11 @@ class Costs(NamedTuple):
     context: float
     latency: float
     transfer: float
+    prompt_transfer: float
     prompt: float
-    prompt_experts: float
+    prompt_sequence: float
     moved: float
+    alike: float
 
 
 def costs_of(t: Times, c: Constants) -> Costs:
@@ -129,12 +170,13 @@ def costs_of(t: Times, c: Constants) -> Costs:
             sum(m.multiply * overhead_of(c.compute_overhead, m.kind) for m in matrices) * device,
         )
 
-    dense, experts, prompt = pair(t.dense), [], 0.0
+    dense, experts = pair(t.dense), []
     for e in t.experts:
         read, multiply = pair(e.matrices)
-        experts.append((e.experts, e.read, (read * c.expert_overhead, multiply * c.expert_compute_overhead)))
-        prompt = prompt + multiply * e.read * c.prefill_expert_overhead
+        one = read * c.expert_overhead, multiply * c.expert_compute_overhead
+        experts.append((e.experts, e.read, one, multiply * c.prefill_expert_overhead * c.prefill_overhead))
     moved = t.one_pass * c.activation_passes
+    transfer = t.transfer * (t.is_linked * c.link_overhead + (1 - t.is_linked) * c.pcie_overhead)
     return Costs(
         matrices=(dense, pair(t.head)),
         experts=tuple(experts),
@@ -146,10 +188,12 @@ def costs_of(t: Times, c: Constants) -> Costs:
         busy_sequence=c.busy_sequence_seconds,
         context=t.attention_layers * c.kv_token_seconds,
         latency=_latency(t, c),
-        transfer=t.transfer * (t.is_linked * c.link_overhead + (1 - t.is_linked) * c.pcie_overhead),
+        transfer=transfer + t.network * NETWORK_OVERHEAD,
+        prompt_transfer=transfer + t.network * PROMPT_NETWORK_OVERHEAD,
         prompt=dense[1] * c.prefill_overhead,
-        prompt_experts=prompt * c.prefill_overhead,
+        prompt_sequence=c.sequence_seconds,
         moved=moved,
+        alike=c.token_overlap,
     )
 
 
@@ -157,7 +201,13 @@ def _latency(t: Times, c: Constants) -> float:
     """The seconds of all all-reduces of a step without their bytes."""
     linked = c.all_reduce_seconds + c.all_reduce_device_seconds * (t.devices - 2)
     pcie = c.pcie_all_reduce_seconds + c.pcie_all_reduce_device_seconds * (t.devices - 2)
-    return t.all_reduces * (t.devices > 1) * (t.is_linked * linked + (1 - t.is_linked) * pcie)
+    within = (t.devices > 1) * (t.is_linked * linked + (1 - t.is_linked) * pcie)
+    return t.all_reduces * (within + (t.sends > 0) * NCCL_SECONDS + t.sends * NETWORK_SECONDS)
+
+
+def alike(tokens: float, overhead: float) -> float:
+    """The tokens that would choose as many distinct experts if each chose at random. May be arrays."""
+    return 1 + (tokens - 1) / overhead
 
 
 def overhead_of(overheads: Mapping[str, float], kind: str) -> float:
@@ -179,8 +229,8 @@ def step_parts(
     """
     tokens = batch * query_tokens
     pairs = [(read, multiply * tokens) for read, multiply in costs.matrices]
-    for experts, read, (reading, multiply) in costs.experts:
-        touched = distinct_experts(experts, read, expert_batch * query_tokens)
+    for experts, read, (reading, multiply), _ in costs.experts:
+        touched = distinct_experts(experts, read, alike(expert_batch * query_tokens, costs.alike))
         pairs.append((reading * touched, multiply * read * expert_batch * query_tokens))
     pairs.append((batch * kv_read * costs.kv, tokens * scores * costs.scores))
     overhead = (
@@ -190,14 +240,25 @@ def step_parts(
     return pairs, overhead, costs.latency + tokens * costs.transfer
 
 
-def prompt_parts(costs: Costs, tokens: float, scores: float, expert_tokens: float) -> tuple[float, float, float]:
-    """A prompt's multiplying, its passes over the hidden states, and its communication. `scores` is their ideal time.
+def prompt_parts(
+    costs: Costs, prompts: PromptWork, tokens: float = 0.0, expert_tokens: float = 0.0
+) -> tuple[list[Pair], float, float, float]:
+    """The parts of a step that computes prompts besides `tokens` tokens of decoding requests.
 
-    `tokens` are those of one attention replica, and `expert_tokens` those of all. Nothing branches on a value, so that
-    everything may be an array.
+    They are the pairs of the matrices for all these tokens, and what the prompts add: the time of their scores, the
+    time of the host and of passes over hidden states, and the communication. `tokens` are those of one attention
+    replica, `expert_tokens` those of all. Nothing branches on a value, so that everything may be an array.
     """
-    multiply = tokens * costs.prompt + expert_tokens * costs.prompt_experts + scores * costs.prompt_scores
-    return multiply, tokens * costs.moved, tokens * costs.transfer
+    dense, head = costs.matrices
+    pairs = [
+        (dense[0], dense[1] * tokens + costs.prompt * prompts.tokens),
+        (head[0], head[1] * (tokens + prompts.sequences)),
+    ]
+    for experts, read, (reading, multiply), prompt in costs.experts:
+        touched = distinct_experts(experts, read, alike(expert_tokens + prompts.expert_tokens, costs.alike))
+        pairs.append((reading * touched, read * (multiply * expert_tokens + prompt * prompts.expert_tokens)))
+    overhead = prompts.tokens * costs.moved + prompts.sequences * costs.prompt_sequence
+    return pairs, prompts.scores * costs.prompt_scores, overhead, prompts.tokens * costs.prompt_transfer
 
 
 def together(read: float, multiply: float, power: float) -> float:
@@ -209,7 +270,6 @@ def together(read: float, multiply: float, power: float) -> float:
 def times_of(counts: Counts, gpu: Gpu) -> Times:
     """The ideal times of `counts` on devices `gpu`."""
     layout, bandwidth = counts.layout, float(gpu.bandwidth_bytes_per_second)
-    size = layout.tensor_parallel_size
 
     def timed(matrices: tuple[Matrices, ...]) -> tuple[MatrixTimes, ...]:
         return tuple(
@@ -217,8 +277,9 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
         )
 
     hidden_bytes = counts.hidden_size * _ACTIVATION_BYTES
-    # Two all-reduces per layer. With attention replicas, they stay within one, and experts have all-to-alls instead.
-    all_reduces, peers = 2 * counts.num_layers, layout.devices
+    # Two all-reduces per layer, over the devices of one attention replica and stage. With attention replicas, experts
+    # have all-to-alls instead. Engines put these devices into one node if they fit, so other stages do not matter.
+    all_reduces, way = 2 * counts.num_layers, all_reduce(gpu, layout.tensor_parallel_size)
     if layout.token_ranks > 1:
         # The queries of all heads are gathered, and the outputs are reduced: together as much as one more all-reduce.
         all_reduces += counts.attention_layers
@@ -227,7 +288,6 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
         all_reduces += counts.attention_layers
     if layout.data_parallel_size > 1:
         all_reduces -= counts.moe_layers
-        peers = size if counts.experts else layout.devices_of_copy
     return Times(
         timed(counts.dense),
         timed(counts.head),
@@ -237,10 +297,11 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
         counts.launches,
         counts.kv_heads,
         counts.num_layers * hidden_bytes / bandwidth,
-        # A ring transfers each byte twice, except one device's share.
-        all_reduces * hidden_bytes * 2 * (size - 1) / size / link_bytes_per_second(gpu, peers),
+        all_reduces * hidden_bytes * way.link,
+        all_reduces * hidden_bytes * way.network,
         float(gpu.interconnect is not None),
-        size,
+        way.devices,
+        way.sends,
         layout.pipeline_parallel_size,
     )
 
@@ -281,7 +342,7 @@ class SpeedModel:
             query_tokens,
         )  # fmt: skip
         if self.exchange is not None:
-            pairs = self.exchange.on_busiest_rank(pairs, batch * query_tokens)
+            pairs = [*self.exchange.on_busiest_rank(pairs[:-1], batch * query_tokens), pairs[-1]]
             communication += self.exchange.seconds(local * query_tokens)
         weights = compute = 0.0
         for read, multiply in pairs[:-1]:
@@ -313,7 +374,7 @@ class SpeedModel:
             multiply += local * query_tokens * m.multiply
         for experts, row in zip(t.experts, counts.experts):
             for m in experts.matrices:
-                read += row.touched(tokens) * m.read
+                read += row.touched(alike(tokens, self.costs.alike)) * m.read
                 multiply += tokens * row.read * m.multiply
         return max(read, multiply)
 
@@ -341,71 +402,82 @@ class SpeedModel:
             most = (1 - share) * ceil(low / replicas) + share * ceil((low + 1) / replicas)
         return max(1.0, most / self.layout.pipeline_parallel_size)
 
-    def prefill_work(self, tokens: float, cached_tokens: float = 0.0, share: float | None = None) -> Step:
-        """The time a prompt of `tokens` tokens adds to steps that run anyway: no reading of weights, no launches.
+    def prefill_work(self, tokens: float, cached_tokens: float = 0.0) -> Step:
+        """The time that a prompt adds to steps which multiplying bounds: nothing is read or launched for it.
 
-        The first `cached_tokens` of them are found in the prefix cache. Only the others are computed, and they attend
-        to all tokens before them. Attention replicas prefill different prompts at the same time, so a prompt takes its
-        part of their time. With a `share`, it is the time of one of these replicas: 1 for the one that computes the
-        prompt, and 0 for the others, which have the experts of its tokens.
+        The first `cached_tokens` of its tokens are found in the prefix cache. Only the others are computed, and they
+        attend to all tokens before them. Attention replicas prefill different prompts at the same time, so a prompt
+        takes its part of their time.
         """
         stages = self.layout.pipeline_parallel_size
-        share = 1 / self.layout.data_parallel_size if share is None else share
-        parts = self._prompt_parts(tokens, cached_tokens, share)
-        compute, overhead, communication = (part / stages for part in parts)
-        return Step(compute + overhead + communication, 0.0, 0.0, compute, overhead, communication)
-
-    def _prompt_parts(self, tokens: float, cached_tokens: float, share: float) -> tuple[float, float, float]:
-        """`prompt_parts` of one of several prompts, of which the busiest attention replica computes `share`."""
-        missed, scores = tokens - cached_tokens, self._prompt_scores(tokens, cached_tokens)
-        compute, moved, communication = prompt_parts(self.costs, share * missed, share * scores, missed)
+        prompts = self._prompt_work([Part(cached_tokens, tokens, 1 / self.layout.data_parallel_size)])
+        prompts = prompts._replace(sequences=0.0)
+        pairs, scores, _, communication = prompt_parts(self.costs, prompts)
+        compute = sum(multiply for _, multiply in pairs) + scores
         if self.exchange is not None:
-            communication += self.exchange.prompt_seconds(share * missed)
-        return compute, moved, communication
+            communication += self.exchange.prompt_seconds(prompts.tokens)
+        parts = [part / stages for part in (compute, prompts.tokens * self.costs.moved, communication)]
+        return Step(sum(parts), 0.0, 0.0, *parts)
+
+    def beside(
+        self, parts: Sequence[Part], batch: float, query_tokens: int = 1, busiest: float | None = None
+    ) -> Step:  # fmt: skip
+        """The time that prompts add to a decode step of `batch` sequences, which computes them too (see `decode`).
+
+        Their tokens and those of the sequences are multiplied with the same matrices, which are read once.
+        """
+        stages = self.layout.pipeline_parallel_size
+        tokens = self._attention_batch(batch, busiest) * query_tokens
+        of_all = max(1.0, batch / stages) * query_tokens
+        work = self._prompt_work(parts)
+        if stages > 1:  # each stage computes another part of the prompts at the same time
+            work = PromptWork(*(one / stages for one in work))
+        before, after = self._matrices(NO_PROMPTS, tokens, of_all), self._matrices(work, tokens, of_all)
+        return Step(*(more - less for more, less in zip(after, before)))
+
+    def alone(self, parts: Sequence[Part]) -> Step:
+        """The time of a step that only computes these prompts."""
+        step = self._matrices(self._prompt_work(parts), 0.0, 0.0)
+        latency = self.costs.latency + (self.exchange.latency if self.exchange else 0.0)
+        seconds = step.seconds + self.costs.launch + latency
+        overhead, communication = step.overhead + self.costs.launch, step.communication + latency
+        return step._replace(seconds=seconds, overhead=overhead, communication=communication)
 
     def prefill(self, tokens: float, batch: int = 1, cached_tokens: float = 0.0) -> Step:
         """The time of `batch` prompts of `tokens` tokens until their first tokens, if no other request runs.
 
         `cached_tokens` of each prompt are found in the prefix cache.
         """
-        share, missed = self._share_of_prompts(batch), tokens - cached_tokens
-        work, moved, communication = self._prompt_parts(tokens, cached_tokens, share)
-        overhead = batch * (share * self.constants.sequence_seconds + moved)
-        return self._alone(batch * work, overhead, batch * communication, missed * batch, share * missed * batch)
+        return self.alone([Part(cached_tokens, tokens, self.share_of_prompts(batch), batch)])
 
-    def prefill_chunks(
-        self, chunks: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]] | None = None
-    ) -> Step:
-        """The time of a step that computes parts of prompts and nothing else.
-
-        A chunk is the place in its prompt of its first token, and of the token after its last one. With attention
-        replicas, the chunks are spread over them; or, if `others` are given, one replica computes `chunks`, its time is
-        asked for, and `others` are those of the other replicas.
-        """
-        share = 1.0 if others is not None else self._share_of_prompts(len(chunks))
-        work = overhead = communication = tokens = own = 0.0
-        for part, group in ((share, chunks), (0.0, others or ())):
-            for start, end in group:
-                multiply, moved, sent = self._prompt_parts(end, start, part)
-                work, communication, tokens = work + multiply, communication + sent, tokens + end - start
-                overhead, own = overhead + part * self.constants.sequence_seconds + moved, own + part * (end - start)
-        return self._alone(work, overhead, communication, tokens, own)
-
-    def _share_of_prompts(self, prompts: int) -> float:
+    def share_of_prompts(self, prompts: int) -> float:
         """The share of the prompts that the busiest copy of the attention computes. Some copies divide each prompt."""
         ranks = self.layout.prompt_ranks
         return ceil(prompts / (self.layout.data_parallel_size // ranks)) / (prompts * ranks)
 
-    def _alone(self, work: float, overhead: float, communication: float, tokens: float, own: float) -> Step:
-        """A step of prompts alone, with their `_prompt_parts`.
+    def _prompt_work(self, parts: Sequence[Part]) -> PromptWork:
+        sequences = tokens = scores = of_all = 0.0
+        for start, end, share, number in parts:
+            own = share * number
+            sequences, tokens, of_all = sequences + own, tokens + own * (end - start), of_all + number * (end - start)
+            if own:
+                scores += own * self._prompt_scores(end, start)
+        return PromptWork(sequences, tokens, scores, of_all)
 
-        `tokens` are those of all attention replicas, and `own` those of the busiest one.
-        """
-        pairs, _, _ = step_parts(self.costs, own, 0.0, 0.0, 0.0, tokens)
-        weights, compute = _overlap(sum(read for read, _ in pairs), work, self.constants.roof_power)
-        overhead = self.costs.launch + overhead
-        communication = self.costs.latency + communication + (self.exchange.latency if self.exchange else 0.0)
-        return Step(weights + compute + overhead + communication, weights, 0.0, compute, overhead, communication)
+    def _matrices(self, prompts: PromptWork, tokens: float, expert_tokens: float) -> Step:
+        """The times of the matrices of a step, and what its prompts add, as in `prompt_parts`."""
+        pairs, scores, overhead, communication = prompt_parts(self.costs, prompts, tokens, expert_tokens)
+        if self.exchange is not None:
+            pairs = self.exchange.on_busiest_rank(pairs, expert_tokens + prompts.expert_tokens)
+            communication += self.exchange.prompt_seconds(prompts.tokens)
+        weights, compute, power = 0.0, scores, self.constants.roof_power
+        for read, multiply in pairs:
+            a, b = _overlap(read, multiply, power)
+            weights += a
+            compute += b
+        return Step(
+            weights + compute + overhead + communication, weights, 0.0, compute, overhead, communication
+        )  # fmt: skip
 
     def _prompt_scores(self, tokens: float, cached_tokens: float) -> float:
         """The ideal time of the scores of a prompt's tokens, without those of its first `cached_tokens`."""
@@ -435,15 +507,3 @@ def matrix_flops(gpu: Gpu, kind: str) -> float:
         if found:
             return float(found)
     raise ValueError(f"{gpu.name}: no FLOP/s known")
-
-
-def link_bytes_per_second(gpu: Gpu, devices: int) -> float:
-    """Bytes per second that one device sends to its peers.
-
-    They go over its fast link, or over the network if there are more devices than the link connects.
-    """
-    if gpu.interconnect is None:
-        return float(gpu.pcie_bytes_per_second or _PCIE_BYTES_PER_SECOND)
-    if devices > gpu.interconnect.devices:
-        return min(_NETWORK_BYTES_PER_SECOND, float(gpu.interconnect.bytes_per_second))
-    return float(gpu.interconnect.bytes_per_second)

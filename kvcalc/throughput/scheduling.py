@@ -57,15 +57,6 @@ class StepRules(NamedTuple):
     divides: bool = True
     overlaps: bool = False
 
-    @property
-    def counted_steps(self) -> float:
-        """The steps of the fitted `ttft_steps` that are those of the scheduler: the waits below are these.
-
-        Half of the step that runs, the next one if it is scheduled already, and the step that computes the prompt if it
-        computes the others' tokens too.
-        """
-        return 0.5 + self.overlaps + self.mixes
-
     def prompts_of_step(self, tokens: float, decoding: float) -> float:
         """The prompts of `tokens` tokens that a step has room for, besides those of `decoding` requests."""
         room = max(1.0, self.step_tokens - decoding) if self.mixes else self.step_tokens
@@ -142,13 +133,13 @@ class Waits(NamedTuple):
 
 
 def mixed_waits(
-    rules: StepRules, step: float, mean_step: float, work: float, own: float, rate: float, most: float, parts: int = 1
+    rules: StepRules, step: float, mean_step: float, work: float, full: float, rate: float, most: float, parts: int = 1
 ) -> Waits:
     """The waits if prompts are computed in the steps of decoding requests.
 
-    A step takes `step` seconds for these and `work` for each prompt, `mean_step` in the mean, and has room for `most`
-    prompts. `rate` is that of the others. For the request itself, its prompt takes `own` seconds and at least `parts`
-    steps.
+    A step takes `step` seconds for these, `mean_step` in the mean, and has room for `most` prompts. A prompt adds
+    `work` seconds if it is alone in its step, and `full` if the step is full. It takes at least `parts` steps. `rate`
+    is that of the others.
     """
     share = min(rate * work, _MOST_LOAD)
     # The number of prompts in a step is that of the arrivals in another: its variance is that of a branching process.
@@ -159,9 +150,9 @@ def mixed_waits(
     shares = min(1.0, max(0.0, most - 1))
     # A prompt of mean length begins and ends within a step.
     steps = max(1.0, 1 / most + 0.5) if rules.divides else 1.0
-    computed = own + step * steps + max(0.0, parts - steps) * mean_step
+    computed = work + step * steps + max(0.0, parts - steps) * mean_step
     first = shares * together + (1 - shares) * alone + computed
-    return Waits(first, step / most + work, most, 0.0, shares, work, step)
+    return Waits(first, step / most + full, most, 0.0, shares, full, step)
 
 
 class Batches(NamedTuple):

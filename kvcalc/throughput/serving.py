@@ -16,15 +16,14 @@ all of them while the one that has it computes it, unless others have prompts to
 In a steady load, the time to first token is the host's time, steps in the server's pipeline, the waits for the engine's
 scheduler (`kvcalc.throughput.scheduling`), and its own prefill:
 
-    TTFT = host + host' x others + (steps + prompt steps x input_tokens / 8192) x step + waits + prefill
+    TTFT = host + host' x others + host" x input tokens + steps x step + waits + prefill
 
-host' is the host time for each other running request. The fitted steps include those of the scheduler, which are
-subtracted. If the scheduler is not known, there are no other waits, and a step is one in the mean, with the prompts of
-others. If only one request runs, no other prompt stops it, and it does not wait for the scheduler's steps.
+host' is the host time for each other running request, host" that of a prompt's token, and `steps` are those of the
+server's pipeline besides the scheduler's. If only one request runs, it does not wait for the steps of others.
 
 A benchmark sends some requests per client, and the first ones of all clients together. So its mean TTFT is longer than
-that of a steady load by the share of the first requests times what they wait for each other (`burst_wait`). kvcalc
-predicts benchmarks of 15 requests per client.
+that of a steady load by the share of the first requests times what they wait: for each other (`burst_wait`), and for
+the first step of its kind. kvcalc predicts benchmarks of 15 requests per client on a server that has run before.
 
 If the cache has room for R < N requests only, the others wait. A request takes memory from the step that computes its
 prompt on, and not while it waits for that step or for its client. So R requests end in every (prefill + decode), and
@@ -39,7 +38,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
+from kvcalc.throughput.scheduling import StepRules
 
 # The loop for the number of decoding requests ends when a round changes TPOT by less than this share.
 _SETTLED = 0.005
@@ -49,19 +48,28 @@ _MOST_ROUNDS = 8
 # not say how many. 14 to 16 explain their times to the first token best: with 10 or 30, the loss of the fit is 2 %
 # higher.
 REQUESTS_PER_CLIENT = 15
+# The fewest requests of a benchmark. With one client, 15 would say little.
+FEWEST_REQUESTS = 60
+
+
+def requests_per_client(clients: float) -> float:
+    """The requests that each of so many clients sends in a benchmark."""
+    return max(REQUESTS_PER_CLIENT, FEWEST_REQUESTS / clients)
 
 
 class Serving(NamedTuple):
     """The latencies in seconds, and the rates of one replica. `decoding` is the mean number of decoding requests.
 
     `ttft_seconds` is the mean of a benchmark with REQUESTS_PER_CLIENT requests per client, and `steady_ttft_seconds`
-    the mean after the load has run for a long time. `queued` is the mean number of requests that wait because their
+    the mean after the load has run for a long time. `random_ttft_seconds` is the mean of requests that arrive at random
+    instead, at the same rate. `queued` is the mean number of requests that wait because their
     prompts do not fit into a step.
     """
 
     tpot_seconds: float
     ttft_seconds: float
     steady_ttft_seconds: float
+    random_ttft_seconds: float
     tokens_per_second: float
     requests_per_second: float
     prefill_share: float
@@ -69,30 +77,23 @@ class Serving(NamedTuple):
     queued: float = 0.0
 
 
-def host_wait(c: Constants, counted_steps: float, step: float, input_tokens: float, others: float) -> float:
-    """The seconds to the first token that are neither the scheduler's nor the prefill's.
+def host_wait(c: Constants, step: float, input_tokens: float, others: float) -> float:
+    """The seconds to the first token that are neither the scheduler's nor the prefill's, with `others` running.
 
-    They are the host's time, more with `others` running, and steps of `step` seconds in the server's pipeline. The
-    fitted `ttft_steps` include the `counted_steps` of the scheduler. Nothing branches on a value, so that everything
-    may be an array.
+    They are the host's time, and steps of `step` seconds in the server's pipeline. May be arrays.
     """
-    steps = c.ttft_steps - counted_steps + c.ttft_prompt_steps * input_tokens / STEP_TOKENS
-    return _larger(c.ttft_seconds + c.ttft_request_seconds * others + steps * step, 0.0)
+    of_host = c.ttft_seconds + c.ttft_token_seconds * input_tokens + c.ttft_request_seconds * others
+    return of_host + c.ttft_steps * step
 
 
 def burst_wait(each: float, together: float, requests: float) -> float:
-    """How many seconds longer the mean time to first token of a benchmark is, because all clients start together.
+    """How many seconds longer the first requests of a benchmark wait in the mean, because all clients start together.
 
     The first `requests` prompts are computed one step after the other, with `together` of them in a step. Each takes up
     `each` seconds of the steps, and waits until its step ends: (requests + together) / 2 x `each` in the mean, which is
     what one adds to the steps. May be arrays, as in `host_wait`.
     """
-    return each * ((requests + _smaller(requests, together)) / 2 - 1) / REQUESTS_PER_CLIENT
-
-
-def _larger(a: float, b: float) -> float:
-    """The larger value, also of arrays."""
-    return (a + b + abs(a - b)) / 2
+    return each * ((requests + _smaller(requests, together)) / 2 - 1)
 
 
 def _closer(guess: float, found: float, last: tuple[float, float] | None) -> float:
@@ -125,51 +126,55 @@ def serve(
     """Steady serving of `concurrency` requests, of which at most `running` hold their cache at the same time.
 
     `cached_tokens` of each prompt are found in the prefix cache. They take memory, but no prefill. `rules` are None if
-    the engine's are not known. `recomputed_tokens` tokens of a request are computed again after preemptions. A
-    preempted request waits `requeued` times as long as for its first token, and `paused` times as long as it holds its
-    cache. `parts` are the token ranges of a prompt that is always computed in several steps: the first token of each
-    part, and the token after its last. The first requests arrive together and wait `late_steps` more steps on average.
+    the engine has none: then prompts run in the steps of others, and none queues for them. `recomputed_tokens` tokens
+    of a request are computed again after preemptions. A preempted request waits `requeued` times as long as for its
+    first token, and `paused` times as long as it holds its cache. `parts` are the token ranges of a prompt that is
+    always computed in several steps: the first token of each part, and the token after its last. The first requests
+    arrive together and wait `late_steps` more steps on average.
     """
-    c, prompts = model.constants, Prompts(model, input_tokens, cached_tokens, rules, parts)
+    is_queueing = rules is not None
+    c, rules = model.constants, rules or StepRules()
+    prompts = Prompts(model, input_tokens, cached_tokens, rules, parts)
     again, is_full = 1 + recomputed_tokens / prompts.missed, concurrency > running
     # A request meets the others, not itself.
     others, per_step = (concurrency - 1) / concurrency, model.tokens_per_step
     replicas = model.layout.data_parallel_size
     last: tuple[float, float] | None = None
     decoding, tpot, stall, steady, held, burst, rate, queued = float(running), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    mean_step, grouped, per_client = 0.0, 0.0, requests_per_client(concurrency)
     for _ in range(_MOST_ROUNDS):
         before = tpot
         step = model.decode(decoding, input_tokens + output_tokens / 2).seconds
         # The prompts that are computed per second, also again, are those of the requests that decode now.
         prompts_per_second = decoding * again / (output_tokens * (tpot or step / per_step))
         if running > 1:
-            stop = prompts.stop(step, prompts_per_second, others * decoding * per_step / output_tokens)
+            ending = others * decoding * per_step / output_tokens
+            stop = prompts.stop(step, mean_step or step, prompts_per_second, ending, decoding)
             stall = decoding * stop * again / output_tokens
         tpot = step / per_step + stall
         # A step in the mean, with the prompts that run in it or stop it.
         mean_step, decode = tpot * per_step, output_tokens * tpot
-        if rules is None:
-            steady = host_wait(c, 0.0, mean_step, prompts.missed, running - 1) + prompts.lone
-            burst = 0.0 if is_full else burst_wait(prompts.work, max(STEP_TOKENS / prompts.missed, 1.0), running)
-            rate = concurrency / (steady + burst + decode)
-        elif concurrency == 1:
-            steps = min(c.ttft_steps, rules.counted_steps)
-            steady = host_wait(c, steps, step, prompts.missed, 0.0) + prompts.lone
-            rate = 1 / (steady + decode)
+        if concurrency == 1:
+            steady = host_wait(c, step, prompts.missed, 0.0) + prompts.lone
+            burst = c.first_seconds / per_client
+            rate = 1 / (steady + burst + decode)
         else:
             met = others * prompts_per_second
             waits = prompts.waits(step, mean_step, decoding, met)
-            steady = waits.first + host_wait(
-                c, rules.counted_steps, step, prompts.missed, others * decoding + met * prompts.alone
-            )
+            running_others = others * decoding + met * prompts.alone
+            grouped = c.ttft_request_seconds * running_others
+            steady = waits.first + host_wait(c, step, prompts.missed, running_others)
             # The clients of each attention replica queue for its own steps.
             burst = burst_wait(waits.each, max(waits.most, 1.0), running / replicas)
-            burst += late_steps * tpot / REQUESTS_PER_CLIENT
-            of_one, queued = waits.rate(concurrency / replicas, steady + burst + decode, rate / replicas)
-            rate, queued = of_one * replicas, queued * replicas
-            steady += queued / rate
+            burst = (burst + c.first_seconds + late_steps * tpot) / per_client
+            if is_queueing:
+                of_one, queued = waits.rate(concurrency / replicas, steady + burst + decode, rate / replicas)
+                rate, queued = of_one * replicas, queued * replicas
+                steady += queued / rate
+            else:
+                rate = concurrency / (steady + burst + decode)
         if is_full:
-            held = again * prompts.lone + decode + (mean_step if rules and rules.overlaps else 0.0)
+            held = again * prompts.lone + decode + (mean_step if rules.overlaps else 0.0)
             rate = min(rate, running / held)
         found = rate * decode
         if abs(tpot - before) <= _SETTLED * tpot or abs(found - decoding) <= _SETTLED * decoding:
@@ -182,4 +187,6 @@ def serve(
         queue = max(0.0, concurrency / rate - decode - steady - paused * held) / (1 + requeued)
         steady += queue
         tpot += (requeued * queue + paused * held) / output_tokens
-    return Serving(tpot, steady + burst, steady, rate * output_tokens, rate, prefill_share, decoding, queued)
+    return Serving(
+        tpot, steady + burst, steady, steady - grouped, rate * output_tokens, rate, prefill_share, decoding, queued
+    )

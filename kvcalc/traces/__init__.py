@@ -15,10 +15,7 @@ from kvcalc.traces import csv_rows, json_rows
 from kvcalc.traces.lines import MAX_LINE_BYTES, Line, read_lines
 from kvcalc.traces.request import BadRowError, Row, TraceRequest
 
-__all__ = ["BAD_ROWS", "FORMATS", "Trace", "TraceRequest", "is_csv_header", "read_trace", "rows_text"]
-
-BAD_ROWS = "bad-rows"
-"""The code of the warning about rows that cannot be read. The exit code is then 1."""
+__all__ = ["FORMATS", "Trace", "TraceRequest", "is_csv_header", "read_trace", "rows_text"]
 
 FORMATS = ("csv", "azure", "burstgpt", "mooncake", "qwen", "token-ids")
 """The names of the formats, for `format`."""

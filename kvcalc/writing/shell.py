@@ -22,8 +22,6 @@ AND, INTO = Operator("&&"), Operator(">")
 _OPERATORS = {operator: operator for operator in (AND, INTO)}
 # What `_quoted` writes. There is no quote inside $'...', because it is escaped there.
 _PIECE = r"""\$'(?P<escaped>[^']*)'|'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<plain>[^\s'"$]+)"""
-_PIECES = re.compile(_PIECE)
-_WORDS = re.compile(rf"(?:{re.sub('[?]P<[a-z]+>', '?:', _PIECE)})+")
 
 
 def join(words: Iterable[str]) -> str:
@@ -41,9 +39,8 @@ def script(words: Iterable[str]) -> str:
 
 def split(command: str) -> list[str]:
     """The words of a command that `join` has written."""
-    return [
-        _OPERATORS.get(word) or "".join(map(_meant, _PIECES.finditer(word))) for word in _WORDS.findall(command)
-    ]  # fmt: skip
+    words = re.findall(rf"(?:{re.sub('[?]P<[a-z]+>', '?:', _PIECE)})+", command)
+    return [_OPERATORS.get(word) or "".join(map(_meant, re.finditer(_PIECE, word))) for word in words]
 
 
 def comment(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.roofline import Part, SpeedModel
 from kvcalc.throughput.serving import host_wait
 from tests.conftest import ROOT
 
@@ -79,10 +79,10 @@ def constants(parameters: ModuleType, row: Any, theta: Any) -> Constants:
 def seconds(row: Any, c: Constants) -> float:
     """TPOT of a row with the number of decoding requests given, by the model that answers use."""
     model = SpeedModel(row.model.counts, row.model.gpu, c)
-    work = model.prefill_work(row.input_tokens).seconds
+    step = model.decode(row.decoding, row.context_tokens).seconds
+    work = model.beside([Part(0, row.input_tokens)], row.decoding).seconds
     if not row.rules.mixes:
         work = model.prefill(row.input_tokens, 2).seconds / 2
-    step = model.decode(row.decoding, row.context_tokens).seconds
     return float(step + row.decoding / row.output_tokens * work)
 
 
@@ -165,7 +165,7 @@ def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(
     for row, c, seconds_together in zip(rows, step, together):
         own = c._replace(**first.values(theta, row.engine, first.labels_of(row)))
         used = SpeedModel(row.model.counts, row.model.gpu, own)
-        step, others, known, counted = arrays._waits(used, row)
-        counted = min(own.ttft_steps, counted) if row.concurrency == 1 else counted
-        alone = host_wait(own, counted, step, row.input_tokens, others) + known
+        step, others, known, warm, cold = arrays._waits(used, row)
+        alone = host_wait(own, step, row.input_tokens, others) + known
+        alone += warm * own.first_seconds + cold * own.cold_seconds
         assert alone == pytest.approx(seconds_together, rel=1e-9)

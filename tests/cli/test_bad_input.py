@@ -197,7 +197,7 @@ def bad_options() -> list[tuple[str, str, str]]:
 
     found = []
     for command in ANSWERED:
-        app = importlib.import_module(f"kvcalc.cli.{COMMANDS[command]}").app
+        app = importlib.import_module(f"kvcalc.cli.{command}").app
         for parameter in typer.main.get_command(app).params:
             name = next((name for name in parameter.opts if name.startswith("--")), None)
             if name is None or name in WRITES or getattr(parameter, "is_flag", False) or parameter.nargs != 1:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.cli.batch import Models, Questions
+from kvcalc.cli.batch import batch as answer_file
 from kvcalc.cli.json_lines import MAX_LINE_BYTES, Line, read_lines
 from kvcalc.cli.question import MODEL_FLAGS
 from kvcalc.model.variants import WhatIf
@@ -282,6 +283,25 @@ def test_whoever_writes_a_line_and_waits_is_answered() -> None:
     process.stdin.close()
     assert process.wait(timeout=300) == 0
     process.stdout.close()
+
+
+def test_an_answer_is_written_before_the_next_question_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out, seen = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl", []
+    path.write_bytes((GOOD + b"\n") * 3)
+    answer = Questions.answer
+
+    def looking(self: Questions, line: Any) -> dict[str, Any]:
+        seen.append(out.read_text().count("\n"))
+        return answer(self, line)
+
+    monkeypatch.setattr(Questions, "answer", looking)
+    with out.open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        answer_file(str(path), None)
+    assert seen == [0, 1, 2]
+    assert out.read_text().count("\n") == 3
 
 
 class Dribble:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvcalc.cli.app import COMMANDS
-from kvcalc.cli.completion_scripts import SCRIPTS
+from kvcalc.cli.completion import script_of
 from kvcalc.engines.declarations import OPTIONS
 from tests.conftest import ROOT, preset_names
 
@@ -174,7 +174,7 @@ def run_shell(shell: str, code: str, path: str, folder: Path, *arguments: str) -
         pytest.skip(f"{shell} is not installed")
     flags = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
     script = folder / f"completion.{shell}"
-    script.write_text(SCRIPTS[shell])
+    script.write_text(script_of(shell))
     done = subprocess.run(
         [found, *flags, "-c", code, *([] if shell == "fish" else [shell]), str(script), *arguments],
         capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, "PATH": path, "HOME": str(folder)},
@@ -218,7 +218,7 @@ def test_bash_at_a_terminal(typed: str, shell_path: str, tmp_path: Path) -> None
     import pty
 
     (tmp_path / "questions.jsonl").touch()
-    (tmp_path / "rc").write_text(f"PS1=; bind 'set bell-style none'\n{SCRIPTS['bash']}")
+    (tmp_path / "rc").write_text(f"PS1=; bind 'set bell-style none'\n{script_of('bash')}")
     environment = {**os.environ, "PATH": shell_path, "HOME": str(tmp_path), "TERM": "dumb"}
     outer, inner = pty.openpty()
     shell = subprocess.Popen(

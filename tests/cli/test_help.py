@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from kvcalc.cli.app import COMMANDS
-from kvcalc.cli.help import ESSENTIAL, GROUPS, split_epilog
+from kvcalc.cli.help import ESSENTIAL, GROUPS, epilog_of, split_epilog
 from kvcalc.engines.declarations import OPTIONS
 from kvcalc.output.paths import check_against_schema
 from kvcalc.schema import load_schema
@@ -32,7 +32,7 @@ def columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def built(command: str) -> Any:
-    return typer.main.get_command(__import__(f"kvcalc.cli.{COMMANDS[command]}", fromlist=["app"]).app)
+    return typer.main.get_command(__import__(f"kvcalc.cli.{command}", fromlist=["app"]).app)
 
 
 def options_in(screen: str) -> set[str]:
@@ -144,8 +144,7 @@ def test_the_path_in_a_commands_help_is_in_its_document(kvcalc: Any, words: tupl
 def test_the_paths_in_examples_are_in_the_documents(command: str) -> None:
     for words in ((command,), (command, "show")):
         if words in SCREENS:
-            command_object = built(command).commands["show"] if words[1:] else built(command)
-            for example in split_epilog(command_object.epilog)[1]:
+            for example in split_epilog(epilog_of(" ".join(words)))[1]:
                 given = shlex.split(example)
                 if "--get" in given:
                     kind = {"batch": "estimate", "models": "models_show", "gpus": "gpus_show"}.get(command, command)

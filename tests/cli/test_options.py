@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import typer
 
-from kvcalc.cli.app import COMMANDS
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.json_lines import Line
 from kvcalc.engines.declarations import OPTIONS, Option
@@ -55,7 +54,7 @@ def asked_with(command: str, option: Option) -> list[str]:
 
 
 def parameters_of(command: str) -> dict[str, Any]:
-    module = __import__(f"kvcalc.cli.{COMMANDS[command]}", fromlist=["app"])
+    module = __import__(f"kvcalc.cli.{command}", fromlist=["app"])
     return {name: parameter for parameter in typer.main.get_command(module.app).params for name in parameter.opts}
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-import kvcalc
+import kvcalc as library
 from kvcalc.model.drafting import Speculation
 from tests.test_schema import check
 
@@ -52,6 +53,80 @@ def test_lengths_have_the_names_of_other_commands_too(kvcalc: Any, tmp_path: Pat
     path = tmp_path / "question.jsonl"
     path.write_text(json.dumps({**question, "input_tokens": 1000, "output_tokens": 200}))
     assert kvcalc("batch", path).json == expected
+
+
+# What estimate has, and a simulation has not, by the reason.
+NOT_SIMULATED = {
+    "the load is the number of requests": "batch",
+    "tiers and sessions are not simulated, and kvcalc prefix answers for a trace": (
+        "offload offload_bandwidth offload_backend turns"
+    ),
+    "a model described by options has no known weights, and so no speed": (
+        "layers heads head_dim hidden_size sliding_window assume_full_attention"
+    ),
+    "they change what is printed": "check strict variants",
+}
+
+
+def test_every_option_of_estimate_that_changes_the_memory_or_the_schedule_is_an_option_here() -> None:
+    from kvcalc.cli import estimate, simulate
+
+    here, there = ({one.name for one in typer.main.get_command(module.app).params} for module in (simulate, estimate))
+    here |= {"input_tokens", "output_tokens"}  # other names of --prompt-tokens and --answer-tokens
+    assert there - here == {name for names in NOT_SIMULATED.values() for name in names.split()}
+
+
+def test_the_engines_options_change_the_simulation(kvcalc: Any) -> None:
+    load = ("--requests-per-second", "5")
+    plain = kvcalc(*ASK, *load, "--json").json["engine"]
+
+    def changed(*words: str) -> dict[str, Any]:
+        found = kvcalc(*ASK, *load, *words, "--json").json["engine"]
+        return {key: value for key, value in found.items() if value != plain[key]}
+
+    assert changed("--max-num-batched-tokens", "2048")["step_tokens"] == 2048
+    assert changed("--max-num-seqs", "7")["max_running_requests"] == 7
+    assert changed("--gpu-memory-utilization", "0.5")["blocks"] < plain["blocks"] / 1.5
+    sglang = changed("--engine", "sglang", "--chunked-prefill-size", "1024", "--max-running-requests", "9")
+    assert (sglang["step_tokens"], sglang["max_running_requests"]) == (1024, 9)
+
+
+@pytest.mark.parametrize("pools", [(), ("--prefill-replicas", "1", "--transfer-bandwidth", "nvlink")])
+def test_longer_requests_than_the_context_are_refused(kvcalc: Any, tmp_path: Path, pools: tuple[str, ...]) -> None:
+    asked = (*ASK[:-4], "--prompt-tokens", "uniform:500..2000", "--answer-tokens", "50", "--requests-per-second", "5")
+    plain = kvcalc(*asked, *pools, "--json").json
+    found = kvcalc(*asked, *pools, "--max-model-len", "1200", "--json").json
+    refused = found["load"]["refused_requests"]
+    assert plain["load"]["refused_requests"] == 0 < refused < 200
+    assert found["results"]["requests"] == 200 - refused
+    assert any(f"{refused} of 200 requests refused: longer than the context of 1,200" in w["text"]
+               for w in found["warnings"])  # fmt: skip
+    assert kvcalc(*asked, *pools, "--context", "9000", "--json").json["results"] == plain["results"]
+    if not pools:
+        lengths: dict[str, Any] = {
+            "prompt_tokens": "uniform:500..2000",
+            "answer_tokens": 50,
+            "requests_per_second": 5,
+            "requests": 200,
+        }
+        path = tmp_path / "question.jsonl"
+        path.write_text(json.dumps({"command": "simulate", "model": MODEL, "gpu": "h100", "context": 1200, **lengths}))
+        assert kvcalc("batch", path).json == found
+        assert library.simulate(MODEL, "h100", context_tokens=1200, **lengths) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--context", "100"), "no request is as short as the context of 100 tokens: the shortest has 1,200"),
+        (("--max-model-len", "auto"), "remove --context"),
+        (("--max-model-len", "2048", "--context", "4096"), "contradict each other"),
+    ],
+)
+def test_a_context_that_takes_no_request_is_refused(kvcalc: Any, words: tuple[str, ...], why: str) -> None:
+    result = kvcalc(*ASK, "--requests-per-second", "5", *words)
+    assert result.status == 2
+    assert why in result.err
 
 
 def test_a_higher_rate_waits_longer_and_keeps_fewer_limits(kvcalc: Any) -> None:
@@ -226,7 +301,7 @@ def test_one_request_is_not_called_requests(kvcalc: Any) -> None:
 
 def _in_python(model: str = MODEL, gpu: str = "h100", **more: Any) -> Any:
     lengths: dict[str, Any] = {"requests": 200, "prompt_tokens": 1000, "answer_tokens": 200}
-    return kvcalc.simulate(model, gpu, **lengths, concurrency=8, engine="sglang", **more)
+    return library.simulate(model, gpu, **lengths, concurrency=8, engine="sglang", **more)
 
 
 def test_the_screen_shows_times_and_charts(kvcalc: Any) -> None:

@@ -78,22 +78,29 @@ def test_does_not_fit_is_4_even_if_nobody_reads_the_answer(question: tuple[str, 
 
 
 def test_so_are_the_other_verdicts(tmp_path: Path) -> None:
-    log, preset, questions = tmp_path / "vllm.log", tmp_path / "preset.yaml", tmp_path / "questions.jsonl"
+    log, preset = tmp_path / "vllm.log", tmp_path / "preset.yaml"
     log.write_text(LOG)
     preset.write_text("name: nothing\n")
-    questions.write_text('{"model": "gpt2"}\n{"model": "nope"}\n')
     for status, question in (
         (5, ("audit", log, "--model", "llama-3-8b")),
         (5, ("audit", log, "--model", "llama-3-8b", "--format", "human")),
         (3, ("models", "check", preset)),
         (3, ("models", "check", preset, "--format", "human")),
-        (1, ("batch", questions)),
-        (1, ("batch", questions, "--get", "kv_cache.total_bytes")),
     ):
         read = run(*question)
         with without_reader() as pipe:
             unread = run(*question, stdout=pipe)
         assert (read.status, unread.status, unread.err) == (status, status, read.err), question
+
+
+def test_batch_stops_when_nobody_reads_its_answers(tmp_path: Path) -> None:
+    """Each answer is written as soon as it is known, so the questions after the one that nobody read are not asked."""
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"model": "gpt2"}\n{"model": "nope"}\n')
+    assert run("batch", questions).status == 1
+    with without_reader() as pipe:
+        unread = run("batch", questions, stdout=pipe)
+    assert (unread.status, unread.err) == (0, "")
 
 
 def test_and_a_measurement_that_contradicts_the_prediction(tmp_path: Path) -> None:

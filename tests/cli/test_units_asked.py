@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import typer
 
-from kvcalc.cli.app import COMMANDS
-
 PLAN = ("plan", "llama-3-8b", "--input-tokens", "1k", "--output-tokens", "100", "--concurrency", "8")
 ASKED = {
     "estimate": ("estimate", "llama-3-8b"), "fit": ("fit", "llama-3-8b"), "compare": ("compare", "llama-3-8b"),
@@ -34,7 +32,7 @@ def options_with_units() -> list[tuple[str, str]]:
     """Every pair of a command and one of its options that take a size, a rate or a time."""
     found = []
     for command in ASKED:
-        app = import_module(f"kvcalc.cli.{COMMANDS[command]}").app
+        app = import_module(f"kvcalc.cli.{command}").app
         for parameter in typer.main.get_command(app).params:
             if parameter.metavar in ("SIZE", "RATE", "TIME"):
                 found.append((command, parameter.opts[0]))

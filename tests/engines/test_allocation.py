@@ -11,14 +11,15 @@ from kvcalc.engines.allocation import Allocation, Requests
 from kvcalc.engines.engine import Engine
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.resolve import load_model
+from kvcalc.model.spec import all_caches
 
 BF16 = DTYPES["bf16"]
 # Facts about an engine's own account, which no request changes. They are asked of `Allocation.engine`.
 FACTS = {
     "at", "attended", "auto_context", "block_tokens", "check_auto_context", "check_context", "check_encoder",
     "check_ranks", "cut", "default_block", "device_defaults", "device_settings", "divide_cache", "divide_rows",
-    "divides_tokens", "entries", "entry_sizes", "known_releases", "kv_dtype", "lookahead_tokens", "prompt_division",
-    "replica_settings", "reserve", "reuse", "rules_used", "split_layers", "stage_bounds",
+    "divides_tokens", "entries", "entry_sizes", "known_releases", "kv_dtype", "loaded_tables", "lookahead_tokens",
+    "prompt_division", "replica_settings", "reserve", "reuse", "rules_used", "split_layers", "stage_bounds",
     "weight_dtype", "weight_padding", "with_default_block",
     "disaggregation", "schedule",
 }  # fmt: skip
@@ -75,6 +76,17 @@ def test_slots_are_tokens_at_the_end_of_every_request(name: str) -> None:
         growth = drafting.growth(spec, BF16, tokens)
         assert growth.bytes_per_token == engine.growth(spec, BF16, tokens + 5).bytes_per_token
         assert growth.fixed_bytes + growth.bytes_per_token * tokens == drafting.replica_bytes(spec, BF16, tokens)
+    # Memory for `n` tokens holds five tokens less of a context.
+    memory = engine.batch_bytes(spec, BF16, 9000, 2)
+    longest, drafted = (one.longest_context(spec, BF16, 2, memory) for one in (engine, drafting))
+    assert longest is not None
+    assert drafted == longest - 5
+    for cache in all_caches(spec):
+        assert drafting.cache_bytes(cache, 4095, BF16) == engine.cache_bytes(cache, 4100, BF16)
+    for room in (None, 10**10):
+        asked = spec, BF16, room
+        assert drafting.max_running_requests(*asked, 4095) == engine.max_running_requests(*asked, 4100)
+    assert drafting.most_running(spec, BF16, 10**10, 900, 4095) == engine.most_running(spec, BF16, 10**10, 905, 4100)
 
 
 def test_every_method_names_its_arguments_like_the_engine() -> None:

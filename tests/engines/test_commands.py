@@ -89,6 +89,13 @@ def test_attention_replicas_are_asked_for_as_the_release_wants(engine: str, flag
     assert ("--enable-dp-attention" in command) == ("--enable" in flags)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_no_flag_is_given_twice(engine: str) -> None:
+    for checkpoint, layout in LAYOUTS:
+        flags = [word for word in words_of(engine, checkpoint, layout) if word.startswith("--")]
+        assert len(flags) == len(set(flags)), shlex.join(flags)
+
+
 def test_an_option_without_effect_is_left_out() -> None:
     settings = {"mamba-cache-mode": "align", "mamba-block-size": "64"}
     newest, older = (

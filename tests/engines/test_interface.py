@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import pytest
 
 import kvcalc
-from kvcalc.engines import load_engine
+from kvcalc.engines import ENGINES, load_engine
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.model.spec import windows
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.model.spec import distinct_caches, windows
 from tests.conftest import PLAIN_PRESETS
 from tests.documents import estimate
+from tests.engines.models import ask, gated_delta, gpt_oss, latent, plain, sparse
 
 # Decoder presets without a window. For these, Transformers holds exactly what the formula stores.
 SPECS = {name: kvcalc.load_model(name) for name in PLAIN_PRESETS}
 PLAIN = [name for name, spec in SPECS.items() if not spec.is_encoder and not windows(spec)]
 
+CONFIGS = [plain(), latent(), sparse(), gated_delta(), gpt_oss()]
 FALCON_40B = {
     "model_type": "falcon", "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8, "hidden_size": 8192,
     "new_decoder_architecture": True,
@@ -63,6 +68,24 @@ def test_a_window_of_one_is_refused_for_transformers() -> None:
     }
     with pytest.raises(ModelError, match="window of 1"):
         held(kvcalc.read_config(config, "test", "test"), 5)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=itemgetter("model_type"))
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_layers_add_up_to_the_whole(name: str, config: dict[str, object]) -> None:
+    """Except in pools that all kinds of layers share, as TensorRT-LLM's for windows and states."""
+    cache = ask(config, name, 100)["kv_cache"]
+    layers = sum((one["last"] - one["first"] + 1) * one["bytes_per_layer"] for one in cache["layers"])
+    has_pools = name == "tensorrt-llm" and config["model_type"] == "qwen3_5_moe_text"
+    assert (layers == cache["total_bytes"]) is not has_pools
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=itemgetter("model_type"))
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_step_reads_every_cache_of_every_layer(name: str, config: dict[str, object]) -> None:
+    rules = load_engine(name, kvcalc.read_config(config, "test", "test"))
+    read = sum(entries.num_layers for entries in rules.entries(rules.spec, DTYPES["bf16"]))
+    assert read == sum(number for _, number in distinct_caches(rules.spec))
 
 
 def test_an_unknown_engine_offers_the_near_ones() -> None:

@@ -12,7 +12,7 @@ import kvcalc
 from kvcalc.engines import ENGINES
 from kvcalc.engines.log import LogReader, Reading, Setup
 from kvcalc.engines.log_lines import Figure, Log, Pattern, option
-from kvcalc.engines.logical import Logical
+from kvcalc.engines.logical.engine import Logical
 from kvcalc.planning.audit import audit
 from tests.test_borders import loaded_by, run
 
@@ -38,9 +38,9 @@ class AcornLog(LogReader):
 @pytest.fixture
 def _acorn(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that nothing else in kvcalc names."""
-    room, module = ModuleType("kvcalc.engines.acorn"), ModuleType("kvcalc.engines.acorn.log")
+    room, module = ModuleType("kvcalc.engines.acorn.engine"), ModuleType("kvcalc.engines.acorn.log")
     room.Acorn, module.LOG = type("Acorn", (Logical,), {"name": "acorn", "title": "Acorn"}), AcornLog()  # type: ignore[attr-defined]
-    for one in (room, module):
+    for one in (ModuleType("kvcalc.engines.acorn"), room, module):
         monkeypatch.setitem(sys.modules, one.__name__, one)
     monkeypatch.setitem(ENGINES, "acorn", ("acorn", "Acorn"))
     monkeypatch.setattr("kvcalc.planning.logs.LOGS", ("vllm", "acorn"))

@@ -9,7 +9,7 @@ import pytest
 import kvcalc
 from kvcalc.errors import KvcalcError, LayoutError, ModelError, UsageError
 from tests.documents import estimate, texts
-from tests.engines.models import ask, gated_delta, gpt_oss, latent, plain, sparse, total
+from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
 
 # `plain`: 2 layers, 2 KV heads of 64. One token takes 2 layers x 2 x 2 x 64 elements of 2 bytes.
 TOKEN = 2 * 2 * 2 * 64 * 2
@@ -88,7 +88,9 @@ def test_a_group_size_alone_changes_nothing() -> None:
 
 def test_max_kv_size_rotates_models_whose_class_makes_no_cache() -> None:
     settings = {"max-kv-size": 1024}
-    assert total(plain(model_type="qwen2"), "mlx", 4096, settings=settings) == 1024 * TOKEN
+    rotating = ask(plain(model_type="qwen2"), "mlx", 4096, settings=settings)
+    assert rotating["kv_cache"]["total_bytes"] == 1024 * TOKEN
+    assert not any("max-kv-size" in text for text in texts(rotating))
     found = ask(plain(), "mlx", 4096, settings=settings)
     assert found["kv_cache"]["total_bytes"] == 4096 * TOKEN
     assert any("ignores --max-kv-size for llama" in text for text in texts(found))
@@ -99,6 +101,23 @@ def test_max_kv_size_rotates_models_whose_class_makes_no_cache() -> None:
 def test_the_lines_of_a_request_add_up(config: dict[str, object], tokens: int) -> None:
     found = ask(config, "mlx", tokens)
     assert sum(line["bytes"] for line in found["engine"]["request_lines"]) == found["kv_cache"]["bytes_per_sequence"]
+
+
+@pytest.mark.parametrize(("config", "engine", "settings", "less"), [
+    (plain(model_type="qwen2"), "mlx", {"max-kv-size": 1024}, 3072 * TOKEN),
+    # A state of fp32 in the config, which older releases keep in two bytes.
+    (gated_delta(), "mlx@0.31.1", {}, 30 * 32 * 128 * 128 * 2),
+])  # fmt: skip
+def test_what_is_kept_short_stands_on_a_line_of_its_own(
+    config: dict[str, object], engine: str, settings: dict[str, str], less: int
+) -> None:
+    found = lines(config, engine, 4096, settings=settings)
+    assert {name: size for name, size in found.items() if name != "stored"} == {"different layout or dtype": -less}
+
+
+@pytest.mark.parametrize(("name", "num_bytes"), [("auto", 2), ("bf16", 2), ("FP16", 2), ("fp32", 4)])
+def test_a_cache_has_the_floats_of_mlx(name: str, num_bytes: int) -> None:
+    assert total(plain(), "mlx", 256, kv_dtype=name) == 256 * TOKEN // 2 * num_bytes
 
 
 @pytest.mark.parametrize(
@@ -129,9 +148,19 @@ def test_a_cache_that_mlx_does_not_quantize_is_refused(config: dict[str, object]
         ask(config, "mlx", 1024, settings={"kv-bits": 8})
 
 
+def test_states_stay_as_they_are_beside_a_quantized_cache() -> None:
+    # The caches of 10 layers take 8.5 bits instead of 16, those of the others are states.
+    less = 10 * 1024 * 2 * 2 * 256 * (16 - 8.5) / 8
+    whole, quantized = (total(gated_delta(), "mlx", 1024, settings=given) for given in ({}, {"kv-bits": 8}))
+    assert whole - quantized == less
+
+
 def test_a_rotating_cache_is_not_quantized() -> None:
     with pytest.raises(UsageError, match="rotating"):
         ask(plain(model_type="qwen2"), "mlx", 1024, settings={"kv-bits": 8, "max-kv-size": 512})
+    # The class of llama ignores --max-kv-size, so its cache does not rotate.
+    found = total(plain(), "mlx", 1024, settings={"kv-bits": 8, "max-kv-size": 512})
+    assert found == total(plain(), "mlx", 1024, settings={"kv-bits": 8})
 
 
 @pytest.mark.parametrize("name", ["falcon-7b", "bart-large", "mamba-2.8b"])

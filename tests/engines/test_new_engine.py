@@ -55,13 +55,15 @@ def oak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The folder of an engine, declared as those of the package are."""
     folder = tmp_path / "oak"
     folder.mkdir()
-    (folder / "__init__.py").write_text(CODE)
+    (folder / "__init__.py").touch()
+    (folder / "engine.py").write_text(CODE)
     monkeypatch.setattr(kvcalc.engines, "__path__", [*kvcalc.engines.__path__, str(tmp_path)])
     for table in (ENGINES, OPTIONS):
         monkeypatch.setitem(table, "oak", ())  # so that it is removed again
     declare("oak", yaml.safe_load(DECLARED))
     yield
-    sys.modules.pop("kvcalc.engines.oak", None)
+    for name in ("kvcalc.engines.oak", "kvcalc.engines.oak.engine"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.usefixtures("oak")

@@ -13,7 +13,7 @@ from importlib import import_module
 
 import pytest
 
-from kvcalc.engines import ENGINES
+from kvcalc.engines import ENGINES, engine_class
 from kvcalc.engines.engine import Engine, imported
 from tests.conftest import ROOT
 
@@ -42,8 +42,8 @@ def folded(name: str) -> str:
 
 def classes() -> set[str]:
     """The names of all engines' classes."""
-    for module, name in ENGINES.values():
-        for own in imported(module, name).by_type.values():
+    for name in ENGINES:
+        for own in engine_class(name).by_type.values():
             imported(*own)
     for path in (PACKAGE / "engines").rglob("*.py"):
         import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
@@ -52,11 +52,11 @@ def classes() -> set[str]:
         one = left.pop()
         found.add(one.__name__)
         left += one.__subclasses__()
-    return found - {"_NoCache"}
+    return found - {"NoCache"}
 
 
 CLASSES = classes()
-NAMES = {folded(name) for module, kind in ENGINES.values() for name in (module, kind, imported(module, kind).title)}
+NAMES = {folded(name) for key, own in ENGINES.items() for name in (*own, engine_class(key).title)}
 NAMES |= set(map(folded, ENGINES))
 
 

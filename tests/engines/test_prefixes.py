@@ -8,6 +8,7 @@ import pytest
 
 from kvcalc.engines import load_engine
 from kvcalc.engines.allocation import Allocation, Requests
+from kvcalc.engines.drafted_prefixes import JointPrefixes
 from kvcalc.engines.engine import Engine
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
@@ -224,6 +225,27 @@ def test_hybrids_share_large_blocks() -> None:
         assert prefixes.found(block - 1) == 0
 
 
+@pytest.mark.parametrize(("page", "block"), [("1", 64), ("64", 64), ("128", 128)])
+def test_sglang_finds_states_at_multiples_of_64_tokens_or_of_a_page(page: str, block: int) -> None:
+    prefixes = rules_of("sglang", "qwen3.5-27b", page_size=page).prefixes(load_model("qwen3.5-27b"), BF16)
+    assert [prefixes.found(tokens) for tokens in (block - 1, 8001)] == [0, 8001 // block * block]
+
+
+def test_many_windows_make_both_pools_of_sglang_larger() -> None:
+    """gpt-oss-20b: requests whose own tokens are all in a window fill the pool of windows before that of all tokens.
+
+    Each has 128 tokens, a whole window, after the prefix. Running requests need no more than these, and for those that
+    come later the window at the end of the prefix stays too. The pool of windows has 8/10 of the other one's tokens.
+    """
+    rules = rules_of("sglang", "gpt-oss-20b")
+    prefixes, row = rules.prefixes(rules.spec, BF16), 12 * 2 * 8 * 64 * 2
+    for held, windows in (
+        (prefixes.batch_bytes(128, 256, 100), 100 * 128),
+        (prefixes.idle_bytes(128, 256, 100), 100 * 128 + 128),
+    ):
+        assert held == (windows * 10 // 8 + 1 + windows + 1) * row
+
+
 def test_windows_keep_only_the_blocks_of_the_last_window() -> None:
     """gpt-oss-20b: 12 layers of full attention, and 12 with a window of 128 tokens, whose last 127 tokens are kept."""
     row = 12 * 2 * 8 * 64 * 2
@@ -317,3 +339,19 @@ def test_vllm_s_own_block_manager_finds_and_holds_as_much(model: str) -> None:
         assert blocks <= held <= alone
         equal += blocks == held
     assert equal >= {"llama-3.1-8b": 7, "gpt-oss-20b": 5, "qwen3.5-27b": 6}[model]
+
+
+@pytest.mark.parametrize("engine", ["logical", "vllm", "sglang", "tensorrt-llm"])
+def test_a_draft_model_s_pool_keeps_its_prefixes_beside_the_model_s(engine: str) -> None:
+    own, drafts = (
+        (rules := rules_of(engine, model)).prefixes(rules.spec, BF16) for model in ("llama-3.1-8b", "llama-3.2-1b")
+    )
+    both = JointPrefixes(own, drafts)
+    assert both.unit_bytes == own.unit_bytes + drafts.unit_bytes
+    assert both.block_tokens == own.block_tokens == drafts.block_tokens
+    for name, asked in (
+        ("batch_bytes", (1024, 9000, 3)), ("idle_bytes", (1024, 9000, 3)), ("kept_bytes", (9008, 1024)),
+        ("tier_bytes", (9008, 1024)), ("sent_bytes", (9008,)), ("loaded_bytes", (9008,)),
+    ):  # fmt: skip
+        whole = getattr(both, name)(*asked)
+        assert whole == getattr(own, name)(*asked) + getattr(drafts, name)(*asked) > getattr(own, name)(*asked), name

@@ -74,6 +74,10 @@ def test_latest_and_nightly_are_the_newest_release(engine: str) -> None:
         ("sglang", "rocm7.1.1-ubuntu24.04-pytorch2.9-atom0.1.1-MI350x"),
         ("llama.cpp", "0.3.16"),
         ("transformers", "2026-05-01"),
+        ("sglang", "glm5-hopper"),
+        ("sglang", "deepseek_v4"),
+        ("vllm", "qwen3.5"),
+        ("llama.cpp", "server-vulkan"),
     ],
 )
 def test_a_name_without_a_known_place_is_the_newest_and_says_so(engine: str, text: str) -> None:
@@ -85,7 +89,13 @@ def test_a_name_without_a_known_place_is_the_newest_and_says_so(engine: str, tex
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"])
-@pytest.mark.parametrize("text", ["nope", "newest", "0.9.x", "0", "2026-13-45", "1" * 200, "-", "@"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nope", "newest", "0.9.x", "0", "2026-13-45", "1" * 200, "-", "@", "rc1", "v0.9.x", "v0,9", "b6o97",
+        "release-0.9.x", "glm5-v0.9.x", "lastest", "glm5 hopper", "ab-1",
+    ],
+)  # fmt: skip
 def test_what_is_no_release_is_refused_with_an_example(engine: str, text: str) -> None:
     with pytest.raises(UsageError, match="not a release") as caught:
         parse_release(engine, text)

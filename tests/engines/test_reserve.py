@@ -136,6 +136,13 @@ def test_vllm_has_larger_blocks_on_gpus_of_intel() -> None:
     assert "block-size" not in engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", older)
 
 
+def test_every_attention_replica_gathers_the_tokens_of_the_others() -> None:
+    one = Question(MEMORY, LLAMA_8B, 1, 4096, 1, {})
+    for replicas in (1, 2, 8):
+        found = one._replace(attention_replicas=replicas).step_activations(1000)
+        assert found - one.step_activations(1000) == 1000 * (replicas - 1) * 4096 * 2
+
+
 def test_sglang_default_share() -> None:
     # 81,920 MiB: 512 + 1.5 x 8,192 + 1/8 x 1,024 + 2 x 256 + 8 x the number of prefill sizes up to 8,192, which is
     # 8 + 14 + 8 + 8 + 12 + 8 = 58.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import kvcalc
+from kvcalc.engines import load_engine
 from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import DTYPES
 from tests.documents import texts
 from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
 
@@ -28,6 +31,7 @@ def test_memory_holds_whole_pages_the_dummy_page_not_reckoned_in() -> None:
     found = ask(plain(), "sglang", 100, settings={"page-size": "64"}, kv_memory_bytes=1000 * TOKEN)["engine"]
     # 1,000 tokens are 15 whole pages, and a request takes two.
     assert (found["kv_cache_tokens"], found["num_gpu_blocks"], found["max_concurrency"]) == (960, 15, 7.5)
+    assert (found["max_total_num_tokens"], found["swa_max_total_num_tokens"]) == (128, None)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +121,21 @@ def test_the_states_take_a_share_of_the_memory_if_their_number_is_not_given() ->
     alone = {"disable-radix-cache": True, "max-running-requests": "8"}
     found = ask(gated_delta(), "sglang", 100, kv_memory_bytes=memory, settings=alone)["engine"]
     assert found["kv_cache_tokens"] == (memory - 9 * state) // token
+
+
+def test_requests_with_states_run_as_far_as_their_tokens_have_room() -> None:
+    rules = load_engine("sglang", kvcalc.read_config(gated_delta(), "test", "test"))
+    memory = 20 * 2**30
+    tokens = rules.blocks(rules.spec, DTYPES["bf16"], 1, 1, memory)["kv_cache_tokens"]
+    most = rules.max_running_requests(rules.spec, DTYPES["bf16"], memory)
+    assert most is not None
+    for length in (1, 1000, 20_000, tokens):
+        found = rules.max_running_requests(rules.spec, DTYPES["bf16"], memory, length)
+        assert found == min(most, tokens // length)
+    assert tokens // 20_000 < most
+    # A prefix of 10,000 tokens is kept once.
+    shared = rules.max_running_requests(rules.spec, DTYPES["bf16"], memory, 20_000, 10_000)
+    assert shared == min(most, (tokens - 10_000) // 10_000)
 
 
 def test_what_sglang_refuses() -> None:

@@ -115,6 +115,8 @@ def test_llama_vision_has_one_table_for_image_and_text() -> None:
     config = {**plain(4), "model_type": "mllama_text_model", "cross_attention_layers": [1]}
     assert total(config, "sglang", 100, encoder_tokens=1600) == 1701 * 4 * ROW
     assert total(config, "sglang", 100) == 101 * 4 * ROW
+    # Without an image nothing reads the rows of the layer with cross-attention.
+    assert lines(config, "sglang", 100) == {"stored": 300 * ROW, "unused rows": 100 * ROW, "dummy page": 4 * ROW}
     # 1,700 tokens are 27 pages of 64.
     found = ask(
         config, "sglang", 100, encoder_tokens=1600, settings={"page-size": "64"}, kv_memory_bytes=54 * 64 * 2048

@@ -79,7 +79,12 @@ def test_kinds_of_layers_with_slots_of_one_size_share_a_pool() -> None:
 def test_older_releases_keep_windows_whole() -> None:
     assert total(gpt_oss(), "tensorrt-llm@1.3.0rc27", 1024) == 1024 * 24 * 2048
     assert any("--max-attention-window" in text for text in texts(ask(gpt_oss(), "tensorrt-llm@1.2", 1024)))
-    assert total(gpt_oss(), "tensorrt-llm@1.3.0rc28", 1024) == total(gpt_oss(), "tensorrt-llm", 1024)
+    # Ten requests: 2 prompts of a step have all their blocks, the others 5 blocks of their windows.
+    assert total(gpt_oss(), "tensorrt-llm@1.3.0rc27", 4096, 10) == 10 * 4096 * 24 * 2048
+    blocks = 10 * (128 + 5) + 2 * (128 - 5)
+    for release in ("@1.3.0rc28", ""):
+        pages = -(-blocks * 786_432 // PAGE)
+        assert total(gpt_oss(), f"tensorrt-llm{release}", 4096, 10) == pages * PAGE
     assert total(gemma4(), "tensorrt-llm@1.3.0rc20", 4096) == 99 * PAGE
 
 
@@ -107,6 +112,8 @@ def test_a_common_prefix_is_kept_once_but_of_windows_only_the_last_one() -> None
 def test_what_is_refused() -> None:
     with pytest.raises(LayoutError, match="does not run Gemma 4 with --pp"):
         ask(gemma4(), "tensorrt-llm", 4096, pipeline_parallel_size=2)
+    stages = ask(gpt_oss(), "tensorrt-llm", 4096, pipeline_parallel_size=2)["kv_cache"]
+    assert stages["bytes_per_device"] * 2 == stages["devices_total_bytes"] == total(gpt_oss(), "tensorrt-llm", 4096)
     with pytest.raises(ModelError, match="no class for gemma3n_text"):
         estimate(kvcalc.load_model("gemma-3n-e4b"), engine="tensorrt-llm")
 

@@ -8,7 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.engines import load_engine
-from kvcalc.engines.vllm import Vllm
+from kvcalc.engines.vllm.engine import Vllm
 from kvcalc.engines.vllm.states import States, _chunk
 from kvcalc.errors import KvcalcError
 from tests.documents import estimate, texts

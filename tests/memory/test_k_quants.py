@@ -6,7 +6,7 @@ import pytest
 
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import FILE_TYPES, parse_dtype, parse_weight_dtype
-from kvcalc.memory.quantization.k_quants import k_quant_scheme
+from kvcalc.memory.quantization.gguf_types import k_quant_scheme
 from kvcalc.memory.weights import quantized_bytes
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import weights_of

@@ -7,14 +7,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvcalc.model.families.decoder import _OWN_KEYS
 from kvcalc.model.families.decoder_check import check_rows
 from kvcalc.model.families.decoder_table import Decoder, model_types, row, rows
+from kvcalc.model.presets import shipped_table
+from kvcalc.model.type_check import check_table
 from tests.conftest import ROOT
 
 
@@ -40,6 +42,49 @@ def test_a_mistake_in_a_row_stops_the_build(field: str, value: object) -> None:
     """`kv_head` for `kv_heads` gave four times the bytes."""
     with pytest.raises(ValueError, match=rf"^acorn\b.*\b{field}\b|^acorn is like"):
         check_rows({**rows(), "acorn": {"vocab_size": 32000, field: value}})
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "named"),
+    [
+        ("families", {"acorn": {"keys": "head_dim"}}, "acorn"),
+        ("families", {"bert": {"key": "head_dim"}}, "key"),
+        ("families", {"bert": {"keys": ["head_dim"]}}, "bert"),
+        ("families", {"bert": {"types": "mamba"}}, "mamba"),
+        ("defaults", {"acorn": {"head_dim": 128}}, "acorn"),
+        ("defaults", {"mamba": {"state_siz": 16}}, "state_siz"),
+        ("defaults", {"mamba": {"like": "oak"}}, "oak"),
+        ("sequences", {"acorn": {}}, "acorn"),
+        ("sequences", {"led": {"layer": ["num_layers"]}}, "layer"),
+        ("wrappers", {"remote": {"acorn": "lama"}}, "lama"),
+        ("wrappers", {"remote": {"acorn": {"key": ["text"]}}}, "key"),
+        ("wrappers", {"sizes": {"llama": [4096, 32]}}, "llama"),
+        ("wrappers", {"size": {}}, "size"),
+        ("releases", {"recipes": {"acorn": {"store": "int4"}}}, "store"),
+        ("releases", {"second_hand": [{"name": "a/b", "preset": "b", "alias": True}]}, "alias"),
+        ("releases", {"second_hand": [{"name": "a/b", "preset": "b", "quantized": {"-x": "int5"}}]}, "int5"),
+        ("releases", {"repackagers": {"acorn": {"-x": "int5"}}}, "int5"),
+        ("towers", {"tower": {}}, "tower"),
+        ("towers", {"audio": {"model": {}}}, "model"),
+        ("towers", {"audio": {"by_model": {"audio.acorn": "acorn"}}}, "audio.acorn"),
+        ("towers", {"audio": {"by_model": {"acorns.acorn": "acorn"}}}, "acorns.acorn"),
+        ("towers", {"images": {"by_model": {"views.ovis": [{"types": "ovis", "least": 9}]}}}, "views.ovis"),
+        ("architectures", {"acorn": {"type": "acorn", "build": "layers.jamba"}}, "acorn"),
+        ("architectures", {"acorn": {"type": "llama", "build": "layers.oak"}}, "layers.oak"),
+        ("architectures", {"acorn": {"type": "llama", "made": "layers.jamba"}}, "made"),
+        ("acorns", {}, "acorns"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_another_table_stops_the_build(table: str, row: Any, named: str) -> None:
+    rows = shipped_table(table) if table != "acorns" else {}
+    check_table(table, rows) if rows else None
+    # The last three tables have sections of rows.
+    sections = table in ("wrappers", "releases", "towers")
+    changed = {key: {**rows.get(key, {}), **own} if sections and isinstance(own, dict) else own
+               for key, own in row.items()}  # fmt: skip
+    with pytest.raises(ValueError, match=named):
+        check_table(table, {**rows, **changed})
 
 
 def test_a_row_may_only_be_like_a_row_above_it() -> None:
@@ -80,33 +125,15 @@ def test_keys_that_a_family_knows_are_among_those_that_are_read(model_type: str)
 MODEL = ROOT / "kvcalc" / "model"
 
 
-def defaults_in(tree: ast.AST) -> Iterator[ast.Constant]:
-    """The keys of the tables of defaults: `_DEFAULTS = {...}`, and `defaults={...}`."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            is_table = isinstance(target, ast.Name) and ("DEFAULTS" in target.id or target.id in ("_QWEN", "_T5S"))
-        else:
-            is_table = isinstance(node, ast.keyword) and node.arg == "defaults"
-        value = getattr(node, "value", None)
-        if is_table and isinstance(value, ast.Dict):
-            for inner in ast.walk(value):
-                if isinstance(inner, ast.Dict):
-                    for key, default in zip(inner.keys, inner.values):
-                        if isinstance(key, ast.Constant) and not isinstance(default, ast.Dict):
-                            yield key
-
-
 def test_every_default_is_that_of_a_key_that_a_reader_names() -> None:
-    defaults = {key for own in rows().values() for key in own.get("defaults", {})}
-    named = {word for own in rows().values() for word in re.findall(r"\w+", repr({**own, "defaults": ()}))}
+    """Those of a row of decoders are `defaults`, and so are those of an encoder-decoder."""
+    tables = (*rows().values(), *shipped_table("sequences").values())
+    defaults = {key for own in tables for key in own.get("defaults", {})}
+    defaults.update(key for own in shipped_table("defaults").values() for key in own)
+    named = {word for own in tables for word in re.findall(r"\w+", repr({**own, "defaults": ()}))}
     for path in MODEL.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        keys = [*defaults_in(tree)]
-        defaults.update(str(key.value) for key in keys)
-        own = {id(key) for key in keys}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in own:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 named.update(re.findall(r"\w+", node.value))
     assert len(defaults) > 100
     assert defaults <= named

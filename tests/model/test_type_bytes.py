@@ -14,8 +14,9 @@ import pytest
 from kvcalc.engines import engine_class
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import FullAttention, SlidingWindowAttention
-from kvcalc.model.hf_config import REFUSED, is_remote, known_types, read_config
+from kvcalc.model.hf_config import is_remote, known_types, read_config
 from kvcalc.model.layers import LayerGroup
+from kvcalc.model.type_tables import REFUSED
 from tests.documents import estimate
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("type_bytes.jsonl").read_text().splitlines()]

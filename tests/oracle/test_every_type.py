@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kvcalc.errors import ModelError
-from kvcalc.model.hf_config import REFUSED, read_config
+from kvcalc.model.hf_config import read_config
 from kvcalc.model.towers import towers_of
+from kvcalc.model.type_tables import REFUSED
 
 transformers = pytest.importorskip("transformers", reason="the oracle tests need the extra `oracle`")
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]

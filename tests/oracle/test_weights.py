@@ -13,8 +13,8 @@ import pytest
 import kvcalc
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.families.decoder_table import model_types, row
-from kvcalc.model.hf_config import FAMILIES
 from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.model.type_tables import FAMILIES
 from tests.oracle.test_hybrids import BARE, KDA, MAMBA2, SEQUENCES, SPARSE, T5, V4
 from tests.oracle.test_hybrids import CASES as HYBRIDS
 from tests.oracle.test_towers import CASES as TOWERS

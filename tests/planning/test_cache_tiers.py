@@ -60,14 +60,20 @@ def test_a_length_that_pays_between_others_is_not_the_answer() -> None:
 
 @pytest.mark.parametrize(
     ("name", "rate"),
-    [("infiniband-400g", 50e9), ("InfiniBand-200g", 25e9), ("ethernet-100g", 12.5e9), ("ethernet-10g", 1.25e9)],
+    [
+        ("infiniband-400g", 50e9),
+        ("infiniband-800g", 100e9),
+        ("InfiniBand-200g", 25e9),
+        ("ethernet-50g", 6.25e9),
+        ("ethernet-10g", 1.25e9),
+    ],
 )
 def test_networks(name: str, rate: float) -> None:
     assert tiers.network_bytes_per_second(name) == rate
 
 
 @pytest.mark.parametrize(
-    "name", ["infiniband", "ethernet-100", "ethernet-77g", "token-ring-100g", "50GB/s", "-100g", ""]
+    "name", ["infiniband", "ethernet-100", "ethernet-77g", "token-ring-100g", "50GB/s", "-100g", "ethernet-fastg", ""]
 )
 def test_other_names_are_no_networks(name: str) -> None:
     assert tiers.network_bytes_per_second(name) is None

@@ -117,17 +117,47 @@ def test_a_record_and_results_calibrate_together(kvcalc: Any, slower: Path, tmp_
     assert found["calibration"]["record"]["device"] == "A device"
     assert found["calibration"]["applied"] == "all"
     assert estimate(kvcalc, "--calibrate", record)["throughput"]["calibration"]["applied"] == "record"
-    result = kvcalc("estimate", MODEL, "--gpu", "h100", "--calibrate", record, "--calibrate", record)
+    other = tmp_path / "other,one.json"
+    other.write_text(json.dumps({**RECORD, "device": {"kind": "cuda", "name": "B device"}}))
+    more = estimate(kvcalc, "--calibrate", f"{record},{slower}", "--calibrate", other)["throughput"]["calibration"]
+    assert (more["record"]["device"], more["records"], more["runs"]) == ("A device, B device", 2, 4)
+    twice = estimate(kvcalc, "--calibrate", f"{record},{slower}", "--calibrate", tmp_path / "." / "record.json")
+    assert twice["throughput"] == found
+
+
+@pytest.mark.parametrize("text", ["none.json,{slower}", "{slower},", "{slower},,{slower}"])
+def test_a_list_with_a_path_that_is_not_there_is_refused(kvcalc: Any, slower: Path, text: str) -> None:
+    result = kvcalc("estimate", MODEL, "--gpu", "h100", "--calibrate", text.format(slower=slower))
     assert result.status == 2
-    assert "a second record" in result.err
+    assert "none.json" in result.err or "an empty name in the list" in result.err
 
 
-def test_another_engine_or_device_is_not_used(kvcalc: Any, slower: Path) -> None:
-    plain = estimate(kvcalc, "--engine", "sglang")["throughput"]
+@pytest.mark.parametrize("backend", ["openai", "openai-chat", "vllm", "sglang", "lmdeploy"])
+def test_the_engine_is_the_questions_whatever_the_client(kvcalc: Any, slower: Path, backend: str) -> None:
+    rows = [json.loads(line) for line in slower.read_text().splitlines()]
+    slower.write_text("\n".join(json.dumps({**row, "backend": backend, "endpoint_type": backend}) for row in rows))
     found = estimate(kvcalc, "--engine", "sglang", "--calibrate", slower)
+    assert found["throughput"]["calibration"]["applied"] == "all"
+    assert not any("not used" in text for text in texts(found))
+    scored = kvcalc("score", slower, "--gpu", "h100", "--engine", "sglang", "--calibrate", slower, "--json").json
+    assert {row["engine"] for row in scored["scores"]} == {"sglang"}
+    assert all(setup["calibration"]["applied"] == "all" for setup in scored["setups"])
+
+
+def test_the_client_of_sglang_measures_other_servers(kvcalc: Any, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (LOGS / "sglang-bench.jsonl").read_text().splitlines()]
+    path = tmp_path / "client.jsonl"
+    path.write_text("\n".join(json.dumps({**row, "backend": "sglang-oai", "server_info": None}) for row in rows))
+    found = estimate(kvcalc, "--engine", "vllm", "--calibrate", path)
+    assert found["throughput"]["calibration"]["applied"] == "all"
+
+
+def test_another_engine_or_device_is_not_used(kvcalc: Any) -> None:
+    plain = estimate(kvcalc)["throughput"]
+    found = estimate(kvcalc, "--calibrate", LOGS / "sglang-bench.jsonl")
     assert found["throughput"]["calibration"]["applied"] == "none"
     assert {**found["throughput"], "calibration": None} == plain
-    assert any("4 runs are not used: measured with vllm, not sglang" in text for text in texts(found))
+    assert any("not used: measured with sglang, not vllm" in text for text in texts(found))
     found = kvcalc("estimate", "Qwen2.5-7B-Instruct", "--gpu", "rtx-4090", "--engine", "llama.cpp", "--dtype", "q4_k_m",
                    "--calibrate", LOGS / "llama-bench.json", "--json").json  # fmt: skip
     assert found["throughput"]["calibration"]["applied"] == "none"
@@ -177,6 +207,9 @@ def test_a_file_that_does_not_name_the_device_needs_one_device(kvcalc: Any, slow
     assert result.status == 2
     assert "does not name the device, and --gpu names several" in result.err
     both = kvcalc("estimate", MODEL, "--gpu", "h100", "--engine", "vllm,sglang", "--calibrate", LOGS / "guidellm.json")
+    assert both.status == 2
+    assert "does not name the engine" in both.err
+    both = kvcalc("compare", MODEL, "--gpu", "h100", "--engine", "vllm,sglang", "--calibrate", slower)
     assert both.status == 2
     assert "does not name the engine" in both.err
 

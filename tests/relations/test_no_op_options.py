@@ -333,7 +333,8 @@ def test_drafts_that_are_never_accepted_and_cost_nothing_leave_as_many_requests_
     """n-grams have no weights and no cache. One drafted token, of which none is accepted, only takes its slots.
 
     So as many requests run as without drafts if each is longer by the slots. The speed of a step is not compared: a
-    step checks two tokens of each request, which is more work for more than a few requests.
+    step checks two tokens of each request, which is more work for more than a few requests. So it also has room for
+    fewer prompts, and one more request may wait for a step.
     """
     failures = Failures()
     for question in questions("estimate", engine, pytestconfig):
@@ -348,7 +349,7 @@ def test_drafts_that_are_never_accepted_and_cost_nothing_leave_as_many_requests_
 
         def found(document: dict[str, Any], least: int = least) -> list[str]:
             running = document["throughput"]["serving"]["running_requests"]
-            enough = running >= least * (1 - TOLERANCE) - 1
+            enough = running >= least * (1 - TOLERANCE) - 2
             return [] if enough else [f"running_requests {least} -> {running}"]
 
         failures.check(question, {"speculative": "ngram:1", "acceptance-length": "1"}, found)

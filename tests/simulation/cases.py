@@ -53,9 +53,6 @@ class PieceTimes:
         work = sum((end - start) * self.per_token + (end * end - start * start) / 65536 for start, end in chunks)
         return work if batch else work + self.alone
 
-    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
-        return 0.0
-
     def step(self, parts: list[tuple[list[int], list[tuple[int, int]]]]) -> float:
         """One step, as the reference asks for it."""
         ((contexts, chunks),) = parts

@@ -51,9 +51,6 @@ class OneSecond:
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         return 0.0 if batch else 1.0
 
-    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
-        raise AssertionError("only the way to the clients needs it")
-
 
 def rows_of(engine: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (ROWS / f"{engine}.jsonl").read_text().splitlines()]

@@ -20,6 +20,7 @@ from kvcalc.simulation.replicas.replica import Replica
 from kvcalc.simulation.replicas.routing import FewestTokens, LeastLoaded, RoundRobin, Router
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.replicas.times import Chunk, Line
+from kvcalc.throughput import roofline
 from tests.simulation.cases import SCHEDULES, PieceTimes
 from tests.simulation.reference import Job, Part, Server, serve
 
@@ -33,7 +34,7 @@ class RankTimes(PieceTimes):
         line = self.line(batch, context)
         return line._replace(base=line.base + total / 1024)
 
-    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], total: int) -> float:
+    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
         return self.prompts(own, total) + self.prompts(others, 1) / 4
 
     def of_parts(self, parts: list[Part]) -> float:
@@ -42,7 +43,7 @@ class RankTimes(PieceTimes):
             if not contexts and not chunks:
                 continue
             others = [chunk for other, part in enumerate(parts) if other != place for chunk in part[1]]
-            seconds = self.rank_prompts(chunks, others, total) if chunks or others else 0.0
+            seconds = self.rank_prompts(chunks, others, len(contexts), total) if chunks or others else 0.0
             if total:
                 summed = sum(contexts) if contexts else 1
                 line = self.rank_line(max(len(contexts), 1), summed, total)
@@ -156,11 +157,13 @@ def test_a_step_takes_as_long_as_that_of_the_replica_with_most_work() -> None:
     assert times.rank_line(8, 8 * 2048, 32).base > line.base
     # Eight prompts, one on each replica, take what they take if they are spread; one alone stops all replicas.
     chunk = (0, 1000)
-    spread = model.prefill_chunks([chunk] * 8).seconds
-    assert times.rank_prompts([chunk], [chunk] * 7, 0) == pytest.approx(spread)
-    beside = times.rank_prompts([chunk], [chunk] * 7, 32)
-    assert beside == pytest.approx(8 * model.prefill_work(1000).seconds)
-    assert beside / 8 < times.rank_prompts([chunk], [], 32) < beside
+    spread = model.prefill(1000, 8).seconds
+    assert times.rank_prompts([chunk], [chunk] * 7, 0, 0) == pytest.approx(spread)
+    beside = times.rank_prompts([chunk], [chunk] * 7, 4, 32)
+    assert beside == pytest.approx(model.beside([roofline.Part(0, 1000, 1 / 8, 8)], 32).seconds)
+    # The weights are read anyway, so prompts add less to a step that decodes than they take alone.
+    assert beside < spread
+    assert beside / 8 < times.rank_prompts([chunk], [], 4, 32) < beside
 
 
 def test_copies_of_a_model_without_experts_are_replicas() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import Speculation
 from kvcalc.simulation import pools
 from kvcalc.simulation.loads.requests import Request
@@ -126,6 +127,28 @@ def test_attention_replicas_are_in_either_pool(engine: str) -> None:
     assert both["prefill"]["mean_prefill_seconds"] > found["prefill"]["mean_prefill_seconds"]
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_experts_are_spread_differently_in_each_pool(engine: str) -> None:
+    asked: dict[str, Any] = {"engine": engine, "data_parallel_size": 16, "prefill_data_parallel_size": 8, **POOLS}
+    shared = kvcalc.SpeedQuestion(expert_parallel_size=16)
+    found = kvcalc.simulate("deepseek-v3", "h200", speed=shared, prefill_expert_parallel_size=8, **asked)
+    assert (found["engine"]["expert_parallel_size"], found["prefill"]["expert_parallel_size"]) == (16, 8)
+    # Without either, each pool has the engine's default: all of its devices.
+    assert kvcalc.simulate("deepseek-v3", "h200", **asked) == found
+    # The size of the decode instances is that of both, unless the other one is given.
+    with pytest.raises(LayoutError, match="prefill instances: --ep 16 does not divide --dp 8 x --tp 1"):
+        kvcalc.simulate("deepseek-v3", "h200", speed=shared, **asked)
+
+
+def test_prefill_instances_may_split_every_expert() -> None:
+    asked: dict[str, Any] = {"tensor_parallel_size": 4, "speed": kvcalc.SpeedQuestion(expert_parallel_size=4), **POOLS}
+    both, split = (
+        kvcalc.simulate("gpt-oss-120b", "h100", prefill_expert_parallel_size=size, **asked) for size in (None, 1)
+    )
+    assert [one["engine"]["expert_parallel_size"] for one in (both, split)] == [4, 4]
+    assert [one["prefill"]["expert_parallel_size"] for one in (both, split)] == [4, 1]
+
+
 def test_tensorrt_llm_has_two_buffers_for_the_transfer_beside_its_blocks() -> None:
     asked: dict[str, Any] = {"engine": "tensorrt-llm", "requests_per_second": 2, "requests": 20, "answer_tokens": 100}
     alone, split = (
@@ -165,6 +188,7 @@ def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> 
     [
         (("--prefill-replicas", "2"), "needs the link between the instances"),
         (("--prefill-tp", "2"), "--prefill-tp needs --prefill-replicas"),
+        (("--prefill-ep", "2"), "--prefill-ep needs --prefill-replicas"),
         (("--prefill-replicas", "2", "--transfer-bandwidth", "nvlink", "--engine", "llama.cpp"), "no separate prefill"),
         (("--prefill-replicas", "2", "--transfer-bandwidth", "nvlink", "--num-gpus", "8"), "both pools need 3 devices"),
         (

@@ -32,9 +32,6 @@ class PromptTimes:
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         return sum(end - start for start, end in chunks) * SERVICE / TOKENS
 
-    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
-        raise AssertionError("only the way to the clients needs it")
-
 
 def served(lengths: list[int], load: float, seed: int) -> list[Request]:
     times = islice(poisson_times(load / SERVICE, Random(seed)), len(lengths))

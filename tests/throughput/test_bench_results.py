@@ -35,7 +35,8 @@ def test_a_result_of_vllm() -> None:
     assert [point.concurrency for point in points] == [1, 16, 64]
     assert [point.run for point in points] == [1, 2, 3]
     point = points[1]
-    assert (point.tool, point.engine, point.input_tokens, point.output_tokens) == ("vllm", "vllm", 1000, 200)
+    assert (point.tool, point.likely_engine, point.input_tokens, point.output_tokens) == ("vllm", "vllm", 1000, 200)
+    assert point.engine is None
     assert point.models[0] == "meta-llama/Llama-3.1-8B-Instruct"
     assert point.times[0] == Measured("tpot", pytest.approx(8.61e-3), pytest.approx(8.524e-3))  # type: ignore[arg-type]
     assert point.times[1].metric == "ttft"
@@ -55,6 +56,7 @@ def test_an_older_result_of_sglang_names_no_model() -> None:
     del row["server_info"]
     assert one(row)._replace(models=()) == one(row)
     assert one(row).tensor_parallel_size is None
+    assert (one(row).engine, one(row).likely_engine) == (None, "sglang")
 
 
 def test_the_tpot_of_guidellm_is_its_inter_token_latency() -> None:

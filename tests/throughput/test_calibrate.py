@@ -10,7 +10,7 @@ import pytest
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.calibration import read_calibration
-from kvcalc.throughput.calibrate import Record
+from kvcalc.throughput.calibrate import Record, combine
 from kvcalc.throughput.hardware import find_gpu
 from tests.throughput.conftest import MakeModel
 
@@ -41,8 +41,7 @@ def written(folder: Path, record: Any) -> str:
 
 
 def read(path: str) -> Record:
-    record = read_calibration([path]).record
-    assert record is not None
+    (record,) = read_calibration([path]).records
     return record
 
 
@@ -122,6 +121,23 @@ def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, record: Any, w
     assert why in caught.value.message
     assert "\n" not in caught.value.message
     assert "kvcalc measure" in (caught.value.hint or "")
+
+
+def test_of_several_records_the_medians_are_used(tmp_path: Path) -> None:
+    records = [
+        read(written(tmp_path, spoiled("roof.read_bytes_per_second", rate * 1e9))) for rate in (900, 1000, 1400, 5)
+    ]
+    found = combine(records, find_gpu("a100-pcie-40gb"))
+    assert found.number == 3
+    assert found.record is not None
+    assert found.record.read_bytes_per_second == 1e12
+    assert found.record.device == "A device"
+    assert [note.code for note in found.notes] == ["other-device", "records-differ"]
+    assert found.notes[0].text.endswith("it is not used")
+    assert "900 to 1,400 GB/s" in found.notes[1].text
+    # If all of them are doubtful, none is left out.
+    assert combine(records, find_gpu("t4")).number == 4
+    assert combine((), find_gpu("t4")).record is None
 
 
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:

@@ -41,7 +41,10 @@ def test_an_engines_constants_are_physical_and_its_errors_stated(engine: str) ->
             assert "bf16" in overheads
             factors += overheads.values()
         assert all(1 <= f < 10 for f in factors)
+        firsts = values.pop("first_seconds"), values.pop("cold_seconds")
         assert all(0 <= v < 0.5 for k, v in values.items() if k.endswith("_seconds"))
+        assert all(0 <= v < 20 for v in firsts)
+        assert found.token_overlap >= 1
         for ranges in (regime.ranges, regime.ttft_ranges):
             assert "" in ranges
             assert all(0.1 < low < 1 < high < 10 for low, high in ranges.values())

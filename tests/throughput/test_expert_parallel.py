@@ -10,7 +10,7 @@ import pytest
 from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.expert_parallel import ExpertExchange, busiest_share, ranks_reached
 from kvcalc.throughput.hardware import find_gpu
-from kvcalc.throughput.roofline import link_bytes_per_second
+from kvcalc.throughput.links import link_bytes_per_second
 from tests.throughput.conftest import MakeCounts, MakeModel
 
 
@@ -192,6 +192,30 @@ def test_wide_dispatch_and_the_network_take_longer(model_of: MakeModel) -> None:
     # A100 multiplies fp8 weights in 16 bits.
     assert bytes_seconds("a100", "fp8", 8) == bytes_seconds("a100", "bf16", 8)
     assert bytes_seconds("h200", "fp8", 16) > 2 * narrow
+
+
+def test_prompts_cross_the_network_once_for_each_node(model_of: MakeModel) -> None:
+    def model(ranks: int, groups: int) -> ExpertExchange:
+        found = model_of("deepseek-v3", "h200", "sglang", "fp8", data_parallel_size=ranks, expert_parallel_size=groups)
+        assert found.exchange is not None
+        return found.exchange
+
+    # 58 layers of 7,168 numbers: a byte and a scale out, and two bytes back. 8 of 256 experts, 8 devices a node.
+    token = 58 * 7168 * (3 + 4 / 128)
+    for ranks, number in ((16, 2), (32, 4), (64, 8)):
+        others = (number - 1) * (1 - (1 - 1 / number) ** 8)
+        network = token * others / 50e9 * 1.25
+        reached = (ranks - 1) * (1 - (1 - 1 / ranks) ** 8)
+        # Of the ranks it reaches, 7 are in its own node. In other nodes, one of eight is where it arrives.
+        copies = reached * (7 + (ranks - 8) * 7 / 8) / (ranks - 1)
+        link = token * copies / 450e9 * 1.6
+        assert model(ranks, ranks).prompt_seconds(1000) == pytest.approx(1000 * max(network, link))
+        # Decoding sends a token to each device on its own.
+        assert model(ranks, ranks).prompt_seconds(1000) < model(ranks, ranks).seconds(1000)
+    # Experts that are split over all devices need every token on all of them.
+    assert model(16, 1).prompt_seconds(1000) == pytest.approx(1000 * max(token / 50e9 * 1.25, token * 14 / 450e9 * 1.6))
+    # In one node, nothing crosses the network.
+    assert model(8, 8).prompt_seconds(1000) == pytest.approx(1000 * token * 7 * (1 - (7 / 8) ** 8) / 450e9 * 1.6)
 
 
 def test_deepep_over_the_network(model_of: MakeModel) -> None:

@@ -11,7 +11,8 @@ from kvcalc.model.resolve import load_model
 from kvcalc.throughput.constants import load_constants
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_gpu
-from kvcalc.throughput.roofline import SpeedModel, link_bytes_per_second, matrix_flops
+from kvcalc.throughput.links import link_bytes_per_second
+from kvcalc.throughput.roofline import SpeedModel, matrix_flops
 from kvcalc.throughput.speed import speed_model
 from tests.throughput.conftest import MakeModel, formula_reads, stored
 

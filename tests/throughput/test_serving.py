@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from math import exp
+
 import pytest
 
+from kvcalc.throughput.roofline import Part, SpeedModel
 from kvcalc.throughput.scheduling import StepRules
-from kvcalc.throughput.serving import REQUESTS_PER_CLIENT, serve
+from kvcalc.throughput.serving import REQUESTS_PER_CLIENT, Serving, requests_per_client, serve
 from tests.throughput.conftest import MakeModel
+
+
+def added(model: SpeedModel, prompt: int, found: Serving, answer: int, again: float = 1.0) -> float:
+    """The seconds that a prompt adds to the steps of the decoding requests, which compute it with their tokens.
+
+    Prompts come at random, so a step that has some has the mean of a Poisson distribution without its zero.
+    """
+    arriving = found.decoding * again / answer * model.tokens_per_step
+    some = arriving / (1 - exp(-arriving))
+    return model.beside([Part(0, prompt, 1.0, some)], found.decoding).seconds / some
 
 
 def test_of_the_running_requests_those_past_their_first_token_decode(model_of: MakeModel) -> None:
@@ -22,7 +35,7 @@ def test_a_running_request_waits_for_the_others_prefills(model_of: MakeModel) ->
     model = model_of("llama-3-70b", tensor_parallel_size=4)
     found = serve(model, 1000, 200, 32, 32)
     step = model.decode(found.decoding, 1100).seconds
-    stall = found.decoding * model.prefill_work(1000).seconds / 200
+    stall = found.decoding * added(model, 1000, found, 200) / 200
     assert found.tpot_seconds == pytest.approx(step + stall, rel=0.01)
     assert found.prefill_share == pytest.approx(stall / found.tpot_seconds, rel=0.01)
     stay = found.ttft_seconds + 200 * found.tpot_seconds
@@ -35,21 +48,18 @@ def test_a_lone_request_waits_for_its_own_prefill_alone(model_of: MakeModel) -> 
     c, found = model.constants, serve(model, 1000, 200, 1, 1)
     assert found.decoding == 1
     prefill = model.prefill(1000).seconds
-    steps = c.ttft_steps + c.ttft_prompt_steps * 1000 / 8192
-    assert found.ttft_seconds == pytest.approx(c.ttft_seconds + steps * found.tpot_seconds + prefill)
+    host = c.ttft_seconds + 1000 * c.ttft_token_seconds + c.ttft_steps * found.tpot_seconds
+    assert found.steady_ttft_seconds == pytest.approx(host + prefill)
+    assert found.ttft_seconds == pytest.approx(host + prefill + c.first_seconds / requests_per_client(1))
 
 
 def test_a_lone_request_waits_for_no_other_one(model_of: MakeModel) -> None:
     model = model_of("llama-3-70b", tensor_parallel_size=4)
     rules = StepRules(overlaps=True)
-    c, lone, two = (
-        model.constants,
-        serve(model, 1000, 200, 1, 1, rules=rules),
-        serve(model, 1000, 200, 2, 2, rules=rules),
-    )
+    lone, two = (serve(model, 1000, 200, number, number, rules=rules) for number in (1, 2))
     assert lone.tpot_seconds == model.decode(1, 1100).seconds
-    steps = max(0.0, c.ttft_steps - 2.5) + c.ttft_prompt_steps * 1000 / 8192
-    assert lone.ttft_seconds == pytest.approx(c.ttft_seconds + steps * lone.tpot_seconds + model.prefill(1000).seconds)
+    # With another one, a prompt waits for the rest of its step and, as steps overlap, for the one after it.
+    assert two.steady_ttft_seconds > lone.steady_ttft_seconds + 1.3 * lone.tpot_seconds
     assert two.steady_ttft_seconds > lone.steady_ttft_seconds
     assert lone.queued == 0
 
@@ -88,7 +98,7 @@ def test_tokens_that_are_computed_again_stop_the_others_and_are_waited_for_after
     model = model_of("llama-3-70b", tensor_parallel_size=4)
     before, after = serve(model, 1000, 500, 60, 40), serve(model, 1000, 500, 60, 40, recomputed_tokens=600.0)
     step = model.decode(after.decoding, 1250).seconds
-    stall = after.decoding * model.prefill_work(1000).seconds * 1.6 / 500
+    stall = after.decoding * added(model, 1000, after, 500, again=1.6) * 1.6 / 500
     assert after.tpot_seconds == pytest.approx(step + stall, rel=0.01)
     assert after.tokens_per_second < before.tokens_per_second
     # Every request holds its cache for as long as its prompts are computed and its answer lasts, and 40 of 60 do.
@@ -113,8 +123,9 @@ def test_requests_without_room_wait_before_their_first_token(model_of: MakeModel
     assert full.decoding == pytest.approx(40 * decode / (model.prefill(1000).seconds + decode), rel=0.001)
     # Little's law: the rate of finished requests is 60 requests in flight divided by the time each stays.
     assert full.requests_per_second == pytest.approx(60 / (full.ttft_seconds + decode), rel=0.01)
-    # There is no first burst: those that find no room start one by one.
-    assert full.ttft_seconds == full.steady_ttft_seconds
+    # Of the first requests, the 40 that find room wait for each other, and the others for their room.
+    few = serve(model, 1000, 500, 60, 4)
+    assert 0 < few.ttft_seconds - few.steady_ttft_seconds < full.ttft_seconds - full.steady_ttft_seconds
 
 
 def test_requests_that_are_put_at_the_end_of_the_queue_wait_there_again(model_of: MakeModel) -> None:
@@ -130,12 +141,14 @@ def test_requests_that_are_put_at_the_end_of_the_queue_wait_there_again(model_of
 @pytest.mark.parametrize("tokens", [100, 1000, 20_000])
 def test_a_benchmark_waits_longer_by_its_first_requests(model_of: MakeModel, tokens: int) -> None:
     model, number = model_of("llama-3-70b", tensor_parallel_size=4), 64
-    found, work = serve(model, tokens, 500, number, number), model.prefill_work(tokens).seconds
-    # Prompt by prompt, or as many together as a step has tokens for: when each of them is computed.
-    together = min(number, max(1, 8192 // tokens))
-    ends = [work * together * (place // together + 1) for place in range(number)]
-    wait = sum(min(end, work * number) for end in ends) / number - work
-    assert found.ttft_seconds - found.steady_ttft_seconds == pytest.approx(wait / REQUESTS_PER_CLIENT, rel=0.02)
+    found = serve(model, tokens, 500, number, number)
+    # Prompt by prompt, or as many together as a step has tokens for, each with its share of the step that decodes.
+    together = min(float(number), (8192 - found.decoding) / tokens)
+    step = model.decode(found.decoding, tokens + 250).seconds
+    part = Part(0, tokens, 1.0, max(together, 1.0) if together > 1 else together)
+    work = step / together + model.beside([part], found.decoding).seconds / part.number
+    wait = work * ((number + min(number, max(together, 1.0))) / 2 - 1) + model.constants.first_seconds
+    assert found.ttft_seconds - found.steady_ttft_seconds == pytest.approx(wait / REQUESTS_PER_CLIENT, rel=0.05)
 
 
 def test_a_prompt_that_is_computed_in_parts_reads_the_weights_for_each_part(model_of: MakeModel) -> None:

@@ -11,7 +11,8 @@ from kvcalc.memory.reads import Reads
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.counts import Counts, Experts, Layout, Matrices, Work
 from kvcalc.throughput.hardware import Gpu, Interconnect
-from kvcalc.throughput.roofline import SpeedModel, Step, link_bytes_per_second, matrix_flops
+from kvcalc.throughput.links import link_bytes_per_second
+from kvcalc.throughput.roofline import Part, SpeedModel, Step, matrix_flops
 
 # 1,000 bytes and 100 operations per second (200 in fp8). A link connects four devices at 50 bytes per second.
 GPU = Gpu(
@@ -27,7 +28,8 @@ IDEAL = Constants(
     activation_passes=0.0, all_reduce_seconds=0.0, all_reduce_device_seconds=0.0, link_overhead=1.0,
     pcie_all_reduce_seconds=0.0, pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0, stage_seconds=0.0,
     prefill_overhead=1.0, prefill_expert_overhead=1.0, prefill_attention_overhead=1.0, ttft_seconds=0.0,
-    ttft_steps=0.0, ttft_prompt_steps=0.0, ttft_request_seconds=0.0,
+    ttft_steps=0.0, ttft_token_seconds=0.0, ttft_request_seconds=0.0, first_seconds=0.0, cold_seconds=0.0,
+    token_overlap=1.0,
 )  # fmt: skip
 
 # Four layers of width 10 with 17 kernels. Two of them send a token to 2 of 8 experts. Three have a cache of 20 bytes
@@ -140,6 +142,47 @@ def test_two_all_reduces_a_layer_move_each_byte_twice_less_a_devices_share() -> 
         assert waiting == about(7 * sent + 2 * 4 * (3 + 5 * (size - 2)))
 
 
+def test_an_all_reduce_between_nodes_sends_only_a_share_of_the_bytes_over_the_network() -> None:
+    """The toy device with eight devices on a link of 800 GB/s, in nodes joined by ports of 50 GB/s."""
+    node = GPU._replace(interconnect=Interconnect("link", 800 * 10**9, 8))
+    reduced = 2 * 4 * 10 * 2  # two all-reduces in each of four layers, of ten 16-bit numbers
+    # Devices, nodes, devices in a node, and sends over the network one after the other.
+    for size, nodes, near, sends in ((8, 1, 8, 0), (16, 2, 8, 2), (12, 2, 6, 2), (24, 3, 8, 4), (64, 8, 8, 6)):
+        split = model(gpu=node, layout=(size, 1, 1))
+        link, network = reduced * 2 * (near - 1) / near / 800e9, reduced * 2 * (nodes - 1) / nodes / near / 50e9
+        assert (split.times.transfer, split.times.network) == (about(link), about(network))
+        # NCCL's fixed time, and that of each send. Decoding sends its few bytes at a third of the port's rate.
+        sent = decode(batch=7, gpu=node, layout=(size, 1, 1), link_overhead=5.0).communication
+        fixed = 8 * (12e-6 * (nodes > 1) + 7e-6 * sends)
+        assert sent == about(7 * (5 * link + 3 * network) + fixed)
+        latency = {"all_reduce_seconds": 3.0, "all_reduce_device_seconds": 5.0}
+        waiting = decode(gpu=node, layout=(size, 1, 1), **latency).communication
+        assert waiting == about(8 * (3 + 5 * (near - 2)) + link + 3 * network + fixed)
+        work = model(gpu=node, layout=(size, 1, 1), link_overhead=5.0).prefill_work(20)
+        assert work.communication == about(20 * (5 * link + 1.07 * network))
+
+
+def test_all_reduces_stay_in_a_node_if_a_stage_and_an_attention_replica_fit_into_it() -> None:
+    node = GPU._replace(interconnect=Interconnect("link", 800 * 10**9, 8))
+    alone = model(gpu=node, layout=(8, 1, 1)).times
+    stages = model(gpu=node, layout=(8, 4, 1)).times
+    assert stages == alone._replace(stages=4)
+    dense = COUNTS._replace(moe_layers=0, experts=())
+    one, four = (SpeedModel(dense._replace(layout=Layout(8, 1, 1, replicas)), node, IDEAL).times for replicas in (1, 4))
+    assert four == one
+    # Stages of 16 devices have all-reduces between nodes, as many as one stage.
+    assert model(gpu=node, layout=(16, 2, 1)).times.network == model(gpu=node, layout=(16, 1, 1)).times.network > 0
+
+
+def test_bridges_and_pcie_are_no_nodes() -> None:
+    """Pairs of cards in one machine: one ring, whose slowest part is between the pairs."""
+    pair = GPU._replace(interconnect=Interconnect("bridge", 300 * 10**9, 2))
+    split = model(gpu=pair, layout=(4, 1, 1)).times
+    assert (split.transfer, split.network, split.sends) == (about(160 * 2 * 3 / 4 / 50e9), 0, 0)
+    alone = model(gpu=GPU._replace(interconnect=None), layout=(16, 1, 1)).times
+    assert (alone.transfer, alone.network, alone.sends) == (about(160 * 2 * 15 / 16 / 32e9), 0, 0)
+
+
 def test_devices_without_a_fast_link_have_constants_of_their_own() -> None:
     alone = GPU._replace(interconnect=None, pcie_bytes_per_second=25)
     sent = 2 * 80 * 2 * (1 / 2) / 25
@@ -205,7 +248,7 @@ def test_a_prompts_work_is_its_tokens_and_the_triangle_of_their_scores() -> None
 def test_of_several_stages_each_does_its_share_of_a_prompts_work() -> None:
     options: dict[str, Any] = {"activation_passes": 5.0, "link_overhead": 3.0}
     one, four = (model(layout=(2, stages, 1), **options) for stages in (1, 4))
-    # Eight devices are more than the link's four, but the network is not slower here.
+    # Eight devices are more than the link's four. The two that all-reduce are in one node.
     assert four.prefill_work(20) == tuple(about(part / 4) for part in one.prefill_work(20))
 
 
@@ -234,7 +277,7 @@ def test_a_lone_prefill_waits_for_the_launches_once_and_works_for_every_prompt()
     for batch in (1, 3):
         step = lone.prefill(20, batch)
         assert step.kv == 0
-        assert step.compute == about(batch * work.compute)
+        assert step.compute == about(batch * (work.compute + 2 * 30 / 100))  # the head has the last token of each
         assert step.overhead == about(17 * 3 + batch * (5 + work.overhead))
         assert step.communication == about(2 * 4 * 11 + batch * work.communication)
         assert step.seconds == about(sum(step[1:]))
@@ -248,11 +291,44 @@ def test_a_lone_prompt_passes_all_stages_one_after_the_other() -> None:
     assert (two.weights, two.compute, two.communication) == (one.weights, about(one.compute), about(one.communication))
 
 
-def test_prefill_overlaps_reading_with_the_work_of_all_prompts() -> None:
-    step = model(roof_power=2.0).prefill(20, 3)
-    read, multiply = 9.6 + 8 * (1 - 0.75**60) * 0.5, 3 * model().prefill_work(20).compute
-    assert step.weights + step.compute == about((read**2 + multiply**2) ** 0.5)
-    assert step.compute == about(multiply)
+def test_prefill_overlaps_reading_the_matrices_of_a_class_with_multiplying_all_prompts() -> None:
+    step, tokens = model(roof_power=2.0).prefill(20, 3), 60
+    dense, head, experts = (9, tokens * 14), (0.6, 3 * 0.6), (8 * (1 - 0.75**tokens) * 0.5, tokens * 1.6)
+    scores = 3 * 4 * (20 * 21 / 2) / 100
+    assert step.weights + step.compute == about(sum((a**2 + b**2) ** 0.5 for a, b in (dense, head, experts)) + scores)
+
+
+def test_a_step_that_decodes_and_computes_prompts_reads_the_weights_once() -> None:
+    """Each matrix is read once, and multiplied with the tokens of the sequences and of the prompts."""
+    prompts, batch, tokens = [Part(5, 25, number=2.0)], 3, 40
+    mixed = model(roof_power=2.0)
+    found = mixed.decode(batch, 50).seconds + mixed.beside(prompts, batch).seconds
+    distinct = 8 * (1 - 0.75 ** (batch + tokens)) * 0.5
+    pairs = ((9, (batch + tokens) * 14), (0.6, (batch + 2) * 0.6), (distinct, (batch + tokens) * 1.6), (3 * 1.1, 9))
+    scores = 2 * 4 * (25 * 26 / 2 - 5 * 6 / 2) / 100
+    assert found == about(sum((a**2 + b**2) ** 0.5 for a, b in pairs) + scores)
+    # What is read for the sequences anyway hides a part of the prompts' multiplying.
+    alone = mixed.alone(prompts).seconds
+    assert max(mixed.decode(batch, 50).seconds, alone) < found < mixed.decode(batch, 50).seconds + alone
+
+
+def test_what_prompts_add_is_nothing_without_prompts_and_their_work_if_multiplying_bounds_the_step() -> None:
+    mixed = model(roof_power=2.0)
+    assert mixed.beside([], 3).seconds == 0
+    # With so many sequences, the weights are read in no time beside multiplying.
+    head = 2 * 30 / 100  # only the last token of a prompt needs it
+    work = mixed.prefill_work(20).seconds + head
+    assert mixed.beside([Part(0, 20)], 100_000).seconds == pytest.approx(work, rel=1e-6)
+    # Constants that count once in a step count once. A prompt is one more request for the host.
+    busy = model(kernel_seconds=3.0, step_seconds=3.0, all_reduce_seconds=3.0, sequence_seconds=7.0, roof_power=2.0)
+    assert busy.beside([Part(0, 20)], 3).seconds == about(mixed.beside([Part(0, 20)], 3).seconds + 7)
+
+
+def test_tokens_that_choose_alike_touch_fewer_experts() -> None:
+    # Three tokens count as one and two halves.
+    distinct = 8 * (1 - 0.75**2) * 0.5
+    assert decode(batch=3, token_overlap=2.0).weights == about(9.6 + distinct)
+    assert decode(batch=1, token_overlap=2.0) == decode(batch=1)
 
 
 def test_a_type_the_device_has_no_units_for_is_multiplied_in_the_next_it_has() -> None:
@@ -278,7 +354,3 @@ def test_bytes_between_devices_travel_over_the_slowest_way_they_must_take() -> N
     # PCIe 4.0 x16, unless the device has its own rate.
     assert link_bytes_per_second(none, 8) == 32e9
     assert link_bytes_per_second(none._replace(pcie_bytes_per_second=63 * 10**9), 8) == 63e9
-    # The link must connect the devices of all stages.
-    sent = 2 * 80 * 2 * (1 / 2)
-    assert model(gpu=fast, layout=(2, 2, 1)).times.transfer == about(sent / 10**12)
-    assert model(gpu=fast, layout=(2, 3, 1)).times.transfer == about(sent / 50e9)

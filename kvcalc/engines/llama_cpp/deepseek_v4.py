@@ -9,8 +9,8 @@ from collections import defaultdict
 from math import lcm
 
 from kvcalc.engines.engine import Line, lines_of, not_established
-from kvcalc.engines.llama_cpp import LlamaCpp
 from kvcalc.engines.llama_cpp.account import Cells, cells_for
+from kvcalc.engines.llama_cpp.engine import LlamaCpp
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of

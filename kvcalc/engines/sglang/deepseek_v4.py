@@ -13,7 +13,7 @@ from typing import Any
 
 from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, lines_of, not_established
 from kvcalc.engines.rounding import ceil_div, round_up
-from kvcalc.engines.sglang import Sglang
+from kvcalc.engines.sglang.engine import Sglang
 from kvcalc.engines.sglang.settings import Settings, parse_settings
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of

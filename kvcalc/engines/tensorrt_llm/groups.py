@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.engine import BlockPool, Engine, Line, RunningPool, lines_of, not_established
 from kvcalc.engines.rounding import ceil_div
-from kvcalc.engines.tensorrt_llm import TensorrtLlm, cache_buffers, quota_of, row_bytes
+from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm, cache_buffers, quota_of, row_bytes
 from kvcalc.engines.tensorrt_llm.pools import (
     RESUMES_BELOW,
     Division,

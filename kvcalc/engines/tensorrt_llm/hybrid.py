@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.engine import BlockPool, Line, lines_of, not_established
 from kvcalc.engines.rounding import ceil_div, round_up
-from kvcalc.engines.tensorrt_llm import TensorrtLlm, row_bytes, token_bytes
+from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm, row_bytes, token_bytes
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.kv_cache import stored_cache_bytes

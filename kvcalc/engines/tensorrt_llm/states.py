@@ -14,7 +14,7 @@ from typing import Any
 
 from kvcalc.engines.engine import BlockPool, Engine, Line, lines_of
 from kvcalc.engines.rounding import ceil_div, round_up
-from kvcalc.engines.tensorrt_llm import cache_buffers, quota_of, row_bytes, token_bytes
+from kvcalc.engines.tensorrt_llm.engine import cache_buffers, quota_of, row_bytes, token_bytes
 from kvcalc.engines.tensorrt_llm.hybrid import Hybrid, attending, state_parts
 from kvcalc.engines.tensorrt_llm.pools import (
     RESUMES_BELOW,

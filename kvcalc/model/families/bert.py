@@ -7,8 +7,7 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import around, linear, lookup, norm, plain_mlp
-
-KEYS = frozenset("head_dim add_cross_attention cross_attention_hidden_size conv_kernel_size conv_act".split())
+from kvcalc.model.type_tables import defaults_of
 
 # Types that can also be decoders. Source: their configuration classes, Transformers 5.23.0. GIT is always a decoder: a
 # BERT that reads the tokens of an image before those of the text.
@@ -49,9 +48,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _bert(config: ConfigReader, width: int, num_layers: int) -> Body:
     """The encoder and its pooler, without the heads for pretraining. Source: BertModel, Transformers 5.23.0."""
-    config = config.with_defaults({
-        "vocab_size": 30522, "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2,
-    })  # fmt: skip
+    config = config.with_defaults(defaults_of("bert"))
     mlp = plain_mlp("intermediate.dense", "output.dense", width, config.integer("intermediate_size"), bias=True)
     outer = (
         lookup("embeddings.position_embeddings", config.integer("max_position_embeddings"), width),

@@ -9,8 +9,6 @@ from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec, has_cross_attention
 
-KEYS: frozenset[str] = frozenset()
-
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """Read `decoder`, and add cross-attention with the decoder's heads to every layer that has none.

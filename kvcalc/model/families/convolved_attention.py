@@ -8,34 +8,15 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.type_tables import defaults_of
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim swa_num_attention_heads swa_num_key_value_heads swa_head_dim sliding_window "
-        "sliding_window_size local_layer_ids layer_types mlp_layer_types conv_kernel_size sconv_kernel_size "
-        "number_of_conv_states mtp_local_layer_ids"
-    ).split()
-)
-
-# Source: InklingTextConfig, Inkling2TextConfig and ZayaConfig, Transformers 5.23.0.
-_DEFAULTS: dict[str, dict[str, object]] = {
-    "inkling_text": {
-        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "swa_num_attention_heads": 64,
-        "swa_num_key_value_heads": 16, "swa_head_dim": 128,
-    },
-    "inkling2_text": {
-        "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "swa_num_attention_heads": 48,
-        "swa_num_key_value_heads": 8, "swa_head_dim": 128,
-    },
-    "zaya": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "cca_time0": 2, "cca_time1": 2},
-}  # fmt: skip
 _WINDOW = {"inkling_text": 512, "inkling2_text": 1024}
 _KINDS = ("hybrid", "hybrid_sliding")
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """A layer keeps K and V, of all tokens or of a window, and the inputs of its convolutions."""
-    config = config.with_defaults(_DEFAULTS[model_type])
+    config = config.with_defaults(defaults_of(model_type))
     return _read_zaya(config) if model_type == "zaya" else _read_inkling(config, model_type)
 
 

@@ -11,57 +11,8 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, gated_mlp, norm, other, replicated
+from kvcalc.model.type_tables import defaults_of
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
-        "v_head_dim index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset index_topk_pattern "
-        "index_share_for_mtp_iteration layer_types mlp_layer_types use_mla"
-    ).split()
-)
-
-
-def _mla(kv_rank: int, q_rank: int, nope: int, rope: int, v_head_dim: int) -> dict[str, object]:
-    """Return the defaults of a family whose class has a default for every dimension of attention."""
-    return {
-        "kv_lora_rank": kv_rank, "q_lora_rank": q_rank, "qk_nope_head_dim": nope, "qk_rope_head_dim": rope,
-        "v_head_dim": v_head_dim,
-    }  # fmt: skip
-
-
-# Source: the configuration class of each, Transformers 5.23.0; kimi_k2 is read as deepseek_v3.
-_INDEXER: dict[str, object] = {"index_head_dim": 128, "index_topk": 2048}
-_V3 = {
-    "vocab_size": 129280, "intermediate_size": 18432, "n_routed_experts": 256, "n_shared_experts": 1,
-    "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "q_lora_rank": 1536,
-}  # fmt: skip
-_OF_V3 = {"num_attention_heads": 128, **_mla(512, 1536, 128, 64, 128)}
-_V32 = {**_V3, **_INDEXER, "index_n_heads": 64}
-_DEFAULTS: dict[str, dict[str, object]] = {
-    "axk1": _mla(512, 1536, 128, 64, 128),
-    "axk2": {**_mla(128, 384, 64, 32, 64), **_INDEXER},
-    "hy_v4": {**_mla(512, 1536, 192, 64, 256), **_INDEXER},
-    "mistral4": _mla(256, 1024, 64, 64, 128),
-    "youtu": _mla(512, 1536, 128, 64, 128),
-    "minicpm3": {
-        "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "vocab_size": 73448,
-        "intermediate_size": 6400,
-    },
-    "deepseek_v2": {
-        "vocab_size": 102400, "intermediate_size": 11008, "n_routed_experts": 64, "n_shared_experts": 2,
-        "moe_intermediate_size": 1407, "first_k_dense_replace": 0, "q_lora_rank": 1536,
-    },
-    "deepseek_v3": {**_V3, **_OF_V3},
-    "kimi_k2": {**_V3},
-    "deepseek_v32": {**_V32, **_OF_V3},
-    "glm_moe_dsa": {
-        **_V32, "vocab_size": 154880, "intermediate_size": 12288, "q_lora_rank": 2048, "index_n_heads": 32,
-    },
-    "glm4_moe_lite": {
-        "vocab_size": 154880, "intermediate_size": 10240, "n_routed_experts": 64, "n_shared_experts": 1,
-        "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "q_lora_rank": 768,
-    },
-}  # fmt: skip
 # Types whose weights are not counted. For longcat_flash the reason is that Transformers 5.23.0 counts matrices for
 # experts that compute nothing, and the published count does not.
 _NOT_COUNTED = ("axk1", "axk2", "hy_v4", "longcat_flash", "mistral4", "sarvam_mla", "youtu", "youtu_llm")
@@ -78,7 +29,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     A null q_lora_rank means an uncompressed query (V2-Lite). Layers for multi-token prediction are not part of the
     model that decodes. Source: DeepSeek-V2 paper, section 2.1; DeepseekV3Attention, Transformers 5.23.0.
     """
-    config = with_defaults(config, _DEFAULTS.get(model_type, {}))
+    config = with_defaults(config, defaults_of(model_type))
     if not config.boolean("use_mla", default=True):
         return _without_latent(config, model_type)
     num_layers = _num_layers(config, model_type)

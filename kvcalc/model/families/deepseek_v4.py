@@ -11,23 +11,10 @@ from kvcalc.model.mixers.attention import AttentionShape, Flops
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, linear, norm, other, replicated
+from kvcalc.model.type_tables import defaults_of
 from kvcalc.records import NamedTuple
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim q_lora_rank o_lora_rank qk_rope_head_dim sliding_window compress_ratios "
-        "compress_rates compress_rate_csa compress_rate_hca compress_rope_theta layer_types mlp_layer_types "
-        "index_head_dim index_n_heads index_topk"
-    ).split()
-)
-
 _WINDOW, _SPARSE, _HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
-# Source: DeepseekV4Config, Transformers 5.23.0.
-_DEFAULTS = {
-    "sliding_window": 128, "head_dim": 512, "index_head_dim": 128, "index_topk": 512, "vocab_size": 129280,
-    "q_lora_rank": 1024, "o_lora_rank": 1024, "o_groups": 8, "n_routed_experts": 256, "n_shared_experts": 1,
-    "num_experts_per_tok": 6, "hc_mult": 4, "index_n_heads": 64,
-}  # fmt: skip
 _RATES = {_SPARSE: 4, _HEAVY: 128}
 _BY_RATIO = {0: _WINDOW, 4: _SPARSE, 128: _HEAVY}
 
@@ -69,7 +56,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     Layers for multi-token prediction are not part of the model that decodes. compress_ratios may include them.
     Source: DeepSeek-V4 paper, section 2.3; DeepseekV4Attention, Transformers 5.23.0.
     """
-    config = with_defaults(config, _DEFAULTS)
+    config = with_defaults(config, defaults_of(model_type))
     num_layers = config.num_layers("num_hidden_layers")
     num_heads, head_dim = config.integer("num_attention_heads"), config.integer("head_dim")
     if config.optional_integer("num_key_value_heads") not in (None, 1):

@@ -7,39 +7,15 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Block, Weight, around, linear, lookup, norm, other, plain_mlp, unread
-from kvcalc.records import NamedTuple
+from kvcalc.model.type_tables import defaults_of
 
-KEYS = frozenset("add_cross_attention cross_attention_hidden_size".split())
-
-
-class _Bart(NamedTuple):
-    """The facts of a family like BART: defaults, and the norms of each stack.
-
-    `more_positions` is the number of rows by which the learned position table exceeds the context, or None if positions
-    are computed. Source: the configuration and modelling files of Transformers 5.23.0.
-    """
-
-    vocab_size: int
-    ffn_dim: int
-    more_positions: int | None
-    norms: tuple[str, ...]
-
-
-_BARTS = {
-    "bart": _Bart(50265, 4096, 2, ("layernorm_embedding",)),
-    "mbart": _Bart(50265, 4096, 2, ("layernorm_embedding", "layer_norm")),
-    "pegasus": _Bart(50265, 4096, 0, ("layer_norm",)),
-    "marian": _Bart(58101, 4096, 0, ()),
-    "m2m_100": _Bart(128112, 4096, None, ("layer_norm",)),
-    "whisper": _Bart(51865, 1536, 0, ("layer_norm",)),
-}
-# Source: T5Config, MT5Config and UMT5Config, Transformers 5.23.0.
-_MT5 = {"vocab_size": 250112, "d_ff": 1024, "relative_attention_num_buckets": 32, "feed_forward_proj": "gated-gelu"}
-_T5S: dict[str, dict[str, object]] = {
-    "t5": {"vocab_size": 32128, "d_ff": 2048, "relative_attention_num_buckets": 32, "feed_forward_proj": "relu"},
-    "mt5": {**_MT5},
-    "umt5": {**_MT5},
-}
+# The norms of each stack in a family like BART. Source: the modelling files of Transformers 5.23.0.
+_NORMS: dict[str, tuple[str, ...]] = {
+    "bart": ("layernorm_embedding",), "mbart": ("layernorm_embedding", "layer_norm"), "pegasus": ("layer_norm",),
+    "marian": (), "m2m_100": ("layer_norm",), "whisper": ("layer_norm",),
+}  # fmt: skip
+# The rows by which the learned table of positions exceeds the context: 0 for most, None if positions are computed.
+_MORE_POSITIONS = {"bart": 2, "mbart": 2, "m2m_100": None}
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -49,11 +25,11 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     relative, so n_positions is not a limit. Whisper's encoder always outputs max_source_positions tokens. Source:
     T5Config, BartConfig and WhisperConfig, Transformers 5.23.0.
     """
-    return _read_t5(config, model_type) if model_type in _T5S else _read_bart(config, model_type)
+    config = config.with_defaults(defaults_of(model_type))
+    return _read_bart(config, model_type) if model_type in _NORMS else _read_t5(config, model_type)
 
 
 def _read_t5(config: ConfigReader, model_type: str) -> ModelSpec:
-    config = config.with_defaults(_T5S[model_type])
     num_heads, hidden_size = config.integer("num_heads"), config.integer("d_model", "hidden_size")
     layers = "num_decoder_layers" if config.config.get("num_decoder_layers") else "num_layers"
     num_layers = config.num_layers(layers)
@@ -101,11 +77,7 @@ def _t5_body(config: ConfigReader, model_type: str, attention: Attention, decode
 
 
 def _read_bart(config: ConfigReader, model_type: str) -> ModelSpec:
-    is_whisper, family = model_type == "whisper", _BARTS[model_type]
-    config = config.with_defaults({
-        "vocab_size": family.vocab_size, "encoder_ffn_dim": family.ffn_dim, "decoder_ffn_dim": family.ffn_dim,
-        "num_mel_bins": 80,
-    })  # fmt: skip
+    is_whisper = model_type == "whisper"
     num_heads, hidden_size = config.integer("decoder_attention_heads"), config.integer("d_model", "hidden_size")
     num_layers, width = config.num_layers("decoder_layers"), config.head_dim(hidden_size, num_heads)
     shape = AttentionShape(num_heads, num_heads, width, width, hidden_size, qkv_bias=True, output_bias=True)
@@ -126,14 +98,14 @@ def _read_bart(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _bart_body(config: ConfigReader, model_type: str, attention: Attention, num_layers: int) -> Body:
     """A decode step reads only the decoder. All projections have biases, and all norms have a shift."""
-    is_whisper, family = model_type == "whisper", _BARTS[model_type]
+    is_whisper, more = model_type == "whisper", _MORE_POSITIONS.get(model_type, 0)
     config.refuse("share_encoder_decoder_embeddings", "only one embedding is counted")
     width = config.integer("d_model", "hidden_size")
-    encoder = [norm(name, width, bias=True) for name in family.norms]
+    encoder = [norm(name, width, bias=True) for name in _NORMS[model_type]]
     decoder = list(encoder)
-    if family.more_positions is not None:
+    if more is not None:
         for outer, key in ((encoder, "max_source_positions"), (decoder, "max_target_positions")):
-            rows = config.integer(key if is_whisper else "max_position_embeddings") + family.more_positions
+            rows = config.integer(key if is_whisper else "max_position_embeddings") + more
             outer.append(lookup("embed_positions", rows, width))
     if is_whisper:
         # Two convolutions with a kernel of three and biases turn the spectrogram into the encoder's input.
@@ -146,7 +118,7 @@ def _bart_body(config: ConfigReader, model_type: str, attention: Attention, num_
     layers = range(config.integer("encoder_layers", most=MAX_LAYERS))
     blocks = (
         unread(Block("model.encoder.layers.{}.", layers, (
-            *attention.weights, *_mlp(config, width, "encoder"), *stacked[:2],
+            *attention.weights, *_mlp(config, width, "encoder_ffn_dim"), *stacked[:2],
         ))),
         unread(Block("model.encoder.", (0,), tuple(encoder))),
         Block("model.decoder.", (0,), tuple(decoder)),
@@ -157,8 +129,8 @@ def _bart_body(config: ConfigReader, model_type: str, attention: Attention, num_
         embedding="model.decoder.embed_tokens" if is_whisper else "model.shared",
         head="proj_out" if is_whisper else "lm_head",
     )  # fmt: skip
-    return Body(outside, [_mlp(config, width, "decoder")] * num_layers, stacked)
+    return Body(outside, [_mlp(config, width, "decoder_ffn_dim")] * num_layers, stacked)
 
 
-def _mlp(config: ConfigReader, width: int, stack: str) -> tuple[Weight, ...]:
-    return plain_mlp("fc1", "fc2", width, config.integer(f"{stack}_ffn_dim"), bias=True)
+def _mlp(config: ConfigReader, width: int, key: str) -> tuple[Weight, ...]:
+    return plain_mlp("fc1", "fc2", width, config.integer(key), bias=True)

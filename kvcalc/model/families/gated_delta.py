@@ -1,45 +1,21 @@
-"""Qwen3-Next, Qwen3.5 and OLMo Hybrid: gated delta nets, and full attention in every fourth layer."""
+"""Gated delta nets, and attention in every fourth layer: Qwen3-Next, Qwen3.5, OLMo Hybrid and Qwen4-Exp."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from kvcalc.errors import ModelError
+from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, choose, moe, sparse_layers, with_defaults
 from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.layers import Mixer
-from kvcalc.model.mixers.attention import Attention, Projections
+from kvcalc.model.mixers.attention import Attention, Indexer, Projections
 from kvcalc.model.mixers.recurrent import Recurrence, delta_net
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import gated_mlp
+from kvcalc.model.type_tables import defaults_of
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim layer_types linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim "
-        "linear_num_key_heads linear_num_value_heads mamba_ssm_dtype decoder_sparse_step "
-        "linear_a_log_max linear_a_log_min linear_dt_min linear_dt_max linear_dt_init_floor linear_allow_neg_eigval"
-    ).split()
-)
-
-# Source: Qwen3NextConfig, Qwen3_5TextConfig and Qwen3_5MoeTextConfig, Transformers 5.23.0. The configs of Qwen3-Next do
-# not state the one MTP layer that its checkpoints have (Qwen3NextMultiTokenPredictor, qwen3_next_mtp.py, vLLM 0.33.0).
-_SHARED = {
-    "head_dim": 256, "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-}  # fmt: skip
-_QWEN: dict[str, dict[str, object]] = {
-    "qwen3_next": {
-        **_SHARED, "num_key_value_heads": 2, "vocab_size": 151936, "intermediate_size": 5632, "num_experts": 512,
-        "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-        "num_nextn_predict_layers": 1,
-    },
-    "qwen3_5_text": {**_SHARED, "num_key_value_heads": 4, "vocab_size": 248320, "intermediate_size": 12288},
-    "qwen3_5_moe_text": {
-        **_SHARED, "num_key_value_heads": 2, "vocab_size": 248320, "num_experts": 256, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-    },
-}  # fmt: skip
 # In Qwen3.5 every layer has experts. In Qwen3-Next some layers may have none.
 _EXPERTS = {
     "qwen3_next": Experts("num_experts", layers="step", gated_shared=True),
@@ -47,14 +23,16 @@ _EXPERTS = {
 }
 
 
-def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """Layers with full attention keep K and V. The others keep a state.
+def read_gated_delta(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Qwen3-Next, Qwen3.5 and OLMo Hybrid: gated delta nets, and full attention in every fourth layer.
+
+    Layers with full attention keep K and V. The others keep a state.
 
     In Qwen's attention, the query projection also produces a gate for the output. Source: Qwen3NextAttention and
     Qwen3NextGatedDeltaNet, Transformers 5.23.0.
     """
     is_olmo = model_type == "olmo_hybrid"
-    config = with_defaults(config, _olmo_defaults(config) if is_olmo else _QWEN[model_type])
+    config = with_defaults(config, _olmo_defaults(config) if is_olmo else defaults_of(model_type))
     num_layers = config.num_layers("num_hidden_layers")
     shape = grouped_shape(config, output_gate=not is_olmo)
     if config.config.get("mamba_ssm_dtype") not in (None, "float32"):
@@ -117,3 +95,40 @@ def _olmo_defaults(config: ConfigReader) -> dict[str, object]:
         "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_num_key_heads": num_heads,
         "linear_num_value_heads": num_heads, "linear_key_head_dim": key, "linear_value_head_dim": 2 * key,
     }  # fmt: skip
+
+
+def read_qwen4(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Qwen4-Exp: gated delta nets, attention with an indexer in every fourth layer, and features of n-grams.
+
+    Layers with attention keep K and V and one index key per token. The others keep a state.
+
+    A step reads indexer_budget tokens, and the tokens that do not fill a block of the indexer yet. The layers in
+    ple_layer_ids, counted from 1, also have a convolution over all residual streams, which skips ngram_size tokens
+    between its inputs, and keep the numbers of the last ngram_size - 1 tokens, of 64 bits. The weights are not counted.
+    Source: Qwen4ExpTextConfig, Qwen4ExpTextQSAIndexer, Qwen4ExpTextNGramEmbedding and Qwen4ExpTextPLELayer,
+    Transformers 5.23.0.
+    """
+    config = config.with_defaults(defaults_of(model_type))
+    num_layers = config.num_layers("num_hidden_layers")
+    shape = grouped_shape(config, output_gate=True)
+    width = shape.hidden_size or 0
+    indexer = Indexer(config.integer("indexer_n_heads"), config.integer("indexer_head_dim"))
+    read_tokens = config.integer("indexer_budget") + config.integer("indexer_compress_ratio") - 1
+    full: tuple[Mixer, ...] = (Attention(shape, most_read_tokens=read_tokens, indexer=indexer),)
+    delta = gated_delta_net(config, model_type, width)
+    ngram = config.integer("ngram_size")
+    # The inputs before the current one; `state_elements` are whole, `conv_kernel` would add the current one.
+    streams = config.integer("hc_count") * width * (config.integer("ple_conv_kernel_size") - 1) * ngram
+    more = Recurrence(RecurrentState(0, 1, streams, state_dtype=None), "none")
+    numbers = Recurrence(RecurrentState(0, 1, 2 * (ngram - 1), state_dtype="fp32"), "none")  # 64 bits are 2 x 32
+    plain: tuple[Mixer, ...] = (delta,)
+    extended: tuple[Mixer, ...] = (delta, more, numbers)
+    with_ngrams = config.integers("ple_layer_ids", least=1, most=num_layers)
+    kinds = layer_types(config, num_layers, "indexed_attention")
+    if any(kinds[number - 1] != "linear_attention" for number in with_ngrams):
+        raise config.error("ple_layer_ids: only layers with linear_attention may have n-grams")
+    mixers = [
+        full if kind != "linear_attention" else extended if number in with_ngrams else plain
+        for number, kind in enumerate(kinds, 1)
+    ]
+    return config.model(model_type, mixers, attention=shape)

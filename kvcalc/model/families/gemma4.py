@@ -13,43 +13,15 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, experts, gated_mlp, linear, lookup, norm, other, router
+from kvcalc.model.type_tables import defaults_of
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim global_head_dim sliding_window layer_types num_kv_shared_layers per_layer_config "
-        "sliding_window_pattern"
-    ).split()
-)
-
-# Source: Gemma4TextConfig and Gemma3nTextConfig, Transformers 5.23.0.
-_DEFAULTS: dict[str, dict[str, object]] = {
-    "gemma4_text": {
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
-        "sliding_window": 512, "num_kv_shared_layers": 0, "vocab_size": 262144, "intermediate_size": 9216,
-        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
-    },
-    "gemma4_unified_text": {
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
-        "sliding_window": 1024, "num_kv_shared_layers": 0,
-    },
-    "diffusion_gemma_text": {
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
-        "sliding_window": 512, "num_kv_shared_layers": 0,
-    },
-    "gemma3n_text": {
-        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512,
-        "num_kv_shared_layers": 15, "vocab_size": 262400, "intermediate_size": 16384,
-        "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "laurel_rank": 64,
-        "altup_num_inputs": 4,
-    },
-}  # fmt: skip
 _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _PATTERN = {"diffusion_gemma_text": 6, "gemma4_text": 6, "gemma4_unified_text": 6, "gemma3n_text": 5}
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """The last num_kv_shared_layers layers keep nothing: each reads the cache of the last earlier layer of its kind."""
-    config = config.with_defaults(_DEFAULTS[model_type])
+    config = config.with_defaults(defaults_of(model_type))
     if config.config.get("use_bidirectional_attention") == "all":
         raise ModelError(
             f"{config.name}: use_bidirectional_attention: encoders, which halve the window, are not supported"
@@ -119,7 +91,9 @@ def _full(config: ConfigReader, model_type: str, shape: AttentionShape) -> Atten
     keys_are_values = config.boolean("attention_k_eq_v", default=False)
     heads = (config.optional_integer("num_global_key_value_heads") if keys_are_values else None) or shape.num_kv_heads
     width = config.integer("global_head_dim")
-    wide = shape._replace(num_kv_heads=config.check_groups(shape.num_heads, heads), qk_head_dim=width, v_head_dim=width)
+    wide = shape._replace(
+        num_kv_heads=config.check_groups(shape.num_heads, heads), qk_head_dim=width, v_head_dim=width, rope_dim=width
+    )
     return Attention(wide, names=names._replace(has_value=not keys_are_values))
 
 

@@ -8,39 +8,13 @@ from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
-
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim "
-        "v_head_dim index_head_dim index_n_heads index_topk index_topk_freq index_skip_topk_offset index_topk_pattern "
-        "layer_types mlp_layer_types use_dsa sliding_window sliding_window_size use_sliding_window per_layer_config "
-        "swa_num_attention_heads swa_num_key_value_heads swa_q_lora_rank swa_kv_lora_rank swa_head_dim "
-        "swa_qk_nope_head_dim swa_qk_rope_head_dim swa_v_head_dim kv_source_layers kv_sharing_modes "
-        "shared_experts_intermediate_size"
-    ).split()
-)
-
-# Source: Dots3NoteTextConfig and MistralLarge4TextConfig, Transformers 5.23.0.
-_INDEXER = {"index_head_dim": 128, "index_topk": 2048, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128}
-_DOTS = {
-    **_INDEXER, "num_attention_heads": 128, "q_lora_rank": 1024, "qk_nope_head_dim": 128, "index_n_heads": 64,
-    "sliding_window_size": 512,
-}  # fmt: skip
-_MISTRAL = {
-    **_INDEXER, "num_attention_heads": 64, "qk_nope_head_dim": 64, "index_n_heads": 32, "no_rope_layer_interval": 4,
-}  # fmt: skip
-# The keys of a Dots3-Note layer with a window, and their defaults.
-_DOTS_WINDOW = {
-    "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1024, "kv_lora_rank": 1024, "head_dim": 256,
-    "qk_nope_head_dim": 192, "v_head_dim": 128,
-}  # fmt: skip
+from kvcalc.model.type_tables import defaults_of
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """A layer keeps one latent and one rotary key per token, and the indexer's key if it has an indexer."""
-    if model_type == "dots3_note_text":
-        return _read_dots(config.with_defaults(_DOTS), model_type)
-    return _read_mistral(config.with_defaults(_MISTRAL), model_type)
+    config = config.with_defaults(defaults_of(model_type))
+    return _read_dots(config, model_type) if model_type == "dots3_note_text" else _read_mistral(config, model_type)
 
 
 def _read_dots(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -69,15 +43,15 @@ def _read_dots(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _window_shape(config: ConfigReader, kinds: list[str]) -> AttentionShape:
     """Return the shape of a layer with a window: from per_layer_config, which Transformers saves, or the swa_ keys."""
-    stated = config.per_layer(len(kinds))
+    stated, defaults = config.per_layer(len(kinds)), defaults_of("_dots3_note_window")
     if stated is None:
-        own = {key: config.config.get(f"swa_{key}", default) for key, default in _DOTS_WINDOW.items()}
+        own = {key: config.config.get(f"swa_{key}", default) for key, default in defaults.items()}
         rope = config.optional_integer("swa_qk_rope_head_dim")
     else:
         layers = [layer for layer, kind in zip(stated, kinds) if kind == "sliding_attention"]
         if any(layer != layers[0] for layer in layers):
             raise config.error("per_layer_config: all layers with a window must be alike")
-        own = {key: config.config.get(key, default) for key, default in _DOTS_WINDOW.items()}
+        own = {key: config.config.get(key, default) for key, default in defaults.items()}
         own |= layers[0] if layers else {}
         rope = ConfigReader(own, config.name, config.source).optional_integer("qk_rope_head_dim")
     merged = ConfigReader({**config.config, **own}, config.name, config.source)

@@ -10,29 +10,14 @@ from kvcalc.model.mixers.recurrent import short_convolution
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, linear
+from kvcalc.model.type_tables import defaults_of
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim layer_types conv_L_cache conv_bias conv_dim conv_dim_out conv_use_xavier_init "
-        "sliding_window"
-    ).split()
-)
-
-# Source: Lfm2Config, Lfm2MoeConfig and Lfm3Config, Transformers 5.23.0.
-_DEFAULTS: dict[str, dict[str, object]] = {
-    "lfm2": {"num_key_value_heads": 8, "conv_L_cache": 3, "vocab_size": 65536},
-    "lfm2_moe": {
-        "num_key_value_heads": 8, "conv_L_cache": 3, "vocab_size": 65536, "intermediate_size": 7168,
-        "moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
-    },
-    "lfm3": {"num_key_value_heads": 4, "conv_L_cache": 7, "head_dim": 128, "sliding_window": 256},
-}  # fmt: skip
 _NAMES = Projections(output="out_proj", qk_norm="head", qk_norms=("q_layernorm", "k_layernorm"))
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """A convolution over the hidden size keeps its last inputs but no state. Source: Lfm2ShortConv, Transformers."""
-    config = config.with_defaults(_DEFAULTS[model_type])
+    config = config.with_defaults(defaults_of(model_type))
     if model_type != "lfm3":
         config.refuse("sliding_window", "windows are not supported for this family")
     num_layers = config.num_layers("num_hidden_layers")

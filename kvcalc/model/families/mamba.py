@@ -7,17 +7,7 @@ from kvcalc.model.families.common import decoder_body
 from kvcalc.model.mixers.recurrent import mamba, mamba2
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-
-KEYS = frozenset("state_size conv_kernel use_conv_bias head_dim use_mambapy use_falcon_mambapy ssm_cfg".split())
-
-# Source: MambaConfig, FalconMambaConfig and Mamba2Config, Transformers 5.23.0.
-_DEFAULTS: dict[str, dict[str, object]] = {
-    "mamba": {"state_size": 16, "conv_kernel": 4, "vocab_size": 50280},
-    "falcon_mamba": {"state_size": 16, "conv_kernel": 4, "vocab_size": 50280},
-    "mamba2": {
-        "state_size": 128, "conv_kernel": 4, "n_groups": 8, "num_heads": 128, "head_dim": 64, "vocab_size": 32768,
-    },
-}  # fmt: skip
+from kvcalc.model.type_tables import defaults_of
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -25,7 +15,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
     Source: MambaMixer and Mamba2Mixer, Transformers 5.23.0.
     """
-    config = config.with_defaults(_DEFAULTS[model_type])
+    config = config.with_defaults(defaults_of(model_type))
     config.refuse("ssm_cfg", "this is a config of the original repository; use the one converted for Transformers")
     state, kernel = config.integer("state_size"), config.integer("conv_kernel")
     hidden_size = config.integer("hidden_size")

@@ -1,4 +1,4 @@
-"""Mamba and attention: in separate layers in Jamba, Bamba and Granite 4, in the same layer in Falcon-H1."""
+"""Mamba and attention: Jamba, Bamba, Granite 4, Falcon-H1, Zamba and Zamba2."""
 
 from __future__ import annotations
 
@@ -13,33 +13,8 @@ from kvcalc.model.mixers.recurrent import Recurrence, mamba, mamba2
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, gated_mlp, linear
+from kvcalc.model.type_tables import defaults_of
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim attn_layer_period attn_layer_offset attn_layer_indices layer_types "
-        "mamba_d_state mamba_d_conv mamba_expand mamba_dt_rank mamba_conv_bias mamba_proj_bias mamba_inner_layernorms "
-        "mamba_d_ssm mamba_n_heads mamba_d_head mamba_n_groups mamba_chunk_size mamba_rms_norm mamba_norm_before_gate "
-        "mamba_use_mlp use_mamba_kernels ssm_multipliers ssm_in_multiplier ssm_out_multiplier sliding_window"
-    ).split()
-)
-
-# Source: JambaConfig, BambaConfig, GraniteMoeHybridConfig and FalconH1Config, Transformers 5.23.0.
-_MAMBA2: dict[str, object] = {"mamba_d_state": 256, "mamba_d_conv": 4, "mamba_n_groups": 1, "mamba_n_heads": 128}
-_DEFAULTS: dict[str, dict[str, object]] = {
-    "jamba": {
-        "num_key_value_heads": 8, "mamba_d_state": 16, "mamba_d_conv": 4, "attn_layer_period": 8,
-        "attn_layer_offset": 4, "vocab_size": 65536, "intermediate_size": 14336, "num_experts": 16,
-        "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1,
-    },
-    "bamba": {**_MAMBA2, "num_key_value_heads": 8, "vocab_size": 128000, "intermediate_size": 14336},
-    "granitemoehybrid": {
-        **_MAMBA2, "vocab_size": 32000, "intermediate_size": 11008, "num_local_experts": 8, "num_experts_per_tok": 2,
-        "shared_intermediate_size": 1024,
-    },
-    "falcon_h1": {
-        **_MAMBA2, "num_key_value_heads": 8, "mamba_d_ssm": 1024, "vocab_size": 128000, "intermediate_size": 14336,
-    },
-}  # fmt: skip
 _EXPERTS = {
     "jamba": Experts("num_experts", "intermediate_size", prefix="feed_forward", router="router"),
     "granitemoehybrid": Experts(inner="intermediate_size", prefix="block_sparse_moe", router="router"),
@@ -47,9 +22,11 @@ _EXPERTS = {
 _NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
-def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """Mamba layers (Mamba-2, or Mamba in Jamba) keep a state. Attention layers keep K and V."""
-    config = with_defaults(config, _DEFAULTS[model_type])
+def read_mamba_hybrids(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Mamba and attention: in separate layers in Jamba, Bamba and Granite 4, in the same layer in Falcon-H1.
+
+    Mamba layers (Mamba-2, or Mamba in Jamba) keep a state. Attention layers keep K and V."""
+    config = with_defaults(config, defaults_of(model_type))
     config.refuse("sliding_window", "windows are not supported for this family")
     num_layers = config.num_layers("num_hidden_layers")
     shape = grouped_shape(config)
@@ -131,3 +108,52 @@ def _attention_layers(config: ConfigReader, model_type: str, num_layers: int) ->
         return [number in listed for number in range(num_layers)]
     kinds = config.strings("layer_types", num_layers, (*_NAMES, *_NAMES.values()))
     return [_NAMES.get(kind, kind) == "full_attention" for kind in kinds or ["mamba"] * num_layers]
+
+
+# The default order of Zamba2's 54 layers if the config does not list them.
+_ZAMBA2 = "M" + "MMMMMH" * 7 + "MMMMH" + "MMMH" + "MM"
+_KINDS = ("mamba", "linear_attention", "hybrid")
+
+
+def read_zamba(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Zamba and Zamba2: Mamba in every layer.
+
+    Some layers first call a shared attention block, whose input is twice as wide as the model.
+
+    A hybrid layer keeps K and V of its call of the shared block and a Mamba state. Other layers keep only the state.
+
+    Every call of the shared block has its own cache. Source: ZambaHybridLayer and Zamba2HybridLayer, Transformers
+    5.23.0.
+    """
+    config = config.with_defaults(defaults_of(model_type))
+    num_layers = config.num_layers("num_hidden_layers")
+    num_heads = config.integer("num_attention_heads")
+    width = config.optional_integer("attention_head_dim") or 2 * config.integer("hidden_size") // num_heads
+    shape = grouped_shape(config.without("head_dim"), head_dim=width, rotary=model_type == "zamba2")
+    inner, hidden_size = expanded(config, "mamba_expand"), config.integer("hidden_size")
+    state_size, kernel = config.integer("mamba_d_state"), config.integer("mamba_d_conv")
+    if model_type == "zamba":
+        rank = time_step_rank(config, "mamba_dt_rank")
+        mixer = mamba(inner, state_size, kernel, hidden_size, rank, "mamba")
+    else:
+        inner = mamba2_inner(config, inner, "n_mamba_heads", "mamba_headdim")
+        heads, groups = config.integer("n_mamba_heads"), config.integer("mamba_ngroups")
+        mixer = mamba2(inner, heads, groups, state_size, kernel, hidden_size, "mamba")
+    state_only: tuple[Mixer, ...] = (mixer,)
+    both: tuple[Mixer, ...] = (Attention(shape), mixer)
+    hybrid = _hybrid_layers(config, model_type, num_layers)
+    return config.model(model_type, [both if is_hybrid else state_only for is_hybrid in hybrid], attention=shape)
+
+
+def _hybrid_layers(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
+    kinds = config.strings("layers_block_type", num_layers, _KINDS)
+    if kinds is None:
+        kinds = config.strings("layer_types", num_layers, _KINDS)
+    if kinds is not None:
+        return [kind == "hybrid" for kind in kinds]
+    if model_type == "zamba2":
+        if num_layers != len(_ZAMBA2):
+            raise config.error("layers_block_type is missing: there is a default only for Zamba2-2.7B with 54 layers")
+        return [letter == "H" for letter in _ZAMBA2]
+    period, offset = config.integer("attn_layer_period"), config.integer("attn_layer_offset", least=0)
+    return [False, False, True, *(number % period == offset for number in range(num_layers - 3))][:num_layers]

@@ -10,21 +10,8 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import gated_mlp
+from kvcalc.model.type_tables import defaults_of
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim v_head_dim sliding_window sliding_window_size attention_chunk_size "
-        "swa_num_key_value_heads swa_head_dim swa_v_head_dim hybrid_layer_pattern layer_types mlp_layer_types "
-        "attention_projection_layout"
-    ).split()
-)
-
-# Source: MiMoV2FlashConfig, Transformers 5.23.0.
-_DEFAULTS = {
-    "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128, "sliding_window": 129,
-    "vocab_size": 152576, "intermediate_size": 16384, "n_routed_experts": 256, "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048,
-}  # fmt: skip
 _SINKS = Projections(has_sinks=True)
 
 
@@ -35,7 +22,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     layers with a window have twice as many KV heads as the others. attention_chunk_size repeats the size of the window;
     there are no chunks. Source: MiMoV2FlashConfig, Transformers 5.23.0, and the swa_ keys of the published config.
     """
-    config = with_defaults(config, _DEFAULTS)
+    config = with_defaults(config, defaults_of(model_type))
     num_layers = config.num_layers("num_hidden_layers")
     num_heads, head_dim = config.integer("num_attention_heads"), config.integer("head_dim")
     v_head_dim = config.integer("v_head_dim")

@@ -8,7 +8,6 @@ from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, around, experts, linear, norm, plain_mlp, router
 
-KEYS = frozenset("num_key_value_heads".split())
 _PREFIX = "transformer.blocks.{}."
 
 

@@ -9,8 +9,6 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset("num_key_value_heads num_key_value_heads_per_layer head_dim block_configs".split())
-
 # Keys of a layer's attention that would make it keep something other than all of its K and V.
 _OTHER_CACHES = (
     "sparsify",

@@ -11,21 +11,8 @@ from kvcalc.model.mixers.recurrent import mamba2
 from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, experts, plain_mlp, router
+from kvcalc.model.type_tables import defaults_of
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim attention_head_dim hybrid_override_pattern mtp_hybrid_override_pattern "
-        "sliding_window ssm_state_size mamba_num_heads mamba_head_dim conv_kernel use_conv_bias mamba_ssm_cache_dtype "
-        "use_mamba_kernels mamba_hidden_act mamba_proj_bias"
-    ).split()
-)
-
-# Source: NemotronHConfig, Transformers 5.23.0.
-_DEFAULTS = {
-    "num_key_value_heads": 8, "head_dim": 128, "n_groups": 8, "conv_kernel": 4, "ssm_state_size": 128,
-    "vocab_size": 131072, "intermediate_size": 21504, "n_routed_experts": 8, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
-}  # fmt: skip
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -38,7 +25,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """
     if "attention_head_dim" in config.config:
         config = config.with_defaults({"head_dim": config.config["attention_head_dim"]})
-    config = with_defaults(config, _DEFAULTS)
+    config = with_defaults(config, defaults_of(model_type))
     config.refuse("sliding_window", "windows are not supported for this family")
     if config.config.get("mamba_ssm_cache_dtype") not in (None, "float32"):
         raise ModelError(f"{config.name}: mamba_ssm_cache_dtype: only float32 is supported")

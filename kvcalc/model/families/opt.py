@@ -8,8 +8,6 @@ from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import linear
 
-KEYS = frozenset("num_key_value_heads head_dim".split())
-
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """Source: OPTConfig and OPTDecoder, Transformers 5.23.0."""

@@ -1,20 +1,23 @@
 """More encoder-decoders: K and V of the decoder's own tokens, and once of the encoder's output.
 
-Their weights are not counted. BART, T5, Whisper and their like are in `encoder_decoder`.
+Their weights are not counted. presets/types/sequences.yaml has one row for each type. BART, T5, Whisper and their like
+are in `encoder_decoder`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.type_tables import row_of
 from kvcalc.records import NamedTuple
 
 
-class _Decoder(NamedTuple):
+class Decoder(NamedTuple):
     """The config keys of a decoder, the most common one first. `width` is the key of a head's width, if there is one.
 
     `cross_heads` and `cross_width` are the keys for cross-attention, if it has its own. `full_every`: every so manieth
@@ -35,72 +38,10 @@ class _Decoder(NamedTuple):
     defaults: Mapping[str, object] = {}
 
 
-_BART = _Decoder()
-_T5 = _Decoder(("num_decoder_layers", "num_layers"), ("num_heads",), width="d_kv", positions=())
-_LLAMA = _Decoder(
-    ("num_hidden_layers",), ("num_attention_heads",), ("hidden_size",), kv_heads="num_key_value_heads",
-    width="head_dim",
-)  # fmt: skip
-_GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
-
-# Source: the configuration and modelling files of Transformers 5.23.0.
-_DECODERS: dict[str, _Decoder] = {
-    **dict.fromkeys(
-        "bigbird_pegasus blenderbot blenderbot-small fsmt mvp nllb-moe pegasus_x plbart pp_formulanet_text".split(),
-        _BART,
-    ),
-    "led": _BART._replace(positions=("max_decoder_position_embeddings",)),
-    "speech_to_text": _BART._replace(positions=("max_target_positions",)),
-    "speecht5": _BART._replace(hidden=("hidden_size",), positions=("max_text_positions",)),
-    "seamless_m4t": _BART._replace(hidden=("hidden_size",)),
-    "seamless_m4t_v2": _BART._replace(hidden=("hidden_size",)),
-    # Alone it is a decoder. In a model with an image encoder, that model adds the cross-attention.
-    "blip_text_model": _LLAMA._replace(kv_heads="", width="", defaults={
-        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 8,
-    }),
-    "trocr": _BART._replace(has_cross=False),
-    "prophetnet": _Decoder(("num_decoder_layers",), ("num_decoder_attention_heads",), ("hidden_size",)),
-    **dict.fromkeys("longt5 pop2piano switch_transformers udop".split(), _T5),
-    "pix2struct_text_model": _T5._replace(layers=("num_layers",), hidden=("hidden_size",), defaults={
-        "num_layers": 12, "num_heads": 12, "hidden_size": 768, "d_kv": 64,
-    }),
-    "musicgen_decoder": _LLAMA._replace(kv_heads="", width="", defaults={
-        "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-    }),
-    "musicgen_melody_decoder": _LLAMA._replace(kv_heads="", width="", has_cross=False, defaults={
-        "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-    }),
-    "canary_decoder": _LLAMA._replace(defaults={"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 8,
-                                                "num_key_value_heads": 8, "head_dim": 128}),
-    "cohere_asr": _LLAMA,
-    "moonshine_streaming": _LLAMA._replace(defaults={"num_attention_heads": 8}),
-    "moonshine": _Decoder(
-        ("decoder_num_hidden_layers",), ("decoder_num_attention_heads",), ("hidden_size",),
-        kv_heads="decoder_num_key_value_heads",
-    ),
-    "dia_decoder": _LLAMA._replace(cross_heads="cross_num_key_value_heads", cross_width="cross_head_dim", defaults={
-        "hidden_size": 2048, "num_hidden_layers": 18, "num_attention_heads": 16, "num_key_value_heads": 4,
-        "head_dim": 128, "cross_num_key_value_heads": 16, "cross_head_dim": 128,
-    }),
-    "t5_gemma_module": _LLAMA._replace(full_every=2, defaults={
-        "hidden_size": 2304, "num_hidden_layers": 26, **_GEMMA,
-    }),
-    "t5gemma2_decoder": _LLAMA._replace(full_every=6, defaults={
-        "hidden_size": 2304, "num_hidden_layers": 26, **_GEMMA,
-    }),
-}  # fmt: skip
-
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim decoder_num_key_value_heads encoder_num_key_value_heads cross_head_dim "
-        "cross_num_key_value_heads cross_num_attention_heads cross_hidden_size cross_attention_hidden_size "
-        "add_cross_attention sliding_window sliding_window_pattern _sliding_window_pattern layer_types "
-        "pad_head_dim_to_multiple_of attention_window num_sparse_encoder_layers num_sparse_decoder_layers "
-        "encoder_sparse_step decoder_sparse_step num_conv_layers conv_kernel_sizes conv_channels "
-        "num_conv_pos_embeddings num_conv_pos_embedding_groups conv_depthwise_kernel_size conv_dim conv_kernel "
-        "conv_stride conv_bias"
-    ).split()
-)
+def facts_of(row: Mapping[str, Any]) -> Decoder:
+    """The facts in a row. TypeError for a field that there is not."""
+    facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Decoder(**facts)
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -108,7 +49,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
     Cross-attention keeps all of the encoder's output, and has the same heads unless the config gives its own.
     """
-    keys = _DECODERS[model_type]
+    keys = facts_of(row_of("sequences", model_type))
     config = config.with_defaults(keys.defaults)
     # T5's num_layers is the encoder's unless the decoder has no number of its own.
     layers = next((key for key in keys.layers if config.config.get(key) is not None), keys.layers[0])
@@ -131,7 +72,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     return config.model(model_type, mixers, attention=shape, positions=keys.positions)
 
 
-def _sliding_layers(config: ConfigReader, keys: _Decoder, num_layers: int) -> list[bool]:
+def _sliding_layers(config: ConfigReader, keys: Decoder, num_layers: int) -> list[bool]:
     """Return for each layer whether it has a window."""
     kinds = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     if kinds is not None:

@@ -7,16 +7,6 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
-KEYS = frozenset(
-    (
-        "num_key_value_heads head_dim sliding_window layer_types layer_types_with_mtp mtp_layer_types mlp_layer_types "
-        "mtp_mlp_layer_types"
-    ).split()
-)
-
-# Source: Step3p7TextConfig, Transformers 5.23.0.
-_DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128}
-
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """All layers have the same number of KV heads. Layers with a window differ only in their number of query heads.
@@ -30,8 +20,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
             config.integer("hidden_size"), config.integer("num_attention_heads")
         ), "num_attention_groups": 8})  # fmt: skip
     if "num_attention_groups" not in config.config:
-        config = config.with_defaults({"num_key_value_heads": _DEFAULTS["num_key_value_heads"]})
-    config = config.with_defaults({"head_dim": _DEFAULTS["head_dim"]})
+        config = config.with_defaults({"num_key_value_heads": 8})
+    config = config.with_defaults({"head_dim": 128})
     num_layers = config.num_layers("num_hidden_layers")
     num_heads = config.integer("num_attention_heads")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads", "num_attention_groups"))

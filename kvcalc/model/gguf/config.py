@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError, nearest
 from kvcalc.model.gguf.architectures import (
-    BUILDERS,
     BY_LAYER,
     DERIVED_HEADS,
     ENCODERS,
     OWN_HEADS,
-    PLAIN,
+    builder_of,
     known_architectures,
 )
 from kvcalc.model.gguf.files import GgufModel, read_files
@@ -84,8 +83,8 @@ def load_gguf(path: str, *, assume_full_attention: bool = False) -> ModelSpec:
 def _config(facts: Facts) -> Config:
     """Return the metadata under the keys of a config.json."""
     arch = facts.arch
-    model_type, build = BUILDERS.get(arch, ("", None))
-    config = shared(facts, model_type or PLAIN[arch], by_layer=arch in BY_LAYER)
+    model_type, build = builder_of(arch)
+    config = shared(facts, model_type, by_layer=arch in BY_LAYER)
     if build is not None:
         config = build(facts, config)
     if not facts.boolean("attention.causal", default=True) and arch not in ENCODERS:

@@ -1,7 +1,7 @@
 """The vision and audio towers beside a language model: how many parameters each has.
 
-Engines load a tower with its projector, and quantized checkpoints leave both in 16 bits. A family's rule is in `vision`
-or `audio`. A tower without a rule is listed with the reason why it is not counted, so that it is never a silent zero.
+Engines load a tower with its projector, and quantized checkpoints leave both in 16 bits. `rules` finds a family's rule.
+A tower without a rule is listed with the reason why it is not counted, so that it is never a silent zero.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from kvcalc.errors import ModelError
 from kvcalc.model.memo import remembered
 from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.towers.rules import rule_of
 from kvcalc.records import NamedTuple
 
 # Models whose code has the dimensions of the vision tower.
@@ -75,11 +76,7 @@ def _tower(modality: str, config: Mapping[str, object], outer: str, spec: ModelS
         return Tower(name, str(stated)[:80], None, None, f"{key} names a tower without its dimensions")
     kind = str(stated.get("model_type") or outer)
     width = spec.attention.hidden_size
-    if modality == "vision":
-        from kvcalc.model.towers.vision import rule_of
-    else:
-        from kvcalc.model.towers.audio import rule_of
-    rule = rule_of(outer, kind)
+    rule = rule_of(modality, outer, kind)
     if rule is None or width is None:
         return Tower(name, kind, None, None, f"the weights of a tower of type {kind} in {outer} are not counted")
     try:

@@ -6,21 +6,8 @@ those of the configuration classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, projection
-
-
-def rule_of(outer: str, kind: str) -> Rule | None:
-    """The rule of an audio tower of type `kind` in a model of type `outer`, or None if it is not known."""
-    found = _minicpmo if outer == "minicpmo" else _BY_TOWER.get(kind)
-    if found is None:
-        from kvcalc.model.towers.conformers import RULES
-        from kvcalc.model.towers.rare import AUDIO
-
-        found = RULES.get(kind) or AUDIO.get(kind)
-    return found
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, projection
 
 
 def _whisper(audio: ConfigReader, *, has_positions: bool = True) -> Counted:
@@ -36,11 +23,12 @@ def _whisper(audio: ConfigReader, *, has_positions: bool = True) -> Counted:
     return added(body, (0, whole))
 
 
-def _qwen2_audio(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def qwen2_audio(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Whisper and one linear layer."""
     return added(_whisper(audio), (0, projection(integer(audio, 1280, "d_model"), text)))
 
 
-def _minicpmo(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def minicpmo(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Whisper and two linear layers (MiniCPMO.init_audio_module, model_executor/models/minicpmo.py, vLLM 0.33.0)."""
     stated = {"d_model": 384, "encoder_layers": 4, "encoder_ffn_dim": 1536, "num_mel_bins": 80}
     audio = ConfigReader({**stated, **audio.config}, audio.name, audio.source)
@@ -48,20 +36,20 @@ def _minicpmo(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(_whisper(audio), (0, projection(inputs, text) + projection(text, text)))
 
 
-def _qwen2_5_omni(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def qwen2_5_omni(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Computed positions, and two vectors that begin and end a clip."""
     out = integer(audio, 3584, "output_dim")
     whole = 2 * out + projection(integer(audio, 1280, "d_model"), out)
     return added(_whisper(audio, has_positions=False), (0, whole))
 
 
-def _voxtral(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def voxtral(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Four frames become a token."""
     inputs = integer(audio, 5120, "intermediate_size", "encoder_ffn_dim")
     return added(_whisper(audio), (0, inputs * text + text * text))
 
 
-def _qwen3_omni(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def qwen3_omni(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Three 2D convolutions with a stride of 2 in front of the layers, and two linear layers behind them."""
     width, inner = integer(audio, 1280, "d_model"), integer(audio, 5120, "encoder_ffn_dim")
     number, channels = integer(audio, 32, "encoder_layers"), integer(audio, 480, "downsample_hidden_size")
@@ -73,21 +61,21 @@ def _qwen3_omni(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body, (0, whole + projection(width, width) + projection(width, integer(audio, 3584, "output_dim"))))
 
 
-def _audio_flamingo(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def audio_flamingo(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Two linear layers behind the tower."""
     bias = outer.boolean("projector_bias", True)
     inputs = integer(audio, 1280, "d_model", "hidden_size")
     return added(_whisper(audio), (0, projection(inputs, text, bias) + projection(text, text, bias)))
 
 
-def _glm_asr(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def glm_asr(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Rotary positions, and four frames that become a token. Queries, values and outputs have biases."""
     inputs = integer(audio, 5120, "intermediate_size", "encoder_ffn_dim")
     whole = projection(inputs, 2 * text) + projection(2 * text, text)
     return added(_whisper(audio, has_positions=False), (0, whole))
 
 
-def _gemma4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def gemma4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A conformer: two MLPs, attention and a convolution in every layer. Its kernels are not split."""
     width, number = integer(audio, 1024, "hidden_size"), integer(audio, 12, "num_hidden_layers")
     heads, kernel = integer(audio, 8, "num_attention_heads"), integer(audio, 5, "conv_kernel_size")
@@ -99,31 +87,15 @@ def _gemma4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return number * layer, number * small + whole
 
 
-def _gemma4_unified(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def gemma4_unified(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """No layers: a frame goes straight into the language model."""
     return 0, integer(audio, 640, "audio_embed_dim") * text
 
 
-def _moss(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def moss(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Several frames become a token: two linear layers and a norm."""
     inputs = integer(audio, 1024, "hidden_size") * integer(outer, 4, "audio_merge_size")
     bias, stated = outer.boolean("projector_bias", True), {"hidden_size": 1024, "intermediate_size": 4096}
     more = {"num_hidden_layers": 24, "num_mel_bins": 80}
     audio = ConfigReader({**stated, **more, **audio.config}, audio.name, audio.source)
     return added(_whisper(audio), (0, projection(inputs, text, bias) + projection(text, text, bias) + 2 * text))
-
-
-_BY_TOWER: Mapping[str, Rule] = {
-    **dict.fromkeys(("qwen2_audio_encoder", "qwen2_audio"), _qwen2_audio),
-    **dict.fromkeys(("qwen2_5_omni_audio_encoder", "qwen2_5_omni", "qwen2_5_omni_thinker"), _qwen2_5_omni),
-    **dict.fromkeys(
-        ("qwen3_omni_moe_audio_encoder", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_asr_encoder", "qwen3_asr"),
-        _qwen3_omni,
-    ),
-    **dict.fromkeys(("voxtral_encoder", "voxtral"), _voxtral),
-    **dict.fromkeys(("audioflamingo3_encoder", "audioflamingo3", "musicflamingo"), _audio_flamingo),
-    **dict.fromkeys(("moss_transcribe_diarize", "moss_transcribe_diarize_audio"), _moss),
-    **dict.fromkeys(("glmasr_encoder", "glmasr"), _glm_asr),
-    **dict.fromkeys(("gemma4_audio", "gemma4"), _gemma4),
-    **dict.fromkeys(("gemma4_unified_audio", "gemma4_unified"), _gemma4_unified),
-}

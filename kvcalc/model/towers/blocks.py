@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from kvcalc.model.reader import ConfigReader
 
 Counted = tuple[int, int]
 """Parameters that tensor parallelism splits, and parameters that every rank holds."""
-
-Rule = Callable[[ConfigReader, int, ConfigReader], Counted]
-"""Counts a tower from its config, the width of the language model and the whole config."""
 
 
 def added(*parts: Counted) -> Counted:

@@ -7,10 +7,8 @@ are on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, projection
 from kvcalc.model.towers.queried import q_former
 
 
@@ -18,7 +16,7 @@ def _two_layers(inputs: int, text: int) -> int:
     return projection(inputs, text) + projection(text, text)
 
 
-def _gemma3n(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def gemma3n(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Gemma's conformer. Sounds have an embedding of their own before they are projected."""
     width, number = integer(audio, 1536, "hidden_size"), integer(audio, 12, "conf_num_hidden_layers")
     first, second = audio.integers("sscp_conv_channel_size", least=1, most=10**6) or [128, 32]
@@ -30,7 +28,7 @@ def _gemma3n(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return number * 24 * width * width, number * small + whole
 
 
-def _phi4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def phi4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Convolutions that shorten the audio 8 times, a conformer, and two projectors: one is used beside images."""
     width, inner = integer(audio, 1024, "hidden_size"), integer(audio, 1536, "intermediate_size")
     number, kernel = integer(audio, 24, "num_blocks"), integer(audio, 3, "kernel_size")
@@ -55,7 +53,7 @@ def _phi4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return number * (2 * mlp + attention + convolved), number * small + whole + 2 * _two_layers(inputs, text)
 
 
-def _phi4mm(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def phi4mm(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Phi-4's tower under its published keys, and the mean and the variance of its input (phi4mm_audio.py, vLLM)."""
     stated = audio.nested("config")
     names = {
@@ -69,11 +67,11 @@ def _phi4mm(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
         "bias_symmetric": bias.config.get("t5_bias_symmetric"),
         "nemo_conv_channels": channels.optional_integer("conv_channels"),
     }
-    counted = _phi4(ConfigReader({**config, **more}, audio.name, audio.source), text, outer)
+    counted = phi4(ConfigReader({**config, **more}, audio.name, audio.source), text, outer)
     return added(counted, (0, 2 * integer(stated, 80, "input_size")))
 
 
-def parakeet(audio: ConfigReader, *, attention_bias: bool = True) -> Counted:
+def _fast_conformer(audio: ConfigReader, *, attention_bias: bool = True) -> Counted:
     """Parakeet's conformer (FastConformer), with its convolutions that shorten the audio."""
     width, inner = integer(audio, 1024, "hidden_size"), integer(audio, 4096, "intermediate_size")
     number, heads = integer(audio, 24, "num_hidden_layers"), 1
@@ -90,17 +88,17 @@ def parakeet(audio: ConfigReader, *, attention_bias: bool = True) -> Counted:
     return number * split, number * small + whole
 
 
-def _parakeet(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def parakeet(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Parakeet. In Nemotron Omni it has no biases in attention, and a norm and two linear layers behind it."""
     if outer.config.get("model_type") in ("canary", "cohere_asr"):
-        return parakeet(audio)
+        return _fast_conformer(audio)
     width, middle = integer(audio, 1024, "hidden_size"), integer(audio, 4096, "projection_hidden_size")
     bias = audio.boolean("projection_bias", False)
     whole = width + projection(width, middle, bias) + projection(middle, text, bias)
-    return added(parakeet(audio, attention_bias=False), (0, whole))
+    return added(_fast_conformer(audio, attention_bias=False), (0, whole))
 
 
-def _granite_speech(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def granite_speech(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A conformer with relative positions and a head in its middle, and a Q-Former over windows of frames."""
     width, times = integer(audio, 1024, "hidden_dim"), integer(audio, 4, "feedforward_mult")
     head = integer(audio, 128, "dim_head")
@@ -118,7 +116,7 @@ def _granite_speech(audio: ConfigReader, text: int, outer: ConfigReader) -> Coun
     return number * split, number * small + whole
 
 
-def _voxtral_realtime(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def voxtral_realtime(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Causal layers with a gated MLP, and no bias on the keys. Several frames become a token."""
     width, inner = integer(audio, 1280, "hidden_size"), integer(audio, 5120, "intermediate_size")
     heads = integer(audio, 32, "num_attention_heads")
@@ -131,16 +129,3 @@ def _voxtral_realtime(audio: ConfigReader, text: int, outer: ConfigReader) -> Co
     whole = projection(3 * integer(audio, 128, "num_mel_bins"), width) + projection(3 * width, width) + width
     inputs = width * integer(outer, 4, "downsample_factor")
     return added(tower, (0, whole + inputs * text + text * text))
-
-
-RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("gemma3n", "gemma3n_audio"), _gemma3n),
-    **dict.fromkeys(
-        ("granite_speech", "granite_speech_encoder", "granite_speech_plus", "granite_speech_plus_encoder"),
-        _granite_speech,
-    ),
-    **dict.fromkeys(("canary", "cohere_asr", "nemotron_h_omni", "parakeet", "parakeet_encoder"), _parakeet),
-    "phi4mm": _phi4mm,
-    **dict.fromkeys(("phi4_multimodal", "phi4_multimodal_audio"), _phi4),
-    **dict.fromkeys(("voxtral_realtime", "voxtral_realtime_encoder"), _voxtral_realtime),
-}

@@ -7,7 +7,6 @@ processing_phi3_v.py, published with Phi-3-vision.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil, inf
 
 from kvcalc.model.reader import ConfigReader
@@ -27,7 +26,7 @@ def _fewest_enlarged(shapes: list[tuple[int, int]], width: int, height: int, win
     return min(shapes, key=lambda shape: scale(shape) if scale(shape) >= 1 else inf)
 
 
-def _molmo(*, crop: int, most: int, transposed: bool) -> Make:
+def molmo(*, crop: int, most: int, transposed: bool) -> Make:
     """The whole image, and crops that overlap by 4 patches on each side; 2 x 2 patches become a token.
 
     Every row ends with a token, and both have two around. `transposed`: the published order of equal shapes.
@@ -56,7 +55,7 @@ def _molmo(*, crop: int, most: int, transposed: bool) -> Make:
     return make
 
 
-def _phi3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def phi3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """As many crops of 336 pixels as num_crops allows, and the whole image; 12 x 12 tokens each.
 
     A small image is enlarged. Every row of tokens ends with one, and one is between the two parts.
@@ -77,7 +76,7 @@ def _phi3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, tokens(50, 8000), 4, size, elements)
 
 
-def _phi4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def phi4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """Up to 36 crops of 448 pixels without their padding, and the whole image; 16 x 16 tokens each.
 
     Every row of tokens ends with one, and one is between the two parts.
@@ -103,7 +102,7 @@ def _phi4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, tokens(tile, tile * most), 4, size, elements)
 
 
-def _step3(*, is_transformers: bool) -> Make:
+def step3(*, is_transformers: bool) -> Make:
     """The whole image, and crops of up to 504 pixels for a larger or a long one. A token follows each row of crops.
 
     A rest of more than a fifth of a crop becomes one more. Transformers' class compares it as an integer, and takes an
@@ -137,13 +136,3 @@ def _step3(*, is_transformers: bool) -> Make:
         return ImageRule(tokens, tokens(longest, longest), 16, size, elements)
 
     return make
-
-
-BY_MODEL: Mapping[str, Make] = {
-    "molmo": _molmo(crop=336, most=12, transposed=False),
-    "molmo2": _molmo(crop=378, most=8, transposed=True),
-    "phi3_v": _phi3,
-    **dict.fromkeys(("phi4_multimodal", "phi4mm"), _phi4),
-    "step3_vl": _step3(is_transformers=False),
-    "step3p7": _step3(is_transformers=True),
-}

@@ -5,7 +5,7 @@ Source: the processors of Transformers 5.23.0 (`tests/oracle/test_image_grids.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil, floor, sqrt
 
 from kvcalc.errors import ModelError
@@ -13,8 +13,11 @@ from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
 from kvcalc.model.towers.image_rule import ImageRule, Make, closest, tile_shapes, tower_size
 
-_NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
-_ONEVISION = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+# The heights and widths that a config without image_grid_pinpoints means.
+_GRIDS = {
+    "next": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    "onevision": [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)],
+}
 
 
 def _pinpoints(outer: ConfigReader, default: list[list[int]]) -> list[tuple[int, int]]:
@@ -39,14 +42,14 @@ def _best(points: Sequence[tuple[int, int]], width: int, height: int) -> tuple[i
     return max(points, key=kept)
 
 
-def _any_resolution(default: list[list[int]], *, image: int, patch: int, strategy: str, limit: int = 0) -> Make:
+def any_resolution(*, grids: str, image: int, patch: int, strategy: str, limit: int = 0) -> Make:
     """The whole image, and the same image in a grid of tiles without its padding, where a token ends each row.
 
     With `limit`, the patches of the grid are reduced to that many tiles (vision_aspect_ratio: anyres_max_9).
     """
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        points, tile = _pinpoints(outer, default), side(vision, "image_size", image)
+        points, tile = _pinpoints(outer, _GRIDS[grids]), side(vision, "image_size", image)
         patches = tile // side(vision, "patch_size", patch)
         chosen = outer.config.get("vision_feature_select_strategy") or strategy
         # CLIP's class token is one more if all features are taken. SigLIP has none.
@@ -76,7 +79,7 @@ def _limit(outer: ConfigReader, default: int) -> int:
     return int(stated) if stated.isdecimal() and 0 < int(stated) < 10**4 else default
 
 
-def _idefics3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def idefics3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The longest side becomes four tiles, and each tile and the whole image have tokens around them.
 
     Published processors have tiles of the tower's image size.
@@ -98,7 +101,7 @@ def _idefics3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, tokens(longest, longest), scale * scale, size, elements)
 
 
-def _cohere(*, image: int, patch: int) -> Make:
+def cohere(*, image: int, patch: int) -> Make:
     """1 to 12 tiles, and the whole image if there are several. A token follows each, and two are around."""
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -118,7 +121,7 @@ def _cohere(*, image: int, patch: int) -> Make:
     return make
 
 
-def _lfm2_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def lfm2_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """64 to 256 tokens, or 2 to 10 tiles and a thumbnail for an image of more than twice that."""
     least, most = integer(outer, 64, "min_image_tokens"), integer(outer, 256, "max_image_tokens")
     fewest, tiles, tile = (
@@ -151,15 +154,3 @@ def _lfm2_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 
     size, elements = tower_size(vision)
     return ImageRule(tokens, tiles * (each + marks) + most + 3, 4, size, elements)
-
-
-BY_MODEL: Mapping[str, Make] = {
-    "aya_vision": _cohere(image=364, patch=14),
-    "cohere2_vision": _cohere(image=512, patch=16),
-    **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
-    "lfm2_vl": _lfm2_vl,
-    **dict.fromkeys(
-        ("llava_next", "llava_next_video"), _any_resolution(_NEXT, image=336, patch=14, strategy="default")
-    ),
-    "llava_onevision": _any_resolution(_ONEVISION, image=384, patch=14, strategy="full", limit=9),
-}

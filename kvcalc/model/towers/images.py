@@ -7,7 +7,6 @@ published preprocessor_config.json states where they differ from the class (Qwen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from math import ceil, floor, isqrt, sqrt
 
 from kvcalc.errors import ModelError
@@ -17,9 +16,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers import WITHOUT_CONFIG
 from kvcalc.model.towers.blocks import integer, side
 from kvcalc.model.towers.image_rule import PROCESSOR, ImageRule, Make, limits, processor, tower_size
-
-# Modules with rules by the type of the model, imported only if no rule of this module applies.
-_MORE = ("tiles", "grids", "slices", "crops", "views", "capped", "constant")
+from kvcalc.model.towers.rules import rule_of
 
 _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -71,24 +68,21 @@ def _rule_of(spec: ModelSpec) -> ImageRule:
     if outer in _REFUSED:
         raise ModelError(f"{name}: {_REFUSED[outer]}")
     described = vision if isinstance(vision, Mapping) else {}
-    make = _BY_MODEL.get(outer) or _BY_TOWER.get(str(described.get("model_type") or outer))
-    for module in _MORE if make is None else ():
-        rules: Mapping[str, Make] = import_module(f"kvcalc.model.towers.{module}").BY_MODEL
-        make = make or rules.get(outer)
+    make: Make | None = rule_of("images", outer, str(described.get("model_type") or outer))
     if make is None or (vision != described and outer != "openvla"):
         raise ModelError(f"{name} has images whose tokens are not known")
     return make(ConfigReader(described, "vision_config", spec.source), ConfigReader(config, spec.name, spec.source))
 
 
-def _of_pixels(
-    least: int | None, most: int | None, patch: int, *, frames: int = 1, matrices: int = 2, video: int = 1,
-    enlarges: Callable[[int, int, int], tuple[int, int]] | None = None, ends_rows: bool = False, around: int = 0,
+def of_pixels(
+    patch: int, *, least: int | None = None, most: int | None = None, frames: int = 1, matrices: int = 2,
+    video: int = 1, enlarges: str = "", ends_rows: bool = False, around: int = 0,
 ) -> Make:  # fmt: skip
     """Both sides become multiples of a merged patch, and the area is kept between two limits.
 
     `frames` frames share the limits. A side is rounded to the nearest multiple, or down or up if a limit applies.
-    Without limits, they must be in preprocessor_config.json. `enlarges` gives the width and the height of an image
-    with a side shorter than a merged patch. `ends_rows`: a token ends every row. `around`: tokens around the image.
+    Without limits, they must be in preprocessor_config.json. `enlarges` names the rule for an image with a side
+    shorter than a merged patch. `ends_rows`: a token ends every row. `around`: tokens around the image.
     """
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -97,8 +91,8 @@ def _of_pixels(
         unit = integer(vision, patch, "patch_size") * merge
 
         def tokens(width: int, height: int) -> int:
-            if enlarges is not None:
-                width, height = enlarges(width, height, unit)
+            if enlarges:
+                width, height = _ENLARGED[enlarges](width, height, unit)
             rows, columns = round(height / unit), round(width / unit)
             area = frames * rows * columns * unit * unit
             if area > largest:
@@ -149,7 +143,12 @@ def _scaled_to_unit(width: int, height: int, unit: int) -> tuple[int, int]:
     return width, height
 
 
-def _fixed(tokens: int | None = None) -> Make:
+_ENLARGED: Mapping[str, Callable[[int, int, int], tuple[int, int]]] = {
+    "scaled_to_unit": _scaled_to_unit, "to_unit": _to_unit, "to_unit_or_ratio": _to_unit_or_ratio
+}  # fmt: skip
+
+
+def fixed(tokens: int | None = None) -> Make:
     """Every image is resized to one size. Without `tokens`, each patch of it is a token."""
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -163,13 +162,13 @@ def _fixed(tokens: int | None = None) -> Make:
     return make
 
 
-def _gemma3n(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def gemma3n(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """Every image takes the same number of tokens, whatever its size. MobileNet's layers are convolutions."""
     taken = integer(outer, 256, "vision_soft_tokens_per_image")
     return ImageRule(lambda width, height: taken, taken, 1, integer(vision, 2048, "hidden_size"), 0)
 
 
-def _gemma4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def gemma4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The largest image of the same shape that takes at most 280 tokens."""
     pool, patch = integer(vision, 3, "pooling_kernel_size"), integer(vision, 16, "patch_size")
     most, unit = integer(vision, 280, "default_output_length"), pool * patch
@@ -187,7 +186,7 @@ def _gemma4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, most, pool * pool, size, elements)
 
 
-def _pixtral(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def pixtral(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The longest side is limited, and a token ends every row."""
     merge, longest = integer(outer, 2, "spatial_merge_size"), side(vision, "image_size", 1540)
     unit = side(vision, "patch_size", 14) * merge
@@ -201,7 +200,7 @@ def _pixtral(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, tokens(longest, longest), merge * merge, size, elements)
 
 
-def _moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """At most 16,384 patches, then padded to whole tokens. An image is never enlarged."""
     patch, most, sides = integer(vision, 14, "patch_size"), 16384, 512
     unit = 2 * patch
@@ -215,7 +214,7 @@ def _moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, most // 4, 4, size, elements)
 
 
-def _kimi_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def kimi_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """Like Kimi K2.5's, with a limit of patches that only the processor's config states, and no limit of a side.
 
     Source: KimiVLProcessingInfo, model_executor/models/kimi_vl.py, vLLM 0.33.0, whose largest image has 1,024 x 1,024
@@ -241,53 +240,3 @@ def _kimi_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 
     size, elements = tower_size(vision)
     return ImageRule(tokens, taken(1024, 1024, stated or 16384), 4, size, elements)
-
-
-# Two frames make a token, and vLLM tries up to 14 (_MAX_FRAMES_PER_VIDEO, model_executor/models/qwen2_vl.py). Its log
-# of Qwen2.5-VL-7B with a context of 128,000 tokens prints 114,688 tokens, 7 times those of an image.
-_QWEN2 = _of_pixels(56 * 56, 16384 * 28 * 28, 14, matrices=3, video=7)
-_QWEN3 = _of_pixels(65536, 16777216, 16)
-_MINIMAX = _of_pixels(4 * 28 * 28, 451584, 14)
-_GLM = _of_pixels(112 * 112, 28 * 28 * 15000, 14, frames=2, matrices=3, enlarges=_scaled_to_unit)
-
-_BY_MODEL: Mapping[str, Make] = {
-    **dict.fromkeys(("deepseek_vl", "deepseek_vl_hybrid", "janus"), _fixed()),
-    **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _fixed(256)),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), _gemma3n),
-    **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _MINIMAX),
-    "cosmos3_edge": _of_pixels(256 * 256, 4096 * 4096, 16, enlarges=_scaled_to_unit),
-    "cohere_compass": _of_pixels(56 * 56, 28 * 28 * 1280, 14),
-    # Published limits; its processor is Qwen2-VL's (dots_ocr.py, model_executor/models, vLLM 0.33.0).
-    "dots_ocr": _of_pixels(3136, 11289600, 14, matrices=3),
-    **dict.fromkeys(("dots3_note", "exaone4_5", "lfm3_vl", "opencua", "qwen4_exp"), _of_pixels(None, None, 14)),
-    # The limit of zai-org/GLM-OCR's preprocessor_config.json.
-    "glm_ocr": _of_pixels(112 * 112, 9633792, 14, frames=2, matrices=3, enlarges=_scaled_to_unit),
-    # HunYuanVLProcessor: a token ends every row, and two are around.
-    "hunyuan_vl": _of_pixels(512 * 512, 2048 * 2048, 16, ends_rows=True, around=2),
-    # smart_resize, model_executor/models/keye.py, vLLM 0.33.0.
-    "Keye": _of_pixels(None, None, 14, enlarges=_to_unit),
-    "kimi_vl": _kimi_vl,
-    # Ovis2_5Processor, transformers_utils/processors/ovis2_5.py, vLLM 0.33.0.
-    "ovis2_5": _of_pixels(448 * 448, 1792 * 1792, 16, enlarges=_to_unit_or_ratio, around=2),
-    "ernie4_5_vl_moe": _of_pixels(56 * 56, 28 * 28 * 6177, 14),
-    "paddleocr_vl": _of_pixels(384 * 384, 1536 * 1536, 14),
-    **dict.fromkeys(("diffusion_gemma", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _gemma4),
-    **dict.fromkeys(("kimi_k25", "kimi_k3"), _moonvit),
-    **dict.fromkeys(("llama", "llava", "paligemma", "vipllava"), _fixed()),
-    **dict.fromkeys(("lighton_ocr", "ministral3", "mistral3", "mistral_large4"), _pixtral),
-}
-_BY_TOWER: Mapping[str, Make] = {
-    **dict.fromkeys(
-        ("qwen2_vl", "qwen2_vl_vision", "qwen2_5_vl", "qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder",
-         "qwen2_5_omni"),
-        _QWEN2,
-    ),
-    **dict.fromkeys(("qwen3_omni_moe_vision_encoder", "qwen3_omni_moe"), _of_pixels(56 * 56, 16384 * 28 * 28, 16)),
-    **dict.fromkeys(
-        ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_5", "qwen3_5_vision",
-         "qwen3_5_moe", "qwen3_5_moe_vision"),
-        _QWEN3,
-    ),
-    **dict.fromkeys(("glm4v", "glm4v_vision", "glm4v_moe", "glm4v_moe_vision", "glm46v", "glm46v_vision"), _GLM),
-    "kimi_k25_vision": _moonvit,
-}  # fmt: skip

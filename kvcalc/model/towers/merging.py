@@ -6,11 +6,9 @@ those of the configuration classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection, side
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection, side
 from kvcalc.model.towers.bodies import siglip, vit
 
 
@@ -28,7 +26,7 @@ def _area(config: ConfigReader, key: str, default: int) -> int:
     return sides[0] * sides[-1] if sides else default
 
 
-def _ernie(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def ernie(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Two mergers, in space and over two frames, and a linear layer between two norms."""
     width, inner = integer(vision, 1280, "hidden_size"), integer(vision, 5120, "intermediate_size")
     tower = layers(integer(vision, 32, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
@@ -40,7 +38,7 @@ def _ernie(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + projection(merged, text) + text))
 
 
-def _minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head, attention within windows that become one patch, and mergers behind it."""
     tower = siglip(_with(vision, vision_use_head=False))
     width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
@@ -53,7 +51,7 @@ def _minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + 2 * merged + projection(merged, merged) + projection(merged, text)))
 
 
-def _step3p7(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def step3p7(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Scaled layers, and two convolutions that halve both sides. The class ignores intermediate_size."""
     width, number = integer(vision, 1536, "hidden_size", "width"), integer(vision, 47, "num_hidden_layers", "layers")
     inner = int(width * vision.number("mlp_ratio", 8960 / 1536))
@@ -64,7 +62,7 @@ def _step3p7(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + projection(4 * width, text, outer.boolean("projector_bias", False))))
 
 
-def _lfm3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def lfm3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """LFM's layers: short convolutions over the grid of patches, and attention in some layers."""
     width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 2560, "intermediate_size")
     number, heads = integer(vision, 14, "num_hidden_layers"), integer(vision, 16, "num_attention_heads")
@@ -87,7 +85,7 @@ def _lfm3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (convolved, small + whole))
 
 
-def _hunyuan_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def hunyuan_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Positions for the largest image and one more, and learned vectors at the edges of an image."""
     width, _, tower = vit(
         _with(vision, hidden_size=1152, intermediate_size=4304, num_hidden_layers=27)
@@ -100,7 +98,7 @@ def _hunyuan_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
     return added(tower, (0, whole + 5 * width + 4 * out))
 
 
-def _cosmos3_edge(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def cosmos3_edge(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP 2 without a head, a norm, and two linear layers."""
     stated = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_patches": 256}
     vision = _with(vision, **stated, vision_use_head=False)
@@ -109,7 +107,7 @@ def _cosmos3_edge(vision: ConfigReader, text: int, outer: ConfigReader) -> Count
     return added(siglip(vision), (0, 2 * width + projection(merged, middle) + projection(middle, text)))
 
 
-def _granite_docling(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def granite_docling(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head; a coarse and, in some models, a fine way of merging patches, both with deepstack."""
     vision = _with(vision, image_size=512, vision_use_head=False)
     width, out = integer(vision, 768, "hidden_size"), integer(vision, 1024, "out_hidden_size")
@@ -122,7 +120,7 @@ def _granite_docling(vision: ConfigReader, text: int, outer: ConfigReader) -> Co
     return added(siglip(vision), (0, whole))
 
 
-def _muse(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def muse(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Patches of two frames, a table of positions, and three linear layers without biases."""
     vision = _with(vision, hidden_size=1536, intermediate_size=8960, num_hidden_layers=50)
     width, _, tower = vit(vision)
@@ -134,7 +132,7 @@ def _muse(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + (merged + middle + text) * middle))
 
 
-def _inkling2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def inkling2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Scaled layers, and a class token with a position of its own."""
     width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
     tower = layers(
@@ -148,7 +146,7 @@ def _inkling2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + projection(merged, middle, bias) + projection(middle, out, bias)))
 
 
-def _radio(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def radio(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """RADIO's scaled layers, positions for the largest image, and class and register tokens; no last norm."""
     width = integer(vision, 1280, "hidden_size")
     inner = int(width * vision.number("mlp_ratio", 4))
@@ -169,7 +167,7 @@ def _radio(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + merged + merged * middle + middle * text))
 
 
-def _florence2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def florence2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """DaViT: four stages, whose blocks attend within windows and then among channels; tables of positions."""
     widths = vision.integers("embed_dim", least=1, most=10**6) or [128, 256, 512, 1024]
     depths = vision.integers("depths", most=1000) or [1, 1, 9, 1]
@@ -189,12 +187,3 @@ def _florence2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
         inputs = width
     out, rows = integer(vision, text, "projection_dim"), integer(vision, 50, "max_position_embeddings")
     return split, whole + inputs * out + 2 * out + rows * inputs
-
-
-RULES: Mapping[str, Rule] = {
-    "cosmos3_edge": _cosmos3_edge, "ernie4_5_vl_moe": _ernie, "florence2": _florence2,
-    "granite_docling": _granite_docling,
-    "hunyuan_vl": _hunyuan_vl, "inkling2": _inkling2, "lfm3_vl": _lfm3_vl, "minicpm_ocr": _minicpm,
-    "minicpmv4_6": _minicpm, "minicpmv4_7": _minicpm, "muse_glimmer": _muse, "muse_spark": _muse,
-    "nemotron_h_omni": _radio, "step3p7": _step3p7,
-}  # fmt: skip

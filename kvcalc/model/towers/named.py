@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, integer, projection
+from kvcalc.model.towers.blocks import Counted, integer, projection
 
 # A model of timm: its parameters as Transformers builds it, without a classifier and merged for inference.
 _TIMM: Mapping[str, int] = {"fastvit_mci3": 122_714_208, "mobilenetv5_300m_enc": 294_126_912}
@@ -38,19 +38,16 @@ def _timm(vision: ConfigReader) -> int:
     return found
 
 
-def _gemma3n(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def gemma3n(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """MobileNet V5. Images have an embedding of their own before they are projected."""
     vision = ConfigReader({"architecture": "mobilenetv5_300m_enc", **vision.config}, vision.name, vision.source)
     width = integer(vision, 2048, "hidden_size")
     return 0, _timm(vision) + (integer(vision, 128, "vocab_size") + 2) * width + width * text
 
 
-def _fast_vlm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def fast_vlm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """FastViT and two linear layers."""
     vision = ConfigReader({"architecture": "fastvit_mci3", **vision.config}, vision.name, vision.source)
     bias = outer.boolean("multimodal_projector_bias", True)
     width = integer(vision, 3072, "hidden_size")
     return 0, _timm(vision) + projection(width, text, bias) + projection(text, text, bias)
-
-
-RULES: Mapping[str, Rule] = {"fast_vlm": _fast_vlm, "gemma3n": _gemma3n, "gemma3n_text": _gemma3n}

@@ -6,10 +6,8 @@ those of the configuration classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection
 from kvcalc.model.towers.bodies import body, body_width, clip, patches_3d, siglip, vit
 
 _SIGLIP, _CLIP = "siglip_vision_model", "clip_vision_model"
@@ -25,7 +23,7 @@ def _two_layers(inputs: int, inner: int, outputs: int) -> int:
     return projection(inputs, inner) + projection(inner, outputs)
 
 
-def _aya_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def aya_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Neighbouring patches become one, then a norm and a gated MLP."""
     merged = body_width(vision, _SIGLIP) * integer(outer, 2, "downsample_factor") ** 2
     inner = integer(outer, text, "alignment_intermediate_size")
@@ -33,25 +31,26 @@ def _aya_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
     return added(body(vision, _SIGLIP), (0, whole))
 
 
-def _cohere2_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def cohere2_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Aya Vision's projector without the norm."""
     merged = body_width(vision, _SIGLIP) * integer(outer, 2, "downsample_factor") ** 2
     inner = integer(outer, 36864, "alignment_intermediate_size")
     return added(body(vision, _SIGLIP), (0, projection(merged, inner) + projection(inner // 2, text)))
 
 
-def _deepseek_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def deepseek_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP and two linear layers."""
     return added(body(vision, _SIGLIP), (0, _two_layers(body_width(vision, _SIGLIP), text, text)))
 
 
-def _vipllava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def vipllava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """The outputs of several layers, side by side."""
     taken = outer.config.get("vision_feature_layers")
     inputs = body_width(vision, _CLIP) * (len(taken) if isinstance(taken, list) else 1 if taken else 5)
     return added(body(vision, _CLIP), (0, 2 * inputs + _two_layers(inputs, text, text)))
 
 
-def _video_llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def video_llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A tower for images, and one for videos."""
     bias = outer.boolean("multimodal_projector_bias", True)
     whole = projection(body_width(vision, _CLIP), text, bias) + projection(text, text, bias)
@@ -59,14 +58,14 @@ def _video_llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counte
     return added(tower, tower, (0, whole))
 
 
-def _video_llama_3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def video_llama_3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP with computed positions, and without a head."""
     width = integer(vision, 768, "hidden_size")
     tower = siglip(_with(vision, vision_use_head=False, num_patches=0))
     return added(tower, (0, _two_layers(width, text, text)))
 
 
-def _paddleocr_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def paddleocr_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head, a norm, and a merger of neighbouring patches."""
     vision = _with(
         vision, hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, image_size=384, patch_size=14,
@@ -77,7 +76,7 @@ def _paddleocr_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Count
     return added(siglip(vision), (0, 2 * width + _two_layers(merged, merged, text)))
 
 
-def _glm_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def glm_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """GLM-4V's tower, where attention_bias also sets the biases of the MLPs, and with norms on queries and keys.
 
     GLM-5's merger states its width.
@@ -95,7 +94,7 @@ def _glm_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (3 * out * integer(vision, inner, "projection_intermediate_size"), whole))
 
 
-def _ovis2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def ovis2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Every patch becomes a mixture of visual words, whose embeddings are as wide as `hidden_size` of the model."""
     width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 2816, "intermediate_size")
     biases = (4 * width if vision.boolean("qkv_bias", False) else 0) + (
@@ -112,7 +111,7 @@ def _ovis2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + words * integer(outer, 1536, "hidden_size")))
 
 
-def _phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP with a head, vectors that end a row and the whole image, and two linear layers."""
     vision = _with(
         vision, hidden_size=1152, intermediate_size=4304, num_hidden_layers=27,
@@ -122,7 +121,7 @@ def _phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(siglip(vision), (0, 2 * width + _two_layers(width, text, text)))
 
 
-def _git(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def git(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP, a linear layer and a norm; models for videos have a vector for every frame."""
     vision = _with(vision, patch_size=16)
     width = integer(vision, 768, "hidden_size")
@@ -130,14 +129,14 @@ def _git(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(clip(vision), (0, projection(width, text) + 2 * text + frames * width))
 
 
-def _blip(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def blip(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A vision transformer with a class token; the text model reads its output by cross-attention."""
     width, _, tower = vit(vision)
     number, patch = patches(vision, 384, 16)
     return added(tower, (0, projection(3 * patch * patch, width) + (number + 2) * width + 2 * width))
 
 
-def _pix2struct(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def pix2struct(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Gated layers without biases, and a table of positions for each axis."""
     width, inner = integer(vision, 768, "hidden_size"), integer(vision, 2048, "d_ff")
     heads = integer(vision, 12, "num_attention_heads") * integer(vision, 64, "d_kv")
@@ -145,20 +144,3 @@ def _pix2struct(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
     tower = layers(number, width, inner, matrices=3, heads=heads, norms=2 * width)
     whole = projection(integer(vision, 768, "patch_embed_hidden_size"), width)
     return added(tower, (0, whole + 2 * integer(vision, 4096, "seq_len") * width + width))
-
-
-RULES: Mapping[str, Rule] = {
-    "blip": _blip,
-    "git": _git,
-    "pix2struct": _pix2struct,
-    "aya_vision": _aya_vision,
-    "cohere2_vision": _cohere2_vision,
-    "deepseek_vl": _deepseek_vl,
-    **dict.fromkeys(("glm5_next", "glm_ocr"), _glm_ocr),
-    "ovis2": _ovis2,
-    "paddleocr_vl": _paddleocr_vl,
-    "phi4_multimodal": _phi4,
-    "video_llama_3": _video_llama_3,
-    "video_llava": _video_llava,
-    "vipllava": _vipllava,
-}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection
 from kvcalc.model.towers.bodies import body, body_width, clip, siglip, vit
 
 
@@ -35,7 +35,7 @@ def q_former(config: ConfigReader, encoder: int, *, embeds_text: bool = False) -
     return total
 
 
-def _idefics2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def idefics2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head, a gated MLP as wide as the language model's, and a resampler."""
     tower = siglip(ConfigReader({"patch_size": 32, **vision.config, "vision_use_head": False}, vision.name, "tower"))
     inner = integer(outer.nested("text_config"), 14336, "intermediate_size")
@@ -48,7 +48,7 @@ def _idefics2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, sampler, (0, whole + integer(resampler, 64, "resampler_n_latents") * text + text))
 
 
-def _aria(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def aria(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head. The number of queries is that of the largest image."""
     stated = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32, **vision.config}
     tower = siglip(ConfigReader({**stated, "vision_use_head": False}, vision.name, vision.source))
@@ -63,7 +63,7 @@ def _aria(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, attention + number * width + 6 * width + width * text + text * text))
 
 
-def _blip_2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def blip_2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A class token and learned positions; InstructBLIP's Q-Former also reads the question."""
     stated = {"hidden_size": 1408, "intermediate_size": 6144, "num_hidden_layers": 39}
     vision = ConfigReader({**stated, **vision.config}, vision.name, vision.source)
@@ -78,7 +78,7 @@ def _blip_2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + projection(own, text)))
 
 
-def _granite4_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def granite4_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """One Q-Former over windows for each layer of the tower that is read, and four for the offsets within a window."""
     former = outer.nested("qformer_config")
     width = body_width(vision, "clip_vision_model")
@@ -94,7 +94,7 @@ def _granite4_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Co
     return added(body(vision, "clip_vision_model"), (0, number * each + text))
 
 
-def _molmo2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def molmo2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A transformer without a last norm. Pooled patches of several layers are the queries of one attention."""
     width, inner = integer(vision, 1152, "hidden_size"), integer(vision, 4304, "intermediate_size")
     tower = _attention_layers(vision, width, width, inner, integer(vision, 25, "num_hidden_layers"))
@@ -125,7 +125,7 @@ def _attention_layers(vision: ConfigReader, width: int, out: int, inner: int, nu
     return layers(number, width, inner, heads=heads, kv=kv, biases=biases, norms=4 * width)
 
 
-def _kosmos_2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def kosmos_2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP, and queries that attend to its output once."""
     stated = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 14}
     tower = clip(ConfigReader({**stated, **vision.config}, vision.name, vision.source))
@@ -133,7 +133,7 @@ def _kosmos_2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, _queries(width, integer(outer, 64, "latent_query_num"), text)))
 
 
-def _kosmos_2_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def kosmos_2_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Pix2Struct's layers, with a table of positions for each axis."""
     width, inner = integer(vision, 1536, "hidden_size"), integer(vision, 3968, "intermediate_size")
     heads = integer(vision, 24, "num_attention_heads") * integer(vision, 64, "head_dim")
@@ -145,10 +145,3 @@ def _kosmos_2_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
 
 def _queries(width: int, number: int, text: int) -> int:
     return projection(width, text) + 4 * projection(text, text) + number * text
-
-
-RULES: Mapping[str, Rule] = {
-    "aria": _aria, "blip-2": _blip_2, "granite4_vision": _granite4_vision, "idefics2": _idefics2,
-    "instructblip": _blip_2, "instructblipvideo": _blip_2, "kosmos-2": _kosmos_2, "kosmos-2.5": _kosmos_2_5,
-    "molmo2": _molmo2,
-}  # fmt: skip

@@ -6,16 +6,14 @@ those of the configuration classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, projection
 
 _WIDEST = 10**6
 
 
-def _dots3_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def dots3_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Norms on queries and keys, and experts in the last layers, whose number may differ."""
     width, inner = integer(vision, 1536, "hidden_size"), integer(vision, 4224, "intermediate_size")
     number, own = integer(vision, 42, "num_hidden_layers"), integer(vision, 2112, "moe_intermediate_size")
@@ -36,7 +34,7 @@ def _dots3_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Count
     return split, whole
 
 
-def _dots3_audio(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def dots3_audio(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Three 2D convolutions with a stride of 2, layers without a bias on the keys, and an adapter."""
     width, inner = integer(audio, 1280, "hidden_size"), integer(audio, 5120, "intermediate_size")
     channels, out = integer(audio, 480, "downsample_hidden_size"), integer(audio, 5120, "adapter_out_dim")
@@ -49,7 +47,7 @@ def _dots3_audio(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted
     return added(tower, (0, whole + projection(taken, out) + projection(out, out)))
 
 
-def _muse_spark(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def muse_spark(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Stages of convolutions over time, each with patches of the one before it."""
     widths = audio.integers("hidden_sizes", least=1, most=_WIDEST) or [256, 512, 1024, 2048]
     patches = audio.integers("patch_sizes", least=1, most=_WIDEST) or [16, 6, 5, 4]
@@ -67,14 +65,14 @@ def _muse_spark(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return split, whole + before + projection(before, out) + out
 
 
-def _inkling(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def inkling(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A table for the value of every mel bin, and a norm."""
     rows = integer(audio, 80, "n_mel_bins") * integer(audio, 256, "mel_vocab_size")
     out = integer(audio, text, "text_hidden_size")
     return 0, rows * out + out
 
 
-def _fun_asr(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def fun_asr(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Attention with a memory of convolutions. The first layer reads stacked frames; two layers end with a norm."""
     width, inner = integer(audio, 512, "hidden_size"), integer(audio, 2048, "intermediate_size")
     number, kernel = integer(audio, 70, "num_hidden_layers"), integer(audio, 11, "fsmn_kernel_size")
@@ -89,13 +87,3 @@ def _fun_asr(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     )  # fmt: skip
     whole += projection(width, joined) + projection(joined, own)
     return added(tower, more, (3 * width * (frames - width), whole))
-
-
-# By the type of the tower, or of the model; vision towers by that of the model.
-AUDIO: Mapping[str, Rule] = {
-    **dict.fromkeys(("fun_asr_nano", "fun_asr_nano_encoder"), _fun_asr),
-    **dict.fromkeys(("dots3_note", "dots3_note_audio_encoder"), _dots3_audio),
-    **dict.fromkeys(("inkling_audio", "inkling_mm_model"), _inkling),
-    **dict.fromkeys(("muse_spark", "muse_spark_audio"), _muse_spark),
-}
-RULES: Mapping[str, Rule] = {"dots3_note": _dots3_vision}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection, side
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection, side
 from kvcalc.model.towers.bodies import clip, siglip, vit
 
 _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
@@ -21,7 +21,7 @@ def _with(vision: ConfigReader, **stated: object) -> ConfigReader:
     return ConfigReader({**stated, **vision.config}, vision.name, vision.source)
 
 
-def _minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head, and queries that attend to its output once (minicpmv.py, layers/resampler.py)."""
     if str(outer.config.get("version")) in ("2", "2.0") or "version" not in outer.config:
         raise ModelError("the weights of MiniCPM-V's tower before 2.5 are not counted")
@@ -43,14 +43,14 @@ def _clip_large(vision: ConfigReader) -> Counted:
     return added(whole, (0, -2 * 1024))
 
 
-def _molmo(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def molmo(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP without its last layer and norm, and one attention over 2 x 2 patches of two layers (molmo.py)."""
     width, middle = 1024, outer.integer("intermediate_size") // 2
     whole = 3 * projection(2 * width, width) + projection(width, width) + 2 * 2 * width
     return added(_clip_large(vision), (0, whole + 2 * width * middle + middle * text))
 
 
-def _dots_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def dots_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A gated transformer with RMS norms, and a merger of 2 x 2 patches (dots_ocr.py)."""
     width, inner = integer(vision, 1536, "embed_dim"), integer(vision, 4224, "intermediate_size")
     bias = 4 * width + 2 * inner + width if vision.boolean("use_bias", False) else 0
@@ -62,7 +62,7 @@ def _dots_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole))
 
 
-def _ovis(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def ovis(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """AIMv2 or SigLIP without a head; every 2 x 2 patches become a mixture of visual words (ovis.py, aimv2.py)."""
     backbone = vision.nested("backbone_config")
     kind = backbone.config.get("model_type")
@@ -91,7 +91,7 @@ def _words(words: int, indicators: int, merged: int, text: int) -> int:
     return merged * (words - indicators) + 2 * (words - indicators) + words * text
 
 
-def _ovis2_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def ovis2_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP 2 with a table of positions; every 2 x 2 patches become a mixture (ovis2_5.py, siglip2navit.py)."""
     vision = _with(vision, **{**_SO400M, "patch_size": 16}, image_size=512, vision_use_head=False)
     stated = integer(vision, -1, "num_patches") if vision.config.get("num_patches") != -1 else -1
@@ -102,7 +102,7 @@ def _ovis2_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(siglip(vision), (0, _words(integer(outer, 65536, "visual_vocab_size"), 4, merged, text)))
 
 
-def _keye(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def keye(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head, with two tables of positions, and a merger of 2 x 2 patches (keye.py)."""
     vision = _with(vision, **_SO400M, image_size=384, vision_use_head=False)
     width = integer(vision, 1152, "hidden_size")
@@ -110,7 +110,7 @@ def _keye(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(siglip(vision), (0, whole))
 
 
-def _chatglm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def chatglm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """EVA-CLIP, a convolution that halves both sides, and a gated MLP as wide as the language model's (glm4v.py)."""
     width, _, tower = vit(_with(vision, hidden_size=1792, intermediate_size=15360, num_hidden_layers=63))
     patch, inner = integer(vision, 14, "patch_size"), outer.integer("ffn_hidden_size")
@@ -120,13 +120,13 @@ def _chatglm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole))
 
 
-def _phi3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def phi3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP without its last layer and norm, vectors that end rows, and two linear layers (phi3v.py)."""
     merged = 4 * 1024
     return added(_clip_large(vision), (0, 2 * merged + projection(merged, text) + projection(text, text)))
 
 
-def _phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without its last layer, norm and head, vectors that end rows, and two linear layers (phi4mm.py)."""
     width, inner = 1152, 4304
     tower = layers(26, width, inner, biases=5 * width + inner, norms=4 * width)
@@ -134,7 +134,7 @@ def _phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(tower, (0, whole + projection(width, text) + projection(text, text)))
 
 
-def _step3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def step3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP's layers without norms around them, and two convolutions that halve both sides (step3_vl.py)."""
     width, inner = integer(vision, 1792, "hidden_size"), integer(vision, 3072, "intermediate_size")
     tower = layers(
@@ -155,7 +155,7 @@ _RADIO = {
 }  # fmt: skip
 
 
-def _nemotron(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def nemotron(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """RADIO by its name, and a norm and two linear layers without biases (radio.py, nano_nemotron_vl.py)."""
     stated = vision.nested("args")
     name = str(stated.config.get("model"))
@@ -196,10 +196,3 @@ def deepseek_vl2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counte
     whole = projection(integer(projector, 1152, "input_dim") * by, inner) + (depth - 2) * projection(inner, inner)
     tower = siglip(ConfigReader({**_SO400M, "image_size": 384}, vision.name, vision.source))
     return added(tower, (0, whole + projection(inner, out) + 2 * out))
-
-
-RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2"), _nemotron),
-    "Keye": _keye, "chatglm": _chatglm, "dots_ocr": _dots_ocr, "minicpmo": _minicpm, "minicpmv": _minicpm,
-    "molmo": _molmo, "ovis": _ovis, "ovis2_5": _ovis2_5, "phi3_v": _phi3, "phi4mm": _phi4, "step3_vl": _step3,
-}  # fmt: skip

@@ -6,11 +6,9 @@ those of the configuration classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection
 from kvcalc.model.towers.bodies import body_width, clip, siglip
 
 _WIDEST = 10**6
@@ -55,13 +53,13 @@ def _halved(vision: ConfigReader, first: int, second: int) -> int:
     return 9 * integer(vision, 256, "output_channels") * first + 9 * first * second
 
 
-def _got_ocr2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def got_ocr2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Two convolutions up to the width of the language model, and one linear layer."""
     out = integer(vision, 256, "output_channels")
     return added(_sam(vision), (0, _halved(vision, 2 * out, text) + projection(text, text)))
 
 
-def _deepseek_vl_hybrid(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def deepseek_vl_hybrid(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP for the whole image, and SAM with a second neck for the details.
 
     An aligner takes both, each at half the width of the language model.
@@ -73,7 +71,7 @@ def _deepseek_vl_hybrid(vision: ConfigReader, text: int, outer: ConfigReader) ->
     return added(siglip(vision), _sam(high), (0, whole))
 
 
-def _unlimited_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def unlimited_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SAM, then CLIP's layers over SAM's output, whose patches CLIP does not embed again."""
     sam, encoder = vision.nested("sam_config"), _clip_over_sam(vision.nested("encoder_config"))
     first, second = _channels(sam, "downsample_channels", [512, 1024])
@@ -88,7 +86,7 @@ def _clip_over_sam(encoder: ConfigReader) -> ConfigReader:
     return ConfigReader({**stated, "patch_size": 14, **encoder.config}, encoder.name, encoder.source)
 
 
-def _deepseek_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def deepseek_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """DeepSeek-OCR's own code: SAM-B and CLIP-L, whose patch embedding is in the checkpoint but is not used.
 
     DeepSeek-VL2 has the same type.
@@ -100,10 +98,10 @@ def _deepseek_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Count
 
         return deepseek_vl2(vision, text, outer)
     none = ConfigReader({}, vision.name, vision.source)
-    return added(_unlimited_ocr(none, text, outer), (0, 3 * 14 * 14 * 1024))
+    return added(unlimited_ocr(none, text, outer), (0, 3 * 14 * 14 * 1024))
 
 
-def _deepseek_ocr2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def deepseek_ocr2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SAM, then the layers of Qwen2 with learned queries: 144 for a tile, and 256 for the whole image."""
     sam, encoder = vision.nested("sam_config"), vision.nested("encoder_config")
     width, heads = integer(encoder, 4096, "hidden_size"), integer(encoder, 32, "num_attention_heads")
@@ -114,12 +112,3 @@ def _deepseek_ocr2(vision: ConfigReader, text: int, outer: ConfigReader) -> Coun
     )  # fmt: skip
     whole = _halved(sam, *_channels(sam, "downsample_channels", [512, 896])) + (144 + 256 + 1) * width
     return added(_sam(sam), body, (0, whole + projection(width, text) + text))
-
-
-RULES: Mapping[str, Rule] = {
-    "deepseek_ocr2": _deepseek_ocr2,
-    "deepseek_vl_hybrid": _deepseek_vl_hybrid,
-    "deepseek_vl_v2": _deepseek_ocr,
-    **dict.fromkeys(("got_ocr2", "pp_chart2table"), _got_ocr2),
-    "unlimited_ocr": _unlimited_ocr,
-}

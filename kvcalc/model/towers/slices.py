@@ -7,13 +7,12 @@ MiniCPM-o 2.6, and MiniCPMVProcessingInfo, model_executor/models/minicpmv.py, vL
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil, inf, log, sqrt
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, processor, tower_size
+from kvcalc.model.towers.image_rule import ImageRule, processor, tower_size
 
 
 def _grid(width: int, height: int, most: int, resolution: int) -> tuple[int, int] | None:
@@ -41,7 +40,7 @@ def _id_tokens(outer: ConfigReader, number: int) -> int:
     return 2 + len(str(number - 1)) if processor(outer).boolean("use_image_id", True) else 0
 
 
-def _resampled(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def resampled(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The image and each slice take as many tokens as the resampler has queries, and two around them."""
     version = str(outer.config.get("version"))
     # The tokenizers of 2.6 and 4.5 are Qwen's. How those of the other releases write a line break is not known.
@@ -65,7 +64,7 @@ def _resampled(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, tokens(448, 448 * most), patches // max(each, 1), size, elements, 1, among)
 
 
-def _merged(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def merged(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """Every 16 patches become a token, or 4 if downsample_mode is 4x. Slices have the shape of their part."""
     stated = processor(outer)
     most, resolution = integer(stated, 9, "max_slice_nums"), integer(stated, 448, "scale_resolution")
@@ -94,8 +93,3 @@ def _merged(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 
     size, elements = tower_size(vision)
     return ImageRule(tokens, tokens(448, 448 * most), merge * merge, size, elements, 1, among)
-
-
-BY_MODEL: Mapping[str, Make] = {
-    **dict.fromkeys(("minicpmo", "minicpmv"), _resampled), **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), _merged)
-}  # fmt: skip

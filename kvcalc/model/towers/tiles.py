@@ -6,12 +6,10 @@ h2ovl.py, nemotron_vl.py and nano_nemotron_vl.py, transformers_utils/processors,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.capped import dynamic_tiles
-from kvcalc.model.towers.image_rule import ImageRule, Make, closest, processor, tile_shapes, tower_size
+from kvcalc.model.towers.image_rule import ImageRule, closest, processor, tile_shapes, tower_size
+from kvcalc.model.towers.resized import dynamic_tiles
 
 
 def _square(vision: ConfigReader, outer: ConfigReader, image: int, patch: int) -> tuple[int, int, int]:
@@ -21,7 +19,7 @@ def _square(vision: ConfigReader, outer: ConfigReader, image: int, patch: int) -
     return tile, patches, int(patches * outer.number("downsample_ratio", 0.5) ** 2)
 
 
-def _internvl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def internvl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """1 to 12 tiles in the shape closest to the image's, and a thumbnail if there are several; two tokens around."""
     tile, patches, each = _square(vision, outer, 448, 14)
     stated = processor(outer)
@@ -40,9 +38,9 @@ def _internvl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, largest, patches // max(each, 1), size, elements)
 
 
-def _h2ovl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def h2ovl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """InternVL's tiles. With use_msac, a single image is cut again, into tiles of which neither side divides."""
-    alone = _internvl(vision, outer)
+    alone = internvl(vision, outer)
     if not outer.boolean("use_msac", False):
         return alone
     tile, _, each = _square(vision, outer, 448, 14)
@@ -61,7 +59,7 @@ def _h2ovl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return alone._replace(tokens=tokens, among=among, most=2 + each * (2 * most + 1))
 
 
-def _nemotron_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def nemotron_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The shape closest to the image's whose tiles have at least 60 % of its area, or as much as there is."""
     tile, patches, each = _square(vision, outer, 512, 16)
     most = integer(processor(outer), 12, "max_num_tiles")
@@ -81,18 +79,18 @@ def _nemotron_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, 2 + each * (most + more), patches // max(each, 1), size, elements)
 
 
-def _nemotron_h(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def nemotron_h(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """InternVL's tiles of 512 pixels, or the image's own shape if the tower states limits of its patches."""
     stated = vision.nested("args")
     if "min_num_patches" in stated.config:
         least, most = (integer(stated, 0, key) for key in ("min_num_patches", "max_num_patches"))
         return dynamic_tiles(vision, outer, least, most or 2**40)
-    return _internvl(
+    return internvl(
         vision, ConfigReader({"force_image_size": 512, "patch_size": 16, **outer.config}, outer.name, outer.source)
     )
 
 
-def _llama4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def llama4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """Up to 16 tiles and the whole image as one more, a token after each tile, and three tokens around.
 
     The tiles are those that enlarge the image the least, or shrink it the least if it is larger than any. Of several,
@@ -113,12 +111,3 @@ def _llama4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 
     size, elements = tower_size(vision, 2, 768, 5632)
     return ImageRule(tokens, 3 + each + most * (each + 1), patches // max(each, 1), size, elements)
-
-
-BY_MODEL: Mapping[str, Make] = {
-    "h2ovl_chat": _h2ovl,
-    **dict.fromkeys(("internvl", "internvl_chat", "interns1", "qianfan_ocr", "skywork_chat"), _internvl),
-    **dict.fromkeys(("llama4", "llama4_text"), _llama4),
-    "Llama_Nemotron_Nano_VL": _nemotron_vl,
-    **dict.fromkeys(("NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2"), _nemotron_h),
-}

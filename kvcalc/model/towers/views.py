@@ -7,7 +7,6 @@ Sources: the processors of Transformers 5.23.0 (DeepSeek-OCR 2, Unlimited-OCR, O
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil
 
 from kvcalc.errors import ModelError
@@ -16,13 +15,13 @@ from kvcalc.model.towers.blocks import integer, side
 from kvcalc.model.towers.image_rule import ImageRule, Make, closest, processor, tile_shapes, tower_size
 
 
-def _deepseek_vl2(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
+def deepseek_vl2(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The whole image, and tiles of one of the candidate resolutions; a token ends every row, and one is between.
 
     Of more than two images, none is cut. DeepSeek-OCR has the same type.
     """
     if vision.config.get("model_name") == "deeplip_b_l":
-        return _ocr(tile=640, most=6, ends_rows=True)(vision, outer)
+        return ocr(tile=640, most=6, ends_rows=True)(vision, outer)
     points = outer.config.get("candidate_resolutions")
     if not isinstance(points, list) or not points or any(
         not isinstance(point, list) or len(point) != 2 or any(not isinstance(n, int) or n < 1 for n in point)
@@ -52,7 +51,7 @@ def _deepseek_vl2(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return ImageRule(tokens, largest, by * by, size, elements, 1, among)
 
 
-def _ocr(*, tile: int, most: int, ends_rows: bool, cuts_several: bool = True) -> Make:
+def ocr(*, tile: int, most: int, ends_rows: bool, cuts_several: bool = True) -> Make:
     """The whole image in 1,024 pixels, and 2 to `most` tiles of an image that is larger than one.
 
     `ends_rows`: a token ends every row. `cuts_several`: several images of a request are cut into tiles, too.
@@ -78,7 +77,7 @@ def _ocr(*, tile: int, most: int, ends_rows: bool, cuts_several: bool = True) ->
     return make
 
 
-def _ovis(*, most: int) -> Make:
+def ovis(*, most: int) -> Make:
     """The fewest tiles of which 90 % are image without enlarging it, and the whole image; marks between and around."""
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -114,12 +113,3 @@ def _ovis(*, most: int) -> Make:
         return ImageRule(tokens, each + 3 + most * (each + 1) - 1, stride * stride, size, elements)
 
     return make
-
-
-BY_MODEL: Mapping[str, Make] = {
-    "deepseek_ocr2": _ocr(tile=768, most=6, ends_rows=False),
-    "deepseek_vl_v2": _deepseek_vl2,
-    "ovis": _ovis(most=9),
-    "ovis2": _ovis(most=12),
-    "unlimited_ocr": _ocr(tile=640, most=32, ends_rows=True, cuts_several=False),
-}

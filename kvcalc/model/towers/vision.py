@@ -6,27 +6,12 @@ kimi_k25_vit.py of vLLM 0.33.0. The defaults are those of the configuration clas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib import import_module
-
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, Rule, added, integer, layers, patches, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection
 from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip
 
-# Modules with rules by the type of the model, imported only if no rule of this module applies.
-_MORE = ("projected", "merging", "queried", "sam", "named", "rare", "remote")
 
-
-def rule_of(outer: str, kind: str) -> Rule | None:
-    """The rule of a vision tower of type `kind` in a model of type `outer`, or None if it is not known."""
-    found = _BY_MODEL.get(outer) or _BY_TOWER.get(kind)
-    for module in _MORE if found is None else ():
-        rules: Mapping[str, Rule] = import_module(f"kvcalc.model.towers.{module}").RULES
-        found = found or rules.get(outer)
-    return found
-
-
-def _qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Here hidden_size is the width of the output. Biases everywhere, layer norms."""
     width = integer(vision, 1280, "embed_dim")
     inner = int(width * vision.number("mlp_ratio", 4))
@@ -37,7 +22,7 @@ def _qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     )
 
 
-def _qwen2_5_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def qwen2_5_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A gated MLP, and norms without a bias. EXAONE 4.5 has fewer KV heads."""
     width, inner = integer(vision, 3584, "hidden_size"), integer(vision, 3420, "intermediate_size")
     heads = integer(vision, 16, "num_heads")
@@ -49,13 +34,13 @@ def _qwen2_5_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
     return added(body, (0, patches_3d(vision, width, 14) + _merger(vision, width, text, width)))
 
 
-def _qwen3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def qwen3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """The layers in deepstack_visual_indexes have a merger of their own."""
     levels = vision.config.get("deepstack_visual_indexes")
     return _qwen3(vision, text, 3 if levels is None else len(levels) if isinstance(levels, list) else 0)
 
 
-def _qwen3_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def qwen3_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Qwen3-VL's tower without deepstack: its class ignores deepstack_visual_indexes."""
     return _qwen3(vision, text, 0)
 
@@ -75,16 +60,18 @@ def _merger(vision: ConfigReader, width: int, text: int, norm: int) -> int:
     return norm + projection(merged, merged) + projection(merged, integer(vision, text, "out_hidden_size"))
 
 
-def _gemma3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def gemma3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP, a linear layer without a bias, and a norm."""
     width = body_width(vision, "siglip_vision_model")
     return added(body(vision, "siglip_vision_model"), (0, width * text + width))
 
 
-def _paligemma(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def paligemma(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP and one linear layer."""
     return added(siglip(vision), (0, projection(body_width(vision, "siglip_vision_model"), text)))
 
 
-def _llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Two linear layers behind the tower. The models for several tiles also have a vector that ends a row of tiles."""
     taken = outer.config.get("vision_feature_layer")
     inputs = body_width(vision, "clip_vision_model") * (len(taken) if isinstance(taken, list) else 1)
@@ -98,7 +85,7 @@ def _llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body(vision, "clip_vision_model"), (0, whole))
 
 
-def _mistral3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def mistral3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A norm, a merger of neighbouring patches, and two linear layers."""
     width, merged = body_width(vision, "pixtral"), integer(outer, 2, "spatial_merge_size") ** 2
     taken = outer.config.get("vision_feature_layer")
@@ -108,7 +95,7 @@ def _mistral3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body(vision, "pixtral"), (0, whole))
 
 
-def _idefics3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def idefics3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head, and one linear layer over the patches that become a token."""
     width = integer(vision, 1152, "hidden_size")
     stated = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32, **vision.config}
@@ -116,7 +103,8 @@ def _idefics3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body, (0, width * integer(outer, 2, "scale_factor") ** 2 * text))
 
 
-def _lfm2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def lfm2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP 2, and two linear layers over the patches that become a token."""
     merged = body_width(vision, "siglip2_vision_model") * integer(outer, 2, "downsample_factor") ** 2
     inner = integer(outer, 2560, "projector_hidden_size")
     bias = outer.boolean("projector_bias", True)
@@ -125,7 +113,7 @@ def _lfm2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body(vision, "siglip2_vision_model"), (0, whole))
 
 
-def _internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """InternViT. The keys of OpenGVLab's own code (qkv_bias, qk_normalization) mean the same."""
     width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
     has_bias = vision.boolean(
@@ -144,7 +132,8 @@ def _internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body, (0, whole + 2 * merged + projection(merged, text) + projection(text, text)))
 
 
-def _llama4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def llama4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """A vision transformer with a class token, an adapter of two layers, and a linear layer."""
     width, inner = integer(vision, 768, "hidden_size"), integer(vision, 5632, "intermediate_size")
     body = layers(
         integer(vision, 34, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
@@ -155,7 +144,7 @@ def _llama4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body, (0, whole + adapter + text * integer(vision, 7680, "vision_output_dim")))
 
 
-def _mllama(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def mllama(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Two stacks of layers, of which the second is gated, and position tables for every shape of tiles."""
     width, inner = integer(vision, 1280, "hidden_size"), integer(vision, 5120, "intermediate_size")
     more = {"biases": width + inner, "norms": 4 * width}
@@ -170,7 +159,7 @@ def _mllama(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(local, gated, (0, whole + projection(integer(vision, 7680, "vision_output_dim"), text)))
 
 
-def _moonvit(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def moonvit(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """MoonViT of Kimi-VL, K2.5 and K3. Published configs and Transformers' class spell the keys differently."""
     width = integer(vision, 1152, "hidden_size", "vt_hidden_size")
     inner = integer(vision, 4304, "intermediate_size", "vt_intermediate_size")
@@ -196,7 +185,7 @@ def _moonvit(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body, (0, whole))
 
 
-def _glm4v(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def glm4v(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """The MLPs of the layers are as wide as the output; intermediate_size is that of the merger."""
     width, out = integer(vision, 1536, "hidden_size"), integer(vision, 4096, "out_hidden_size")
     number, patch = patches(vision, 336, 14)
@@ -208,7 +197,7 @@ def _glm4v(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body, (3 * out * integer(vision, 13696, "intermediate_size"), whole))
 
 
-def _gemma4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def gemma4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Gemma's layers with norms on queries and keys, and a table of positions for each axis."""
     width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
     heads, head_dim = integer(vision, 12, "num_attention_heads"), integer(vision, 64, "head_dim")
@@ -223,7 +212,7 @@ def _gemma4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body, (0, positions + 3 * patch * patch * width + width * text))
 
 
-def _gemma4_unified(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def gemma4_unified(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """No layers: a patch goes straight into the language model."""
     width = integer(vision, 3840, "mm_embed_dim")
     pixels = 3 * (integer(vision, 16, "patch_size") * integer(vision, 3, "pooling_kernel_size")) ** 2
@@ -231,7 +220,7 @@ def _gemma4_unified(vision: ConfigReader, text: int, outer: ConfigReader) -> Cou
     return 0, whole + integer(vision, 3840, "output_proj_dims") * text
 
 
-def _minimax_m3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+def minimax_m3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP's layers over patches of two frames; the published config calls it clip_vision_model."""
     width, inner = integer(vision, 1280, "hidden_size"), integer(vision, 5120, "intermediate_size")
     body = layers(
@@ -245,44 +234,3 @@ def _minimax_m3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
 
 # haotian-liu/LLaVA's own types, whose config is flat. They have the vector if mm_patch_merge_type says so.
 _FLAT_LLAVA = ("llava_llama", "llava_mistral", "llava_qwen")
-
-# By the type of the whole model. A preset states the type of the language model instead (llama: LLaVA's).
-_BY_MODEL: Mapping[str, Rule] = {
-    **dict.fromkeys(("gemma3", "gemma3_text", "shieldgemma2"), _gemma3),
-    **dict.fromkeys(("gemma4", "gemma4_text"), _gemma4),
-    **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), _gemma4_unified),
-    **dict.fromkeys(("h2ovl_chat", "internvl", "internvl_chat", "interns1", "qianfan_ocr", "skywork_chat"), _internvl),
-    **dict.fromkeys(("kimi_k25", "kimi_k3", "kimi_vl"), _moonvit),
-    **dict.fromkeys(("llama", "llava", *_FLAT_LLAVA, "llava_next", "llava_next_video", "llava_onevision"), _llava),
-    **dict.fromkeys(("minimax_m3", "minimax_m3_vl", "minimax_m3_vl_text"), _minimax_m3),
-    **dict.fromkeys(("lighton_ocr", "ministral3", "mistral3", "mistral_large4"), _mistral3),
-    **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
-    "lfm2_vl": _lfm2_vl,
-    "paligemma": _paligemma,
-    "qwen2_vl": _qwen2_vl,
-    "qwen2_5_vl": _qwen2_5_vl,
-}
-# By the type of the tower.
-_BY_TOWER: Mapping[str, Rule] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_vl_vision"), _qwen2_vl),
-    **dict.fromkeys(
-        ("qwen2_5_vl", "qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder", "qwen2_5_omni", "qwen2_5_omni_thinker",
-         "exaone4_5_vision", "exaone4_5"),
-        _qwen2_5_vl,
-    ),
-    **dict.fromkeys(
-        ("qwen3_vl", "qwen3_vl_vision", "qwen3_vl_moe", "qwen3_vl_moe_vision", "qwen3_omni_moe_vision_encoder",
-         "qwen3_omni_moe", "qwen3_omni_moe_thinker"),
-        _qwen3_vl,
-    ),
-    **dict.fromkeys(("cohere_compass", "cohere_compass_vision", "cosmos3_omni"), _qwen3_vl),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"), _qwen3_5),
-    **dict.fromkeys(("qwen4_exp", "qwen4_exp_vision"), _qwen3_5),
-    "gemma4_vision": _gemma4,
-    **dict.fromkeys(("kimi_k25_vision", "moonvit"), _moonvit),
-    **dict.fromkeys(("llama4_vision_model", "llama4"), _llama4),
-    **dict.fromkeys(("mllama_vision_model", "mllama"), _mllama),
-    **dict.fromkeys(
-        ("glm4v", "glm4v_vision", "glm4v_moe", "glm4v_moe_vision", "glm46v", "glm46v_vision", "glmga"), _glm4v
-    ),
-}  # fmt: skip

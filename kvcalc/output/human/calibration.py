@@ -24,7 +24,8 @@ _CONSTANTS = {
 def print_calibration(calibration: Mapping[str, Any], console: Console) -> None:
     """Print the `calibration` part of a document."""
     record, runs = calibration["record"], calibration["runs"]
-    sources = [f"a record of {record['device']}"] if record is not None else []
+    count = calibration["records"]
+    sources = [f"{'a record' if count == 1 else f'{count} records'} of {record['device']}"] if count else []
     if runs:
         others = " of another model" if calibration["applied"] == "partly" else ""
         sources.append(f"{runs} run{'s' if runs > 1 else ''}{others}")

@@ -21,9 +21,8 @@ from kvcalc.output.human.console import (
     size,
     split,
 )
-from kvcalc.output.human.drafting import print_drafting
 from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
-from kvcalc.output.human.speed import print_speed
+from kvcalc.output.human.speed import print_drafting, print_speed
 from kvcalc.units import format_parameters, format_size
 
 

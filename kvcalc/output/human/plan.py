@@ -33,7 +33,7 @@ def render(document: dict[str, Any], console: Console) -> None:
         name = f"{row['gpu']} with {row['engine']}" if len(document["engines"]) > 1 else row["gpu"]
         for other in (row["next_layout"], row.get("next_mode")):
             if other is not None:
-                console.print(f"{name}, not {other}", style="dim", soft_wrap=True)
+                console.print(f"{name}, not {other}", style="dim")
     if document["finalists"]:
         print_finalists(document, console)
     if document["pareto"]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.columns import draw_columns
 from kvcalc.output.human.console import count, duration, name_engine, plain_table, rate
 from kvcalc.output.human.fit import describe_devices
 
 NAMES = {
     "ttft": "TTFT", "tpot": "TPOT", "itl": "between tokens", "e2e": "whole request", "queue": "in the queue"
 }  # fmt: skip
+_HEIGHT, _GUTTER = 4, 11
 _SHOWN = ("mean_seconds", "p50_seconds", "p90_seconds", "p99_seconds", "max_seconds")
 
 
@@ -61,7 +61,8 @@ def describe_load(load: Mapping[str, Any]) -> str:
         how += "" if load["arrivals"] == "poisson" else f" with burstiness {load['burstiness']:g}"
     lengths = f"{load['mean_prompt_tokens']:,.0f} tokens in, {load['mean_answer_tokens']:,.0f} out"
     requests = "1 request" if load["requests"] == 1 else f"{count(load['requests'])} requests"
-    return f"{requests}, {how}, {lengths}"
+    start = " on a server that has just started" if load["is_cold"] else ""
+    return f"{requests}, {how}, {lengths}{start}"
 
 
 def _prefill(prefill: dict[str, Any]) -> str:
@@ -112,3 +113,20 @@ def _timeline(document: dict[str, Any], console: Console) -> None:
         console.print()
         for line in draw_columns(title, values, f"{duration(rows[-1]['seconds'])}"):
             console.print(line, soft_wrap=True)
+
+
+def draw_columns(title: str, values: Sequence[int], end: str) -> list[str]:
+    """The lines of a chart of `values` in plain characters, at least one of them above 0: a column of marks each.
+
+    `end` labels the end of the horizontal axis.
+    """
+    most = max(values)
+    lines = [f"{'':>{_GUTTER}}  {title}"]
+    for height in range(_HEIGHT, 0, -1):
+        # A value above 0 has a mark in the lowest row.
+        marks = "".join("#" if value * _HEIGHT > (height - 1) * most else " " for value in values)
+        label = f"{most:,}" if height == _HEIGHT else ""
+        lines.append(f"{label:>{_GUTTER}} |{marks.rstrip()}")
+    lines.append(f"{'0':>{_GUTTER}} +{'-' * len(values)}")
+    lines.append(f"{'':>{_GUTTER}}  0{end:>{len(values) - 1}}")
+    return lines

@@ -1,10 +1,11 @@
-"""`--calibrate`: a record of `kvcalc measure`, or the results of benchmarks, change the constants of the speed.
+"""`--calibrate`: records of `kvcalc measure`, and the results of benchmarks, change the constants of the speed.
 
 Results carry over as far as they say something about the question. The runs nearest to it are used:
     the same model and type of weights      all factors that they determine, and a smaller range
     another model, then another type        the factors `OF_ENGINE`; the range stays
     another engine or device                nothing, and a note says so
-What a file does not name (the device, often the engine and the split) is taken to be as in the question.
+What a file does not name (the device, often the engine and the split) is taken to be as in the question. The client of
+a benchmark does not name the engine: every client measures every server.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.throughput.applied import Applied
 from kvcalc.throughput.bench_results import KNOWN_RESULTS, MAX_RESULT_BYTES, Point, read_results
-from kvcalc.throughput.calibrate import Record, is_record, read_record
+from kvcalc.throughput.calibrate import Record, Records, combine, is_record, read_record
 from kvcalc.throughput.factor_fit import Fit, fit, neighbours
 from kvcalc.throughput.factors import OF_ENGINE
 from kvcalc.throughput.hardware import Devices, find_devices
@@ -47,18 +48,17 @@ _ENDINGS = (".json", ".jsonl")
 class Calibration:
     """What the files of `--calibrate` say. Two calibrations are the same only if they are the same object."""
 
-    def __init__(self, record: Record | None, runs: Sequence[Run], notes: Sequence[Note] = ()) -> None:
-        self.record, self.runs, self._notes = record, tuple(runs), tuple(notes)
+    def __init__(self, records: Sequence[Record], runs: Sequence[Run], notes: Sequence[Note] = ()) -> None:
+        self.records, self.runs, self._notes = tuple(records), tuple(runs), tuple(notes)
 
     def apply(self, case: Case, speed: Speed) -> Speed:
         """The speed of `case` with the constants that the files determine, and how they changed it."""
-        notes, base = list(self._notes), self._with_record(speed)
-        if self.record is not None:
-            notes += self.record.doubts(case.devices.gpu)
-        nearness, observed = self._nearest(case, speed, notes)
+        found_records = combine(self.records, case.devices.gpu)
+        notes, base = [*self._notes, *found_records.notes], _with_record(speed, found_records.record)
+        nearness, observed = self._nearest(case, speed, found_records.record, notes)
         if not observed:
-            applied = "record" if self.record is not None else "none"
-            return base._replace(calibration=Applied(_describe(self.record, applied, None, ()), tuple(notes)))
+            applied = "record" if self.records else "none"
+            return base._replace(calibration=Applied(_describe(found_records, applied, None, ()), tuple(notes)))
         is_own = nearness == 0
         times = [seen.observation for seen in observed]
         found = fit(times) if is_own else fit(times, _BETWEEN_MODELS).only(OF_ENGINE, times)
@@ -67,7 +67,7 @@ class Calibration:
             what = "another model" if nearness == 1 else "another type of weights"
             text = f"--calibrate: the runs are of {what}; only {_listed(OF_ENGINE)} carry over, and the range stays"
             notes.append(Note("calibration", "other-model", text))
-        document = _describe(self.record, "all" if is_own else "partly", found, observed)
+        document = _describe(found_records, "all" if is_own else "partly", found, observed)
         near = [with_factors(base, near).model for near in neighbours(factors)] if is_own else ()
         mark = Applied(document, tuple(notes), found if is_own else None, tuple(near))
         return with_factors(base, factors)._replace(calibration=mark)
@@ -88,12 +88,9 @@ class Calibration:
             if row["left_out_seconds"] is not None and os.path.realpath(row["file"]) == os.path.realpath(file)
         }
 
-    def _with_record(self, speed: Speed) -> Speed:
-        if self.record is None:
-            return speed
-        return speed._replace(model=self.record.apply(speed.model, speed.weight_dtype))
-
-    def _nearest(self, case: Case, speed: Speed, notes: list[Note]) -> tuple[int, list[Observed]]:
+    def _nearest(
+        self, case: Case, speed: Speed, record: Record | None, notes: list[Note]
+    ) -> tuple[int, list[Observed]]:
         """How near the runs are that say most about `case`, and their times.
 
         0 is the same model and type of weights, 1 another model, 2 another type. A note says which
@@ -108,7 +105,7 @@ class Calibration:
                 continue
             try:
                 there = case_of_run(run.point, _given(run, case, notes))
-                seen = observe(run, number, there, self._with_record)
+                seen = observe(run, number, there, lambda speed: _with_record(speed, record))
             except KvcalcError as error:
                 notes.append(Note("calibration", "refused", f"{run.file}, run {run.point.run}: {error.message}"))
                 continue
@@ -122,13 +119,14 @@ class Calibration:
 
 
 def read_calibration(paths: Sequence[str]) -> Calibration:
-    """The calibration in files and folders: at most one record, and any number of results.
+    """The calibration in files and folders: any number of records and of results.
 
-    A folder stands for its .json and .jsonl files; those that are neither are left out with a note. Raises UsageError
-    (exit 2) if a file is neither, or has no usable part.
+    A folder stands for its .json and .jsonl files; those that are neither are left out with a note. A path that does
+    not exist is a list, if it has commas. A file that is given twice counts once. Raises UsageError (exit 2) if a file
+    is neither, or has no usable part.
     """
     files: list[tuple[str, bool]] = []
-    for path in paths:
+    for path in [one for text in paths for one in _listed_paths(text)]:
         if os.path.isdir(path):
             names = [name for name in list_folder(path) if name.endswith(_ENDINGS)]
             if not names:
@@ -136,6 +134,7 @@ def read_calibration(paths: Sequence[str]) -> Calibration:
             files += [(os.path.join(path, name), True) for name in names]
         else:
             files.append((path, False))
+    files = list({os.path.realpath(file[0]): file for file in reversed(files)}.values())[::-1]
     stamps = tuple(_stamp(path) for path, _ in files)
     return _read_files(tuple(files), stamps)
 
@@ -143,7 +142,7 @@ def read_calibration(paths: Sequence[str]) -> Calibration:
 @lru_cache(maxsize=8)
 def _read_files(files: tuple[tuple[str, bool], ...], stamps: tuple[object, ...]) -> Calibration:
     """The calibration in files, each with whether it may be left out. The `stamps` change when the files change."""
-    record: Record | None = None
+    records: list[Record] = []
     runs: list[Run] = []
     notes: list[Note] = []
     for path, is_optional in files:
@@ -155,19 +154,31 @@ def _read_files(files: tuple[tuple[str, bool], ...], stamps: tuple[object, ...])
             notes.append(Note("calibration", "refused", error.message))
             continue
         if isinstance(found, Record):
-            if record is not None:
-                raise UsageError(f"--calibrate {path}: a second record of kvcalc measure", "give only one record")
-            record = found
+            records.append(found)
         else:
             runs += found
-    if record is None and not runs:
+    if not records and not runs:
         raise UsageError(notes[0].text, _HINT)
     if len(runs) > _MOST_RUNS:
         raise UsageError(f"--calibrate: {len(runs):,} runs; at most {_MOST_RUNS:,} are used", "give fewer files")
-    return Calibration(record, runs, notes)
+    return Calibration(records, runs, notes)
 
 
 _HINT = f"known: kvcalc measure --json, {KNOWN_RESULTS}"
+
+
+def _listed_paths(text: str) -> list[str]:
+    """The paths in `a.json,b.json`. A path that exists may itself have commas."""
+    try:
+        is_path = "," not in text or os.path.exists(text)
+    except ValueError:  # a NUL byte in the path
+        is_path = True
+    if is_path:
+        return [text]
+    paths = [path.strip() for path in text.split(",")]
+    if not all(paths):
+        raise UsageError(f"--calibrate {text[:40]!a}: an empty name in the list", "--calibrate a.json,b.json")
+    return paths
 
 
 def _read_file(path: str) -> Record | list[Run]:
@@ -245,13 +256,18 @@ def _dtype_of(case: Case) -> str | None:
     return None if isinstance(speed, str) else speed.weight_dtype
 
 
+def _with_record(speed: Speed, record: Record | None) -> Speed:
+    return speed if record is None else speed._replace(model=record.apply(speed.model, speed.weight_dtype))
+
+
 def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _describe(record: Record | None, applied: str, found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:
+def _describe(records: Records, applied: str, found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:
     return {
-        "record": None if record is None else record._asdict(),
+        "record": None if records.record is None else records.record._asdict(),
+        "records": records.number,
         "applied": applied,
         **describe_fit(found, observed),
     }

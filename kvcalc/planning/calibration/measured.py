@@ -76,9 +76,12 @@ def predicted_seconds(throughput: Mapping[str, Any], metric: str) -> float:
 
 
 def engine_of(point: Point, engine: str | None) -> str:
-    """The engine of a run, with the release that the file states, unless `engine` is another one or has a release."""
+    """The engine of a run: `engine`, else the server's as the file states it, else the one that its client suggests.
+
+    It has the release that the file states, unless `engine` is another one or has a release.
+    """
     if engine is None:
-        engine = point.engine
+        engine = point.engine or point.likely_engine
     if engine is None:
         raise UsageError(f"a result of {point.tool} does not name the engine", "name it: --engine vllm")
     if engine != point.engine or point.release is None:

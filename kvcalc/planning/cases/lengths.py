@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
-from kvcalc.traces import Trace, is_csv_header
 
 MAX_LENGTHS_BYTES = 256 * 1024 * 1024
 _LONGEST_NUMBER = 12
@@ -60,6 +59,8 @@ def lengths_of_pairs(pairs: Iterable[tuple[int, int]], name: str) -> Lengths:
 
 def pairs_of(text: str, name: str) -> Iterator[tuple[int, int]]:
     """The prompt and answer tokens of every request in a file that `parse_lengths` reads. Raises what it raises."""
+    from kvcalc.traces import is_csv_header
+
     first = text.lstrip("\ufeff\r\n \t").partition("\n")[0]
     is_trace = first.startswith("{") or is_csv_header(first)
     return (_traced if is_trace else _pairs)(text, name)
@@ -82,6 +83,8 @@ def _pairs(text: str, name: str) -> Iterator[tuple[int, int]]:
 
 
 def _traced(text: str, name: str) -> Iterator[tuple[int, int]]:
+    from kvcalc.traces import Trace
+
     trace = Trace([text.encode()], name)
     for request in trace:
         if not request.answer_tokens:

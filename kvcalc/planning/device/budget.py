@@ -161,6 +161,7 @@ def _budget(case: Case) -> Budget | str:
     if case.spec.quantization is not None:
         padded = (case.spec, case.devices.gpu, case.question.dtype, ranks, workload.expert_parallel_size, case.stages)
         weights = with_others(weights, case.engine_class.weight_padding(*padded))
+    weights = with_others(weights, case.engine_class.loaded_tables(case.spec))
     return _divide(case, weights, workload.context_tokens, workload.batch_size, towers)._replace(host=host)
 
 

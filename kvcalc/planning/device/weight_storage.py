@@ -87,7 +87,7 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
 
         return file_type_scheme(asked.name, spec)
     if asked is not None:
-        from kvcalc.memory.quantization.k_quants import k_quant_scheme
+        from kvcalc.memory.quantization.gguf_types import k_quant_scheme
 
         return k_quant_scheme(asked.name, spec.num_layers)
     from kvcalc.memory.quantization.schemes import UnknownSchemeError, is_mlx, read_scheme, with_expert_dtype

@@ -89,7 +89,7 @@ class Probe(NamedTuple):
         if self.speed is None:
             raise ValueError("a replica that does not fit serves nothing")
         found: dict[str, Any] = self.speed.document["throughput"]["serving"]
-        return _without_burst(found) if self.is_steady else found
+        return _at_random(found) if self.is_steady else found
 
     @property
     def expert_parallel_size(self) -> int:
@@ -213,9 +213,9 @@ def _why_not(kind: Kind, running: int, tokens: int, fit: Mapping[str, Any]) -> s
     return f"{kind.engine} does not run {requests} of {tokens:,} tokens at once in this memory"
 
 
-def _without_burst(serving: dict[str, Any]) -> dict[str, Any]:
-    """`serving` with the TTFT of a steady load. The first requests of all clients do not wait for each other."""
-    share = serving["steady_ttft_seconds"] / serving["ttft_seconds"]
+def _at_random(serving: dict[str, Any]) -> dict[str, Any]:
+    """`serving` with the TTFT of requests that arrive at random, which do not come in groups."""
+    share = serving["random_ttft_seconds"] / serving["ttft_seconds"]
     return {**serving, **{name: serving[name] * share for name in _TTFTS}}
 
 

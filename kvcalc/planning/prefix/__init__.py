@@ -9,7 +9,7 @@ from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.errors import UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
-from kvcalc.notes import Note, describe_notes
+from kvcalc.notes import BAD_ROWS, Note, describe_notes
 from kvcalc.planning.answers.fit_part import describe_hardware
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.prefix.cost import (
@@ -33,7 +33,7 @@ from kvcalc.planning.reuse.tiers import check_engine_tiers
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.traces import BAD_ROWS, read_trace
+from kvcalc.traces import read_trace
 from kvcalc.traces.reuse import MOST_BLOCKS
 
 KNEE_SHARE = 0.9

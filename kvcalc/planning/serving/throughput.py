@@ -175,6 +175,7 @@ def _describe_serving(
         "ttft_low_seconds": found.ttft_seconds * ttft_factors[0],
         "ttft_high_seconds": found.ttft_seconds * ttft_factors[1],
         "steady_ttft_seconds": found.steady_ttft_seconds,
+        "random_ttft_seconds": found.random_ttft_seconds,
         "tokens_per_second": found.tokens_per_second,
         "tokens_per_second_low": found.tokens_per_second / high,
         "tokens_per_second_high": found.tokens_per_second / low,

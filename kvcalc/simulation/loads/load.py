@@ -7,16 +7,17 @@ from itertools import islice
 from random import Random
 
 from kvcalc.errors import UsageError
-from kvcalc.notes import Note
+from kvcalc.notes import BAD_ROWS, Note
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import poisson_times
 from kvcalc.simulation.loads.requests import Lengths, Request
-from kvcalc.throughput.serving import REQUESTS_PER_CLIENT
-from kvcalc.traces import BAD_ROWS, Trace, TraceRequest, rows_text
+from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.serving import requests_per_client
+from kvcalc.traces import Trace, TraceRequest, rows_text
 
 DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
-# The fewest requests of a closed loop by default, which has REQUESTS_PER_CLIENT.
-_FEWEST_REQUESTS = 100
+# InferenceX sends 10 requests per client to a server that has just started.
+_FEW_PER_CLIENT = 10
 
 Row = tuple[float, int, int, tuple[int, ...]]
 """The arrival of a request in seconds, the tokens of its prompt and its answer, and the names of its whole blocks."""
@@ -33,7 +34,9 @@ class Load(NamedTuple):
     """The load, as it was asked for.
 
     One of `requests_per_second`, `concurrency` and `trace`, which `trace_name` names. `num_requests` is None for the
-    default: 1,000, REQUESTS_PER_CLIENT for each client, or all of a trace.
+    default: 1,000, `requests_per_client` for each client, or all of a trace. `cold` is whether the server has just
+    started. None is the default: it has run before, unless clients send only a few requests each, as in a benchmark.
+    `has_run` is whether this load has run before, too, so that no step is the first one of its kind.
     """
 
     prompt: Lengths | None = None
@@ -46,6 +49,22 @@ class Load(NamedTuple):
     scale_rate: float = 1.0
     num_requests: int | None = None
     seed: int = 0
+    cold: bool | None = None
+    has_run: bool = False
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether the first requests wait for a cold server."""
+        if self.has_run:
+            return False
+        if self.cold is not None or self.concurrency is None:
+            return bool(self.cold)
+        return self.num_requests is not None and self.num_requests <= _FEW_PER_CLIENT * self.concurrency
+
+    def first_seconds(self, c: Constants) -> float:
+        """How much longer the first step with prompts takes."""
+        together = 0.0 if self.concurrency is None or self.has_run else c.first_seconds
+        return max(together, c.cold_seconds) if self.is_cold else together
 
     @property
     def kind(self) -> str:
@@ -157,7 +176,7 @@ def _drawn(load: Load) -> list[Row]:
 def _default_requests(load: Load) -> int:
     if load.concurrency is None:
         return DEFAULT_REQUESTS
-    return min(max(REQUESTS_PER_CLIENT * load.concurrency, _FEWEST_REQUESTS), MOST_REQUESTS)
+    return min(round(requests_per_client(load.concurrency) * load.concurrency), MOST_REQUESTS)
 
 
 def split_requests(requests: Sequence[Request], replicas: int) -> list[list[Request]]:

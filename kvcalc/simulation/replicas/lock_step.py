@@ -104,6 +104,7 @@ class LockStep(Server):
             rank.decoding if not chunks or rank.schedule.mixes else 0 for rank, (chunks, _) in zip(self.ranks, plans)
         ]
         seconds = self._slowest([[chunk for _, chunk in chunks] for chunks, _ in plans], decoding)
+        seconds, self.first_seconds = seconds + self.first_seconds, 0.0
         tokens, gaps = self.pace.tokens(1) if any(decoding) else 0, 0
         for rank, (chunks, _), number in zip(self.ranks, plans, decoding):
             if chunks or number:
@@ -128,10 +129,10 @@ class LockStep(Server):
         for rank, own, number in zip(self.ranks, chunks, decoding):
             if own:
                 others = [chunk for found in chunks if found is not own for chunk in found]
-                seconds = self.times.rank_prompts(own, others, total)
+                seconds = self.times.rank_prompts(own, others, number, total)
             elif number:
                 if others_alone is None:
-                    others_alone = self.times.rank_prompts([], of_all, total)
+                    others_alone = self.times.rank_prompts([], of_all, number, total)
                 seconds = others_alone
             else:
                 continue

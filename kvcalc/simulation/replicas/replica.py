@@ -124,6 +124,7 @@ class Replica(Holder):
         if decoding:
             line = self.times.line(decoding, self.context)
             seconds += line.base + line.slope * self.context
+        seconds, self.first_seconds = seconds + self.first_seconds, 0.0
         gaps = self.run_step(chunks, seconds, self.pace.tokens(1) if decoding else 0)
         if decoding:
             self.gaps.add_run(seconds, seconds, 1, gaps)
@@ -293,16 +294,10 @@ class Replica(Holder):
         lag = self.rules.lag
         if lag is None:
             return 0.0
-        line = self.times.line(max(self.decoding, 1), max(self.context, request.computed))
-        # A request that is alone waits for no steps of others.
-        steps = lag.steps if self.decoding else max(lag.steps, 0.0)
-        steps += lag.prompt_steps * (request.prompt_tokens - request.found_tokens)
-        # The prompts of others stop the steps of a request too, but the simulation has these waits already.
-        step_seconds = line.base + line.slope * max(self.context, request.computed)
-        found = lag.seconds + steps * step_seconds + lag.request_seconds * (len(self.running) - 1)
-        if lag.has_prompt and self.decoding and self.schedule.mixes:
-            found += self.times.alone_seconds(request.prompt_tokens, request.found_tokens)
-        return max(found, 0.0)
+        context = max(self.context, request.computed)
+        line = self.times.line(max(self.decoding, 1), context)
+        found = lag.seconds + lag.token_seconds * request.prompt_tokens + lag.steps * (line.base + line.slope * context)
+        return found + lag.request_seconds * (len(self.running) - 1)
 
     def _preempt(self, request: Request) -> None:
         """Stop a running request. It gives its blocks back, and its cache is computed again later."""

@@ -11,17 +11,14 @@ from kvcalc.records import NamedTuple
 class Lag(NamedTuple):
     """What a request waits for its first token besides what the engine does, which the simulation has.
 
-    - seconds: host time. steps: decode steps in the server's pipeline, without those that the simulation has; it may be
-      negative, if the fitted steps are fewer. prompt_steps: steps per token of the prompt.
-    - request_seconds: host time for each other running request.
-    - has_prompt: whether a prompt is computed, which the constants were fitted to as if it were alone.
+    - seconds: host time. token_seconds: host time for each token of the prompt. request_seconds: for each other running
+      request. steps: decode steps in the server's pipeline.
     """
 
     seconds: float
-    steps: float
-    prompt_steps: float
-    request_seconds: float
-    has_prompt: bool = True
+    steps: float = 0.0
+    token_seconds: float = 0.0
+    request_seconds: float = 0.0
 
 
 class Rules(NamedTuple):

@@ -33,6 +33,7 @@ class Server(ABC):
     recount_every = 512
 
     now = 0.0
+    first_seconds = 0.0  # how much longer the first step with prompts takes
     _planned = 0  # decode steps that may run without another plan, after `begin`
     _is_idle = False  # nothing can run before the next change
     _visible = 0.0  # the scheduler knows the requests that arrived by then

@@ -15,9 +15,9 @@ from typing import Protocol
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.simulation.replicas.server import Run
-from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.roofline import Part, SpeedModel
 
-# The most times of chunks and of attention replicas that are kept.
+# The most times of attention replicas that are kept.
 _MOST_KEPT = 100_000
 
 Chunk = tuple[int, int]
@@ -41,9 +41,6 @@ class StepTimes(Protocol):
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         """The seconds that chunks of prompts add to a decode step of `batch` requests, or take alone if it is 0."""
 
-    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
-        """How much longer a prompt takes alone than it makes decode steps: about the reading of the weights."""
-
 
 class RankTimes(Protocol):
     """How long steps of attention replicas take, each with its own requests."""
@@ -51,8 +48,11 @@ class RankTimes(Protocol):
     def rank_line(self, batch: int, context: int, total: int) -> Line:
         """The seconds of a decode step of a replica that has `batch` of all `total` sequences, over their context."""
 
-    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], total: int) -> float:
-        """The seconds of a replica for its own chunks and its experts' share of the others', like `prompts`."""
+    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
+        """The seconds that a replica's own chunks, and its experts' share of the others', add to its decode step.
+
+        It has `batch` of all `total` sequences. If no replica decodes, the step takes so long alone.
+        """
 
 
 class ModelTimes:
@@ -66,8 +66,6 @@ class ModelTimes:
         self._ends = _piece_ends(model)
         self._lines: dict[tuple[int, int], Line] = {}
         self._rank_lines: dict[tuple[int, int, int], Line] = {}
-        self._chunks: dict[tuple[Chunk, float | None], float] = {}
-        self._prompts: dict[Chunk, float] = {}
 
     def line(self, batch: int, context: int) -> Line:
         place = bisect_right(self._ends, context / batch, 0, len(self._ends) - 1)
@@ -86,27 +84,16 @@ class ModelTimes:
         return found
 
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
-        if not batch:
-            return self._factor * self._model.prefill_chunks(chunks).seconds
-        return sum(map(self._work, chunks))
+        model = self._model
+        if batch:
+            return self._factor * model.beside([Part(*chunk) for chunk in chunks], batch).seconds
+        share = model.share_of_prompts(len(chunks))
+        return self._factor * model.alone([Part(*chunk, share) for chunk in chunks]).seconds
 
-    def alone_seconds(self, tokens: int, found_tokens: int) -> float:
-        # A few tokens hardly change it, so that all lengths have few values.
-        unit = 1 << max(0, tokens.bit_length() - 5)
-        end, start = tokens // unit * unit, found_tokens // unit * unit
-        start = min(start, end - 1)
-        found = self._prompts.get((start, end))
-        if found is None:
-            if len(self._prompts) >= _MOST_KEPT:
-                self._prompts.clear()
-            alone, beside = self._model.prefill(end, 1, start), self._model.prefill_work(end, start)
-            found = self._prompts[start, end] = self._factor * (alone.seconds - beside.seconds)
-        return found
-
-    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], total: int) -> float:
-        if not total:
-            return self._factor * self._model.prefill_chunks(own, others).seconds
-        return sum(self._work(chunk, 1.0) for chunk in own) + sum(self._work(chunk, 0.0) for chunk in others)
+    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
+        parts = [*(Part(*chunk) for chunk in own), *(Part(*chunk, 0.0) for chunk in others)]
+        found = self._model.beside(parts, total, busiest=batch) if total else self._model.alone(parts)
+        return self._factor * found.seconds
 
     def _new_line(self, batch: int, place: int, total: int | None = None) -> Line:
         low, high = self._ends[place - 1], self._ends[place]
@@ -115,15 +102,6 @@ class ModelTimes:
         first, last = (self._factor * step.seconds for step in steps)
         slope = (last - first) / (high - low)
         return Line(first - slope * low, slope / batch, high * batch)
-
-    def _work(self, chunk: Chunk, share: float | None = None) -> float:
-        found = self._chunks.get((chunk, share))
-        if found is None:
-            if len(self._chunks) >= _MOST_KEPT:
-                self._chunks.clear()
-            start, end = chunk
-            found = self._chunks[chunk, share] = self._factor * self._model.prefill_work(end, start, share).seconds
-        return found
 
 
 def _piece_ends(model: SpeedModel) -> list[int]:

@@ -26,9 +26,11 @@ class Measured(NamedTuple):
 class Point(NamedTuple):
     """One run. None means that the file does not say.
 
-    `release` is the engine's, as the file states it. `models` are the names that the file has for the model, the best
-    one first. `concurrency` is the number of requests at the same time; `is_average` is true if it was computed with
-    Little's law. A decode step follows `input_tokens` cached tokens and is the mean of `output_tokens` steps.
+    `engine` and its `release` are those that the server itself stated. `likely_engine` is the engine that the client's
+    options suggest. The same client measures every server, so it is only a default. `models` are the names that the
+    file has for the model, the best one first. `concurrency` is the number of requests at the same time; `is_average`
+    is true if it was computed with Little's law. A decode step follows `input_tokens` cached tokens and is the mean of
+    `output_tokens` steps.
     `unknown_dtype` is the file's text for a type of weights that kvcalc does not know. `settings` are the engine's own
     options. `refusal` says why the run cannot be compared.
     """
@@ -54,6 +56,7 @@ class Point(NamedTuple):
     times: tuple[Measured, ...] = ()
     refusal: str | None = None
     data_parallel_size: int | None = None
+    likely_engine: str | None = None
 
 
 def number(row: Mapping[str, Any], key: str) -> float | None:

@@ -24,8 +24,9 @@ from kvcalc.throughput.bench_results.point import (
     whole,
 )
 
-# The client's --backend begins with one of these, and the server is then this engine.
-_ENGINES = {
+# The client's --backend begins with one of these, and the server is then probably this engine. It only says how the
+# client asks: `vllm` is the same OpenAI API that every engine has.
+_LIKELY = {
     "vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt-llm", "trt": "tensorrt-llm", "llama.cpp": "llama.cpp",
 }  # fmt: skip
 
@@ -43,17 +44,21 @@ def is_sglang(row: Mapping[str, Any]) -> bool:
 def read_vllm(row: Mapping[str, Any], run: int) -> Point:
     """One result of `vllm bench serve`.
 
-    Its default backend is `openai`, which does not name the engine; it is then taken to be vLLM, whose client it is.
+    It never names the server's engine. Its default backend is `openai`; the server is then probably vLLM, whose client
+    it is.
     """
     backend = text(row, "backend") or text(row, "endpoint_type") or ""
     models = tuple(name for key in ("model_id", "tokenizer_id") if (name := text(row, key)))
-    engine = _engine(backend) or ("vllm" if backend.startswith("openai") else None)
+    likely = _likely_engine(backend) or ("vllm" if backend.startswith("openai") else None)
     drafted = number(row, "spec_decode_acceptance_length")
-    return _serving(row, Point("vllm", run, engine, models=models), "mean_e2el_ms", drafted)
+    return _serving(row, Point("vllm", run, models=models, likely_engine=likely), "mean_e2el_ms", drafted)
 
 
 def read_sglang(row: Mapping[str, Any], run: int) -> Point:
-    """One line of SGLang's bench_serving. Newer releases have the server's own arguments in `server_info`."""
+    """One line of SGLang's bench_serving.
+
+    Newer releases have the server's own arguments in `server_info`, which only SGLang's servers give.
+    """
     server = table(row, "server_info")
     tensor, replicas = whole(server, "tp_size"), whole(server, "dp_size") or 1
     refusal = None
@@ -63,13 +68,14 @@ def read_sglang(row: Mapping[str, Any], run: int) -> Point:
     elif replicas > 1:
         refusal = f"dp_size is {replicas} without enable_dp_attention, and kvcalc predicts one replica"
     point = Point(
-        "sglang", run, _engine(text(row, "backend") or ""), text(server, "version"),
+        "sglang", run, "sglang" if server else None, text(server, "version"),
         tuple(name for key in ("model_path", "served_model_name") if (name := text(server, key))),
         tensor_parallel_size=tensor,
         pipeline_parallel_size=whole(server, "pp_size"),
         expert_parallel_size=whole(server, "ep_size"),
         refusal=refusal,
         data_parallel_size=replicas,
+        likely_engine=_likely_engine(text(row, "backend") or ""),
     )  # fmt: skip
     return _serving(row, point, "mean_e2e_latency_ms", number(row, "accept_length"))
 
@@ -123,5 +129,5 @@ def _concurrency(
     return littles_concurrency(rate, request_seconds), True
 
 
-def _engine(backend: str) -> str | None:
-    return next((engine for name, engine in _ENGINES.items() if backend.startswith(name)), None)
+def _likely_engine(backend: str) -> str | None:
+    return next((engine for name, engine in _LIKELY.items() if backend.startswith(name)), None)

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from kvcalc.engines.log import Setup
 from kvcalc.engines.log_lines import EQUAL, UNEXPLAINED, Figure, Log, Printed, Record, count_equal, parse_printed
 from kvcalc.engines.rounding import ceil_div
-from kvcalc.engines.vllm import Vllm
+from kvcalc.engines.vllm.engine import Vllm
 from kvcalc.engines.vllm.layers import layers_of
 from kvcalc.engines.vllm.pages import STATE
 from kvcalc.engines.vllm.releases import Rules, rules_of

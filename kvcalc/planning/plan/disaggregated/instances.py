@@ -90,7 +90,7 @@ def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | T
         min(each, _MOST_PROMPTS) * shape.attention_replicas,
         shape.stages,
         found.slots,
-        model.constants.ttft_seconds,
+        model.constants.ttft_seconds + model.constants.ttft_token_seconds * lengths.input_tokens,
     )
     return found._replace(rates=rates)
 
@@ -130,11 +130,12 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if is_fast(middle) else (low, middle - 1)
-    constants = model.constants
+    schedule, constants = found.case.engine.schedule(), model.constants
+    # Its own step, half of the one that runs, and the next one if it is scheduled already.
+    steps = 1.5 + (schedule is not None and schedule.overlaps) + constants.ttft_steps
     host = (needs.host_passes - 1) * constants.ttft_seconds
     rates = Decode(
-        shape.devices, tpot, low, lengths.output_tokens, found.slots, max(1.0, constants.ttft_steps), host,
-        model.tokens_per_step,
+        shape.devices, tpot, low, lengths.output_tokens, found.slots, steps, host, model.tokens_per_step
     )  # fmt: skip
     return found._replace(rates=rates)
 

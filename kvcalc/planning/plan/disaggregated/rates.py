@@ -106,7 +106,9 @@ def mean_wait(utilization: float, service: float, turns: int) -> float:
 
 
 def seen_share(utilization: float, clients: int, instances: int) -> float:
-    """The share of an instance's utilization that a new request of a closed loop sees, below (clients - 1) / clients.
+    """The share of an instance's utilization, below 1, that a new request of a closed loop sees.
+
+    It is at most (clients - 1) / clients.
 
     It sees the queue that there would be with one client less (the arrival theorem; for fixed service times Reiser's
     approximation, A queueing network analysis of computer communication networks with window flow control, 1979). The
@@ -123,8 +125,6 @@ def seen_share(utilization: float, clients: int, instances: int) -> float:
     most = share = (clients - 1) / clients
     for _ in range(_SHARE_ROUNDS):
         used = share * utilization
-        if used >= 1:
-            return share
         wait = used / (2 * (1 - used))
         more = used * (2 - used) / (2 * (1 - used) ** 2)
         elsewhere = clients / instances / utilization - 1 - wait

@@ -1,0 +1,481 @@
+"""SGLang: a pool of rows for all tokens, a pool for windows, a pool for states, and a request table.
+
+Source: memory_pool.py, pool_configurator.py and kv_cache_configurator.py, SGLang 0.5.23.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, lines_of
+from kvcalc.engines.options import Given
+from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
+from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
+from kvcalc.engines.sglang.device import device_defaults, steps_by_memory
+from kvcalc.engines.sglang.drafts import DraftSlot, draft_slot
+from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
+from kvcalc.engines.sglang.models import (
+    MINIMAX_M3,
+    VERSION,
+    WITH_ENCODER,
+    WITH_EXTRA_STATES,
+    check_model,
+    is_sparse,
+)
+from kvcalc.engines.sglang.pools import Pools, pools_of
+from kvcalc.engines.sglang.profile import (
+    DRAFTING_REQUESTS,
+    memory_after_states,
+    most_requests,
+    num_states,
+    profiled_tokens,
+)
+from kvcalc.engines.sglang.settings import Settings, parse_settings
+from kvcalc.errors import UsageError
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
+from kvcalc.memory.reads import Entries
+from kvcalc.memory.sharding import longer_last, stages_of, whole_of
+from kvcalc.model.caches import Cache
+from kvcalc.model.spec import ModelSpec, has_states
+from kvcalc.notes import Note
+from kvcalc.releases import Release
+from kvcalc.units import Number
+
+if TYPE_CHECKING:
+    from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.scheduler import Disaggregation, Schedule
+
+# DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
+# default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
+_SPARSE_PAGE = 64
+_M3_PAGE = 128
+
+# Settings that count for all attention replicas together.
+_OF_ALL_REPLICAS = ("max-running-requests", "max-mamba-cache-size", "chunked-prefill-size")
+
+# Extra tokens per row of the request table (get_req_to_token_extra_context_len). The table's entries are int32.
+_EXTRA_TOKENS = 4
+_INDEX_BYTES = 4
+# The fewest tokens that are allocated per step for drafts in trees: one for each branch of a tree of n-grams
+# (speculative_ngram_max_bfs_breadth).
+_LEAST_IN_TREES = 10
+
+
+class Sglang(Engine):
+    """Counts pools that are just large enough for a batch at full context.
+
+    Raises ModelError (exit 3) for models whose pools are not modelled, and UsageError (exit 2) for options and dtypes
+    that SGLang does not support.
+    """
+
+    name = "sglang"
+    title = "SGLang"
+    reuse_class = ("sglang.reuse", "SglangReuse")
+    classes_of_transformers = "config"
+    pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
+    running_option = "max-running-requests"
+    by_type: Mapping[str, tuple[str, str]] = {"deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4")}
+    version = VERSION
+    # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
+    # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
+    has_attention_replicas = True
+    splits_uneven_experts = False
+    spreads_mlps = True
+    spreads_head = True
+    divides_decode = False
+    limits_all_replicas = True  # each replica runs max_running_requests // dp_size (ModelRunner)
+    lora_option = "max-loras-per-batch"
+    # InferenceX serves DeepSeek-R1 in fp8 on four B200 with it (benchmarks/dsr1_fp8_b200.sh).
+    largest_share = ("mem-fraction-static", "0.95")
+
+    def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
+        super().__init__(spec, settings, stages, release)
+        self.chosen = self.parse(settings)
+        self.page = self.chosen.page_size
+        # The ratio of the window pool's tokens to the full pool's tokens, exactly as given.
+        self.ratio = Fraction(str(self.chosen.swa_full_tokens_ratio))
+        self.settings = self.chosen._asdict()
+        if is_sparse(spec) and self.page != _SPARSE_PAGE:
+            raise UsageError(f"--page-size {self.page}: sparse attention needs pages of {_SPARSE_PAGE} tokens")
+        self.check_model()
+        self.prompt_ranks = self.chosen.attn_cp_size
+        if self.prompt_ranks > 1:
+            from kvcalc.engines.sglang.context_parallel import check_copies, keeps_mlps
+
+            check_copies(spec, self.prompt_ranks, settings, stages)
+            self.spreads_mlps = not keeps_mlps(spec)
+        if spec.model_type in WITH_ENCODER and self.chosen.max_running_requests is not None:
+            raise UsageError("--max-running-requests: the request table of a model with an encoder is not modelled")
+        # The states of a running request: its own, and with the prefix cache those of the prefixes that it uses.
+        # SGLang runs only as many requests as have these states (_calculate_mamba_ratio, kv_cache_configurator.py).
+        has_more = spec.model_type in WITH_EXTRA_STATES
+        self.states_each = 1 if self.chosen.disable_radix_cache else 5 if has_more else 3
+        # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
+        self.encoder = encoder_tokens(spec)
+        # ChunkCache (mem_cache/chunk_cache.py) then stands in the tree's place, and it matches no prefix.
+        if self.chosen.disable_radix_cache:
+            self.prefixes_off = "leave --disable-radix-cache out"
+        self.notes = _notes(spec, self.chosen)
+        self._found: dict[tuple[int, int], tuple[ModelSpec, Dtype, Pools]] = {}
+        self._last: tuple[ModelSpec, Dtype, Pools] | None = None
+
+    @classmethod
+    def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
+        """Requests, states and the tokens of a prefill step are divided among the attention replicas.
+
+        Source: resolve_max_num_reqs and _handle_max_mamba_cache (mem_cache/kv_cache_configurator.py), and
+        arg_groups/parallel_hook.py for --chunked-prefill-size.
+        """
+        if settings.get("attn-cp-size", "1") != "1":
+            raise UsageError("--attn-cp-size: not modelled with attention replicas", "leave out --dp")
+        shared = cls.default_settings(settings)
+        given = Given("sglang", shared)
+        counts = {name: given.optional_count(name) for name in _OF_ALL_REPLICAS}
+        if "speculative-num-draft-tokens" in shared and counts["max-running-requests"] is None:
+            counts["max-running-requests"] = DRAFTING_REQUESTS
+        return {**shared, **{name: Number(max(1, n // replicas)) for name, n in counts.items() if n is not None}}
+
+    @classmethod
+    def default_settings(cls, settings: Mapping[str, str]) -> Mapping[str, str]:
+        """The settings with SGLang's defaults for this model, if there are any that count."""
+        return settings
+
+    def parse(self, settings: Mapping[str, str]) -> Settings:
+        """The given options, with the defaults for this model. Raises UsageError (exit 2)."""
+        page = _SPARSE_PAGE if is_sparse(self.spec) else _M3_PAGE if self.spec.model_type in MINIMAX_M3 else 1
+        return parse_settings(settings, page)
+
+    def check_model(self) -> None:
+        """Raise ModelError (exit 3) if the pools of the model are not modelled."""
+        check_model(self.spec)
+
+    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
+        if self.prompt_ranks > 1:
+            from kvcalc.engines.sglang.context_parallel import check_devices
+
+            check_devices(spec, self.prompt_ranks, tensor_parallel_size)
+
+    @staticmethod
+    def cut(num_layers: int, stages: int) -> list[int]:
+        """Remaining layers go to the last ranks, one each (get_pp_indices, srt/distributed/utils.py)."""
+        return longer_last(num_layers, stages)
+
+    @classmethod
+    def device_settings(
+        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+    ) -> dict[str, str]:
+        return {"chunked-prefill-size": str(steps_by_memory(memory_bytes)[0])}
+
+    @classmethod
+    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+        return device_defaults()
+
+    @classmethod
+    def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
+        """--cp-strategy."""
+        from kvcalc.engines.sglang.context_parallel import strategy_of
+
+        return None if settings.get("attn-cp-size", "1") == "1" else strategy_of(spec)
+
+    def reserve(self, question: Question) -> Reserve:
+        from kvcalc.engines.sglang.reserve import reserve
+
+        return reserve(question)
+
+    @staticmethod
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
+        """`auto` depends on the device for sparse attention, and on the checkpoint for other models.
+
+        See `defaults` for the rules and their sources.
+        """
+        name, reason = default_cache(spec, dtype, place) if asked.casefold() == "auto" else (asked, None)
+        return (RAW_FP8 if is_fp8(name) and has_raw_rows(spec, place) else name), reason
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        full, window = self._pool_tokens(self._pools(self.spec, dtype), tokens, 1)
+        layer = next(
+            layer for layer in layers_of(self.spec, dtype) if (type(layer.cache), layer.cache) == (type(cache), cache)
+        )
+        rows = self._num_states(1) + 1
+        if layer.pool != STATE:
+            rows = self.page + (full if layer.pool == FULL else window)
+        return rows * layer.bytes
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        layers = layers_of(share, dtype)
+        return [Entries(layer.cache, layer.num_layers, (layer.bytes,)) for layer in layers if layer.stores]
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        pools = self._pools(share, dtype)
+        return self._bytes(share, dtype, pools, tokens, batch, *self._pool_tokens(pools, tokens, batch))
+
+    def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
+        """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
+        return self._bytes(share, dtype, self._pools(share, dtype), tokens, batch, full, window)
+
+    def _bytes(
+        self, share: ModelSpec, dtype: Dtype, pools: Pools, tokens: int, batch: int, full: int, window: int
+    ) -> int:
+        page = self.page
+        rows = (full + page) * pools.full
+        if pools.window:
+            rows += (window + page) * pools.window
+        if pools.state:
+            rows += (self._num_states(batch) + 1) * pools.state
+        if self.chosen.max_running_requests is not None:
+            rows += self.table_bytes(tokens)
+        if self.chosen.speculative_num_draft_tokens is not None:
+            rows += self._draft_bytes(share, dtype, batch)
+        return rows
+
+    def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
+        pools = self._pools(share, dtype)
+        if self.bounds or pools.widest_window or self.chosen.max_mamba_cache_size is not None:
+            return None
+        spare, drafts = self._draft_bytes(share, dtype, 0), self._draft_bytes(share, dtype, 1)
+        if drafts and self.chosen.max_running_requests is not None:
+            return None
+        each = round_up(tokens + self.encoder, self.page) * pools.full + self.states_each * pools.state + drafts - spare
+        return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        from kvcalc.engines.sglang.prefixes import SglangPrefixes
+
+        return SglangPrefixes(self, share, dtype)
+
+    def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self.page * self.ratio.denominator
+
+    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self.page
+
+    def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        pools = self._pools(spec, dtype)
+        if not self._is_even(pools):
+            return super().growth(spec, dtype, tokens)
+        here, period = self.held_bytes(spec, dtype, tokens, 1), self.growth_tokens(spec, dtype)
+        return growth_of(here, here + period * pools.full, tokens, period)
+
+    def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
+        pools, page = self._pools(share, dtype), self.page
+        if self.bounds or not pools.full or not self._is_even(pools):
+            return super().longest_context(share, dtype, batch, memory)
+        fixed = self.held_bytes(share, dtype, 1, batch) - batch * round_up(1 + self.encoder, page) * pools.full
+        return max((memory - fixed) // (batch * page * pools.full) * page - self.encoder, 0)
+
+    def _is_even(self, pools: Pools) -> bool:
+        """Whether every further page takes the same bytes: there is no window pool, and no table of requests."""
+        return not pools.widest_window and self.chosen.max_running_requests is None
+
+    def check_context(self, tokens: int) -> None:
+        length = self.chosen.context_length
+        if length is not None and length < tokens:
+            raise UsageError(f"--context-length {length} is shorter than the context of {tokens} tokens")
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+        self.check_context(tokens)
+        page, pools = self.page, self._pools(share, dtype)
+        found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
+        if memory is not None:
+            capacity = self._profiled_tokens(share, dtype, memory)
+            if capacity is not None:
+                found = BlockPool(*found[:3], capacity // page, capacity, capacity / self._paged(tokens))
+        full, window = self._pool_tokens(pools, tokens, batch)
+        return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
+
+    def schedule(self) -> Schedule:
+        from kvcalc.engines.sglang.scheduler import schedule
+
+        return schedule(self.chosen.chunked_prefill_size)
+
+    @classmethod
+    def disaggregation(cls) -> Disaggregation:
+        from kvcalc.engines.sglang.scheduler import DISAGGREGATION
+
+        return DISAGGREGATION
+
+    def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
+        """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.
+
+        N-grams are drafted in trees (get_alloc_reserve_per_decode, mem_cache/allocation_sizing.py).
+        """
+        return 2 * max(num_tokens + 1, _LEAST_IN_TREES if by_ngrams else 0) - 1
+
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
+        """The table counts tokens, in whole pages."""
+        size = self.block_tokens(share, dtype)
+        found = self.blocks(share, dtype, longest_tokens, batch, memory)
+        return RunningPool(found["kv_cache_tokens"], size, range(0, (-(-longest_tokens // size) + 3) * size, size))
+
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        """The most requests for which there are states, and for whose tokens the states leave room.
+
+        Without states, the bytes of a request say how many have room.
+        """
+        most = self._most_running(share, dtype, memory)
+        if memory is None or not self._largest_states(share, dtype):
+            return most
+        capacity = self._profiled_tokens(share, dtype, memory)
+        if capacity is None:
+            return most
+        return min(most, max(0, capacity - shared_tokens) // (self._paged(tokens) - shared_tokens))
+
+    def _most_running(self, share: ModelSpec, dtype: Dtype, memory: int | None) -> int:
+        """max_running_requests of a server, whatever the requests' lengths (resolve_max_num_reqs)."""
+        capacity = None if memory is None else self._profiled_tokens(share, dtype, memory)
+        most = most_requests(self.chosen, capacity, self.chosen.context_length or self.spec.max_position_embeddings)
+        state = self._largest_states(share, dtype)
+        states = num_states(memory, state, self.chosen, self.states_each) if state else None
+        return most if states is None else min(most, states // self.states_each)
+
+    def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
+        """max_total_num_tokens if every device has `memory` bytes for its pools: the least of any pipeline stage.
+
+        Every stage subtracts as many states as the stage with the most of them (_handle_max_mamba_cache).
+        """
+        left = memory_after_states(memory, self._largest_states(share, dtype), self.chosen, self.states_each)
+        found = [profiled_tokens(self._pools(stage, dtype), self.chosen, left) for stage in self._stages(share)]
+        return min((tokens for tokens in found if tokens is not None), default=None)
+
+    def _stages(self, share: ModelSpec) -> Sequence[ModelSpec]:
+        return stages_of(whole_of(share), self.bounds) if self.bounds else (share,)
+
+    def _largest_states(self, share: ModelSpec, dtype: Dtype) -> int:
+        """The bytes of a state in the pipeline stage with the most of them."""
+        return max(self._pools(stage, dtype).state for stage in self._stages(share))
+
+    def _paged(self, tokens: int) -> int:
+        """The tokens that a request of `tokens` tokens takes in the pool."""
+        return round_up(tokens + self.encoder, self.page)
+
+    def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
+        pools, page, every = self._pools(share, dtype), self.page, tokens + self.encoder
+        full, window = self._pool_tokens(pools, tokens, batch)
+        paged = batch * round_up(every, page)
+        slots = self._num_states(batch)
+        sizes: defaultdict[str, int] = defaultdict(int)
+        for layer in layers_of(share, dtype):
+            row = layer.num_layers * layer.bytes
+            stored = batch * layer.num_layers * stored_cache_bytes(layer.cache, tokens, dtype) if layer.stores else 0
+            sizes["stored"] += stored
+            if layer.pool == STATE:
+                sizes["different layout or dtype"] += batch * row - stored
+                sizes["states beyond the batch"] += (slots - batch) * row
+            elif layer.pool == WINDOW:
+                beside = "window pool beyond the windows" if layer.stores else "unused rows"
+                sizes[beside] += window * row - stored
+            else:
+                beside = "windows kept whole" if layer.cache.window is not None else "different layout or dtype"
+                if self.encoder or not layer.stores or layer.cache.kind == "cross_attention":
+                    beside = "unused rows"
+                sizes[beside] += batch * every * row - stored
+                sizes["pages rounded up"] += (paged - batch * every) * row
+                sizes["tokens required by the window pool's ratio"] += (full - paged) * row
+        sizes["dummy page"] = page * (pools.full + pools.window)
+        sizes["dummy state"] = pools.state
+        sizes["request table"] = self.table_bytes(tokens)
+        if self.chosen.speculative_num_draft_tokens is not None:
+            slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
+            sizes["states for checking drafts"] = requests * slot.states
+            sizes["convolution inputs for checking drafts"] = requests * slot.inputs
+        return lines_of(sizes)
+
+    def _draft_slot(self, share: ModelSpec, dtype: Dtype) -> DraftSlot:
+        chosen = self.chosen
+        return draft_slot(share, dtype, chosen.speculative_num_draft_tokens, chosen.speculative_eagle_topk)
+
+    def _draft_requests(self, batch: int) -> int:
+        """The slots of running requests, and the spare one. No more requests run than there are states."""
+        most, states = self.chosen.max_running_requests or 0, self.chosen.max_mamba_cache_size
+        return max(batch, most if states is None else min(most, states // self.states_each)) + 1
+
+    def _draft_bytes(self, share: ModelSpec, dtype: Dtype, batch: int) -> int:
+        if self.chosen.speculative_num_draft_tokens is None:
+            return 0
+        return self._draft_requests(batch) * sum(self._draft_slot(share, dtype))
+
+    def _num_states(self, batch: int) -> int:
+        return max(self.chosen.max_mamba_cache_size or 0, batch * self.states_each)
+
+    def _pools(self, share: ModelSpec, dtype: Dtype) -> Pools:
+        # Most questions are about the share of the one before.
+        if self._last is not None and self._last[0] is share and self._last[1] is dtype:
+            return self._last[2]
+        found = self._found.get((id(share), id(dtype)))
+        if found is None:
+            # Keep the share and the dtype too, so that their id() is not reused.
+            found = self._found[id(share), id(dtype)] = share, dtype, pools_of(share, dtype)
+        self._last = found
+        return found[2]
+
+    def _pool_tokens(self, pools: Pools, tokens: int, batch: int) -> tuple[int, int]:
+        """The number of tokens in the full pool and in the window pool.
+
+        The full pool has whole pages for every sequence, and the window pool has a share of that. The numbers are the
+        same on every pipeline stage, regardless of its layers.
+
+        The window pool must hold every sequence's window, and SGLang only starts if it holds more than one window and
+        one page (validate_swa_pool_size). If the share is too small, both pools are larger. A model with windows in all
+        layers has only the window pool, and the ratio does not apply.
+        """
+        page, tokens = self.page, tokens + self.encoder
+        full, span = batch * round_up(tokens, page), pools.widest_window
+        return self.sized_pools(pools, full, batch * round_up(min(tokens, span), page)) if span else (full, 0)
+
+    def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
+        """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""
+        page, span = self.page, pools.widest_window
+        if not span:
+            return full, 0
+        least = max(round_up(span + page + 1, page), least)
+        if not pools.has_full:
+            return 0, max(full, least)
+        full = max(full, round_up(ceil_div(least * self.ratio.denominator, self.ratio.numerator), page))
+        while self._window_tokens(full) < least:
+            # SGLang computes the share in floating point, which can be just below a whole number.
+            full += page
+        return full, self._window_tokens(full)
+
+    def _window_tokens(self, full_tokens: int) -> int:
+        return int(full_tokens * self.chosen.swa_full_tokens_ratio) // self.page * self.page
+
+    def table_bytes(self, tokens: int) -> int:
+        """Bytes of req_to_token: one row for each request that may run, and one spare row (ReqToTokenPool).
+
+        0 if SGLang derives the number of requests from the memory.
+        """
+        requests = self.chosen.max_running_requests
+        if requests is None:
+            return 0
+        longest = self.chosen.context_length or max(self.spec.max_position_embeddings or 0, tokens)
+        return (requests + 1) * (longest + self._extra_tokens()) * _INDEX_BYTES
+
+    def _extra_tokens(self) -> int:
+        """The room for tokens beyond the longest request: for drafts, and with pages for those of two steps."""
+        checked, page = self.chosen.speculative_num_draft_tokens, self.page
+        if checked is None:
+            return _EXTRA_TOKENS
+        of_two_steps = 2 * checked + page - 1 if page > 1 else 0
+        return max(_EXTRA_TOKENS + checked, of_two_steps)
+
+
+def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
+    """Notes about SGLang's defaults that are not counted here."""
+    notes = []
+    if settings.max_running_requests is None:
+        text = "the request table depends on the memory and is not counted; set --max-running-requests to count it"
+        notes.append(Note("engine", "request-table", text))
+    if has_states(spec) and not settings.max_mamba_cache_size:
+        text = "SGLang gives the states a share of the memory; only those that the batch needs are counted"
+        notes.append(Note("engine", "more-states", f"{text} (set --max-mamba-cache-size)"))
+    return tuple(notes)

@@ -1,0 +1,424 @@
+"""vLLM: one pool of blocks, and the most blocks that a request at full length may hold.
+
+Source: core/kv_cache_planning.py and core/kv_cache_utils.py, vLLM 0.33.0. The rules of older releases are in
+releases.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.engines.checkpoint import published_cache, quantized_cache
+from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, block_table
+from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
+from kvcalc.engines.unread import NOT_READ_IN_VLLM
+from kvcalc.engines.vllm.account import Plan, account
+from kvcalc.engines.vllm.blocks import default_block, step_of
+from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
+from kvcalc.engines.vllm.context_parallel import check_prompt_ranks, check_token_ranks
+from kvcalc.engines.vllm.defaults import default_cache, has_raw_rows
+from kvcalc.engines.vllm.device import device_defaults, device_settings
+from kvcalc.engines.vllm.groups import group
+from kvcalc.engines.vllm.layers import Layer, entries_of, layers_of, with_draft_layers
+from kvcalc.engines.vllm.releases import RELEASES, Rules, is_known, rules_of
+from kvcalc.engines.vllm.settings import Settings, check_partition, parse_settings
+from kvcalc.engines.vllm.states import ALL, States
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
+from kvcalc.memory.reads import Entries
+from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
+from kvcalc.model.caches import Cache
+from kvcalc.model.spec import ModelSpec, has_states, period
+from kvcalc.notes import Note
+from kvcalc.releases import Asked, Release, parse_release
+
+if TYPE_CHECKING:
+    from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.throughput.hardware import Gpu
+
+VERSION = "0.33.0"
+_AUTO_CONTEXT_SINCE = Release.of(0, 14)
+
+
+class Vllm(Engine):
+    """Counts the blocks of vLLM in a given release (None: the newest), with vLLM's own options.
+
+    Layers are grouped over the whole model, and each of the pipeline `stages` holds its part of every group. A sequence
+    takes what vLLM reserves to admit it: whole blocks of every group, and windows plus in-flight tokens. Raises
+    ModelError (exit 3) for models whose layout in vLLM is not modelled, and UsageError (exit 2) for options and dtypes
+    that vLLM does not support.
+    """
+
+    name = "vllm"
+    title = "vLLM"
+    reuse_class = ("vllm.reuse", "VllmReuse")
+    classes_of_transformers = "config"
+    unread = NOT_READ_IN_VLLM
+    running_option = "max-num-seqs"
+    version = VERSION
+    # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
+    has_attention_replicas = True
+    # The cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).
+    joins_drafts = True
+    lora_option = "max-loras"
+    # What vllm-project/recipes says to try when vLLM finds no memory for the cache blocks (InternLM/Intern-S1.md).
+    largest_share = ("gpu-memory-utilization", "0.95")
+    limits_concurrency = False  # the start-up log prints how many requests the pool holds, also if fewer may run
+
+    def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
+        super().__init__(spec, settings, 1, release)
+        self.rules = rules_of(release)
+        self.place = Place(None if release is None else parse_release("vllm", release).release)
+        chosen, self.states = parse_settings(settings, spec, self.rules, self.place)
+        chosen = chosen._replace(pipeline_parallel_size=stages)
+        check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
+        _refuse(spec)
+        shown = {name: value for name, value in chosen._asdict().items() if name != "overlaps_stages"}
+        if not chosen.enable_prefix_caching:
+            is_asked = "no-enable-prefix-caching" in settings
+            self.prefixes_off = "leave --no-enable-prefix-caching out" if is_asked else "use --enable-prefix-caching"
+        self.chosen, self.settings = chosen, {"rules": self.rules.name, **shown}
+        self.notes = (
+            *_model_notes(spec),
+            *_notes(spec, chosen, self.states, "enable-prefix-caching" in settings),
+            *_stage_notes(self.rules, stages),
+        )  # fmt: skip
+        # vLLM assumes an encoder output as long as a batch can be (SchedulerConfig.max_num_encoder_input_tokens).
+        batched = chosen.max_num_batched_tokens
+        in_flight = chosen.max_in_flight_tokens if self.rules.two_steps else batched
+        self.token_ranks = chosen.decode_context_parallel_size
+        self.prompt_ranks = chosen.prefill_context_parallel_size
+        self.divides_decode = chosen.decode_context_parallel_size == 1  # else pcp_shard_decode_requests
+        if self.prompt_ranks > 1:
+            check_prompt_ranks(spec, settings, chosen, self.place)
+        self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
+        self._layers: dict[tuple[int, int], tuple[ModelSpec, Dtype, tuple[ModelSpec, list[Layer]]]] = {}
+        self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
+
+    @classmethod
+    def device_settings(
+        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+    ) -> dict[str, str]:
+        return device_settings(memory_bytes, device_name, device_class, release)
+
+    @classmethod
+    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+        return device_defaults(release)
+
+    @classmethod
+    def with_default_block(
+        cls, spec: ModelSpec, kv_dtype: str, settings: Mapping[str, str], place: Place
+    ) -> Mapping[str, str]:
+        if "block-size" in settings:
+            return settings
+        block = default_block(spec, kv_dtype, place)
+        return settings if block == step_of(spec) else {**settings, "block-size": str(block)}
+
+    @classmethod
+    def default_block(cls, spec: ModelSpec, kv_dtype: str, place: Place) -> int | None:
+        """Beside states, blocks are as large as a state needs."""
+        return None if has_states(spec) else default_block(spec, kv_dtype, place)
+
+    @classmethod
+    def known_releases(cls) -> list[str]:
+        return [rules.release for rules in RELEASES if rules.since > (0, 0, 0)]
+
+    @classmethod
+    def divides_tokens(cls, spec: ModelSpec, vendor: str | None) -> bool:
+        """The attention backend must have the log-sum-exp of a decode step.
+
+        FlashAttention, FlashInfer and the backends for latents have it; on AMD's devices only the latter
+        (check_attention_cp_compatibility, v1/worker/cp_utils.py in 0.33.0).
+        """
+        return vendor == "NVIDIA" or (vendor == "AMD" and spec.attention.is_latent)
+
+    @classmethod
+    def check_auto_context(cls, settings: Mapping[str, Any], release: Release | None) -> None:
+        """--max-model-len auto is in 0.14.0, and not in 0.12.0: the longest length of which one request fits.
+
+        Source: _auto_fit_max_model_len, v1/core/kv_cache_planning.py, vLLM 0.33.0.
+        """
+        if release is not None and release < _AUTO_CONTEXT_SINCE:
+            raise UsageError("--context auto: vllm before 0.14 does not choose a context", "give --context N")
+
+    @classmethod
+    def weight_padding(
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
+    ) -> tuple[tuple[str, int], ...]:
+        from kvcalc.engines.vllm.padded_experts import expert_padding
+
+        return expert_padding(spec, gpu, dtype, ranks, spread, stages)
+
+    @classmethod
+    def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:
+        from kvcalc.engines.vllm.rotary import rotary_tables
+
+        return rotary_tables(spec)
+
+    def reserve(self, question: Question) -> Reserve:
+        from kvcalc.engines.vllm.reserve import reserve
+
+        return reserve(question)
+
+    @staticmethod
+    def kv_dtype(
+        spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
+    ) -> Resolved:
+        """`auto` follows the checkpoint, else the default for the model and the device (`defaults.default_cache`).
+
+        The checkpoint decides if it was quantized by modelopt (resolve_kv_cache_dtype_string, utils/torch_utils.py,
+        since 0.14), or has a kv_cache_scheme, which gives fp8 (layers/attention/attention.py).
+        """
+        found, reason = _resolve(spec, asked, dtype, place)
+        return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
+
+    def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
+        check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks, self.place)
+
+    def rules_used(self, asked: Asked) -> str | None:
+        """The rules of a date, and those of a release that vLLM's history does not place."""
+        if asked.is_date:
+            return self.rules.name
+        return None if asked.is_placed and is_known(asked) else super().rules_used(asked)
+
+    def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
+        plan = self.plan(self.spec, dtype, is_divided=False)
+        return sum(page.blocks(plan.demand(tokens)) * page.bytes for page in plan.pages.get((type(cache), cache), ()))
+
+    def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        plan = self.plan(share, dtype)
+        return batch * plan.request_blocks(tokens) * plan.block_bytes
+
+    def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
+        whole = whole_of(share)
+        _, layers = self._layers_of(whole, dtype)
+        numbers = {number for group in share.layers for number in range(group.first, group.last + 1)}
+        return entries_of(whole, [layer for layer in layers if layer.number in numbers], self.chosen)
+
+    def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
+        sizes = self.chosen.pp_layer_partition
+        return bounds_of(map(int, sizes.split(","))) if sizes else super().stage_bounds(num_layers, stages)
+
+    def stages(self, num_layers: int) -> Bounds:
+        """The first and last layer of each of the pipeline stages that the engine was made for."""
+        return self.stage_bounds(num_layers, self.chosen.pipeline_parallel_size)
+
+    def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
+        plan = self.plan(share, dtype)
+        return plan.checked_bytes(tokens) if plan.checked_block_bytes > plan.block_bytes else 0
+
+    def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
+        plan = self.plan(share, dtype)
+        block_bytes = max(batch * plan.block_bytes, plan.checked_block_bytes)
+        if plan.even_blocks and len(plan.block_sizes) == 1:
+            return max(memory, 0) // (plan.even_blocks * block_bytes) * plan.common_block_tokens
+        return longest_context(
+            lambda tokens: plan.request_blocks(tokens) * block_bytes, memory, period(share), plan.common_block_tokens
+        )
+
+    def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine:
+        plan = self.plan(share, dtype)
+        start = plan.checked_bytes(tokens) if plan.checked_block_bytes > plan.block_bytes else 0
+        return BatchLine(0, plan.request_blocks(tokens) * plan.block_bytes, start)
+
+    def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
+        # Every stage takes the same number of blocks. On each stage a block is as large as the largest group there.
+        plan = self.plan(share, dtype)
+        return batch * plan.request_blocks(tokens) * plan.stages_block_bytes
+
+    def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
+        plan = self.plan(spec, dtype, is_divided=False)
+        return batch * plan.request_blocks(tokens) * plan.stages_block_bytes
+
+    def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
+        plan = self.plan(spec, dtype, is_divided=False)
+        if plan.even_blocks is not None:
+            here = plan.request_blocks(tokens) * plan.stages_block_bytes
+            return growth_of(here, here + plan.even_blocks * plan.stages_block_bytes, tokens, plan.common_block_tokens)
+        return growth(lambda t: plan.request_blocks(t) * plan.stages_block_bytes, tokens, plan.common_block_tokens)
+
+    def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        return self.plan(share, dtype).common_block_tokens
+
+    def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
+        plan = self.plan(share, dtype)
+        return gcd(*plan.block_sizes) * self.token_ranks or plan.common_block_tokens
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+        plan = self.plan(share, dtype)
+        needed, sizes = plan.request_blocks(tokens), plan.block_sizes
+        found = BlockPool(max(sizes, default=tokens), plan.block_bytes, needed * plan.block_bytes)
+        if memory is not None:
+            fitting = memory // plan.block_bytes
+            concurrency = fitting / plan.printed_blocks(tokens)
+            # vLLM prints a floating-point quotient, truncated to an integer.
+            printed = int(concurrency * tokens)
+            if self.rules.tokens != "requests":
+                printed = fitting // len(plan.groups) * min(sizes, default=tokens) * self.token_ranks
+            if self.rules.tokens == "blocks":
+                concurrency = printed / tokens
+            found = BlockPool(*found[:3], fitting, printed, concurrency)
+        return found._asdict()
+
+    def running_blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, *, decodes: bool) -> int:
+        """The blocks of a running request of `tokens` tokens. In windows, a prompt holds those of steps in flight too.
+
+        `blocks` has what vLLM reserves for a request at the start: the most that it may hold at any time.
+        """
+        return self.plan(share, dtype).running_blocks(tokens, self.chosen.steps_in_flight - 1 if decodes else None)
+
+    def most_running(
+        self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
+    ) -> int | None:
+        plan = self.plan(share, dtype)
+        if not plan.gives_back:
+            return None
+        of_prompt, decoding = (
+            self.running_blocks(share, dtype, prompt_tokens, decodes=decodes) for decodes in (False, True)
+        )
+        # One block is never given to a request (null_block, v1/core/block_pool.py).
+        left = memory // plan.block_bytes - 1 - (of_prompt - decoding)
+        if not shared_tokens:
+            return max(left // self.running_blocks(share, dtype, tokens, decodes=True), 0)
+        from kvcalc.engines.vllm.prefixes import VllmPrefixes
+
+        held = VllmPrefixes(plan, plan.block_bytes).running_blocks(
+            shared_tokens, tokens, self.chosen.steps_in_flight - 1
+        )
+        return max((left - held.shared) // held.own, 0)
+
+    def schedule(self) -> Schedule:
+        from kvcalc.engines.vllm.scheduler import schedule
+
+        return schedule(self.chosen)
+
+    @classmethod
+    def disaggregation(cls) -> Disaggregation:
+        from kvcalc.engines.vllm.scheduler import DISAGGREGATION
+
+        return DISAGGREGATION
+
+    def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
+        """At most up to max_model_len (allocate_slots, v1/core/kv_cache_manager.py)."""
+        return 0 if is_longest else num_tokens
+
+    def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
+        size = self.block_tokens(share, dtype)
+        # One block is never given to a request (null_block, v1/core/block_pool.py).
+        capacity = memory // self.plan(share, dtype).block_bytes - 1
+
+        def table_of(numbers: int, *, decodes: bool) -> list[int]:
+            running = partial(self.running_blocks, share, dtype, decodes=decodes)
+            return block_table(running, size, numbers, capacity)
+
+        prompts = table_of(-(-longest_tokens // size) + 2, decodes=False)
+        table = table_of(len(prompts) - 1, decodes=True)
+        if table == prompts:
+            even = range(0, len(table) * table[1], table[1])
+            return RunningPool(capacity, size, even if table == list(even) else table)
+        return RunningPool(capacity, size, table, prompts)
+
+    def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
+        return account(self.plan(share, dtype), tokens)
+
+    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
+        from kvcalc.engines.prefixes import refuse_encoder_decoder
+        from kvcalc.engines.vllm.prefixes import VllmPrefixes
+
+        refuse_encoder_decoder(share, "vLLM")
+        plan = self.plan(share, dtype, is_divided=not whole)
+        return VllmPrefixes(plan, plan.stages_block_bytes if whole else plan.block_bytes)
+
+    def plan(self, share: ModelSpec, dtype: Dtype, *, is_divided: bool = True) -> Plan:
+        """The plan of a share. `is_divided` is whether ranks divide the tokens among them, if they are to do that."""
+        found = self._plans.get((id(share), id(dtype), is_divided))
+        if found is None:
+            # Keep the share and the dtype too, so that their id() is not reused while the plan exists.
+            plan = self._make_plan(share, dtype, is_divided)
+            found = self._plans[id(share), id(dtype), is_divided] = share, dtype, plan
+        return found[2]
+
+    def _make_plan(self, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
+        share, layers = self._layers_of(share, dtype)
+        if not layers:
+            raise ModelError(f"{share.name}: vLLM keeps no cache for it")
+        groups = group([layer.page for layer in layers], self.rules)
+        if groups is None:
+            raise ModelError(f"{share.name}: {self.rules.name} cannot give this model's layers pages of one size")
+        stages = []
+        for first, last in self.stages(share.num_layers):
+            places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
+            stages.append([part.only(places) for part in groups])
+        of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:-1], 1)
+        return Plan(layers, groups, stages, of_any_length, dtype, self.rules)
+
+    def _layers_of(self, share: ModelSpec, dtype: Dtype) -> tuple[ModelSpec, list[Layer]]:
+        """The share with the layers that draft tokens for it, and its layers."""
+        found = self._layers.get((id(share), id(dtype)))
+        if found is None:
+            check_dtype(dtype, self.place)
+            drafted = share
+            # With --speculative the share has its drafting layers already.
+            if self.chosen.num_speculative_tokens and share.first_draft_layer is None:
+                drafted = with_draft_layers(share)
+            layers = layers_of(drafted, dtype, self.chosen, self.states, self.rules, self.place)
+            # Keep the share and the dtype too, so that their id() is not reused.
+            found = self._layers[id(share), id(dtype)] = share, dtype, (drafted, layers)
+        return found[2]
+
+
+# LLaVA's flat configs name classes (LlavaLlamaForCausalLM) that vLLM does not have (model_executor/models/registry.py).
+_FLAT_LLAVA = ("llava", "llava_llama", "llava_mistral", "llava_qwen")
+
+
+def _model_notes(spec: ModelSpec) -> tuple[Note, ...]:
+    """A checkpoint that vLLM does not load as it is: the figures are those of its converted version."""
+    if spec.model_type not in _FLAT_LLAVA:
+        return ()
+    text = "vLLM does not load this checkpoint; the figures are those of its converted version (-hf)"
+    return (Note("engine", "converted-checkpoint", text),)
+
+
+def _notes(spec: ModelSpec, chosen: Settings, states: States, is_asked: bool) -> tuple[Note, ...]:
+    """The default that a user may not expect: prefix caching takes more states than a request needs."""
+    if is_asked or not chosen.enable_prefix_caching or not has_states(spec):
+        return ()
+    kept = "a state for every block" if states.mode == ALL else f"{states.kept} states per request"
+    text = f"vLLM caches prefixes by default, with {kept}; --no-enable-prefix-caching takes fewer"
+    return (Note("engine", "prefix-caching", text),)
+
+
+def _stage_notes(rules: Rules, stages: int) -> tuple[Note, ...]:
+    """What a release asks of a pipeline stage before it starts, if that is more than a request takes there."""
+    if stages == 1 or rules.bills == "stage":
+        return ()
+    needed = {"all layers": "a request in all layers", "stages": f"{stages} requests of full length"}[rules.bills]
+    return (Note("engine", "stage-memory", f"this release starts only if every stage has memory for {needed}"),)
+
+
+def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Resolved:
+    """The cache's type and the reason, before the layout is known."""
+    if asked.casefold() != "auto":
+        return own_dtype(asked), None
+    follows_modelopt = place.since(0, 14)
+    makers = ("modelopt", "compressed-tensors") if follows_modelopt else ("compressed-tensors",)
+    found = quantized_cache(spec.quantization, makers)
+    if found:
+        return found[0], f"the checkpoint's {found[1]} is {found[0]}"
+    published = published_cache(spec, dtype) if follows_modelopt else None
+    return published or default_cache(spec, place) or (asked, None)
+
+
+def _refuse(spec: ModelSpec) -> None:
+    """Raise ModelError for models that vLLM reads in a way that is not modelled."""
+    if spec.model_type == "falcon" and spec.attention.num_kv_heads > 1:
+        raise ModelError(f"{spec.name}: vLLM's layout of Falcon's new architecture is not modelled")
+    if spec.model_type == "minicpm3":
+        # MiniCPM3Attention, models/minicpm3.py of vLLM 0.33.0: 27 times the latent.
+        raise ModelError(f"{spec.name}: vLLM keeps K and V of every head, not the latent, and that is not modelled")

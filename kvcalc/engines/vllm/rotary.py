@@ -1,0 +1,72 @@
+"""The tables of cosines and sines that vLLM makes while it loads a model: bytes on every device.
+
+A table has a row for each of the model's max_position_embeddings, whatever --max-model-len is, and an element for each
+rotated dimension of a head. It has the model's 16-bit type, all layers with the same rotation share it, and no rank has
+only a part of it. It is in "Model loading took". Source: get_rope and RotaryEmbeddingBase
+(model_executor/layers/rotary_embedding, vLLM 0.14.1, 0.19.0 and 0.33.0); vllm-project/vllm#44738 measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from kvcalc.model.spec import ModelSpec
+
+_ELEMENT_BYTES = 2
+# The part of a head that is rotated, where the class of a type has a default that is not the whole head.
+_ROTATED = {
+    "glm": Fraction(1, 2), "glm4": Fraction(1, 2), "glm4_moe": Fraction(1, 2), "glm4v_moe_text": Fraction(1, 2),
+    "gpt_neox": Fraction(1, 4), "nemotron": Fraction(1, 2), "persimmon": Fraction(1, 2), "phi": Fraction(1, 2),
+    "qwen3_next": Fraction(1, 4), "qwen3_5_text": Fraction(1, 4), "qwen3_5_moe_text": Fraction(1, 4),
+    "stablelm": Fraction(1, 4),
+}  # fmt: skip
+# Types that rotate by the place in an image. Their tables have four times the rows (mrope.py).
+_BY_PLACE = (
+    "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
+_PLACE_ROWS = 4
+
+
+def rotary_tables(spec: ModelSpec) -> tuple[tuple[str, int], ...]:
+    """The name and the bytes of all tables of a model, or nothing if its layers rotate nothing."""
+    shapes = [mixer.shape for group in spec.layers for mixer in group.layer.attention]
+    dimensions = sum(int(width * _rotated(spec, width)) for width, _ in {(s.rope_dim, s.rope_theta) for s in shapes})
+    size = _rows(spec) * dimensions * _ELEMENT_BYTES
+    return (("rotary tables", size),) if size else ()
+
+
+def _rotated(spec: ModelSpec, width: int) -> Fraction:
+    """The part of `width` dimensions that is rotated. Gemma 4 fills its tables up to the head (gemma4_rope.py)."""
+    if spec.attention.is_latent or not width or spec.model_type.startswith("gemma4"):
+        return Fraction(1)
+    scaling, whole = _scaling(spec), spec.attention.qk_head_dim
+    for key in ("partial_rotary_factor", "rotary_pct"):
+        stated = scaling.get(key, spec.stated.get(key))
+        if isinstance(stated, (int, float)) and 0 < stated <= 1:
+            return Fraction(stated)
+    dimensions = spec.stated.get("rotary_dim")
+    if isinstance(dimensions, int) and 0 < dimensions <= whole:
+        return Fraction(dimensions, whole)
+    return _ROTATED.get(spec.model_type, Fraction(1))
+
+
+def _rows(spec: ModelSpec) -> int:
+    """The positions that a table has. A longer context by a factor counts from the length before it."""
+    rows, scaling = spec.max_position_embeddings or 0, _scaling(spec)
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    original = scaling.get("original_max_position_embeddings")
+    before = original if isinstance(original, int) else rows
+    if kind in ("yarn", "deepseek_yarn") and isinstance(factor, (int, float)):
+        rows = int(before * factor)
+    elif kind in ("linear", "dynamic") and isinstance(factor, (int, float)) and "alpha" not in scaling:
+        rows = int(rows * factor)
+    elif kind == "longrope" and isinstance(original, int):
+        rows += original
+    return rows * (_PLACE_ROWS if "mrope_section" in scaling or spec.model_type in _BY_PLACE else 1)
+
+
+def _scaling(spec: ModelSpec) -> Mapping[str, object]:
+    """What the config says about the rotation."""
+    stated = spec.stated.get("rope_parameters") or spec.stated.get("rope_scaling")
+    return stated if isinstance(stated, Mapping) else {}

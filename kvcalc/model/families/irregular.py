@@ -1,0 +1,181 @@
+"""Decoders that differ from a plain one in one respect. Their weights are not counted."""
+
+from __future__ import annotations
+
+from kvcalc.errors import ModelError
+from kvcalc.model.families.common import grouped_shape
+from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.reader import MAX_LAYERS, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.type_tables import defaults_of
+
+_KINDS_GPT_NEO = ("global", "local")
+
+
+def read_gpt_neo(config: ConfigReader, model_type: str) -> ModelSpec:
+    """GPT-Neo: layers with and without a window alternate, as attention_types states.
+
+    K and V of every head, for all tokens or for the last window_size tokens (default 256).
+
+    In local layers, Transformers also keeps all tokens and masks the older ones (see the engine's module). Source:
+    GPTNeoConfig, Transformers 5.23.0.
+    """
+    num_layers = config.num_layers("num_layers", "num_hidden_layers")
+    num_heads = config.integer("num_heads", "num_attention_heads")
+    hidden_size = config.integer("hidden_size")
+    head_dim = config.head_dim(hidden_size, num_heads)
+    shape = AttentionShape(num_heads, num_heads, head_dim, head_dim, hidden_size, output_bias=True)
+    kept = {
+        "global": (Attention(shape),),
+        "local": (Attention(shape, config.optional_integer("window_size") or 256),),
+    }
+    return config.model(model_type, [kept[kind] for kind in _kinds(config, num_layers)])
+
+
+def _kinds(config: ConfigReader, num_layers: int) -> list[str]:
+    """Return the kind of every layer. attention_types repeats short lists, for example [[["global", "local"], 12]]."""
+    stated = config.config.get("attention_types")
+    groups = [[["global", "local"], 12]] if stated is None else stated
+    kinds: list[str] = []
+    for group in groups if isinstance(groups, list) else [groups]:
+        if not isinstance(group, list) or len(group) != 2 or not isinstance(group[0], list):
+            raise ModelError(f"{config.name}: attention_types must contain pairs of a list of kinds and a number")
+        names, times = group
+        if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= num_layers:
+            raise ModelError(f"{config.name}: attention_types must repeat a list at most as often as there are layers")
+        kinds += [*names] * times
+    if len(kinds) != num_layers or any(kind not in _KINDS_GPT_NEO for kind in kinds):
+        raise ModelError(f"{config.name}: attention_types must name global or local for each of {num_layers} layers")
+    listed = config.strings("attention_layers", num_layers, _KINDS_GPT_NEO)
+    if listed not in (None, kinds):
+        raise ModelError(f"{config.name}: attention_layers contradicts attention_types")
+    return kinds
+
+
+def read_hrm_text(config: ConfigReader, model_type: str) -> ModelSpec:
+    """HRM-Text: two stacks of layers that run several times for each token, with a cache for every pass.
+
+    A token passes the stacks H_cycles x (L_cycles + 1) times, and every pass of a layer keeps its own K and V.
+
+    A saved config has the number of passes in num_hidden_layers and the size of a stack in num_layers_per_stack. The
+    weights are not counted. Source: HrmTextConfig, Transformers 5.23.0.
+    """
+    config = config.with_defaults(defaults_of(model_type))
+    passes = config.num_layers("num_hidden_layers")
+    if config.config.get("num_layers_per_stack") is None:
+        passes *= config.integer("H_cycles", most=MAX_LAYERS) * (config.integer("L_cycles", most=MAX_LAYERS) + 1)
+    shape = grouped_shape(config)
+    return config.model(model_type, [(Attention(shape),)] * passes, attention=shape)
+
+
+def read_jetmoe(config: ConfigReader, model_type: str) -> ModelSpec:
+    """JetMoE: attention has experts too. All experts of a token share one set of K and V heads.
+
+    K and V of num_key_value_heads heads, each kv_channels wide. Source: JetMoeAttention, Transformers 5.23.0.
+
+    The number of query heads is num_key_value_heads * num_experts_per_tok, whatever num_attention_heads says.
+    """
+    config = config.with_defaults(defaults_of(model_type))
+    num_layers = config.num_layers("num_hidden_layers")
+    num_kv_heads = config.integer("num_key_value_heads")
+    num_heads = num_kv_heads * config.integer("num_experts_per_tok")
+    width = config.integer("kv_channels", "head_dim")
+    shape = AttentionShape(
+        num_heads, num_kv_heads, width, width, config.integer("hidden_size"), rope_dim=width,
+        rope_theta=config.number("rope_theta", default=10_000.0),
+    )  # fmt: skip
+    return config.model(model_type, [(Attention(shape),)] * num_layers)
+
+
+def read_modernbert_decoder(config: ConfigReader, model_type: str) -> ModelSpec:
+    """ModernBERT as a decoder (Ettin): every third layer attends to all tokens, the others have a window.
+
+    K and V of every head.
+
+    The window is half of local_attention (default 128), because an encoder splits local_attention between both sides
+    of a token. Source: ModernBertDecoderConfig, Transformers 5.23.0.
+    """
+    num_layers = config.num_layers("num_hidden_layers")
+    num_heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
+    head_dim = config.head_dim(hidden_size, num_heads)
+    window = (config.optional_integer("local_attention", least=2) or 128) // 2
+    if config.optional_integer("sliding_window") not in (None, window):
+        raise ModelError(f"{config.name}: sliding_window is not half of local_attention")
+    kinds = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
+    if kinds is None:
+        step = config.optional_integer("global_attn_every_n_layers") or 3
+        kinds = ["sliding_attention" if number % step else "full_attention" for number in range(num_layers)]
+    bias = config.boolean("attention_bias", default=False)
+    shape = AttentionShape(
+        num_heads, num_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias, rope_dim=head_dim
+    )
+    full, windowed = (Attention(shape),), (Attention(shape, window),)
+    return config.model(model_type, [full if kind == "full_attention" else windowed for kind in kinds])
+
+
+def read_openelm(config: ConfigReader, model_type: str) -> ModelSpec:
+    """OpenELM: every layer has its own number of heads and of KV heads.
+
+    K and V of num_kv_heads heads, listed per layer. Source: modeling_openelm.py of apple/OpenELM-3B."""
+    num_layers = config.num_layers("num_transformer_layers")
+    head_dim = config.integer("head_dim")
+    query_heads, kv_heads = (_by_layer(config, key, num_layers) for key in ("num_query_heads", "num_kv_heads"))
+    width, theta = config.integer("model_dim"), config.number("rope_freq_constant", default=10_000.0)
+
+    def attention(heads: int, kept: int) -> tuple[Attention]:
+        kept = config.check_groups(heads, kept)
+        return (Attention(AttentionShape(heads, kept, head_dim, head_dim, width, rope_dim=head_dim, rope_theta=theta)),)
+
+    made = {pair: attention(*pair) for pair in dict.fromkeys(zip(query_heads, kv_heads))}
+    mixers = [made[pair] for pair in zip(query_heads, kv_heads)]
+    return config.model(model_type, mixers, positions=("max_context_length",))
+
+
+def _by_layer(config: ConfigReader, key: str, num_layers: int) -> list[int]:
+    listed = config.config.get(key)
+    if not isinstance(listed, list) or len(listed) != num_layers:
+        raise ModelError(f"{config.name}: {key} must be a list of {num_layers}, one per layer")
+    return [ConfigReader({key: heads}, config.name, config.source).integer(key) for heads in listed]
+
+
+def read_plamo3(config: ConfigReader, model_type: str) -> ModelSpec:
+    """PLaMo 3: seven of eight layers have a window.
+
+    Every sliding_window_pattern-th layer keeps all tokens, and the others keep window_size tokens.
+
+    Older configs state the window in sliding_window, for all layers or with null in the layers without one. The weights
+    are not counted. Source: Plamo3Config, published with pfnet's PLaMo 3; Plamo3AttentionMixer, vLLM 0.33.0.
+    """
+    stated = config.config.get("sliding_window")
+    if isinstance(stated, list):
+        windows = {window for window in stated if window is not None}
+        if len(windows) != 1:
+            raise config.error("sliding_window: all layers with a window must have the same one")
+        config = config.without("sliding_window").with_defaults({"sliding_window": windows.pop()})
+    config = config.with_defaults(defaults_of(model_type))
+    num_layers = config.num_layers("num_hidden_layers")
+    shape = grouped_shape(config)
+    window = config.optional_integer("sliding_window") or config.integer("window_size")
+    full, windowed = (Attention(shape),), (Attention(shape, window),)
+    step = config.integer("sliding_window_pattern")
+    mixers = [full if (number + 1) % step == 0 else windowed for number in range(num_layers)]
+    return config.model(model_type, mixers, attention=shape)
+
+
+_KINDS_UNLIMITED_OCR = ("full_attention", "reference_sliding_attention")
+
+
+def read_unlimited_ocr(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Unlimited-OCR: every layer keeps the whole prompt, and a window of what it generates.
+
+    The context is counted as a prompt, so all of its tokens are kept. The weights are not counted.
+
+    Of the tokens that the model generates it keeps the last sliding_window ones. Source: UnlimitedOcrTextConfig and
+    UnlimitedOcrDynamicReferenceSlidingWindowLayer, Transformers 5.23.0.
+    """
+    config = config.with_defaults(defaults_of(model_type))
+    num_layers = config.num_layers("num_hidden_layers")
+    config.strings("layer_types", num_layers, _KINDS_UNLIMITED_OCR)
+    shape = grouped_shape(config)
+    return config.model(model_type, [(Attention(shape),)] * num_layers, attention=shape)

@@ -1,0 +1,132 @@
+"""The check of the tables in presets/types, when kvcalc is built and in its tests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from kvcalc.model.families.decoder_check import check_rows
+from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, keys_of, made
+
+# Keys with defaults that no preset may have: those of ZAYA and Qwen4, which have none.
+_IN_NO_PRESET = {"cca_time0", "cca_time1", "hc_count", "ngram_size"}
+_RELEASE = {"name", "preset", "sizes", "aside", "changes", "quantized", "is_alias"}
+
+
+def check_table(name: str, rows: Mapping[str, Any]) -> None:
+    """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
+    checks = {
+        "architectures": _check_architectures, "decoders": check_rows, "defaults": _check_defaults,
+        "families": _check_families, "releases": _check_releases, "sequences": _check_sequences,
+        "towers": _check_towers, "wrappers": _check_wrappers,
+    }  # fmt: skip
+    if name not in checks:
+        raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
+    checks[name](rows)
+
+
+def _check_fields(row: str, own: Collection[str], known: Collection[str]) -> None:
+    for field in own:
+        if field not in known:
+            raise ValueError(f"{row} has no {field}: its fields are {', '.join(sorted(known))}")
+
+
+def _check_likes(rows: Mapping[str, Any]) -> None:
+    before: set[str] = set()
+    for name, own in rows.items():
+        for other in own.get("like", "").split():
+            if other not in before:
+                raise ValueError(f"{name} is like {other}, which is not above it")
+        before.add(name)
+
+
+def _check_families(rows: Mapping[str, Any]) -> None:
+    for module, own in rows.items():
+        if module == "_refused":
+            continue
+        _check_fields(module, own, {"keys"} if module == "_common" else {"module", "keys", "types", "remote"})
+        if not all(isinstance(names, str) for names in own.values()):
+            raise ValueError(f"{module}: keys, types and remote are names with spaces between them")
+        if module != "_common" and find_spec(f"kvcalc.model.families.{own.get('module', module)}") is None:
+            raise ValueError(f"kvcalc/model/families has no {own.get('module', module)}.py")
+    types = [name for own in rows.values() for key in ("types", "remote") for name in own.get(key, "").split()]
+    for name in types:
+        if types.count(name) > 1:
+            raise ValueError(f"{name} is in two families")
+
+
+def _check_defaults(rows: Mapping[str, Any]) -> None:
+    _check_likes(rows)
+    for name, own in rows.items():
+        module = FAMILIES.get(name) or REMOTE_FAMILIES.get(name)
+        if module is None and not name.startswith("_"):
+            raise ValueError(f"{name} is a type of no family")
+        modules = FAMILIES.values() if module is None else (module,)
+        _check_fields(name, own, COMMON_KEYS.union(*map(keys_of, modules), _IN_NO_PRESET, {"like"}))
+
+
+def _check_sequences(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.families.sequences import Decoder
+
+    _check_likes(rows)
+    for name, own in rows.items():
+        _check_fields(name, own, {"like", *Decoder._fields})
+        if not name.startswith("_") and FAMILIES.get(name) != "sequences":
+            raise ValueError(f"{name} is not a type of sequences")
+
+
+def _check_wrappers(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.hf_config import known_types
+
+    types = known_types()
+    _check_fields("wrappers", rows, {"library", "remote", "sizes"})
+    for outer, own in {**rows["library"], **rows["remote"]}.items():
+        row = own if isinstance(own, dict) else {"inner": own}
+        _check_fields(outer, row, {"inner", "keys", "forced"})
+        if row.get("inner", types[0]) not in types:
+            raise ValueError(f"{outer}: {row['inner']} is not known")
+    for name, sizes in rows["sizes"].items():
+        if name not in types or [*map(type, sizes)] != [int] * 3:
+            raise ValueError(f"{name} must be a known type, and have three sizes")
+
+
+def _check_releases(rows: Mapping[str, Any]) -> None:
+    for name, own in rows["recipes"].items():
+        _check_fields(name, own, {"stored", "config", "changes", "like"})
+    _check_likes(rows["recipes"])
+    recipes = {"", *rows["recipes"]}
+    for own in (*rows["first_hand"], *rows["second_hand"]):
+        _check_fields(str(own.get("name")), own, _RELEASE)
+        _check_fields(own["name"], own.get("quantized", {}).values(), recipes)
+    for organisation, suffixes in rows["repackagers"].items():
+        _check_fields(organisation, [recipe or "" for recipe in suffixes.values()], recipes)
+
+
+def _check_towers(tables: Mapping[str, Any]) -> None:
+    from kvcalc.model.towers.rules import spelled_out
+
+    _check_fields("towers", tables, {"vision", "audio", "images"})
+    for name, table in tables.items():
+        _check_fields(name, table, {"by_model", "by_tower", "else_by_model"})
+        for rows in table.values():
+            for rule, types, arguments in spelled_out(rows):
+                _check_made("towers", rule, ", ".join(types), arguments)
+
+
+def _check_architectures(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.hf_config import known_types
+
+    types = known_types()
+    for name, own in rows.items():
+        _check_fields(name, own, {"type", "build", "with"})
+        if own.get("type") not in types:
+            raise ValueError(f"{name}: {own.get('type')} is not known")
+        _check_made("gguf", own["build"], name, own.get("with"))
+
+
+def _check_made(folder: str, function: str, whose: str, arguments: Mapping[str, Any] | None) -> None:
+    try:
+        made(folder, function, arguments)
+    except (AttributeError, ImportError, TypeError) as error:
+        raise ValueError(f"{function} of {whose}: {error}") from None

@@ -1,0 +1,74 @@
+"""The tables of model types in presets/types, besides that of plain decoders (`families.decoder_table`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from kvcalc.model.presets import shipped_table
+
+_FAMILIES: dict[str, dict[str, str]] = shipped_table("families")
+
+REFUSED = _FAMILIES.pop("_refused")
+"""Types of Transformers that generate, but have no cache that can be counted: why."""
+
+COMMON_KEYS = frozenset(_FAMILIES.pop("_common")["keys"].split())
+"""Keys that every family accepts."""
+
+FAMILIES = {name: family for family, row in _FAMILIES.items() for name in row.get("types", "").split()}
+"""model_type -> family."""
+
+REMOTE_FAMILIES = {name: family for family, row in _FAMILIES.items() for name in row.get("remote", "").split()}
+"""The same for types that are published with their own code and have no class in Transformers."""
+
+
+def keys_of(family: str) -> frozenset[str]:
+    """The keys that a family reads and that may change the cache."""
+    return frozenset(_FAMILIES[family].get("keys", "").split())
+
+
+def module_of(family: str) -> ModuleType:
+    """The module that reads a family. Modules are imported on demand, so a start imports only one."""
+    name = family if family == "decoder" else _FAMILIES[family].get("module", family)
+    return import_module(f"kvcalc.model.families.{name}")
+
+
+def reader_of(family: str) -> Callable[..., Any]:
+    """The function that reads a config of a family."""
+    module = module_of(family)
+    found: Callable[..., Any] = getattr(module, f"read_{family}", None) or module.read
+    return found
+
+
+@cache
+def rows_of(table: str) -> dict[str, Any]:
+    """The rows of presets/types/TABLE.yaml."""
+    return shipped_table(table)
+
+
+@cache
+def row_of(table: str, name: str) -> dict[str, Any]:
+    """A row of a table, with what it has from the rows that it is `like`. Empty if there is no such row."""
+    own = dict(rows_of(table).get(name, {}))
+    found: dict[str, Any] = {}
+    for other in own.pop("like", "").split():
+        found.update(row_of(table, other))
+    return {**found, **own}
+
+
+def defaults_of(model_type: str) -> dict[str, object]:
+    """What the class of a model type takes for keys that a config leaves out."""
+    return row_of("defaults", model_type)
+
+
+def made(folder: str, name: str, arguments: Mapping[str, Any] | None) -> Any:
+    """The function `module.function` of a folder of kvcalc.model that a table names, or what it makes of `arguments`.
+
+    Its module is imported now.
+    """
+    module, _, function = name.partition(".")
+    found = getattr(import_module(f"kvcalc.model.{folder}.{module}"), function)
+    return found if arguments is None else found(**arguments)

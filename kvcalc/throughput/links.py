@@ -1,0 +1,83 @@
+"""The ways between devices: the fast link of a node, PCIe, and the network between nodes.
+
+An all-reduce over several nodes has three parts, as in NCCL. The devices of a node reduce over the fast link, each its
+own part of the bytes. Each device exchanges its part with the other nodes over a network port of its own. Then the
+devices of a node gather the parts over the fast link.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Gpu
+
+# For more devices than one fast link connects: one 400 Gbit/s network port per device, as is common in such machines.
+_NETWORK_BYTES_PER_SECOND = 50e9
+# PCIe 4.0 x16 in one direction, used if the device's own rate is not known.
+_PCIE_BYTES_PER_SECOND = 32e9
+# A link of fewer devices is a bridge between cards of one machine. Its pairs are not connected by a network.
+_NODE_DEVICES = 8
+
+# NCCL in CUDA graphs, 8 x H200 a node. An all-reduce of 8 KiB takes 17.2 us in one node (sgl-project/sglang#22734) and
+# 45.8 us over four (microsoft/mscclpp#794). Two sends over the network for each doubling of the nodes are four for four
+# nodes, so each takes 7 us. (A100 with HDR: 63 us over 32 nodes, NVIDIA/nccl#652. NCCL's own estimate, src/graph/
+# tuning.cc, is 5 us for each of the same sends.) Within a node, engines have faster kernels than NCCL: about 5 us. They
+# do not reach other nodes.
+NCCL_SECONDS = 12e-6
+NETWORK_SECONDS = 7e-6
+# From 1 to 8 MiB over the four nodes, each further MiB takes 18.5 us. The fast link takes 6.5 of them, and the network
+# ports would ideally take 3.9.
+NETWORK_OVERHEAD = 3.0
+# The bytes of prompts, which are many: 46 to 48 GB/s of a port (NVIDIA/nccl-tests#290).
+PROMPT_NETWORK_OVERHEAD = 1.07
+
+
+class AllReduce(NamedTuple):
+    """The way of an all-reduce, and the ideal seconds that a byte of the reduced data takes on it.
+
+    `devices` are those of one node that take part. `sends` is the number of sends over the network, one after the
+    other.
+    """
+
+    devices: int
+    sends: int
+    link: float
+    network: float
+
+
+def all_reduce(gpu: Gpu, size: int) -> AllReduce:
+    """The way of an all-reduce over `size` devices, spread evenly over as few nodes as possible."""
+    found = nodes(gpu, size)
+    devices = ceil(size / found)
+    # A ring sends each byte twice, except one device's share.
+    link = 2 * (devices - 1) / devices / link_bytes_per_second(gpu, size if found == 1 else devices)
+    network = 2 * (found - 1) / found / devices / network_bytes_per_second(gpu)
+    return AllReduce(devices, 2 * (found - 1).bit_length(), link, network)
+
+
+def nodes(gpu: Gpu, size: int) -> int:
+    """The nodes that `size` devices need. Devices without a fast link, or with bridges, count as one node."""
+    link = gpu.interconnect
+    return 1 if link is None or link.devices < _NODE_DEVICES else ceil(size / link.devices)
+
+
+def network_bytes_per_second(gpu: Gpu) -> float:
+    """Bytes per second that one device sends to other nodes: never more than over its own link."""
+    own = _NETWORK_BYTES_PER_SECOND if gpu.interconnect is None else float(gpu.interconnect.bytes_per_second)
+    return min(_NETWORK_BYTES_PER_SECOND, own)
+
+
+def link_bytes_per_second(gpu: Gpu, devices: int) -> float:
+    """Bytes per second that one device sends to its peers.
+
+    They go over its fast link, or over the network if there are more devices than the link connects.
+    """
+    if gpu.interconnect is None:
+        return float(gpu.pcie_bytes_per_second or _PCIE_BYTES_PER_SECOND)
+    if devices > gpu.interconnect.devices:
+        return network_bytes_per_second(gpu)
+    return float(gpu.interconnect.bytes_per_second)

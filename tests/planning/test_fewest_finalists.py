@@ -1,0 +1,110 @@
+"""The searches for the fewest simulated replicas and instances, with a judge whose answers are known."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as Fake
+from typing import Any
+
+import pytest
+
+from kvcalc.planning.plan.disaggregated.finalists import _fewest_instances
+from kvcalc.planning.plan.finalists import _fewest_replicas
+
+
+class KnownJudge:
+    """Layouts meet the targets with at least `needed` replicas, or instances of each pool, and with a quick request."""
+
+    def __init__(self, needed: tuple[int, ...], *, alone_misses: bool = False, has_trace: bool = False) -> None:
+        self.needed, self.alone_misses, self.simulated = needed, alone_misses, list[tuple[int, ...]]()
+        self.simulation = Fake(trace="a trace" if has_trace else None)
+
+    def alone(self, guess: Any) -> Any:
+        judged = Fake(worst=9.0, worst_metric="ttft")
+        missed = "too slow" if self.alone_misses else None
+        return Fake(missed=missed, is_alone=True, layout=Fake(numbers=guess.numbers), judged=judged)
+
+    def at(self, guess: Any, numbers: tuple[int, ...]) -> Any:
+        self.simulated.append(numbers)
+        assert min(numbers) > 0
+        shares = [needs / has for needs, has in zip(self.needed, numbers)]
+        judged = Fake(worst=max(shares), worst_metric=("ttft", "tpot")[shares.index(max(shares))])
+        missed = "late" if max(shares) > 1 else None
+        return Fake(missed=missed, is_alone=False, layout=Fake(numbers=numbers), judged=judged)
+
+
+def option(guess: int, *, devices: int = 2, max_devices: int = 64, clients: int | None = None) -> Any:
+    return Fake(
+        kind=Fake(max_devices=max_devices), shape=Fake(devices=devices), replicas=guess, numbers=(guess,),
+        traffic=Fake(targets=Fake(concurrency=clients)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("guess", [1, 2, 7, 20, 32, 50])
+@pytest.mark.parametrize("needed", [1, 2, 6, 7, 8, 19, 31, 32])
+def test_the_fewest_replicas_that_meet_the_targets_are_found(guess: int, needed: int) -> None:
+    judge: Any = KnownJudge((needed,))
+    found: Any = _fewest_replicas(judge, option(guess), None)
+    assert (found.layout.numbers, found.missed) == ((needed,), None)
+    assert max(judge.simulated)[0] <= 32  # on 64 devices
+
+
+def test_where_no_number_of_replicas_is_enough_the_most_are_the_answer() -> None:
+    judge: Any = KnownJudge((33,))
+    found: Any = _fewest_replicas(judge, option(4), None)
+    assert (found.layout.numbers, found.missed) == ((32,), "late")
+    # In a closed loop, every replica has a client.
+    found = _fewest_replicas(judge, option(4, clients=5), None)
+    assert found.layout.numbers == (5,)
+
+
+def test_a_request_that_is_too_slow_alone_is_not_helped_by_replicas() -> None:
+    judge: Any = KnownJudge((2,), alone_misses=True)
+    found: Any = _fewest_replicas(judge, option(4), None)
+    assert (found.missed, judge.simulated) == ("too slow", [])
+
+
+@pytest.mark.parametrize(("most_devices", "answer"), [(1, None), (8, (4, "late")), (12, (5, None)), (64, (5, None))])
+def test_no_more_devices_are_tried_than_the_best_layout_has(
+    most_devices: int, answer: tuple[int, str | None] | None
+) -> None:
+    best: Any = Fake(layout=Fake(num_devices=most_devices))
+    judge: Any = KnownJudge((5,))
+    found: Any = _fewest_replicas(judge, option(3), best)
+    assert (None if found is None else (found.layout.numbers[0], found.missed)) == answer
+    assert all(2 * replicas <= most_devices for (replicas,) in judge.simulated)
+
+
+def split(numbers: tuple[int, int], limit: int = 60) -> Any:
+    def allows(wanted: tuple[int, int], most: float | None) -> bool:
+        return sum(wanted) <= limit and (most is None or sum(wanted) <= most)
+
+    return Fake(numbers=numbers, allows=allows)
+
+
+@pytest.mark.parametrize("has_trace", [False, True])
+@pytest.mark.parametrize("guess", [(1, 1), (3, 9), (20, 5), (16, 16)])
+@pytest.mark.parametrize("needed", [(1, 1), (2, 7), (9, 3), (16, 12), (20, 16)])
+def test_the_fewest_instances_of_both_pools_are_found(
+    guess: tuple[int, int], needed: tuple[int, int], has_trace: bool
+) -> None:
+    judge: Any = KnownJudge(needed, has_trace=has_trace)
+    found: Any = _fewest_instances(judge, split(guess), None)
+    assert (found.layout.numbers, found.missed) == (needed, None)
+
+
+def test_instances_are_not_beyond_the_limits_or_the_best_layout() -> None:
+    judge: Any = KnownJudge((10, 10))
+    best: Any = Fake(layout=Fake(weight=15))
+    assert _fewest_instances(judge, split((8, 8)), best) is None
+    assert judge.simulated == []
+    found: Any = _fewest_instances(judge, split((4, 4)), best)
+    assert found.missed == "late"
+    assert max(map(sum, judge.simulated)) <= 15
+    found = _fewest_instances(judge, split((4, 4), limit=20), None)
+    assert (found.layout.numbers, found.missed) == ((10, 10), None)
+
+
+def test_instances_do_not_help_a_request_that_is_too_slow_alone() -> None:
+    judge: Any = KnownJudge((2, 2), alone_misses=True)
+    found: Any = _fewest_instances(judge, split((3, 3)), None)
+    assert (found.missed, judge.simulated) == ("too slow", [])

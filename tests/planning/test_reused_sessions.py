@@ -1,0 +1,171 @@
+"""What sessions and tiers of memory keep, in blocks of 16 tokens counted by hand, and what is refused.
+
+llama-3.1-8b in vLLM: a token takes K and V of 32 layers with 8 heads of 128, in bf16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import LayoutError, UsageError
+from kvcalc.question.question import CacheReuse, SpeedQuestion
+from tests.documents import estimate, texts
+
+ROW, GIB = 2 * 32 * 8 * 128 * 2, 2**30
+PREFIX, PROMPT, ANSWER = 1024, 16_000, 384
+
+
+def blocks(tokens: int) -> int:
+    """The tokens in whole blocks."""
+    return tokens // 16 * 16
+
+
+def ask(reuse: CacheReuse, prompt: int = PROMPT, **more: Any) -> dict[str, Any]:
+    speed = SpeedQuestion(None, prompt, more.pop("answer", ANSWER), prefix_hit_rate=more.pop("rate", 0.0))
+    asked = {"engine": "vllm", "devices": kvcalc.find_devices("h100"), **more}
+    return estimate(kvcalc.load_model("llama-3.1-8b"), reuse=reuse, speed=speed, **asked)
+
+
+def test_a_turn_finds_the_whole_blocks_of_the_one_before() -> None:
+    sessions = ask(CacheReuse(PREFIX, 4))["reuse"]["sessions"]
+    rows = sessions["rows"]
+    # Every turn adds as many tokens to the prefix.
+    assert [row["end_tokens"] for row in rows] == [PREFIX + (PROMPT + ANSWER - PREFIX) * n // 4 for n in (1, 2, 3, 4)]
+    assert [row["turn"] for row in rows] == [1, 2, 3, 4]
+    assert [row["reused_tokens"] for row in rows] == [PREFIX, *(blocks(row["end_tokens"]) for row in rows[:-1])]
+    for row in rows:
+        assert row["computed_tokens"] == row["prompt_tokens"] - row["reused_tokens"] > 0
+        assert row["end_tokens"] == row["prompt_tokens"] + ANSWER
+        assert row["idle_bytes"] == (blocks(row["end_tokens"]) - PREFIX) * ROW
+    last = rows[-1]
+    assert (last["prompt_tokens"], last["end_tokens"]) == (PROMPT, PROMPT + ANSWER)
+    assert (sessions["reused_tokens"], sessions["computed_tokens"]) == (last["reused_tokens"], last["computed_tokens"])
+    assert sessions["reuse_rate"] == sum(r["reused_tokens"] for r in rows) / sum(r["prompt_tokens"] for r in rows)
+    assert sessions["prefill_seconds"] < sessions["prefill_seconds_alone"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_idle_sessions_share_the_memory_beside_the_prefix(replicas: int) -> None:
+    """Two attention replicas keep twice as many."""
+    found = ask(CacheReuse(PREFIX, 4), devices=kvcalc.find_devices(f"h100x{replicas}"), data_parallel_size=replicas)
+    fit, sessions = found["fit"], found["reuse"]["sessions"]
+    idle = blocks(sessions["rows"][-2]["end_tokens"])
+    own = (idle - PREFIX) * ROW
+    assert (sessions["idle_tokens"], sessions["idle_session_bytes"]) == (idle, own)
+    memory = fit["kv_cache_memory_bytes"]
+    assert sessions["kept_sessions"] == replicas * ((memory - PREFIX * ROW) // own)
+    # The batch that runs has the prefix already.
+    assert sessions["kept_sessions_beside_batch"] == replicas * ((memory - fit["kv_cache_bytes"]) // own)
+
+
+def test_without_a_device_there_are_no_seconds_and_no_memory() -> None:
+    spec = kvcalc.load_model("llama-3.1-8b")
+    sessions = estimate(spec, engine="vllm", reuse=CacheReuse(PREFIX, 4), context_tokens=8192)["reuse"]["sessions"]
+    for name in ("kept_sessions", "kept_sessions_beside_batch", "prefill_seconds", "prefill_seconds_alone"):
+        assert sessions[name] is None
+
+
+def test_tiers_keep_the_prefix_once_and_the_tokens_after_it() -> None:
+    large, small = 200 * GIB, 50 * 2**20  # the second one is too small for the prefix
+    tiers = ask(CacheReuse(PREFIX, offload=(("cpu", large), ("disk", small))))["reuse"]["tiers"]["rows"]
+    context = blocks(PROMPT + ANSWER)
+    own = context - PREFIX
+    sessions, left = divmod(large - PREFIX * ROW, own * ROW)
+    assert [tier["sessions"] for tier in tiers] == [sessions, 0]
+    assert tiers[0]["tokens"] == PREFIX + sessions * own + blocks(left // ROW)
+    assert tiers[1]["tokens"] == blocks(small // ROW)
+    assert all(tier["load_seconds"] > 0 for tier in tiers)
+
+
+def test_a_tier_is_read_at_the_given_rate_or_at_its_own() -> None:
+    offload = (("cpu", 3 * GIB), ("disk", 3 * GIB))
+    context = blocks(PROMPT + ANSWER)
+    known = ask(CacheReuse(PREFIX, offload=offload, bandwidths=(("cpu", 10**10), ("disk", 10**9))))
+    tiers = known["reuse"]["tiers"]
+    assert [tier["load_seconds"] for tier in tiers["rows"]] == [
+        pytest.approx(context * ROW / rate) for rate in (10**10, 10**9)
+    ]
+    assert (tiers["session_tokens"], tiers["session_bytes"]) == (context, (context - PREFIX) * ROW)
+    assert (tiers["unit_tokens"], tiers["unit_bytes"], tiers["prefix_bytes"]) == (16, 16 * ROW, PREFIX * ROW)
+    assert [tier["sessions"] for tier in tiers["rows"]] == [(3 * GIB - PREFIX * ROW) // ((context - PREFIX) * ROW)] * 2
+    assert not any("--offload-bandwidth" in text for text in texts(known))
+    # The rate of a drive is assumed, that of the link to the host is the device's.
+    assumed = [text for text in texts(ask(CacheReuse(PREFIX, offload=offload))) if "--offload-bandwidth" in text]
+    assert len(assumed) == 1
+    assert "--offload-bandwidth disk=" in assumed[0]
+
+
+def test_lmcache_keeps_chunks_of_256_tokens() -> None:
+    tiers = ask(CacheReuse(PREFIX, offload=(("cpu", 3 * GIB), ("disk", GIB)), backend="lmcache"))["reuse"]["tiers"]
+    context = (PROMPT + ANSWER) // 256 * 256
+    assert (tiers["unit_tokens"], tiers["session_tokens"]) == (256, context)
+    assert tiers["loaded_bytes_per_device"] == context * ROW
+    assert tiers["session_bytes"] == (context - PREFIX) * ROW
+    # llama-server keeps prompts in the host's memory alone.
+    with pytest.raises(UsageError, match=r"--offload disk: llama.cpp has no such tier"):
+        ask(CacheReuse(offload=(("disk", GIB),)), engine="llama.cpp")
+
+
+def test_the_next_request_takes_what_is_not_the_prefix() -> None:
+    context: dict[str, Any] = {"context_tokens": 8192, "devices": kvcalc.find_devices("h100"), "engine": "vllm"}
+    spec = kvcalc.load_model("llama-3.1-8b")
+    for prefix in (PREFIX, 8192):  # the last token of a prompt is computed, and with it its block
+        shared = min(prefix, 8192 - 16)
+        found = estimate(spec, batch_size=3, reuse=CacheReuse(prefix), **context)
+        part, fit = found["reuse"]["prefix"], found["fit"]
+        assert (part["found_tokens"], part["shared_tokens"]) == (shared, shared)
+        assert part["next_request_bytes"] == (8192 - shared) * ROW
+        assert part["saved_bytes"] == 2 * shared * ROW
+        alone = estimate(spec, batch_size=3, **context)["fit"]["max_batch_size"]
+        assert part["max_batch_size_alone"] == alone
+        assert part["more_requests"] == fit["max_batch_size"] - alone > 0
+
+
+@pytest.mark.parametrize(("prefix", "is_short"), [(15, True), (16, True), (17, False), (32, False)])
+def test_a_prefix_that_is_not_found_is_said(prefix: int, is_short: bool) -> None:
+    """A prompt of 16 tokens finds no block, because its last token is computed."""
+    prompt = max(prefix, 16)
+    assert any("so this one is not found" in text for text in texts(ask(CacheReuse(prefix), prompt))) is is_short
+
+
+def test_a_rate_of_hits_is_no_lower_than_what_the_prefix_gives() -> None:
+    for rate in (0.064, 0.5):  # 1,024 of 16,000 tokens are 6.4 %
+        assert ask(CacheReuse(PREFIX), rate=rate)["workload"]["prefix_hit_rate"] == rate
+    with pytest.raises(UsageError, match=r"contradicts --prefix-tokens: 6.4% of each prompt"):
+        ask(CacheReuse(PREFIX), rate=0.063)
+
+
+@pytest.mark.parametrize(
+    ("reuse", "more", "message"),
+    [
+        (CacheReuse(turns=1001), {}, "--turns 1001: must be at most 1,000"),
+        (CacheReuse(15_000, 4), {}, "--turns 4: a turn has 346 tokens, and its answer 384"),
+        (CacheReuse(17_000), {}, "--prefix-tokens 17000: the prompt has 16,000 tokens"),
+        (CacheReuse(offload=(("tape", GIB),)), {}, "--offload 'tape': not a tier"),
+        (CacheReuse(offload=(("cpu", GIB),), bandwidths=(("cpu", GIB), ("disk", GIB))), {},
+         "--offload-bandwidth disk: --offload has no such tier"),
+        (CacheReuse(backend="lmcache"), {}, "--offload-backend lmcache: needs --offload"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_refused(reuse: CacheReuse, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ask(reuse, **more)
+
+
+def test_as_many_turns_as_are_allowed_are_answered() -> None:
+    assert ask(CacheReuse(turns=1000), answer=8)["reuse"]["sessions"]["turns"] == 1000
+
+
+def test_tiers_belong_to_one_attention_replica_without_stages() -> None:
+    offload, two = CacheReuse(offload=(("cpu", GIB),)), kvcalc.find_devices("h100x2")
+    with pytest.raises(LayoutError, match="without stages"):
+        ask(offload, devices=two, tensor_parallel_size=1, pipeline_parallel_size=2)
+
+
+def test_a_transfer_needs_a_device() -> None:
+    spec = kvcalc.load_model("llama-3.1-8b")
+    with pytest.raises(UsageError, match="--transfer-bandwidth needs a device"):
+        estimate(spec, engine="vllm", reuse=CacheReuse(transfer="nvlink"))

@@ -1,0 +1,99 @@
+"""The first step of a load: on a server that has just started, and of clients that start together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.engines.engine import RunningPool
+from kvcalc.simulation.loads.load import Load
+from kvcalc.simulation.replicas.rules import Lag, Rules
+from kvcalc.simulation.scheduler import Scheduler
+from kvcalc.throughput.constants import load_constants
+from kvcalc.throughput.hardware import find_gpu
+from tests.simulation.cases import SCHEDULES
+
+LENGTHS: dict[str, Any] = {"prompt_tokens": "uniform:800..1200", "answer_tokens": "uniform:100..300"}
+
+
+def simulated(**asked: Any) -> Any:
+    return kvcalc.simulate(asked.pop("model", "llama-3.1-8b"), asked.pop("gpu", "h100"), **LENGTHS, **asked)
+
+
+def longest_ttft(document: Any) -> float:
+    (row,) = [row for row in document["times"] if row["metric"] == "ttft"]
+    return float(row["max_seconds"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "cold"),
+    [
+        ({"concurrency": 8}, False),
+        ({"concurrency": 8, "num_requests": 80}, True),
+        ({"concurrency": 8, "num_requests": 81}, False),
+        ({"concurrency": 8, "num_requests": 80, "cold": False}, False),
+        ({"concurrency": 8, "cold": True}, True),
+        ({"requests_per_second": 2.0, "num_requests": 10}, False),
+        ({"requests_per_second": 2.0, "cold": True}, True),
+        ({"concurrency": 1, "num_requests": 1, "has_run": True}, False),
+    ],
+)
+def test_a_short_benchmark_of_clients_finds_a_server_that_has_just_started(asked: dict[str, Any], cold: bool) -> None:
+    assert Load(**asked).is_cold is cold
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "more"),
+    [
+        ("llama-3.1-8b", "h100", {}),
+        ("llama-3.1-8b", "h100", {"engine": "sglang"}),
+        ("deepseek-v3", "h200x8", {"data_parallel_size": 8}),
+        ("llama-3.1-8b", "h100", {"prefill_replicas": 1, "transfer": "nvlink"}),
+    ],
+)
+def test_the_first_requests_wait_for_a_cold_server_and_no_other(model: str, gpu: str, more: dict[str, Any]) -> None:
+    """At two requests a second, the first one is answered before many others come."""
+    constants, _ = load_constants(more.get("engine", "vllm"), find_gpu(gpu.partition("x")[0]))
+    warm, cold = (
+        simulated(model=model, gpu=gpu, requests_per_second=0.2, requests=20, cold=is_cold, **more)
+        for is_cold in (False, True)
+    )
+    assert longest_ttft(cold) - longest_ttft(warm) > 0.9 * constants.cold_seconds
+    medians = [next(row["p50_seconds"] for row in found["times"] if row["metric"] == "ttft") for found in (warm, cold)]
+    assert medians[0] == pytest.approx(medians[1], rel=0.05)
+    assert (warm["load"]["is_cold"], cold["load"]["is_cold"]) == (False, True)
+
+
+def test_clients_that_start_together_wait_for_their_first_step_and_requests_at_random_do_not() -> None:
+    constants, _ = load_constants("vllm", find_gpu("h100"))
+    alone = simulated(requests_per_second=0.2, requests=20)
+    together = simulated(concurrency=1, requests=20, cold=False)
+    assert longest_ttft(together) - longest_ttft(alone) == pytest.approx(constants.first_seconds, rel=0.3)
+
+
+def test_only_requests_of_clients_wait_for_the_others_of_their_group() -> None:
+    rules = Rules(SCHEDULES["vllm"], 2048, 8, Lag(0.25, request_seconds=0.5))
+    scheduler = Scheduler(rules, RunningPool(None), False, 1)
+    lags = [scheduler.under(load).rules.lag for load in (Load(concurrency=4), Load(requests_per_second=1.0))]
+    assert lags == [Lag(0.25, request_seconds=0.5), Lag(0.25)]
+
+
+def test_the_command_line_has_both_and_refuses_them_together(run: Any) -> None:
+    base = (
+        "simulate llama-3.1-8b --gpu h100 --concurrency 2 --prompt-tokens 100 --answer-tokens 10 --get load.is_cold"
+    ).split()
+    assert run(*base, "--cold").out.strip() == "true"
+    assert run(*base, "--warm", "--requests", "20").out.strip() == "false"
+    assert run(*base, "--requests", "20").out.strip() == "true"
+    refused = run(*base, "--warm", "--cold")
+    assert (refused.status, refused.err.splitlines()) == (
+        2, ["kvcalc: --cold and --warm cannot be combined", "  use one"]
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Any:
+    """`kvcalc` of the command line, which has the same name as the module here."""
+    return request.getfixturevalue("kvcalc")

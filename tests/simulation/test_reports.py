@@ -1,0 +1,61 @@
+"""What is said about a trace's busiest minute and about the state over time, against counting one by one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.recorded import Recording
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.mixed import MixedReplica
+from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.rules import Rules
+from kvcalc.simulation.results import describe_timeline
+from kvcalc.traces.request import TraceRequest
+from tests.simulation.cases import SCHEDULES, PieceTimes
+
+
+def arrived(at: float) -> TraceRequest:
+    return TraceRequest(at, 100, 10, None, None, 1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_busiest_minute_is_that_with_the_most_arrivals(seed: int, scale: float) -> None:
+    draw = Random(seed)
+    # Quiet hours with some minutes in which many requests arrive.
+    arrivals = sorted(
+        draw.choice((600.0, 3000.0, 3030.0)) + draw.uniform(0, 60) if draw.random() < 0.5 else draw.uniform(0, 7200)
+        for _ in range(300)
+    )
+    recording = Recording("a trace", scale, [arrived(at) for at in arrivals], [])
+    times = [at / scale for at in arrivals]
+    most = max(sum(end - 60 < at <= end for at in times) for end in times)
+    assert recording.peak_requests_per_second == most / 60 > 2 * recording.requests_per_second
+
+
+def test_a_short_trace_has_its_mean_rate() -> None:
+    recording = Recording("a trace", 1.0, [arrived(float(at)) for at in range(11)], [])
+    assert (recording.duration_seconds, recording.peak_requests_per_second) == (10.0, 1.0)
+
+
+@pytest.mark.parametrize("capacity", [None, 200])
+def test_the_state_over_time_counts_every_request_once(capacity: int | None) -> None:
+    draw = Random(2)
+    requests = [Request(n, 0.5 * n, draw.randrange(1, 50), draw.randrange(1, 40)) for n in range(40)]
+    replica = MixedReplica(
+        Rules(SCHEDULES["vllm"], 100, 4), PieceTimes(draw), BlockPool(capacity, 1, range(210)), Arrivals(requests)
+    )
+    replica.run()
+    rows = describe_timeline([replica])
+    assert [row["seconds"] for row in rows] == [pytest.approx(replica.now * n / 60) for n in range(1, 61)]
+    for row in rows:
+        here = [one for one in requests if one.arrival <= row["seconds"] and (one.finish or 0.0) > row["seconds"]]
+        assert row["waiting_requests"] + row["running_requests"] <= len(here) + 4  # those of the step that ends
+        assert row["running_requests"] <= 4
+        assert (row["used_blocks"] is None) is (capacity is None)
+        assert capacity is None or 0 <= row["used_blocks"] <= replica.pool.most_used <= capacity
+    assert any(row["waiting_requests"] for row in rows)
+    assert any(row["running_requests"] for row in rows)
