@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fit_parameters import ALL_KINDS, SINCE, before
+from fit_parameters import ALL_KINDS, SINCE, before, kinds_of
 from throughput_data import FIRST, Row
 
 from kvcalc.throughput.constants import regions
@@ -90,8 +90,14 @@ def _entry(engine: str, rows: Sequence[Row], fitted: Fitted, here: Predicted, ou
 def _constants(engine: str, fitted: Fitted, labels: list[str]) -> dict[str, Any]:
     """The constants of an engine, and those of each kind of device that differ."""
     common = _round(fitted.values(engine, ["hopper", *labels]))
-    by_kind = {kind: _changes(common, _round(fitted.values(engine, [kind, *labels]))) for kind in ALL_KINDS}
-    return {"constants": common, "by_device_kind": {kind: found for kind, found in by_kind.items() if found}}
+    each = ((kind, fitted.values(engine, [*kinds_of(kind), *labels])) for kind in ALL_KINDS)
+    by_kind = {kind: _changes(common, _round(found)) for kind, found in each}
+
+    def is_like_another(kind: str) -> bool:
+        whole = kinds_of(kind)[-1]
+        return by_kind[kind] == (by_kind[whole] if whole != kind else {})
+
+    return {"constants": common, "by_device_kind": {k: found for k, found in by_kind.items() if not is_like_another(k)}}
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from fit_arrays import Values
 
 from kvcalc.releases import parse_release
+from kvcalc.throughput.constants import HALVED
 
 if TYPE_CHECKING:
     from throughput_data import Row
@@ -122,7 +123,8 @@ _LAPTOP = (
     Parameter("stage_seconds", 1e-4, 1.0),
 )
 
-ALL_KINDS = (*_KINDS, "hopper", "cdna3", "cdna4")
+# Kinds with half the rate come first, as their rows also have the label of the whole kind.
+ALL_KINDS = (*(f"{kind}-half" for kind in HALVED), *_KINDS, "hopper", "cdna3", "cdna4")
 
 # All-reduces as kernel tables have them: seconds between two devices, for each further one, and the share of the link
 # that their bytes reach. Median error 4 to 10 % (aiconfigurator, commit 095f58a, vLLM 0.24, SGLang 0.5.14 and
@@ -135,10 +137,17 @@ _LINKS: dict[str, dict[str, tuple[float, float, float]]] = {
 _PCIE = {"blackwell-rtx": (4.4e-6, 4.1e-6, 0.43), "": (4.9e-6, 3.8e-6, 0.25)}
 # The attention of one sequence and KV head in a layer, from the same tables.
 _HEAD_SECONDS = {"hopper": 24e-9, "blackwell": 10e-9, "ampere-hbm": 33e-9, "ada": 20e-9, "blackwell-rtx": 18e-9}
-# Reading and multiplying on kinds of devices without serving points, from the same tables: (read, multiply).
+# Reading and multiplying on kinds of devices without serving points: (read, multiply). Full rates are from the same
+# tables (l40s, rtx-pro-6000-server). ampere and half rates in 16 bits are from the profiles of LLMServingSim (commit
+# 5daddb2: an A6000, an RTX 3090, an RTX 4090). Other types at half rate are derived: multiplying reaches that rate too,
+# and reading them costs as much more than 16 bits as at full rate.
 _TABLES: dict[str, dict[str, tuple[float, float]]] = {
     "ada": {"bf16": (1.27, 1.7), "fp8": (1.36, 2.1), "int8": (1.2, 1.5), "int4": (1.15, 1.5)},
+    "ada-half": {"bf16": (1.11, 1.03), "fp8": (1.19, 1.1), "int8": (1.08, 1.05), "int4": (1.08, 1.05)},
+    "ampere": {"bf16": (1.08, 1.4)},
+    "ampere-half": {"bf16": (1.19, 1.1)},
     "blackwell-rtx": {"bf16": (1.06, 1.2), "fp8": (1.12, 1.35), "nvfp4": (1.4, 1.45)},
+    "blackwell-rtx-half": {"bf16": (1.06, 1.03), "fp8": (1.12, 1.1), "nvfp4": (1.4, 1.45)},
 }
 _FIXED = {
     "head_seconds": 20e-9, "kv_token_seconds": 0.0, "stage_seconds": 2e-5,
@@ -186,7 +195,7 @@ class Model:
 
     def labels_of(self, row: Row) -> list[str]:
         """The labels of a row: its engine, its kind of device, and whether its release is older than the step."""
-        found = [row.engine, row.kind]
+        found = [row.engine, *kinds_of(row.constants_kind)]
         if row.engine in SINCE and is_older(row):
             found.append(before(row.engine))
         return found
@@ -195,9 +204,9 @@ class Model:
         """A function that turns the thetas into constants that are arrays over the rows."""
         labels = [{"", *self.labels_of(row)} for row in rows]
         columns = [np.array([float(label in own) for own in labels]) for _, label in self.thetas]
-        kinds = {(row.engine, row.kind) for row in rows}
+        kinds = {(row.engine, row.constants_kind) for row in rows}
         likely = {(e, kind): {**self.likely(), **self.fixed(e, kind)} for e, kind in kinds}
-        each = [likely[row.engine, row.kind] for row in rows]
+        each = [likely[row.engine, row.constants_kind] for row in rows]
         given: dict[str, Any] = {}
         for name, first in each[0].items():
             if isinstance(first, dict):
@@ -226,7 +235,7 @@ class Model:
         found, likely = _of_sums(sums, self.parameters), self.likely()
         if self.is_first_token:
             return found
-        kind = next((label for label in labels if label in ALL_KINDS), "")
+        kind = next((kind for kind in ALL_KINDS if kind in labels), "")
         for name, first in likely.items():
             if isinstance(first, dict):
                 found[name] = {**first, **found.get(name, {}), **self.tables(kind).get(name, {})}
@@ -242,6 +251,7 @@ class Model:
 
     def fixed(self, engine: str, kind: str) -> dict[str, Any]:
         """The constants that kernel tables determine."""
+        *_, kind = kinds_of(kind)
         links = _LINKS.get(kind, _LINKS["hopper"])
         linked, pcie = links.get(engine, links[""]), _PCIE.get(kind, _PCIE[""])
         return {
@@ -265,6 +275,11 @@ class Model:
             )
             for (p, label), value in zip(self.thetas, theta)
         }
+
+
+def kinds_of(kind: str) -> list[str]:
+    """A kind of device with half the rate and the whole kind, or that kind alone."""
+    return list(dict.fromkeys((kind, kind.removesuffix("-half"))))
 
 
 def is_older(row: Row) -> bool:

@@ -26,7 +26,7 @@ from kvcalc.planning.serving.admission import most_at_once, running_requests, st
 from kvcalc.planning.serving.load import at_load
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.releases import Release, parse_release
-from kvcalc.throughput.constants import device_kind, weight_class
+from kvcalc.throughput.constants import constants_kind, device_kind, weight_class
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.scheduling import StepRules
 
@@ -94,6 +94,10 @@ class Row(NamedTuple):
     @property
     def kind(self) -> str:
         return device_kind(self.model.gpu)
+
+    @property
+    def constants_kind(self) -> str:
+        return constants_kind(self.model.gpu)
 
     @property
     def weights(self) -> str:

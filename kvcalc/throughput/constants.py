@@ -137,6 +137,21 @@ def device_kind(gpu: Gpu) -> str:
     return kind
 
 
+def constants_kind(gpu: Gpu) -> str:
+    """The kind of device with `-half` added if its tensor units accumulate 16-bit products in 32 bits at half rate.
+
+    GeForce cards do. They reach that rate, and the full-rate cards of the same architecture are limited by power first.
+    So they have other constants. Their rate is twice that of the other units, and not four times (vendors' figures).
+    """
+    kind, flops = device_kind(gpu), gpu.flops_per_second
+    is_half = kind in HALVED and flops.get("bf16", 0) < _LEAST_FULL_RATE * flops.get("fp32", 0)
+    return f"{kind}-half" if is_half else kind
+
+
+HALVED = ("ampere", "ada", "blackwell-rtx")
+_LEAST_FULL_RATE = 3
+
+
 def has_constants(engine: str) -> bool:
     """Whether the speed of an engine is known."""
     return split_engine(engine)[0] in _table()["engines"]
@@ -150,8 +165,8 @@ def load_constants(engine: str, gpu: Gpu) -> tuple[Constants, Regime]:
     """
     name, asked = split_engine(engine)
     entry, older_than = step_of(name, _table()["engines"][name], asked.release if asked else None)
-    kind = device_kind(gpu)
-    values = {**entry["constants"], **entry.get("by_device_kind", {}).get(kind, {})}
+    by_kind = entry.get("by_device_kind", {})
+    values = {**entry["constants"], **by_kind.get(constants_kind(gpu), by_kind.get(device_kind(gpu), {}))}
     fitted = {name: entry["fitted"][name] for name in Regime._fields[:-3]}
     ranges, first = entry["ranges"], entry["ttft_ranges"]
     return Constants(**values), Regime(**fitted, ranges=ranges, ttft_ranges=first, older_than=older_than)
