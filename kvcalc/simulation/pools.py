@@ -21,7 +21,13 @@ from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.fit_part import describe_hardware
 from kvcalc.planning.cases.case import Case
-from kvcalc.planning.plan.disaggregated.instances import buffer_bytes, sent_of, transfer_bytes, without_hits
+from kvcalc.planning.plan.disaggregated.instances import (
+    buffer_bytes,
+    handover_seconds,
+    sent_of,
+    transfer_bytes,
+    without_hits,
+)
 from kvcalc.planning.plan.disaggregated.joined import check_joined
 from kvcalc.planning.serving.throughput import Speed
 from kvcalc.planning.serving.transfer import link_bytes_per_second
@@ -215,7 +221,7 @@ def _decode_pool(question: Question, needs: Disaggregation, longest: tuple[int, 
     settings = {**(question.engine_settings or {}), **dict.fromkeys(needs.decode_settings, True)}
     found = _scheduled(question._replace(engine_settings=settings), needs, longest, notes)
     constants, scheduler = found.speed.model.constants, found.scheduler
-    lag = Lag((needs.host_passes - 1) * constants.ttft_seconds, constants.ttft_steps)
+    lag = Lag(handover_seconds(needs, constants), constants.ttft_steps)
     # No engine stops decoding for a cache that is received: the request joins the next step.
     schedule = scheduler.rules.schedule
     if not schedule.mixes:
