@@ -5,6 +5,7 @@
 FOLDER is that of benchmarks/fit_throughput.py. Errors are |predicted / measured - 1| of means and percentiles. Runs at
 random arrivals are scored as they were asked, and with their prompts found in the prefix cache (`repeated`), because
 their client repeats a few prompts (`throughput_data.found_again`). `others` is what other simulators said of these.
+Runs of ShareGPT at 1 and 4 requests a second are on devices that no fit has seen.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -27,6 +29,7 @@ from kvcalc.cli.simulate import answer, app
 from kvcalc.errors import KvcalcError
 from kvcalc.throughput import constants
 
+_SHAREGPT = "speed_more/consumer_vllm.jsonl"
 Errors = dict[str, float]
 """Predicted / measured - 1, by metric."""
 
@@ -54,6 +57,36 @@ def simulated(run: Mapping[str, Any], arguments: Sequence[str]) -> Errors | None
     return found
 
 
+def sharegpt_runs(folder: Path) -> list[dict[str, Any]]:
+    """Runs of vLLM at random arrivals, by device: each line of the file is a figure of one of them."""
+    runs: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for text in (folder / _SHAREGPT).read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        _, _, rate = line["protocol"].partition("ShareGPT; rate ")
+        if not rate or not line["metric"].endswith("_mean"):
+            continue
+        name, device, tp = line["model"], line["device"], line["tp"]
+        arguments = [
+            name, "--gpu", f"{device}x{tp}", "--tp", str(tp), "--engine", "vllm@0.13", "--requests", "400",
+            "--requests-per-second", rate.removesuffix("/s"), "--input-tokens", str(round(line["isl"])),
+            "--output-tokens", str(round(line["osl"])),
+        ]  # fmt: skip
+        run = runs.setdefault(
+            (line["source"], *arguments),
+            {"id": f"{name} {rate} {device}", "kind": f"ShareGPT {device}", "arguments": arguments, "seconds": {}},
+        )
+        run["seconds"][line["metric"]] = line["value"]
+    return list(runs.values())
+
+
+def kind_of(run: Mapping[str, Any]) -> str:
+    """The group of runs that a run is scored in."""
+    if "kind" in run or "trace" in run:
+        return str(run.get("kind", "trace"))
+    kind = run["id"].rpartition("-")[0].partition("-20")[0]
+    return "open loop" if kind.startswith("blis") else kind
+
+
 def score(task: tuple[Any, list[Mapping[str, Any]]]) -> list[tuple[str, str, Errors]]:
     """The group, the name and the errors of each run, with the constants of `task`."""
     table, runs = task
@@ -61,8 +94,7 @@ def score(task: tuple[Any, list[Mapping[str, Any]]]) -> list[tuple[str, str, Err
         constants._table = lambda: table  # type: ignore[assignment]
     found = []
     for run in runs:
-        arguments, kind = run["arguments"], run["id"].rpartition("-")[0].partition("-20")[0]
-        kind = "open loop" if kind.startswith("blis") else "trace" if "trace" in run else kind
+        arguments, kind = run["arguments"], kind_of(run)
         errors = simulated(run, arguments)
         if errors:
             found.append((kind, run["id"], errors))
@@ -99,6 +131,8 @@ def main() -> None:
             predicted = [without.predict(row) for row in kept]
             tasks.append((describe(kept, without, predicted, predicted), own))
             print(f"  without {family}", flush=True)
+    if (folder / _SHAREGPT).is_file():
+        tasks.append((None, sharegpt_runs(folder)))
     with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
         found = [one for part in pool.imap(score, tasks) for one in part]
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)

@@ -88,6 +88,8 @@ class GpusGpusItem(TypedDict):
     source: str
     date: str | None
     note: str | None
+    inline_ecc: bool
+    """error correction is on by default and kept in the memory: reading is slower than the bandwidth"""
 
 
 class GpusShow(GpusGpusItem):

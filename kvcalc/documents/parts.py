@@ -420,6 +420,8 @@ class Hardware(TypedDict):
     source: str
     date: str | None
     note: str | None
+    inline_ecc: bool
+    """error correction is on by default and kept in the memory: reading is slower than the bandwidth"""
 
 
 class ThroughputParts(TypedDict):

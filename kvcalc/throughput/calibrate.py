@@ -61,9 +61,9 @@ class Record(NamedTuple):
     def apply(self, model: SpeedModel, weight_dtype: str) -> SpeedModel:
         """`model` with these constants. Constants that the record does not determine stay unchanged."""
         old = model.constants
-        gpu = model.gpu._replace(bandwidth_bytes_per_second=max(1, int(self.read_bytes_per_second)))
+        gpu = model.gpu._replace(bandwidth_bytes_per_second=max(1, int(self.read_bytes_per_second)), inline_ecc=False)
         # Fitted overheads are relative to the vendor's bandwidth. The read roof already excludes what is not reachable.
-        reached = self.read_bytes_per_second / model.gpu.bandwidth_bytes_per_second
+        reached = self.read_bytes_per_second / model.gpu.read_bytes_per_second
         weights = {kind: max(1.0, value * reached) for kind, value in old.weight_overhead.items()}
         if self.weight_overhead is not None:
             weights[weight_class(weight_dtype)] = self.weight_overhead

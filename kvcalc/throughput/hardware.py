@@ -21,6 +21,10 @@ from kvcalc.units import parse_count, parse_size
 LOCAL = "local"
 CUSTOM = "custom"
 _MAX_BYTES = 16 * 1024
+# Large products in 16 bits take 1.27 times as long as the bandwidth allows on an L40S (kernel tables of aiconfigurator,
+# commit 095f58a), and 1.06 to 1.1 times on an RTX 4090 and an RTX A6000, where ECC is off (profiles of LLMServingSim,
+# commit 5daddb2). Renderers are 15 % slower with ECC (support.chaos.com, ECC state for Nvidia GPUs).
+_INLINE_ECC = 1.17
 _SEPARATORS = str.maketrans("", "", " -_/()")
 # Vendors' words before a name: "NVIDIA GeForce RTX 4090", "AMD Instinct MI300X".
 _MAKERS = ("nvidia", "amd", "intel", "apple", "google", "geforce", "tesla", "instinct", "radeon")
@@ -48,6 +52,8 @@ class Gpu(NamedTuple):
     - `flops_per_second` is dense, by dtype, with 32-bit accumulation for 16-bit types. A type that the device has no
       units for has no entry.
     - `device_class` is the microarchitecture.
+    - `inline_ecc` is whether error correction is on by default and kept in the memory itself, as on data centre cards
+      with GDDR. It takes a sixteenth of the memory, which `memory_bytes` does not have, and slows reading.
     - `interconnect` is None if devices are only connected over PCIe or a network.
 
     For a custom device, only `memory_bytes` may be known. Then the rates are 0 and `flops_per_second` is empty.
@@ -67,6 +73,12 @@ class Gpu(NamedTuple):
     source: str
     date: str | None
     note: str | None = None
+    inline_ecc: bool = False
+
+    @property
+    def read_bytes_per_second(self) -> float:
+        """The bandwidth for data, without what inline ECC reads besides."""
+        return self.bandwidth_bytes_per_second / (_INLINE_ECC if self.inline_ecc else 1.0)
 
 
 class Devices(NamedTuple):
@@ -213,7 +225,9 @@ def _read(mapping: dict[object, object]) -> Gpu:
         raise ValueError(f"dense_tflops must be a mapping with the keys {', '.join(FLOP_DTYPES)}")
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
         raise ValueError("aliases must be a list of names")
-    note = facts.pop("note", None)
+    note, inline_ecc = facts.pop("note", None), facts.pop("inline_ecc", False)
+    if type(inline_ecc) is not bool:
+        raise ValueError("inline_ecc must be true or false")
     gpu = Gpu(
         name=_text(facts.pop("name")),
         vendor=_text(facts.pop("vendor")),
@@ -229,6 +243,7 @@ def _read(mapping: dict[object, object]) -> Gpu:
         source=_text(facts.pop("source")),
         date=str(facts.pop("date")),
         note=None if note is None else _text(note),
+        inline_ecc=inline_ecc,
     )
     if facts:
         raise ValueError(f"unknown key {min(facts)!r}")

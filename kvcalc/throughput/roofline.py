@@ -269,7 +269,7 @@ def together(read: float, multiply: float, power: float) -> float:
 
 def times_of(counts: Counts, gpu: Gpu) -> Times:
     """The ideal times of `counts` on devices `gpu`."""
-    layout, bandwidth = counts.layout, float(gpu.bandwidth_bytes_per_second)
+    layout, bandwidth = counts.layout, gpu.read_bytes_per_second
 
     def timed(matrices: tuple[Matrices, ...]) -> tuple[MatrixTimes, ...]:
         return tuple(
@@ -320,7 +320,7 @@ class SpeedModel:
 
     def __init__(self, counts: Counts, gpu: Gpu, constants: Constants) -> None:
         self.counts, self.gpu, self.constants, self.layout = counts, gpu, constants, counts.layout
-        self.bandwidth = float(gpu.bandwidth_bytes_per_second)
+        self.bandwidth = gpu.read_bytes_per_second
         self.attention_flops = matrix_flops(gpu, "bf16")
         self.times = times_of(counts, gpu)
         self.costs = costs_of(self.times, constants)

@@ -10,7 +10,7 @@ import pytest
 from kvcalc.engines import ENGINES
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES
 from kvcalc.throughput import constants
-from kvcalc.throughput.constants import Constants, device_kind, load_constants, regions, weight_class
+from kvcalc.throughput.constants import Constants, constants_kind, device_kind, load_constants, regions, weight_class
 from kvcalc.throughput.hardware import all_gpus, find_gpu
 
 with open(constants.__file__.replace("constants.py", "constants.json"), encoding="utf-8") as file:
@@ -70,6 +70,27 @@ def test_hbm_and_gddr_of_one_generation_are_two_kinds() -> None:
     assert device_kind(find_gpu("a100")) == "ampere-hbm"
     assert device_kind(find_gpu("rtx-3090")) == "ampere"
     assert device_kind(find_gpu("h100")) == "hopper"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("rtx-3090", "ampere-half"), ("a40", "ampere"), ("rtx-a6000", "ampere"), ("rtx-4090", "ada-half"),
+        ("l40s", "ada"), ("rtx-6000-ada", "ada"), ("rtx-5090", "blackwell-rtx-half"), ("rtx-pro-6000", "blackwell-rtx"),
+        ("a100", "ampere-hbm"), ("h100", "hopper"), ("m3-max", "apple-m"),
+    ],
+)  # fmt: skip
+def test_geforce_cards_multiply_at_half_rate(name: str, kind: str) -> None:
+    assert constants_kind(find_gpu(name)) == kind
+    assert device_kind(find_gpu(name)) == kind.removesuffix("-half")
+
+
+def test_half_the_rate_is_reached_and_the_full_one_is_not() -> None:
+    half, full = (load_constants("vllm", find_gpu(name))[0] for name in ("rtx-4090", "rtx-6000-ada"))
+    assert half.compute_overhead["bf16"] < 1.1 < 1.5 < full.compute_overhead["bf16"]
+    assert half.kernel_seconds == full.kernel_seconds
+    # A kind without constants of its own has those of the whole kind.
+    assert load_constants("llama.cpp", find_gpu("rtx-4090"))[0] == load_constants("llama.cpp", find_gpu("l40s"))[0]
 
 
 def test_the_regions_of_a_question_go_from_the_narrowest_to_the_whole_engine() -> None:

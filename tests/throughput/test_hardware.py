@@ -131,6 +131,7 @@ def test_a_device_of_ones_own() -> None:
         ("bf16: 989.4", "bf16: fast"),
         ("bandwidth_gb_per_second: 3350", "bandwidth_gb_per_second: -1"),
         ("memory_type: HBM3", "memory_type: HBM3\nlinks: 3"),
+        ("memory_type: HBM3", "memory_type: HBM3\ninline_ecc: 1"),
         ('aliases: ["7"]', "aliases: [7]"),
         ("dense_tflops:\n  bf16: 989.4\n", "dense_tflops: 3\n"),
         ("dense_tflops:", "interconnect: NVLink\ndense_tflops:"),
@@ -144,6 +145,18 @@ def test_a_spoilt_file_is_refused(tmp_path: Path, line: str, wrong: str) -> None
     path.write_text(GOOD.replace(line, wrong))
     with pytest.raises(GpuError):
         load_gpu(str(path))
+
+
+def test_data_centre_cards_with_gddr_read_slower_because_of_their_ecc() -> None:
+    found = {gpu.name for gpu in all_gpus() if gpu.inline_ecc}
+    assert found == {"a10", "a10g", "a40", "l4", "l40", "l40s", "t4"}
+    for gpu in all_gpus():
+        assert gpu.read_bytes_per_second * (1.17 if gpu.inline_ecc else 1) == pytest.approx(
+            gpu.bandwidth_bytes_per_second
+        )
+        # It takes a sixteenth of the memory.
+        gib = gpu.memory_bytes / 2**30
+        assert not gpu.inline_ecc or gib < 15 / 16 * (-(-gib // 8) * 8)
 
 
 def test_compiled_copies_say_what_the_files_say() -> None:
