@@ -42,7 +42,8 @@ def render_show(document: dict[str, Any], console: Console) -> None:
     table = plain_table("", ">", "")
     memory = document["memory_bytes"]
     table.add_row("memory", format_size(memory, capacity=True), f"{document['memory_type']}, {count(memory)} bytes")
-    table.add_row("bandwidth", _figure(document["bandwidth_bytes_per_second"], 10**9), "GB/s, less with ECC" if document["inline_ecc"] else "GB/s")
+    unit = "GB/s, less with ECC" if document["inline_ecc"] else "GB/s"
+    table.add_row("bandwidth", _figure(document["bandwidth_bytes_per_second"], 10**9), unit)
     for dtype, value in document["flops_per_second"].items():
         table.add_row(dtype, _figure(value, 10**12), "dense TFLOPS")
     joined = document["interconnect"]
