@@ -106,7 +106,7 @@ def test_drafts_speed_decode_steps_and_a_drafter_is_on_both_instances(engine: st
     )
     times, without = ({row["metric"]: row["mean_seconds"] or 0.0 for row in one["times"]} for one in (drafted, plain))
     assert times["tpot"] == pytest.approx(times["itl"] / 1.8, rel=0.01)
-    assert times["tpot"] < 0.7 * without["tpot"]
+    assert times["tpot"] < 0.8 * without["tpot"]
     # Its layer has a cache on the decode instance, is computed by the prefill instance, and its cache is sent.
     assert (drafted["engine"]["blocks"] or 0) < (plain["engine"]["blocks"] or 0)
     assert drafted["prefill"]["mean_prefill_seconds"] > plain["prefill"]["mean_prefill_seconds"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import kvcalc
+from kvcalc.model.drafting import Speculation
 from kvcalc.throughput.constants import BUSY_SEQUENCES
-from kvcalc.throughput.drafting import DraftingModel, drafter_model
+from kvcalc.throughput.drafting import BETWEEN_SECONDS, DraftingModel, drafter_model
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import serve
 from tests.throughput.conftest import MakeModel
@@ -149,3 +151,19 @@ def test_a_drafter_computes_prompts_too(model_of: MakeModel) -> None:
     assert model.prefill(2000).seconds == pytest.approx(target.prefill(2000).seconds + small.prefill(2000).seconds)
     more = small.prefill_work(2000).seconds
     assert model.prefill_work(2000).seconds == pytest.approx(target.prefill_work(2000).seconds + more)
+
+
+@pytest.mark.parametrize(("engine", "waits"), [("vllm", True), ("vllm@0.13", False), ("llama.cpp", False)])
+def test_engines_that_hide_the_hosts_time_do_not_while_they_draft(engine: str, waits: bool) -> None:
+    def overhead(drafts: Speculation | None) -> float:
+        document = kvcalc.estimate(
+            "llama-3-8b", context_tokens=4096, engine=engine, devices=kvcalc.find_devices("h100"), speculative=drafts
+        )  # fmt: skip
+        return float(document["throughput"]["parts"]["overhead_seconds"])
+
+    none, one, two = (
+        overhead(tokens and Speculation("draft", tokens, 2.0, kvcalc.load_model("llama-3.2-1b")))
+        for tokens in (None, 1, 2)
+    )
+    # A second pass of the drafter costs its launches. The first one also costs what no pass hides.
+    assert (one - none - (two - one) > 0.5 * BETWEEN_SECONDS) is waits

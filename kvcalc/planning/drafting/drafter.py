@@ -55,7 +55,7 @@ def key_of(asked: Speculation) -> tuple[object, ...]:
 def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
     """The speed with drafted tokens, from the speed of the model alone; or the reason if it is not known."""
     from kvcalc.throughput.counts import count
-    from kvcalc.throughput.drafting import DraftingModel, drafter_model
+    from kvcalc.throughput.drafting import BETWEEN_SECONDS, DraftingModel, drafter_model
 
     asked, workload, model = speculation_of(case), case.workload, None
     drafter = drafter_of(asked, case.spec, workload)
@@ -70,10 +70,13 @@ def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
         reads = case.reads(case.spec.num_layers, drafter.spec.num_layers)
         counts = count(drafter.spec, stored.weights, stored.base, reads, target.layout, *how)
         model = drafter_model(target, counts)
+    schedule = case.engine.schedule()
+    between = BETWEEN_SECONDS if schedule is not None and schedule.overlaps else 0.0
     length = 1.0 if asked.acceptance_length is None else float(asked.acceptance_length)
     return DraftingModel(
         target, model, asked.num_tokens, length,
         starts_with_accepted=asked.method != DRAFT, in_one_pass=asked.method == DFLASH,
+        between_seconds=between,
     )  # fmt: skip
 
 
