@@ -280,7 +280,7 @@ def _row(
     replicas = memory["engine"]["data_parallel_size"]
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
-        found.probe.running if found.most_running is None else found.most_running * replicas,
+        found.probe.most_running if found.most_running is None else found.most_running * replicas,
         memory["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
         drafting_of(question.speculative),
         replicas, memory["engine"]["expert_parallel_size"],

@@ -84,6 +84,15 @@ class Probe(NamedTuple):
         return low is not None and low < 0
 
     @property
+    def most_running(self) -> int:
+        """The limit of running requests for the engine's command.
+
+        At a rate, `running` is only the mean. Requests that come in groups would queue for a limit like that while
+        there is memory for them, so the limit is what fits.
+        """
+        return max(self.running, self.memory.fit["max_batch_size"] or 0) if self.is_steady else self.running
+
+    @property
     def serving(self) -> dict[str, Any]:
         """The `serving` part of the document. Only for probes without `trouble`."""
         if self.speed is None:
