@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from fit_throughput import Fitted, Predicted
 
 _ENGINES = ("vllm", "sglang", "tensorrt-llm", "logical", "llama.cpp", "mlx")
-# A region needs this many rows for a range of its own. With fewer families than these, the range is at least that of
-# the region around it: two or three families say too little about the next one.
-_LEAST_ROWS = 40
+# A region needs so many cells (a model family with a type of weights on a device) of so many families for a range of
+# its own: two or three families say too little about the next one.
+_LEAST_CELLS = 6
 _LEAST_FAMILIES = 4
+# Each cell counts once, as the errors within it are much alike, and less if it has fewer rows than this. The range
+# leaves out a share at both ends: then 80 % of the points of a cell are in it in the mean, if the range is made without
+# the cell's family too (68 to 89 % by engine and metric).
+_LEAST_ROWS, _LEFT_OUT = 5, 0.06
 # Noise between equal points of one release, family, device and type, so no range is narrower.
 _FLOOR = 0.09
-# A wider range would say nothing. It would come from a family that alone shows how an engine's requests wait.
-_MOST = 4.0
 
 
 def describe(rows: Sequence[Row], fitted: Fitted, here: Predicted, out: Predicted) -> dict[str, Any]:
@@ -118,22 +120,25 @@ def _fitted(own: Sequence[Row]) -> dict[str, Any]:
 
 
 def _ranges(ratios: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
-    """The 10th and 90th percentiles of measured / predicted by region, each at least the noise between equal points."""
+    """The ends of the range of measured / predicted by region, each at least the noise between equal points."""
     found: dict[str, list[float]] = {}
-    regional: dict[str, list[tuple[float, str]]] = {}
+    regional: dict[str, list[tuple[Row, float]]] = {}
     for row, ratio in ratios:
         for region in regions(row.kind, row.weights, row.running):
-            regional.setdefault(region, []).append((ratio, row.family))
-    for region, rows in sorted(regional.items()):  # a region comes after the one around it
-        if region and len(rows) < _LEAST_ROWS:
+            regional.setdefault(region, []).append((row, ratio))
+    for region, rows in sorted(regional.items()):
+        cells = Counter(cell_of(row) for row, _ in rows)
+        if region and (len(cells) < _LEAST_CELLS or len({row.family for row, _ in rows}) < _LEAST_FAMILIES):
             continue
-        values = sorted(ratio for ratio, _ in rows)
-        low, high = max(_quantile(values, 0.1), 1 / _MOST), min(_quantile(values, 0.9), _MOST)
-        if region and len({family for _, family in rows}) < _LEAST_FAMILIES:
-            around = found[region.rpartition(" ")[0]]
-            low, high = min(low, around[0]), max(high, around[1])
+        weighed = sorted((ratio, 1 / max(cells[cell_of(row)], _LEAST_ROWS)) for row, ratio in rows)
+        low, high = _quantile(weighed, _LEFT_OUT), _quantile(weighed, 1 - _LEFT_OUT)
         found[region] = [round(min(low, 1 - _FLOOR), 3), round(max(high, 1 + _FLOOR), 3)]
     return found or {"": [0.7, 1.4]}
+
+
+def cell_of(row: Row) -> tuple[str, ...]:
+    """What measurements that are alike share: collection, engine, device, family and type of weights."""
+    return row.source, row.engine, row.model.gpu.name, row.family, row.weights
 
 
 def _assumed(compiled: dict[str, Any]) -> dict[str, Any]:
@@ -167,8 +172,14 @@ def _round(constants: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def _quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
+    """The value below which this share of the weights is. The values have weights."""
+    wanted, below = share * sum(weight for _, weight in ordered), 0.0
+    for value, weight in ordered:
+        below += weight
+        if below >= wanted:
+            return value
+    return ordered[-1][0]
 
 
 def errors(ratios: Sequence[float]) -> dict[str, float]:

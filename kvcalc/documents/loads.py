@@ -586,8 +586,9 @@ class SimulateResults(TypedDict):
 class SimulateStepRange(TypedDict):
     """the 80 % range of the time of a decode step, as factors"""
 
-    low_factor: Amount
-    high_factor: Amount
+    low_factor: Amount | None
+    """null if the range is wider than fourfold: it is not known"""
+    high_factor: Amount | None
 
 
 class SimulatePrefill(TypedDict):

@@ -450,9 +450,10 @@ class Throughput(TypedDict):
     parts: ThroughputParts
     roofline_decode_step_seconds: Positive
     """all bytes at full bandwidth or all operations at full speed, whichever takes longer"""
-    low_seconds: Positive
-    """low end of the range of decode_step_seconds; 8 of 10 measurements left out of the fit were within the range"""
-    high_seconds: Positive
+    low_seconds: Positive | None
+    """low end of the range of decode_step_seconds; 8 of 10 measurements left out of the fit were within the range. Null
+    if the range is wider than fourfold: it is not known"""
+    high_seconds: Positive | None
     serving: Serving | None
     calibration: Calibration | None
     """what --calibrate changed; null if it is not given"""
@@ -475,23 +476,23 @@ class Serving(TypedDict):
     whole answer"""
     tpot_seconds: Positive
     """time per output token of a running request, including the prefills of other requests in between"""
-    tpot_low_seconds: Positive
-    tpot_high_seconds: Positive
+    tpot_low_seconds: Positive | None
+    tpot_high_seconds: Positive | None
     ttft_seconds: Positive
     """mean time to first token of a benchmark with 15 requests per client, which all start at once, on a server that
     has run before"""
-    ttft_low_seconds: Positive
+    ttft_low_seconds: Positive | None
     """80% range"""
-    ttft_high_seconds: Positive
+    ttft_high_seconds: Positive | None
     steady_ttft_seconds: Positive
     """mean time to first token of a load that has run for long"""
     random_ttft_seconds: Positive
     """the same if as many requests a second arrive at random instead of from clients"""
     tokens_per_second: Positive
     """output tokens per second of all requests"""
-    tokens_per_second_low: Positive
+    tokens_per_second_low: Positive | None
     """from the high end of TPOT's 80% range"""
-    tokens_per_second_high: Positive
+    tokens_per_second_high: Positive | None
     tokens_per_second_per_device: Positive
     requests_per_second: Positive
     prefill_share: Share

@@ -24,7 +24,7 @@ from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import Devices
-from kvcalc.throughput.speed import range_factors
+from kvcalc.throughput.speed import known_range, range_factors
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished requests and the number of all requests."""
@@ -240,7 +240,8 @@ def describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict
     }
 
 
-def describe_range(case: Case, speed: Speed, batch: float) -> dict[str, float]:
-    """The 80 % range of a decode step at the mean batch, as factors on its time."""
-    low, high = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, max(1.0, batch), False)
+def describe_range(case: Case, speed: Speed, batch: float) -> dict[str, float | None]:
+    """The 80 % range of a decode step at the mean batch, as factors on its time. None if it is not known."""
+    factors = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, max(1.0, batch), False)
+    low, high = known_range(*factors)
     return {"low_factor": low, "high_factor": high}

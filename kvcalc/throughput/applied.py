@@ -9,13 +9,7 @@ from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.factor_fit import Fit, slopes_between
 from kvcalc.throughput.roofline import SpeedModel
-
-# The figures of the `throughput` document that have a range: the part they are in, their metric, and their keys.
-_RANGED = (
-    (None, "decode", "decode_step_seconds", "low_seconds", "high_seconds"),
-    ("serving", "tpot", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds"),
-    ("serving", "ttft", "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds"),
-)
+from kvcalc.throughput.speed import RANGED
 
 
 class Applied(NamedTuple):
@@ -43,7 +37,7 @@ class Applied(NamedTuple):
         """Replace the ranges in a `throughput` document. `near` are the documents of the models in `near`."""
         if self.fit is None:
             return
-        for part, metric, key, low_key, high_key in _RANGED:
+        for part, metric, key, low_key, high_key in RANGED:
             own, others = (document, near) if part is None else (document[part], [other[part] for other in near])
             if own is None or own[low_key] is None or own[high_key] is None:
                 continue

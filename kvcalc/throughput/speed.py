@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
@@ -86,6 +86,33 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
     if link is not None and layout.devices > link.devices:
         found.append(f"more than the {link.devices} devices that {link.name} connects")
     return found
+
+
+WIDEST_RANGE = 4.0
+"""A range with a larger ratio of its ends says nothing, so documents say that it is not known."""
+
+RANGED = (
+    (None, "decode", "decode_step_seconds", "low_seconds", "high_seconds"),
+    ("serving", "tpot", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds"),
+    ("serving", "ttft", "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds"),
+)
+"""The figures of the `throughput` document that have a range: the part they are in, their metric, and their keys."""
+
+
+def known_range(low: float, high: float) -> tuple[float | None, float | None]:
+    """The ends of a range, or None for both if it is wider than `WIDEST_RANGE`."""
+    return (low, high) if high <= WIDEST_RANGE * low else (None, None)
+
+
+def hide_wide_ranges(throughput: dict[str, Any]) -> None:
+    """Set the ranges of a `throughput` document that are not known (`known_range`) to null."""
+    for part, metric, _, low_key, high_key in RANGED:
+        own = throughput if part is None else throughput.get(part)
+        if own is None or own.get(low_key) is None:
+            continue
+        own[low_key], own[high_key] = known_range(own[low_key], own[high_key])
+        if metric == "tpot" and own[low_key] is None:
+            own["tokens_per_second_low"] = own["tokens_per_second_high"] = None
 
 
 def range_factors(

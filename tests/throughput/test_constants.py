@@ -9,9 +9,11 @@ import pytest
 
 from kvcalc.engines import ENGINES
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES
+from kvcalc.planning.plan.traffic import highest
 from kvcalc.throughput import constants
 from kvcalc.throughput.constants import Constants, constants_kind, device_kind, load_constants, regions, weight_class
 from kvcalc.throughput.hardware import all_gpus, find_gpu
+from kvcalc.throughput.speed import hide_wide_ranges, known_range
 
 with open(constants.__file__.replace("constants.py", "constants.json"), encoding="utf-8") as file:
     TABLE: dict[str, Any] = json.load(file)
@@ -96,3 +98,33 @@ def test_half_the_rate_is_reached_and_the_full_one_is_not() -> None:
 def test_the_regions_of_a_question_go_from_the_narrowest_to_the_whole_engine() -> None:
     assert regions("hopper", "fp8", 8) == ["hopper fp8 1-8", "hopper fp8", "hopper", ""]
     assert [regions("hopper", "fp8", batch)[0][-4:] for batch in (9, 64, 65)] == ["9-64", "9-64", " 65+"]
+
+
+def test_a_range_that_is_too_wide_is_not_known() -> None:
+    assert known_range(1.0, 4.0) == (1.0, 4.0)
+    assert known_range(1.0, 4.1) == (None, None)
+    serving = {"ttft_low_seconds": 1.0, "ttft_high_seconds": 5.0, "tpot_low_seconds": 1.0, "tpot_high_seconds": 2.0,
+               "tokens_per_second_low": 1.0, "tokens_per_second_high": 2.0}  # fmt: skip
+    document: dict[str, Any] = {"low_seconds": 1.0, "high_seconds": 3.0, "serving": dict(serving)}
+    hide_wide_ranges(document)
+    assert (document["low_seconds"], document["high_seconds"]) == (1.0, 3.0)
+    assert document["serving"] == {**serving, "ttft_low_seconds": None, "ttft_high_seconds": None}
+    document["serving"]["tpot_high_seconds"] = 9.0
+    hide_wide_ranges(document)
+    assert {value for key, value in document["serving"].items() if "t" in key} == {None}
+
+
+def test_a_limit_with_a_range_that_is_not_known_is_judged_with_twice_the_estimate() -> None:
+    serving = {"ttft_seconds": 0.5, "ttft_high_seconds": None, "tpot_seconds": 0.02, "tpot_high_seconds": 0.03}
+    assert highest(serving, "ttft") == 2.0
+    assert highest(serving, "tpot") == pytest.approx(1.5)
+    assert highest({"e2e_seconds": 1.0}, "e2e") == 1.0
+
+
+def test_the_screen_says_that_a_range_is_not_known(kvcalc: Any) -> None:
+    words = ("estimate", "llama-3.1-8b", "--gpu", "h200", "--engine", "sglang", "--input-tokens", "1k",
+             "--output-tokens", "200", "--concurrency", "32")  # fmt: skip
+    serving = kvcalc(*words, "--json").json["throughput"]["serving"]
+    assert serving["ttft_high_seconds"] is None
+    assert serving["tpot_low_seconds"] < serving["tpot_seconds"] < serving["tpot_high_seconds"]
+    assert "range unknown" in kvcalc(*words, "--format", "human").out

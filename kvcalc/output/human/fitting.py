@@ -48,6 +48,9 @@ def fold(name: str, width: int) -> str:
     return "\n".join([*lines, name])
 
 
+UNKNOWN_RANGE = "range unknown"
+
+
 def span(low: float | None, high: float | None) -> str:
     """A range of seconds, such as `39.1-54.7 ms`, or a dash if it is not known."""
     if low is None or high is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.human.console import byte_rate, count, percent, plain_table, size
+from kvcalc.output.human.fitting import UNKNOWN_RANGE
 
 _PARTS = ("weights", "kv", "compute", "overhead", "communication")
 
@@ -16,7 +18,7 @@ def print_speed(document: dict[str, Any], console: Console) -> None:
     """Print the `throughput` part of a document. The document must have one."""
     speed, workload = document["throughput"], document["workload"]
     step, rate = speed["decode_step_seconds"], speed["decode_tokens_per_second"]
-    spread = f"{duration(speed['low_seconds'])} to {duration(speed['high_seconds'])}"
+    spread = _range(speed["low_seconds"], speed["high_seconds"])
     bound = f" ({spread}), bound by {_name(speed['bound_by'])}"
     console.print(Text.assemble(("decode step", "bold"), "  ", (duration(step), "bold"), bound))
     table = plain_table("", ">", ">")
@@ -98,18 +100,23 @@ def _energy(energy: dict[str, Any], console: Console) -> None:
     console.print(Text.assemble(("energy", "bold"), f"  {line}"))
 
 
+def _range(low: float | None, high: float | None, text: Callable[[float], str] | None = None) -> str:
+    text = text or duration
+    return UNKNOWN_RANGE if low is None or high is None else f"{text(low)} to {text(high)}"
+
+
 def _serving(serving: dict[str, Any], console: Console) -> None:
     console.print()
     requests = f"{count(serving['concurrency'])} requests of {count(serving['input_tokens'])} + "
     console.print(Text.assemble(("serving", "bold"), f"  {requests}{count(serving['output_tokens'])} tokens"))
     table = plain_table("", ">", "")
-    spread = f"{duration(serving['tpot_low_seconds'])} to {duration(serving['tpot_high_seconds'])}"
+    spread = _range(serving["tpot_low_seconds"], serving["tpot_high_seconds"])
     table.add_row("  time per output token", duration(serving["tpot_seconds"]), spread)
-    spread = f"{duration(serving['ttft_low_seconds'])} to {duration(serving['ttft_high_seconds'])}"
+    spread = _range(serving["ttft_low_seconds"], serving["ttft_high_seconds"])
     if serving["steady_ttft_seconds"] < 0.95 * serving["ttft_seconds"]:
         spread += f"; {duration(serving['steady_ttft_seconds'])} in a steady load"
     table.add_row("  time to first token", duration(serving["ttft_seconds"]), spread)
-    each = f"{number(serving['tokens_per_second_low'])} to {number(serving['tokens_per_second_high'])}"
+    each = _range(serving["tokens_per_second_low"], serving["tokens_per_second_high"], number)
     if serving["tokens_per_second_per_device"] != serving["tokens_per_second"]:
         each += f"; {number(serving['tokens_per_second_per_device'])} per device"
     table.add_row("  output tokens/s", number(serving["tokens_per_second"]), each)

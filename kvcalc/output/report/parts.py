@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcalc.notes import sentence
 from kvcalc.output.human.console import count, describe_workload, duration, name_engine, rate, size, split
-from kvcalc.output.human.fitting import span
+from kvcalc.output.human.fitting import UNKNOWN_RANGE, span
 from kvcalc.output.report.charts import bar
 from kvcalc.output.report.page import Facts, Figure, Section, Table
 
@@ -90,6 +90,11 @@ def memory_section(fit: Document) -> Section:
     return Section("Memory of one device", [Figure(bar("Memory of one device", drawn, device), table), limits])
 
 
+def _range(times: Mapping[str, Any], metric: str) -> str:
+    low, high = times[f"{metric}low_seconds"], times[f"{metric}high_seconds"]
+    return UNKNOWN_RANGE if low is None or high is None else span(low, high)
+
+
 def step_section(throughput: Document) -> Section:
     """The time of a decode step and its parts, and serving."""
     parts = [(name.removesuffix("_seconds"), seconds) for name, seconds in throughput["parts"].items() if seconds]
@@ -101,7 +106,7 @@ def step_section(throughput: Document) -> Section:
     found: list[Any] = [
         facts_of(
             [
-                ("decode step", f"{duration(total)} ({span(throughput['low_seconds'], throughput['high_seconds'])})"),
+                ("decode step", f"{duration(total)} ({_range(throughput, '')})"),
                 ("tokens per second", rate(throughput["decode_tokens_per_second"])),
                 ("prefill", duration(throughput["prefill_seconds"])),
                 ("bound by", throughput["bound_by"]),
@@ -111,12 +116,7 @@ def step_section(throughput: Document) -> Section:
     ]
     serving = throughput["serving"]
     if serving is not None:
-        ttft = (
-            f"{duration(serving['ttft_seconds'])} ({span(serving['ttft_low_seconds'], serving['ttft_high_seconds'])})"
-        )
-        tpot = (
-            f"{duration(serving['tpot_seconds'])} ({span(serving['tpot_low_seconds'], serving['tpot_high_seconds'])})"
-        )
+        ttft, tpot = (f"{duration(serving[f'{one}seconds'])} ({_range(serving, one)})" for one in ("ttft_", "tpot_"))
         found.append(
             facts_of(
                 [

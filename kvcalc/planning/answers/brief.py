@@ -13,6 +13,7 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.budget import Budget, budget, free_range
 from kvcalc.planning.device.capacity import holds
 from kvcalc.planning.serving.throughput import describe_serving, speed_of
+from kvcalc.throughput.speed import hide_wide_ranges
 
 
 def brief_answer(case: Case, needs_speed: bool) -> Answer:
@@ -44,6 +45,7 @@ def _brief(case: Case, needs_speed: bool) -> Answer | None:
         if isinstance(speed, str) or speed.calibration is not None:
             return None
         throughput = {"serving": describe_serving(case, speed, [])}
+        hide_wide_ranges(throughput)
     document = {
         "engine": {"expert_parallel_size": workload.expert_parallel_size},
         "fit": {"fits": fits, "free_bytes": free, "free_low_bytes": low},

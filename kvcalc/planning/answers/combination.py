@@ -206,7 +206,7 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
     """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
     from kvcalc.planning.serving.throughput import speed_of, unfitted_of
     from kvcalc.throughput.constants import batch_region
-    from kvcalc.throughput.speed import range_factors
+    from kvcalc.throughput.speed import known_range, range_factors
 
     found = speed_of(case, notes)
     if isinstance(found, str):
@@ -243,7 +243,7 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
             from kvcalc.planning.reuse import cached_tokens
 
             cached = cached_tokens(asked.reuse, hit_rate, tokens, case.allocation, case.share, case.workload.kv_dtype)
-        return step, shortest, step * high, rate, model.prefill(tokens, batch, cached).seconds
+        return step, *known_range(shortest, step * high), rate, model.prefill(tokens, batch, cached).seconds
 
     return at
 

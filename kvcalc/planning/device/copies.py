@@ -39,7 +39,7 @@ def of_all_copies(case: Case, found: dict[str, Any]) -> dict[str, Any]:
         share = copies if asked.concurrency is None else asked.concurrency / serving["concurrency"]
         concurrency = asked.concurrency or copies * serving["concurrency"]
         running = min(concurrency, copies * serving["running_requests"])
-        serving.update({name: share * serving[name] for name in _OF_ALL})
+        serving.update({name: share * serving[name] for name in _OF_ALL if serving[name] is not None})
         serving.update(concurrency=concurrency, running_requests=running)
         serving["tokens_per_second_per_device"] *= share / copies
     energy = found["energy"]

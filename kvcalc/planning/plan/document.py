@@ -263,8 +263,10 @@ def _row(
         max_batch_size=memory["fit"]["max_batch_size"],
         **{name: serving.get(name) for name in _TIMES},
         tokens_per_second=found.replicas * serving["tokens_per_second"],
-        tokens_per_second_low=found.replicas * serving["tokens_per_second_low"],
-        tokens_per_second_high=found.replicas * serving["tokens_per_second_high"],
+        **{
+            name: None if serving[name] is None else found.replicas * serving[name]
+            for name in ("tokens_per_second_low", "tokens_per_second_high")
+        },
         requests_per_second=found.replicas * serving["requests_per_second"],
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, probe, replica_of
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, highest, probe, replica_of
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Option(NamedTuple):
     @property
     def highest(self) -> tuple[float, float]:
         """The factors on TPOT and TTFT for the upper ends of their ranges. 1 without a range."""
-        return _highest(self.probe.serving, "tpot"), _highest(self.probe.serving, "ttft")
+        return highest(self.probe.serving, "tpot"), highest(self.probe.serving, "ttft")
 
     def at(self, numbers: tuple[int, ...], targets: Targets | None = None, *, is_trace: bool = False) -> Option:
         """The layout with the closed form's figures for another number of replicas."""
@@ -195,11 +195,6 @@ def more_devices(kind: Kind, num_devices: int) -> str:
     """The number of devices, and their price if it is known."""
     cost = "" if kind.price is None else f", {kind.price * num_devices:,.2f} per hour"
     return f"{num_devices:,} devices{cost}"
-
-
-def _highest(serving: Mapping[str, Any], name: str) -> float:
-    high = serving.get(f"{name}_high_seconds")
-    return 1.0 if high is None else float(high / serving[f"{name}_seconds"])
 
 
 def devices_then_speed(option: Option) -> tuple[int, float]:

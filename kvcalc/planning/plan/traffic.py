@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvcalc.planning.plan.targets import RANGE_CONFIDENCE, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu
+from kvcalc.throughput.speed import WIDEST_RANGE
 from kvcalc.units import format_size
 
 MOST_RUNNING = 1024
@@ -225,7 +227,7 @@ def _why_not(kind: Kind, running: int, tokens: int, fit: Mapping[str, Any]) -> s
 def _at_random(serving: dict[str, Any]) -> dict[str, Any]:
     """`serving` with the TTFT of requests that arrive at random, which do not come in groups."""
     share = serving["random_ttft_seconds"] / serving["ttft_seconds"]
-    return {**serving, **{name: serving[name] * share for name in _TTFTS}}
+    return {**serving, **{name: serving[name] and serving[name] * share for name in _TTFTS}}
 
 
 def _whole(case: Case, needs_speed: bool) -> Answer:
@@ -249,13 +251,25 @@ def too_slow(targets: Targets, lengths: Lengths, serving: Mapping[str, Any]) -> 
 
 
 def _times_of(metric: str, lengths: Lengths, serving: Mapping[str, Any]) -> tuple[float, float]:
-    """The point estimate of a time and the upper end of its range, which are equal if it has none."""
+    """The point estimate of a time and the upper end of its range (`highest`)."""
     if metric != "e2e":
-        point, high = serving[f"{metric}_seconds"], serving.get(f"{metric}_high_seconds")
-        return point, point if high is None else high
+        point = serving[f"{metric}_seconds"]
+        return point, point * highest(serving, metric)
     ttft, tpot = (_times_of(part, lengths, serving) for part in ("ttft", "tpot"))
     steps = lengths.output_tokens - 1
     return ttft[0] + steps * tpot[0], ttft[1] + steps * tpot[1]
+
+
+def highest(serving: Mapping[str, Any], metric: str) -> float:
+    """The factor on a time for the upper end of its range. 1 if it has none.
+
+    A range that is not known is at least as wide as the widest one that is, so half of that (as a ratio) is counted.
+    """
+    key = f"{metric}_high_seconds"
+    if key not in serving:
+        return 1.0
+    high = serving[key]
+    return math.sqrt(WIDEST_RANGE) if high is None else float(high / serving[f"{metric}_seconds"])
 
 
 def seconds_text(seconds: float) -> str:

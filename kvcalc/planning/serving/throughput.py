@@ -17,7 +17,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime, has_constants
 from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step
-from kvcalc.throughput.speed import StoredWeights, outside, range_factors, speed_model
+from kvcalc.throughput.speed import StoredWeights, hide_wide_ranges, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
     from kvcalc.planning.serving.served import Served
@@ -59,6 +59,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
         near = [describe_speed(case, speed._replace(model=model), []) for model in applied.near]
         applied.narrow(document, near)
         document["calibration"] = applied.document
+    hide_wide_ranges(document)
     return document
 
 

@@ -29,6 +29,7 @@ from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost, 
 from kvcalc.planning.serving.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
+from kvcalc.throughput.speed import known_range
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def describe_split(
     answers = found.prefill.answer(prompts), found.decode.answer(held)
     pools = describe_pools(found, answers, (prompts, held))
     tokens_per_second = found.tokens_per_second
-    ttft, tpot = found.ttft_range(), found.tpot_range()
+    ttft, tpot = known_range(*found.ttft_range()), known_range(*found.tpot_range())
     commands = start_command(found.kinds.decode.engine).pool_words(_pools_of(traffic, found, asked.checkpoint))
     is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((found.prefill, found.decode), answers))
     row.update(
@@ -214,8 +215,8 @@ def describe_split(
         ttft_seconds=times.ttft_seconds, ttft_low_seconds=ttft[0], ttft_high_seconds=ttft[1],
         tpot_seconds=times.tpot_seconds, tpot_low_seconds=tpot[0], tpot_high_seconds=tpot[1],
         tokens_per_second=tokens_per_second,
-        tokens_per_second_low=tokens_per_second * times.tpot_seconds / tpot[1],
-        tokens_per_second_high=tokens_per_second * times.tpot_seconds / tpot[0],
+        tokens_per_second_low=tpot[1] and tokens_per_second * times.tpot_seconds / tpot[1],
+        tokens_per_second_high=tpot[0] and tokens_per_second * times.tpot_seconds / tpot[0],
         requests_per_second=times.requests_per_second,
         tokens_per_second_per_device=tokens_per_second / found.num_devices,
         disaggregated={
