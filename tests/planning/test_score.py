@@ -88,6 +88,23 @@ def test_the_summary_is_of_the_rows(kvcalc: Any) -> None:
         assert found["within_a_quarter"] == pytest.approx(sum(error <= 0.25 for error in errors) / 6)
 
 
+@pytest.mark.parametrize(
+    ("file", "engine", "other"),
+    [
+        ("sglang-bench.jsonl", "vllm", "sglang"),
+        ("llama-bench.json", "vllm", "llama.cpp"),
+        ("sglang-bench.jsonl", "sglang", None),
+        ("vllm-bench.json", "sglang", None),  # its backend names the client
+    ],
+)
+def test_an_engine_that_was_not_measured_is_said(kvcalc: Any, file: str, engine: str, other: str | None) -> None:
+    words = ("--gpu", "h100x4", "--dtype", "fp8") if file.startswith("sglang") else ("--gpu", "h100")
+    result = kvcalc("score", LOGS / file, *words, "--engine", engine, "--json")
+    text = None if other is None else f"{LOGS / file}: measured with {other}, compared with {engine}"
+    said = [note["text"] for note in result.json["warnings"] if note["code"] == "other-engine"]
+    assert said == ([] if text is None else [text])
+
+
 def test_options_override_the_file(kvcalc: Any) -> None:
     words = ("--gpu", "h100x2", "--model", "qwen3-8b", "--engine", "sglang", "--tp", "2")
     row = scores(kvcalc, LOGS / "vllm-bench.json", *words)[0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.resolve import find_published
 from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.cases.layout import count_replicas
 from kvcalc.planning.serving.load import at_load
@@ -92,6 +93,22 @@ def engine_of(point: Point, engine: str | None) -> str:
     except UsageError:  # a build of one's own, whose place in the engine's history is not known
         return engine
     return stated
+
+
+def other_servers(points: Sequence[Point], file: str, engine: str | None) -> list[Note]:
+    """A note if the server of runs was another engine than the one that is asked about, or another release of it."""
+    if engine is None:
+        return []
+    asked, release = split_engine(engine)
+    servers = {
+        one.engine if one.engine != asked or one.release is None else f"{one.engine}@{one.release}"
+        for one in points
+        if one.engine is not None and (one.engine != asked or (release is not None and one.release is not None))
+    }
+    others = sorted(servers - {engine})
+    if not others:
+        return []
+    return [Note("result", "other-engine", f"{file}: measured with {' and '.join(others)}, compared with {engine}")]
 
 
 def published_model(point: Point) -> ModelSpec | None:

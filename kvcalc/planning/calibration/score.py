@@ -15,7 +15,13 @@ from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer_case
 from kvcalc.planning.calibration import Calibration
 from kvcalc.planning.calibration.fitted_runs import Observed, Run, describe_fit, mean_error, observe
-from kvcalc.planning.calibration.measured import Given, case_of_run, compared_seconds, predicted_seconds
+from kvcalc.planning.calibration.measured import (
+    Given,
+    case_of_run,
+    compared_seconds,
+    other_servers,
+    predicted_seconds,
+)
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.records import NamedTuple
@@ -74,6 +80,7 @@ def score(files: Sequence[tuple[str, str]], given: Given = Given()) -> dict[str,
             except KvcalcError as error:
                 refused.append({"file": name, "run": point.run, "reason": error.message, "hint": error.hint})
                 first = first or type(error)(f"{name}, run {point.run}: {error.message}", error.hint)
+        notes += other_servers(points, name, given.engine)
     rows = [row for run in scored for row in run.rows]
     if not rows:
         raise first or UsageError("no results to compare", "kvcalc score FILE...")
