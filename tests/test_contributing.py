@@ -170,10 +170,10 @@ def test_a_device_is_one_file(device: Path) -> None:
     path = device
     gpu = load_gpu(str(path))
     assert (gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second) == ("acorn-80gb", 81_559 * 2**20, 3350 * 10**9)
-    # Every file has these keys, but for a note.
+    # Every file has these keys, but for a note and for ECC.
     keys = set(re.findall(r"^(\w+):", path.read_text(), re.MULTILINE))
     for shipped in (ROOT / "presets" / "gpus").glob("*.yaml"):
-        assert set(re.findall(r"^(\w+):", shipped.read_text(), re.MULTILINE)) <= keys | {"note"}, shipped
+        assert set(re.findall(r"^(\w+):", shipped.read_text(), re.MULTILINE)) <= keys | {"note", "inline_ecc"}, shipped
 
 
 def test_the_map_names_every_folder_of_the_package() -> None:

@@ -169,6 +169,7 @@ def simulate(
     trace_format: str | None = None,
     scale_rate: float = 1.0,
     requests: int | None = None,
+    distinct_prompts: int | None = None,
     cold: bool | None = None,
     seed: int = 0,
     max_ttft_seconds: float | None = None,
@@ -200,7 +201,8 @@ def simulate(
     """The document of `kvcalc simulate`: percentiles of the times that clients see, goodput, and the state over time.
 
     Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
-    distributions as on the command line: `"uniform:100..2000"`. `devices` may be a name: `"h100x4"`. `cold` is whether
+    distributions as on the command line: `"uniform:100..2000"`. With `distinct_prompts`, request i has prompt i % N.
+    `devices` may be a name: `"h100x4"`. `cold` is whether
     the server has just started; by default only a short benchmark of clients finds such a server. With
     `prefill_replicas`, prompts are computed on instances of their own, on the kind of device `prefill_gpu` if it is
     another one, and `transfer` is the link to those that answer: bytes per second of one device, or a name such as
@@ -224,7 +226,7 @@ def simulate(
         rows = read_trace(trace, trace_format)
     load = Load(
         lengths_of(prompt_tokens, "prompt_tokens"), lengths_of(answer_tokens, "answer_tokens"), requests_per_second,
-        concurrency, burstiness, rows, trace, scale_rate, requests, seed, cold,
+        concurrency, burstiness, rows, trace, scale_rate, requests, seed, cold, distinct_prompts=distinct_prompts,
     )  # fmt: skip
     question = asked({**locals(), "devices": find_devices(devices) if isinstance(devices, str) else devices})
     limits = Limits(max_ttft_seconds, max_tpot_seconds)

@@ -539,6 +539,8 @@ class SimulateLoad(TypedDict):
     seed: Whole | None
     is_cold: bool
     """whether the server has just started, so that its first step takes longer"""
+    distinct_prompts: Count | None
+    """so many prompts are sent in turn; null if each is sent once"""
     requests: Count
     refused_requests: Whole
     """requests that are too long for the cache; they are not simulated"""

@@ -387,6 +387,7 @@ _FIELDS = (
     Field("prompt_tokens", _LENGTHS, "--prompt-tokens --input-tokens", "LENGTH"),
     Field("answer_tokens", _LENGTHS, "--answer-tokens --output-tokens", "LENGTH"),
     Field("requests", _COUNT, "--requests", "N"),
+    Field("distinct_prompts", _COUNT, "--distinct-prompts", "N", excludes="trace prefix_tokens prefix_hit_rate"),
     Field("cold", _FLAG),
     Field("seed", _count(0), "--seed", "N", "", "0"),
     Field("max_ttft_seconds", _SECONDS, "--max-ttft", "TIME"),

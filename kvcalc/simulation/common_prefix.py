@@ -1,14 +1,14 @@
-"""Requests whose prompts begin with the same tokens, such as a system prompt (`--prefix-tokens`)."""
+"""Requests whose prompts begin with the same tokens, such as a system prompt (`--prefix-tokens`), or are sent again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from kvcalc.engines.prefixes import Prefixes
-from kvcalc.errors import UsageError
+from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.question.question import Question
+from kvcalc.question.question import CacheReuse, Question
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.scheduler import Scheduler
 
@@ -44,6 +44,35 @@ def case_of(question: Question) -> tuple[Case, Prefixes | None]:
     if question.reuse is None:
         return case, None
     return make_case(question._replace(reuse=None))._replace(notes=case.notes), case.prefixes()
+
+
+def repeat_prompts(
+    question: Question, scheduler: Scheduler, requests: Sequence[Request], distinct: int, notes: list[Note]
+) -> int | None:
+    """Name the blocks of prompts that are sent again: request i has prompt i % `distinct`.
+
+    Returns the tokens in a named block, or None. What the engine finds of a prompt that it has computed is its rule for
+    a common prefix. If requests do not share blocks, each of them holds all of its cache itself.
+    """
+    longest = max(request.prompt_tokens for request in requests)
+    try:
+        prefixes = make_case(question._replace(reuse=CacheReuse(longest))).prefixes()
+    except KvcalcError as error:
+        notes.append(Note("load", "not-shared", f"prompts that are sent again are not found: {error.message}"))
+        return None
+    block = scheduler.pool.block_tokens or 1
+    size = block * -(-longest // (block * _MOST_NAMES))
+    why = scheduler.cannot_share(size)
+    if why is not None and prefixes.shares_memory:
+        text = f"every request finds its prompt, but holds all of its cache itself: {why}"
+        notes.append(Note("load", "not-shared", text))
+    for request in requests:
+        found, own = prefixes.found(request.prompt_tokens), request.number % distinct
+        if why is None:
+            request.names = tuple(range(own * _MOST_NAMES, own * _MOST_NAMES + found // size))
+        elif request.number >= distinct:
+            request.given_tokens = request.cached_tokens = min(found, request.prompt_tokens - 1)
+    return size if why is None else None
 
 
 def share_prefix(

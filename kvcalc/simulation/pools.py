@@ -34,7 +34,7 @@ from kvcalc.planning.serving.transfer import link_bytes_per_second
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
+from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, repeat_prompts, share_prefix
 from kvcalc.simulation.coupled import Coupled, Link, Progress
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
@@ -50,6 +50,7 @@ from kvcalc.simulation.simulate import (
     describe_range,
     known_speed,
     longest_of,
+    repeats,
     shared_tokens_of,
     taken,
 )
@@ -142,13 +143,16 @@ def simulate_pools(
         if decode.scheduler.fits(one) and prefill.scheduler.fits(_prompt_of(one))
     ]
     check_fitting(requests, fitting, question, notes)
-    for number, request in enumerate(fitting):
-        request.number = number
     shared_tokens = shared_tokens_of(prefill.case, prefill.scheduler, named_tokens, notes)
     if question.reuse is not None and prefill.prefixes is not None:
         check_no_names(named_tokens)
         notes += [note for note in prefill.case.notes if note not in notes]
         shared_tokens = share_prefix(prefill.prefixes, prefill.scheduler, fitting, question.reuse.prefix_tokens, notes)
+    if repeats(load, requests):
+        asked = prefills.of(alone, decode.case.workload.tensor_parallel_size)
+        shared_tokens = repeat_prompts(asked, prefill.scheduler, fitting, load.distinct_prompts or 1, notes)
+    for number, request in enumerate(fitting):
+        request.number = number
     rate = prefills.bytes_per_second(devices.gpu)
     make_prefill = partial(prefill.scheduler.server, _times(prefill, step_factor), shared_tokens=shared_tokens)
     pools = Coupled(

@@ -16,7 +16,7 @@ from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, share_prefix
+from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, repeat_prompts, share_prefix
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.load import Load, check_load, requests_of, split_concurrency, split_requests
 from kvcalc.simulation.loads.requests import Request
@@ -64,6 +64,8 @@ def simulate(
     if question.reuse is not None and prefixes is not None:
         check_no_names(named_tokens)
         shared_tokens = share_prefix(prefixes, scheduler, fitting, question.reuse.prefix_tokens, notes)
+    if repeats(load, requests):
+        shared_tokens = repeat_prompts(question, scheduler, fitting, load.distinct_prompts or 1, notes)
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
     times = ModelTimes(speed.model, step_factor)
@@ -119,11 +121,23 @@ def ask_about(question: Question, load: Load) -> Asked:
             "--context auto: requests that are too long for the cache are refused anyway", "remove --context"
         )
     speed = question.speed or SpeedQuestion()
+    if load.distinct_prompts is not None:
+        for is_given, option in (
+            (question.reuse is not None and question.reuse.prefix_tokens, "--prefix-tokens"),
+            (speed.prefix_hit_rate, "--prefix-hit-rate"),
+        ):
+            if is_given:
+                raise UsageError(f"{option}: whole prompts are found with --distinct-prompts", "leave it out")
     notes: list[Note] = []
     requests, named_tokens = requests_of(load, speed.prefix_hit_rate, notes)
     longest = question.context_tokens or longest_of(requests)
     asked = question._replace(context_tokens=longest, batch_size=1, speed=speed)
     return Asked(asked, question.devices, requests, named_tokens, notes)
+
+
+def repeats(load: Load, requests: Sequence[Request]) -> bool:
+    """Whether a prompt is sent again."""
+    return load.distinct_prompts is not None and load.distinct_prompts < len(requests)
 
 
 def longest_of(requests: Sequence[Request]) -> int:
@@ -231,6 +245,7 @@ def describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict
         "scale_rate": load.scale_rate if load.trace is not None else None,
         "seed": None if load.trace is not None else load.seed,
         "is_cold": load.is_cold,
+        "distinct_prompts": load.distinct_prompts,
         "requests": len(requests),
         "refused_requests": refused,
         "prompt_tokens": None if load.prompt is None else load.prompt.text,

@@ -140,18 +140,43 @@ def test_a_folder_without_the_measurements_is_refused(data: ModuleType, tmp_path
     assert stopped.value.code == 2
 
 
-def test_a_range_of_few_families_is_not_narrower_than_that_of_the_region_around_it(
+def test_a_region_has_a_range_of_its_own_if_it_has_several_cells_of_several_families(
     data: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = module("constants_document", monkeypatch)
     row = rows_of(data)[0]
-    few = [(row._replace(family=f"family {i % 3}", weight_dtype="bf16"), 1.0) for i in range(60)]
-    others = [(row._replace(family=f"family {i}", weight_dtype="int4"), 2.0) for i in range(60)]
-    found = document._ranges([*few, *others])
-    assert found["hopper"] == found[""] == [0.91, 2.0]
-    assert found["hopper bf16"] == [0.91, 2.0]
-    fourth = (row._replace(family="family 3", weight_dtype="bf16"), 1.0)
-    assert document._ranges([*few, fourth, *others])["hopper bf16"] == [0.91, 1.09]
+
+    def cells(families: int, dtype: str, ratio: float) -> list[tuple[Any, float]]:
+        """Six rows of each of two collections."""
+        return [
+            (
+                row._replace(family=f"family {i % families}", source=f"source {i // families % 2}", weight_dtype=dtype),
+                ratio,
+            )
+            for i in range(12 * families)
+        ]
+
+    others = cells(6, "int4", 2.0)
+    assert document._ranges([*cells(4, "bf16", 1.0), *others])["hopper bf16"] == [0.91, 1.09]
+    # Three families, or five cells of four families, are too few.
+    three = document._ranges([*cells(3, "bf16", 1.0), *others])
+    assert "hopper bf16" not in three
+    assert three[""] == [0.91, 2.0]
+    five = [one for one in cells(4, "bf16", 1.0) if one[0].source == "source 0" or one[0].family == "family 1"]
+    assert "hopper bf16" not in document._ranges([*five, *others])
+
+
+def test_a_cell_counts_once_in_a_range_however_many_rows_it_has(
+    data: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = module("constants_document", monkeypatch)
+    row = rows_of(data)[0]
+    few = [(row._replace(family=f"family {i % 8}"), 1.0) for i in range(80)]
+    many = [(row._replace(family="one more"), 3.0)] * 1000
+    # One cell of nine is more than the share that is left out at an end, whatever its rows.
+    assert document._ranges([*few, *many])[""] == document._ranges([*few, *many[:10]])[""] == [0.91, 3.0]
+    # A cell of one row counts a fifth.
+    assert document._ranges([*few, *many[:1]])[""] == [0.91, 1.09]
 
 
 def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(

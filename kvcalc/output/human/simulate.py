@@ -61,6 +61,9 @@ def describe_load(load: Mapping[str, Any]) -> str:
         how += "" if load["arrivals"] == "poisson" else f" with burstiness {load['burstiness']:g}"
     lengths = f"{load['mean_prompt_tokens']:,.0f} tokens in, {load['mean_answer_tokens']:,.0f} out"
     requests = "1 request" if load["requests"] == 1 else f"{count(load['requests'])} requests"
+    again = load["distinct_prompts"]
+    if again is not None and again < load["requests"]:
+        requests += " of 1 prompt" if again == 1 else f" of {count(again)} prompts in turn"
     start = " on a server that has just started" if load["is_cold"] else ""
     return f"{requests}, {how}, {lengths}{start}"
 

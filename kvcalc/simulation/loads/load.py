@@ -36,7 +36,8 @@ class Load(NamedTuple):
     One of `requests_per_second`, `concurrency` and `trace`, which `trace_name` names. `num_requests` is None for the
     default: 1,000, `requests_per_client` for each client, or all of a trace. `cold` is whether the server has just
     started. None is the default: it has run before, unless clients send only a few requests each, as in a benchmark.
-    `has_run` is whether this load has run before, too, so that no step is the first one of its kind.
+    `has_run` is whether this load has run before, too, so that no step is the first one of its kind. With
+    `distinct_prompts`, request i has prompt i % N. None means that no prompt is sent twice.
     """
 
     prompt: Lengths | None = None
@@ -51,6 +52,7 @@ class Load(NamedTuple):
     seed: int = 0
     cold: bool | None = None
     has_run: bool = False
+    distinct_prompts: int | None = None
 
     @property
     def is_cold(self) -> bool:
@@ -97,6 +99,8 @@ def check_load(load: Load) -> None:
         raise UsageError("--scale-rate needs --trace", "another rate: --requests-per-second")
     if load.num_requests is not None and load.num_requests > MOST_REQUESTS:
         raise UsageError(f"--requests {load.num_requests:,}: too many to simulate", f"at most {MOST_REQUESTS:,}")
+    if load.trace is not None and load.distinct_prompts is not None:
+        raise UsageError("--distinct-prompts: --trace has the prompts", "leave it out")
     if load.burstiness != 1 and load.requests_per_second is None:
         raise UsageError("--burstiness needs --requests-per-second")
 
@@ -170,7 +174,13 @@ def _drawn(load: Load) -> list[Row]:
     arrivals: Iterable[float] = [0.0] * number
     if load.requests_per_second is not None:
         arrivals = islice(poisson_times(load.requests_per_second, times, load.burstiness), number)
-    return [(seconds, load.prompt.draw(lengths), load.answer.draw(lengths), ()) for seconds in arrivals]
+    rows: list[Row] = []
+    for seconds in arrivals:
+        prompt, answer = load.prompt.draw(lengths), load.answer.draw(lengths)
+        if load.distinct_prompts is not None and len(rows) >= load.distinct_prompts:
+            prompt = rows[-load.distinct_prompts][1]
+        rows.append((seconds, prompt, answer, ()))
+    return rows
 
 
 def _default_requests(load: Load) -> int:

@@ -1,0 +1,81 @@
+"""`--distinct-prompts`: the same prompts are sent in turn, and the prefix cache finds them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import UsageError
+from kvcalc.question.question import CacheReuse, SpeedQuestion
+
+LOAD: dict[str, Any] = {
+    "prompt_tokens": "uniform:400..800", "answer_tokens": 60, "requests_per_second": 10.0, "requests": 200
+}  # fmt: skip
+
+
+def simulated(model: str = "llama-3.1-8b", **asked: Any) -> Any:
+    return kvcalc.simulate(model, "h100", **{**LOAD, **asked})
+
+
+def mean(document: Any, metric: str) -> float:
+    return float(next(row["mean_seconds"] for row in document["times"] if row["metric"] == metric))
+
+
+def test_fewer_prompts_are_found_more_often() -> None:
+    own, *found = (simulated(distinct_prompts=number) for number in (None, 100, 20, 1))
+    shares = [one["results"]["cached_tokens"] / one["load"]["mean_prompt_tokens"] / 200 for one in found]
+    assert own["results"]["cached_tokens"] == 0
+    # All but the first use of each prompt, to the last whole block: 16 of about 600 tokens.
+    assert shares == [pytest.approx(share, abs=0.03) for share in (0.5, 0.9, 0.995)]
+    assert [mean(one, "ttft") for one in (own, *found)] == sorted(
+        (mean(one, "ttft") for one in (own, *found)), reverse=True
+    )
+
+
+def test_as_many_prompts_as_requests_change_nothing() -> None:
+    own, same = simulated(), simulated(distinct_prompts=200)
+    assert same["load"].pop("distinct_prompts") == 200
+    assert own["load"].pop("distinct_prompts") is None
+    assert same == own
+
+
+def test_repeated_prompts_repeat_their_lengths() -> None:
+    document = simulated(distinct_prompts=1, requests=40)
+    assert document["load"]["mean_prompt_tokens"] % 1 == 0
+    prompt = int(document["load"]["mean_prompt_tokens"])
+    assert document["results"]["cached_tokens"] == 39 * ((prompt - 1) // 16 * 16)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "llama.cpp"])
+def test_every_server_finds_them(engine: str) -> None:
+    own, again = (simulated(engine=engine, distinct_prompts=number) for number in (None, 4))
+    assert mean(again, "ttft") < mean(own, "ttft")
+    assert again["results"]["cached_tokens"] > 0
+
+
+def test_prefill_instances_find_them() -> None:
+    pools: dict[str, Any] = {"prefill_replicas": 1, "transfer": "nvlink"}
+    own, again = (simulated(distinct_prompts=number, **pools) for number in (None, 10))
+    assert again["prefill"]["mean_prefill_seconds"] < 0.7 * own["prefill"]["mean_prefill_seconds"]
+
+
+def test_a_server_without_a_prefix_cache_says_so() -> None:
+    off = simulated(distinct_prompts=4, engine_settings={"no-enable-prefix-caching": True})
+    assert off["results"]["cached_tokens"] == 0
+    assert any("are not found" in note["text"] for note in off["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"reuse": CacheReuse(100)}, "--prefix-tokens"),
+        ({"speed": SpeedQuestion(prefix_hit_rate=0.5)}, "--prefix-hit-rate"),
+        ({"trace": "tests/logs/trace.csv", "prompt_tokens": None, "answer_tokens": None, "requests_per_second": None,
+          "requests": None}, "distinct_prompts and trace"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_it_is_refused(asked: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        simulated(distinct_prompts=4, **asked)
