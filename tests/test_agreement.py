@@ -57,12 +57,6 @@ def answers(engine: str) -> Iterator[tuple[str, dict[str, Any]]]:
             continue  # the engine does not support this model, or the heads cannot be divided
 
 
-def the(found: dict[str, Any], prefix: str) -> float:
-    """The one figure whose name starts with `prefix`."""
-    (value,) = (value for key, value in found.items() if key.startswith(prefix))
-    return float(value)
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_parts_of_every_document_agree(engine: str) -> None:
     seen = fits = speeds = 0
