@@ -1,12 +1,14 @@
 """How much do a few results of a server improve the prediction of its others?
 
-    python benchmarks/calibrate.py POINTS.jsonl [--runs 1 3 5] [--seeds 3] [--carry] [--metric tpot]
+    python benchmarks/calibrate.py POINTS.jsonl [--runs 1 3 5] [--seeds 3] [--carry | --halves] [--set silicon]
 
 A line of the file has a `question` (a line of `kvcalc batch`), the `metric` measured and its `seconds`, and the
 `family`, `device`, `engine` and `version` it belongs to. For every group of one family, device, engine, version, split
 and type of weights, some loads calibrate, chosen at random, and the others are predicted. With --carry, the loads of
-other families on the same device and engine calibrate instead. Prints the mean error before and after, the share of
-points in the range, and the range's width.
+other families on the same device and engine calibrate instead. With --halves, every second load calibrates, or the
+first half of them, in the order of their lengths and clients; groups have at least 8 loads then.
+
+Prints the mean error before and after, the share of points in the range, and the range's width.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from kvcalc.planning.serving.throughput import describe_throughput
 from kvcalc.throughput.bench_results.point import Measured, Point
 from kvcalc.throughput.hardware import find_devices
 
+_LEAST_LOADS, _MOST_LOADS = 8, 32
 _METRICS = {"tpot": "tpot", "ttft": "ttft", "decode_step": "decode"}
 _MODELS: dict[str, Any] = {}
 Row = tuple[float, float, bool | None, bool | None, float | None, float | None]
@@ -39,8 +42,12 @@ def main() -> None:
     parser.add_argument("--set")
     parser.add_argument("--most", type=int, default=12, help="points predicted in a group")
     parser.add_argument("--carry", action="store_true")
+    parser.add_argument("--halves", action="store_true")
     given = parser.parse_args()
     groups = _groups(given.points, given.set)
+    if given.halves:
+        _print_halves(list(groups.values()), given.most)
+        return
     for runs in given.runs:
         found: dict[str, dict[Any, list[Row]]] = collections.defaultdict(lambda: collections.defaultdict(list))
         for seed in range(given.seeds):
@@ -57,6 +64,29 @@ def main() -> None:
                     found[metric][key].append(row)
         for metric, by_group in found.items():
             print(f"{runs} runs, {metric:7}", _line(list(by_group.values())))
+
+
+def _print_halves(groups: list[list[Any]], most: int) -> None:
+    """Print the errors of one half of each group's loads with the other half as measurements."""
+    names = "input_tokens", "output_tokens", "concurrency"
+    for title, begin, step in (("every second load", 1, 2), ("the first half", None, 1)):
+        found: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
+        for loads in groups:
+            if len(loads) < _LEAST_LOADS:
+                continue
+            order = sorted(loads, key=lambda load: [load[0]["question"].get(name, 0) for name in names])
+            order = order[:: len(order) // _MOST_LOADS + 1]
+            first = len(order) // 2 if begin is None else begin
+            asked = order[first::step]
+            used = [load for load in order if load not in asked]
+            for metric, row in _scored(used, asked[:most]):
+                found[metric].append((row[0], row[1]))
+        for metric, rows in found.items():
+            text = (
+                f"median {median(errors):.1%}, within 5 % {mean(e <= 0.05 for e in errors):.0%}, within 10 %"
+                f" {mean(e <= 0.1 for e in errors):.0%}" for errors in zip(*rows)
+            )  # fmt: skip
+            print(f"{title}, {metric:7} {len(rows):5} times: {' -> '.join(text)}")
 
 
 def _line(groups: list[list[Row]]) -> str:
