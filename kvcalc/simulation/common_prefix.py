@@ -47,12 +47,14 @@ def case_of(question: Question) -> tuple[Case, Prefixes | None]:
 
 
 def repeat_prompts(
-    question: Question, scheduler: Scheduler, requests: Sequence[Request], distinct: int, notes: list[Note]
-) -> int | None:
-    """Name the blocks of prompts that are sent again: request i has prompt i % `distinct`.
+    question: Question, scheduler: Scheduler, requests: Sequence[Request], distinct: int, replicas: int,
+    notes: list[Note],
+) -> int | None:  # fmt: skip
+    """Name the blocks of prompts that are sent again: request i has prompt i % `distinct`, and goes to replica i % n.
 
     Returns the tokens in a named block, or None. What the engine finds of a prompt that it has computed is its rule for
-    a common prefix. If requests do not share blocks, each of them holds all of its cache itself.
+    a common prefix. If requests do not share blocks, each of them holds all of its cache itself, and finds its prompt
+    if the replica has had it. Slots find it if there is one for each prompt, because the oldest is given up.
     """
     longest = max(request.prompt_tokens for request in requests)
     try:
@@ -62,16 +64,22 @@ def repeat_prompts(
         return None
     block = scheduler.pool.block_tokens or 1
     size = block * -(-longest // (block * _MOST_NAMES))
-    why = scheduler.cannot_share(size)
+    why, slots = scheduler.cannot_share(size), scheduler.rules.max_running
+    if scheduler.rules.schedule.has_slots and distinct > slots:
+        text = f"prompts that are sent again are not found: {distinct:,} prompts take turns in {slots:,} slots"
+        notes.append(Note("load", "not-shared", text))
+        return None
     if why is not None and prefixes.shares_memory:
         text = f"every request finds its prompt, but holds all of its cache itself: {why}"
         notes.append(Note("load", "not-shared", text))
-    for request in requests:
+    known = set[tuple[int, int]]()
+    for place, request in enumerate(requests):
         found, own = prefixes.found(request.prompt_tokens), request.number % distinct
         if why is None:
             request.names = tuple(range(own * _MOST_NAMES, own * _MOST_NAMES + found // size))
-        elif request.number >= distinct:
+        elif (own, place % replicas) in known:
             request.given_tokens = request.cached_tokens = min(found, request.prompt_tokens - 1)
+        known.add((own, place % replicas))
     return size if why is None else None
 
 

@@ -150,7 +150,8 @@ def simulate_pools(
         shared_tokens = share_prefix(prefill.prefixes, prefill.scheduler, fitting, question.reuse.prefix_tokens, notes)
     if repeats(load, requests):
         asked = prefills.of(alone, decode.case.workload.tensor_parallel_size)
-        shared_tokens = repeat_prompts(asked, prefill.scheduler, fitting, load.distinct_prompts or 1, notes)
+        distinct = load.distinct_prompts or 1
+        shared_tokens = repeat_prompts(asked, prefill.scheduler, fitting, distinct, prefills.replicas, notes)
     for number, request in enumerate(fitting):
         request.number = number
     rate = prefills.bytes_per_second(devices.gpu)

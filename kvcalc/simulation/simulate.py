@@ -65,7 +65,7 @@ def simulate(
         check_no_names(named_tokens)
         shared_tokens = share_prefix(prefixes, scheduler, fitting, question.reuse.prefix_tokens, notes)
     if repeats(load, requests):
-        shared_tokens = repeat_prompts(question, scheduler, fitting, load.distinct_prompts or 1, notes)
+        shared_tokens = repeat_prompts(question, scheduler, fitting, load.distinct_prompts or 1, number, notes)
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
     times = ModelTimes(speed.model, step_factor)

@@ -8,6 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import UsageError
+from kvcalc.model.drafting import Speculation
 from kvcalc.question.question import CacheReuse, SpeedQuestion
 
 LOAD: dict[str, Any] = {
@@ -53,6 +54,45 @@ def test_every_server_finds_them(engine: str) -> None:
     own, again = (simulated(engine=engine, distinct_prompts=number) for number in (None, 4))
     assert mean(again, "ttft") < mean(own, "ttft")
     assert again["results"]["cached_tokens"] > 0
+
+
+def test_slots_keep_as_many_prompts_as_they_are() -> None:
+    slots = {"parallel": "4"}
+    few, many = (simulated(engine="llama.cpp", distinct_prompts=number, engine_settings=slots) for number in (4, 5))
+    assert few["engine"]["max_running_requests"] == 4
+    assert few["results"]["cached_tokens"] > many["results"]["cached_tokens"] == 0
+    assert "5 prompts take turns in 4 slots" in "".join(note["text"] for note in many["warnings"])
+
+
+def test_each_replica_computes_a_prompt_once() -> None:
+    """gpt-oss has windows, so its requests share no blocks. Requests go to replicas in turn."""
+    for prompts, first in ((4, 4), (3, 6)):  # three prompts come to both replicas
+        found = kvcalc.simulate(
+            "gpt-oss-20b", "h100", replicas=2, prompt_tokens=640, answer_tokens=20, requests_per_second=5.0,
+            requests=40, distinct_prompts=prompts,
+        )  # fmt: skip
+        each = found["results"]["cached_tokens"] / (40 - first)
+        assert 500 < each < 640
+        assert each % 1 == 0
+
+
+def test_a_small_cache_gives_prompts_up() -> None:
+    small: dict[str, Any] = {"prompt_tokens": 800, "kv_memory_bytes": 2 * 2**30, "requests": 300}
+    few, many = (simulated(distinct_prompts=number, **small) for number in (5, 100))
+    assert few["results"]["cached_tokens"] == 295 * 784
+    assert many["results"]["cached_tokens"] < 0.5 * 200 * 784
+    assert mean(few, "ttft") < mean(many, "ttft")
+
+
+def test_clients_replicas_and_drafts_find_them_too() -> None:
+    for asked in (
+        {"requests_per_second": None, "concurrency": 8},
+        {"replicas": 2},
+        {"speculative": Speculation("ngram", 3, 1.5)},
+    ):
+        own, again = (simulated(distinct_prompts=number, **asked) for number in (None, 4))
+        assert again["results"]["cached_tokens"] > 0.8 * 200 * own["load"]["mean_prompt_tokens"]
+        assert mean(again, "ttft") < mean(own, "ttft")
 
 
 def test_prefill_instances_find_them() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import kvcalc
@@ -156,14 +158,13 @@ def test_a_drafter_computes_prompts_too(model_of: MakeModel) -> None:
 @pytest.mark.parametrize(("engine", "waits"), [("vllm", True), ("vllm@0.13", False), ("llama.cpp", False)])
 def test_engines_that_hide_the_hosts_time_do_not_while_they_draft(engine: str, waits: bool) -> None:
     def overhead(drafts: Speculation | None) -> float:
-        document = kvcalc.estimate(
+        document: Any = kvcalc.estimate(
             "llama-3-8b", context_tokens=4096, engine=engine, devices=kvcalc.find_devices("h100"), speculative=drafts
-        )  # fmt: skip
+        )
         return float(document["throughput"]["parts"]["overhead_seconds"])
 
-    none, one, two = (
-        overhead(tokens and Speculation("draft", tokens, 2.0, kvcalc.load_model("llama-3.2-1b")))
-        for tokens in (None, 1, 2)
-    )
+    model = kvcalc.load_model("llama-3.2-1b")
+    none = overhead(None)
+    one, two = (overhead(Speculation("draft", tokens, 2.0, model)) for tokens in (1, 2))
     # A second pass of the drafter costs its launches. The first one also costs what no pass hides.
     assert (one - none - (two - one) > 0.5 * BETWEEN_SECONDS) is waits
