@@ -26,9 +26,11 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     from kvcalc.notes import BAD_ROWS
     from kvcalc.planning.plan.document import refuse_empty
 
-    given = ctx.params
+    given: Mapping[str, Any] = ctx.params
     output = output_of(given, "plan")
     kind = _emitted(given)
+    source = ctx.get_parameter_source("engine")
+    given = _of_emitted(given, kind, is_default=source is None or source.name == "DEFAULT")
     check_report(given)
     document = answer(given)
     write_report(ctx, document, "plan")
@@ -102,6 +104,22 @@ def _emitted(given: Mapping[str, Any]) -> Optional[str]:
     if other is not None:
         raise UsageError(f"--emit prints a file of its own and cannot be combined with --{other}")
     return kind
+
+
+def _of_emitted(given: Mapping[str, Any], kind: Optional[str], *, is_default: bool) -> Mapping[str, Any]:
+    """The parameters for the engine whose command --emit prints, if no engine was named (`is_default`).
+
+    Raises UsageError (exit 2) if others were named.
+    """
+    if kind is None:
+        return given
+    from kvcalc.planning.answers.axis import parse_engines
+    from kvcalc.planning.manifests import COMMANDS, check_engine
+
+    if is_default and kind in COMMANDS:
+        return {**given, "engine": COMMANDS[kind]}
+    check_engine(kind, parse_engines(o.names_of(given["engine"], "--engine")))
+    return given
 
 
 def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":

@@ -66,8 +66,9 @@ def test_no_smaller_layout_of_one_tensor_size_serves(name: str, tpot: float | No
     found = ask(name, ("h100",), lengths, concurrency=users, max_tpot_seconds=tpot, max_ttft_seconds=ttft)
     (row,) = found["plans"]
     assert row["fits"]
-    assert tpot is None or row["tpot_high_seconds"] <= tpot
-    assert ttft is None or row["ttft_high_seconds"] <= ttft
+    ends = {"upper_end": "high_seconds", "estimate": "seconds"}
+    for metric, limit in (("tpot", tpot), ("ttft", ttft)):
+        assert limit is None or row[f"{metric}_{ends[row[f'{metric}_judged_at']]}"] <= limit
     for tp in (1, 2, 4, 8):
         for replicas in range(1, (row["num_devices"] - 1) // tp + 1):
             answer = replica(name, "h100", tp, -(-users // replicas), lengths)
@@ -111,8 +112,24 @@ def test_costs() -> None:
         per_hour = row["tokens_per_second"] * 3600
         assert row["cost_per_million_output_tokens"] == pytest.approx(row["cost_per_hour"] / per_hour * 1e6)
         assert row["cost_per_million_tokens"] == pytest.approx(row["cost_per_million_output_tokens"] * 500 / 2548)
-    cheapest = min(found["plans"], key=lambda row: row["cost_per_hour"])
-    assert found["best"] == cheapest
+    assert found["ranked_by"] == "cost_per_million_output_tokens"
+    assert found["best"] == min(found["plans"], key=lambda row: row["cost_per_million_output_tokens"])
+
+
+def test_with_targets_the_cheapest_per_hour_is_the_best_and_without_the_cheapest_per_token() -> None:
+    """A small device is cheap per hour, and may make a user wait for half a minute at a high price per token."""
+    asked: dict[str, Any] = {"prices": {"h200-sxm": 3.5, "l40s": 0.9}, "lengths": one_length(2048, 500)}
+    free = ask("llama-3.1-8b", ("l40s", "h200"), concurrency=200, **asked)
+    slow, fast = free["plans"]
+    assert slow["cost_per_hour"] < fast["cost_per_hour"]
+    assert free["best"] == fast
+    assert free["gives_up"] is None
+    limited = ask("llama-3.1-8b", ("l40s", "h200"), concurrency=200, max_tpot_seconds=5.0, **asked)
+    assert (limited["ranked_by"], limited["best"]) == ("cost_per_hour", limited["plans"][0])
+    cheap = ask("llama-3.1-8b", ("l40s", "h200"), concurrency=200, **{**asked, "prices": {"h200-sxm": 90, "l40s": 0.9}})
+    assert cheap["best"]["gpu"] == "l40s"
+    assert cheap["gives_up"].startswith("h200-sxm: TTFT ")
+    assert cheap["gives_up"].endswith("times the cost per token")
 
 
 def test_without_all_prices_the_best_has_the_fewest_devices() -> None:
@@ -266,7 +283,9 @@ def test_the_commands_name_what_was_asked_for(asked: str) -> None:
     typed = "meta-llama/Llama-3.1-70B-Instruct"
     (row,) = ask(typed, concurrency=8)["plans"]
     assert row["vllm"].startswith(f"vllm serve {typed} ")
-    assert f"--model-path {typed} " in row["sglang"]
+    assert row["sglang"] is None
+    (other,) = ask(typed, concurrency=8, engines=("sglang",))["plans"]
+    assert f"--model-path {typed} " in other["sglang"]
     found = ask(typed, concurrency=8, dtype=asked)
     assert f"vllm serve '<your {asked} checkpoint>' " in found["plans"][0]["vllm"]
     assert sum(f"--dtype {asked}" in text and typed in text for text in texts(found)) == 1

@@ -17,6 +17,7 @@ from kvcalc.planning.cases.attention_replicas import WHOLE_COPIES
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
+from kvcalc.planning.plan.best import best_of, commands, given_up, ranked_by
 from kvcalc.planning.plan.pareto import front
 from kvcalc.planning.plan.replicas import Option, find_layout
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
@@ -109,7 +110,8 @@ def plan(
         )
         rows, split_notes, simulated = with_splits(split, kinds, rows)
         finalists += simulated
-    best = _best(rows)
+    key = ranked_by(rows, bool(targets.limits))
+    best = best_of(rows, key)
     notes = [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(kinds, judges)]
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
     return {
@@ -125,8 +127,10 @@ def plan(
         "prefix_hit_rate": speed.prefix_hit_rate or None,
         **({} if reuse is None else {"prefix_tokens": reuse.prefix_tokens}),
         "speculative": None if question.speculative is None else describe_asked(question.speculative),
-        "ranked_by": _ranked_by(rows),
+        "ranked_by": key,
         "best": best,
+        "gives_up": given_up(rows, best, key),
+        "commands": commands(rows, best, key),
         "plans": rows,
         "finalists": None if simulation is None else finalists,
         "pareto": front(traffic, kinds, split) if with_front else None,
@@ -199,18 +203,6 @@ def parse_price(text: str) -> tuple[str, float]:
     return find_gpu(name).name, price
 
 
-def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The cheapest row if all rows that fit have a price, else the row with the fewest devices. None if none fits."""
-    key = _ranked_by(rows)
-    return min((row for row in rows if row["fits"]), key=lambda row: row[key], default=None)
-
-
-def _ranked_by(rows: Sequence[dict[str, Any]]) -> str:
-    """What the best row has least of: cost if it is known for all rows that fit, else devices."""
-    has_prices = all(row["cost_per_hour"] is not None for row in rows if row["fits"])
-    return "cost_per_hour" if has_prices else "num_devices"
-
-
 def _notes(
     traffic: Traffic, kinds: Sequence[Kind], found: Sequence[Option | Trouble | KvcalcError],
     checkpoint: Checkpoint | None,
@@ -262,6 +254,7 @@ def _row(
         free_bytes=memory["fit"]["free_bytes"],
         max_batch_size=memory["fit"]["max_batch_size"],
         **{name: serving.get(name) for name in _TIMES},
+        **traffic.targets.describe_judged(found.ranges()),
         tokens_per_second=found.replicas * serving["tokens_per_second"],
         **{
             name: None if serving[name] is None else found.replicas * serving[name]
@@ -289,9 +282,10 @@ def _row(
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
         prompt_division=engine_class(kind.engine).prompt_division(question.model, question.engine_settings or {}),
     )  # fmt: skip
-    for engine in SERVERS:
-        words = start_command(engine).words(checkpoint, layout)
-        row[command_key(engine)] = None if words is None else join(words)
+    # Another engine may refuse this layout, or need other limits, so there is only the command of the engine planned.
+    if kind.engine.partition("@")[0] in SERVERS:
+        words = start_command(kind.engine).words(checkpoint, layout)
+        row[command_key(kind.engine)] = None if words is None else join(words)
     return row
 
 
@@ -304,6 +298,7 @@ ROW = (
     "pipeline_parallel_size",
     "data_parallel_size", "expert_parallel_size", "decode_context_parallel_size", "replicas",
     "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
+    "ttft_judged_at", "tpot_judged_at",
     *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",

@@ -1,7 +1,7 @@
 """Simulate layouts of a plan, and judge whether they meet its targets.
 
-With a confidence of 80, the steps of a simulation are slower by the upper end of TPOT's range at this load, so that
-requests also wait longer. The range of TTFT is wider than that of the steps: the rest is a factor on simulated TTFTs.
+Where the upper end of a range is judged (`Targets.judged_at`), the steps of a simulation are slower by that of TPOT at
+this load, so that requests also wait longer. What is left of the range of TTFT is a factor on simulated TTFTs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from kvcalc.notes import Note
 from kvcalc.planning.plan.simulates import Simulated, Simulates
-from kvcalc.planning.plan.targets import METRICS, PERCENTILES, RANGE_CONFIDENCE, Limit, Targets
+from kvcalc.planning.plan.targets import METRICS, PERCENTILES, Limit, Targets
 from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.records import NamedTuple
 
@@ -173,7 +173,8 @@ class Judge:
     def _new(self, first: Layout, layout: Layout, *, is_alone: bool) -> Finalist:
         # `first` is the first guess, so that about as many requests run at once as when the targets are met.
         self._num_requests = self._num_requests or self._count(first.in_flight)
-        step, ttft = layout.highest if self.targets.confidence == RANGE_CONFIDENCE else (1.0, 1.0)
+        ranges = layout.ranges()
+        step, ttft = (self.targets.judged(*ranges[metric]) / ranges[metric][0] for metric in ("tpot", "ttft"))
         layout, found = layout.run(self.simulation, self.targets, self._num_requests, step, is_alone=is_alone)
         judged = Judged(found, step, max(1.0, ttft / step)).against(self.targets, is_alone=is_alone)
         return Finalist(layout, judged, is_alone)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, highest, probe, replica_of
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, probe, range_of, replica_of
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -69,10 +69,9 @@ class Option(NamedTuple):
         """The requests that are in the system at once."""
         return self.replicas * self.probe.running
 
-    @property
-    def highest(self) -> tuple[float, float]:
-        """The factors on TPOT and TTFT for the upper ends of their ranges. 1 without a range."""
-        return highest(self.probe.serving, "tpot"), highest(self.probe.serving, "ttft")
+    def ranges(self) -> dict[str, tuple[float, float | None, float | None]]:
+        """The estimates of TTFT and TPOT with the ends of their ranges, None if they are not known."""
+        return {metric: range_of(self.probe.serving, metric) for metric in ("ttft", "tpot")}
 
     def at(self, numbers: tuple[int, ...], targets: Targets | None = None, *, is_trace: bool = False) -> Option:
         """The layout with the closed form's figures for another number of replicas."""
