@@ -85,6 +85,8 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> dict
         all_layouts=given["all_layouts"],
         simulation=simulation,
         num_simulated=simulated,
+        headroom=value_of(given, "headroom"),
+        spare_replicas=value_of(given, "spare_replicas"),
     )
 
 
@@ -150,8 +152,10 @@ def _simulation_of(
     UsageError (exit 2) for an option of the simulation without one.
     """
     burstiness, seed, number = (value_of(given, name) for name in ("burstiness", "seed", "requests"))
+    router = value_of(given, "router")
     if targets.highest_percentile is None and not is_asked:
         options = {"--burstiness": burstiness != 1, "--requests": number is not None, "--seed": seed != 0}
+        options["--router"] = router != "random"
         unused = next((option for option, is_given in options.items() if is_given), None)
         if unused is not None:
             raise UsageError(f"{unused}: nothing is simulated", "add a percentile, --max-ttft 1s@p99, or --simulate 1")
@@ -162,7 +166,7 @@ def _simulation_of(
     from kvcalc.simulation.planned import PlannedLoad
 
     pairs = None if text is None else list(pairs_of(text, given["lengths"]))
-    return PlannedLoad(lengths, pairs, burstiness, seed, number)
+    return PlannedLoad(lengths, pairs, burstiness, seed, number, router=router)
 
 
 # Options that say what the trace says.
@@ -181,6 +185,7 @@ def _load_of_trace(given: Mapping[str, Any], targets: "Targets") -> "tuple[Plann
             )
     scale, requests = value_of(given, "scale_rate"), value_of(given, "requests")
     load = planned_trace(given["trace"], given["trace_format"], scale, requests)
+    load = load._replace(router=value_of(given, "router"))
     return load, load.rated(targets)
 
 

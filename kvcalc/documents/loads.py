@@ -66,6 +66,12 @@ class Plan(TypedDict):
     """what the commands load: a repository on the Hugging Face Hub, a path, or a placeholder in angle brackets"""
     lengths: PlanLengths
     targets: PlanTargets
+    headroom: Share
+    """layouts are for a load that is larger than that of the targets by this share"""
+    spare_replicas: Whole
+    """replicas in each row that the load does not need"""
+    router: Literal["round-robin", "random", "least-loaded", "prefix-aware"] | None
+    """which replica gets a request in the simulation; null without one"""
     trace: PlanTrace | None
     """the trace whose requests are served; null without --trace"""
     engines: list[str]
@@ -146,9 +152,12 @@ class PlanRow(TypedDict):
     """tensor-parallel ranks that divide the tokens of the cache"""
     replicas: Count | None
     num_devices: Count | None
-    """devices of all replicas together"""
+    """devices of all replicas together, the spare ones too"""
     requests_per_replica: Count | None
     """concurrent requests per replica"""
+    utilisation: Positive | None
+    """the load as a share of what the replicas without the spare ones serve at most; null for clients and separate
+    instances"""
     kv_dtype: str | None
     weights_dtype: str | None
     free_bytes: int | None
@@ -320,7 +329,9 @@ class PlanFinalist(TypedDict):
     requests: Count
     """simulated requests"""
     seed: Whole | None
-    """seed of the arrivals and the lengths"""
+    """seed of the arrivals and the lengths: that of the run with the longest times"""
+    seeds: Count
+    """runs with different seeds; the layouts that win have three, one of them for 20 minutes"""
     max_running_requests: Count
     """the engine's limit per replica"""
     step_factor: Positive
@@ -560,6 +571,8 @@ class SimulateLoad(TypedDict):
     """whether the server has just started, so that its first step takes longer"""
     distinct_prompts: Count | None
     """so many prompts are sent in turn; null if each is sent once"""
+    router: Literal["round-robin", "random", "least-loaded", "prefix-aware"]
+    """which replica gets a request"""
     requests: Count
     refused_requests: Whole
     """requests that are too long for the cache; they are not simulated"""

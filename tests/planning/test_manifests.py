@@ -177,3 +177,11 @@ def test_a_replica_over_machines_and_a_plan_that_does_not_fit(kvcalc: Any) -> No
     none = kvcalc(*deep, "--max-gpus", "1", "--emit", "k8s")
     assert (none.status, none.out) == (4, "")
     assert "no layout serves this load" in none.err
+
+
+def test_a_service_picks_replicas_at_random_and_so_does_the_plan(kvcalc: Any) -> None:
+    words = (*PLAN, "--requests-per-second", "40", "--max-ttft", "400ms@p90", "--requests", "300", "--emit", "k8s")
+    assert "a random router sends to the replicas" in emitted(kvcalc, *words)
+    refused = kvcalc(*words, "--router", "least-loaded")
+    assert (refused.status, refused.out) == (2, "")
+    assert "a Service chooses a replica at random" in refused.err

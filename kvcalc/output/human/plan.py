@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import Column, count, duration, rate, text
+from kvcalc.output.human.console import Column, count, duration, percent, rate, text
 from kvcalc.output.human.finalists import limits_of, print_finalists, replica_split, simulated_columns
 from kvcalc.output.human.fitting import print_table, span
 from kvcalc.writing import shell
@@ -76,6 +76,8 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
     if _is_simulated(document):
         # What is judged replaces the means of the closed form.
         columns[-4:-1] = simulated_columns(document["targets"])
+    if any(row["utilisation"] is not None for row in rows):
+        columns.insert(-1, (">busy", "utilisation", percent))
     if any(row["verdict"] == "tight" for row in rows):
         columns.insert(-1, ("fit", "fit", text))
     if any(row["cost_per_hour"] is not None for row in rows):
@@ -85,7 +87,7 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
         ]
     else:
         columns.append((">tok/s each", "tokens_per_second_per_device", rate))
-    optional = ["tokens_per_second_per_device", "tokens_per_second"]
+    optional = ["tokens_per_second_per_device", "utilisation", "tokens_per_second"]
     if document["targets"]["max_ttft_seconds"] is None:
         optional.append("ttft_seconds")
     by_token = document["ranked_by"] == "cost_per_million_output_tokens"
@@ -167,6 +169,8 @@ def _question(document: dict[str, Any]) -> str:
         parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
     else:
         parts.append(f"{rate(targets['requests_per_second'])} requests per second")
+    if document["headroom"]:
+        parts[-1] += f" and {document['headroom']:.0%} more"
     if len(document["engines"]) == 1:
         parts.append(document["engines"][0])
     return ", ".join(parts)

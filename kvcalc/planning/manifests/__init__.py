@@ -58,4 +58,8 @@ def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> st
         if found is None:
             raise UsageError(f"--emit {kind}: {kind} has no options for this layout", "--engine vllm --emit vllm")
         return shell.lines([found["command"]])
+    router = document["router"]
+    if kind == "k8s" and best["replicas"] > 1 and router not in (None, "random"):
+        text = f"--emit k8s: a Service chooses a replica at random, and this plan has a {router} router"
+        raise UsageError(text, "--router random")
     return FILES[kind](server_of(document, kind, image))

@@ -53,7 +53,19 @@ class Option(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        return self.replicas * self.shape.devices
+        """The devices of all replicas, the spare ones too."""
+        return (self.replicas + self.traffic.spare_replicas) * self.shape.devices
+
+    @property
+    def utilisation(self) -> float | None:
+        """The load as a share of what the replicas serve at most, without limits on their times. None for clients."""
+        rate, kind = self.traffic.targets.requests_per_second, self.kind
+        if rate is None:
+            return None
+        most = min(_wanted(self.traffic), max(self.probe.running, self.probe.memory.fit["max_batch_size"] or 0))
+        full = probe(self.traffic.without_limits(), kind, self.shape.tensor, self.shape.stages, most, is_brief=True)
+        serving = (self.probe if full.trouble is not None else full).serving
+        return rate / (self.replicas * float(serving["requests_per_second"]))
 
     @property
     def weight(self) -> float:
@@ -223,7 +235,7 @@ def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | Non
         return None
     most = _most_running(at, _wanted(traffic))
     replicas = _replicas(traffic, at, most)
-    needed = replicas * shape.devices
+    needed = (replicas + traffic.spare_replicas) * shape.devices
     if needed > kind.max_devices:
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
         reason = f"{replicas:,} replicas of {shape} need {needed:,} devices, but the limit is {kind.max_devices:,}"

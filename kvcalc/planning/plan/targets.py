@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
@@ -75,6 +76,14 @@ class Targets(NamedTuple):
             f"{metric}_judged_at": self.judged_at(low, high) if self.limits else None
             for metric, (_, low, high) in ranges.items()
         }
+
+    def larger(self, headroom: float) -> Targets:
+        """The targets for a load that is larger by the share `headroom`."""
+        rate, clients = self.requests_per_second, self.concurrency
+        return self._replace(
+            requests_per_second=None if rate is None else rate * (1 + headroom),
+            concurrency=None if clients is None else ceil(clients * (1 + headroom)),
+        )
 
     def without_limits(self) -> Targets:
         """The same load without limits."""

@@ -117,7 +117,8 @@ class Traffic(NamedTuple):
     """The question for every kind of device. `question` has the model, the types and the engines' settings.
 
     `strict` leaves out layouts whose fit is tight. With `all_layouts`, every combination of the ways to split a model
-    is tried.
+    is tried. `spare_replicas` are replicas of each layout that the load does not need. The load of the `targets` is
+    larger than the one that is paid for by the share `headroom`.
     """
 
     question: Question
@@ -126,6 +127,8 @@ class Traffic(NamedTuple):
     allow_beyond_limit: bool
     strict: bool = False
     all_layouts: bool = False
+    spare_replicas: int = 0
+    headroom: float = 0.0
 
     def prompt_ranks(self, engine: str) -> int:
         """The copies of the attention that divide a prompt under an engine."""

@@ -235,7 +235,8 @@ def describe_split(
     if judge is not None:
         row.update(judge.describe_limits(found))
     trace = None if asked.simulation is None else asked.simulation.trace
-    row.update(describe_cost(found.cost_per_hour, traffic.lengths, tokens_per_second, trace))
+    paid = tokens_per_second / (1 + traffic.headroom)
+    row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
     row.update(describe_energy(found, traffic.lengths))
     return row, [*_notes(found.kinds.decode, answers), *(judge.notes() if judge is not None else ())]
 
