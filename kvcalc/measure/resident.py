@@ -27,6 +27,9 @@ _FIRST_USE_BYTES = 40 << 20
 # glibc gives freed blocks of this size back at once, and keeps smaller ones, where no larger block fits, until it is
 # asked for them. Source: DEFAULT_MMAP_THRESHOLD_MAX in glibc's malloc/malloc.c.
 _MAPPED_BYTES = 32 << 20
+# It keeps up to twice as much free memory at the end of its heap (M_TRIM_THRESHOLD, mallopt(3)). How much differs from
+# run to run, so the mean is counted.
+_KEPT_BYTES = _MAPPED_BYTES
 
 
 class Prompt(NamedTuple):
@@ -57,7 +60,9 @@ def workspace_bytes(spec: ModelSpec, request: Request, prompt: Prompt, copies: i
     fill = min(FILL_BYTES, max(_drawn_bytes(part, request) for part in parts_of(spec)))
     # The reference of the kernels reads rows in fp32.
     compare = min(REFERENCE_BYTES, max(_drawn_bytes(part, request) for part in parts_of(spec))) if width < 4 else 0
-    return _FIRST_USE_BYTES + max(pieces + layer + prefill, fill, flush + max(compare, copies))
+    # Projections in fp32 free blocks of many sizes, which the heap keeps for a while.
+    kept = min(_KEPT_BYTES, prefill) if width < 4 else 0
+    return _FIRST_USE_BYTES + max(pieces + layer + prefill + kept, fill, flush + max(compare, copies))
 
 
 def _layer_cache_bytes(part: Part, width: int, prompt: Prompt) -> int:
