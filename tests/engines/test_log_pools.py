@@ -111,12 +111,13 @@ def test_free_memory_that_does_not_lead_to_the_blocks_is_unexplained_if_the_shar
 
 
 TOKENS = 1_000_000
+SIZE = f"{TOKENS * 36 * 2048 / 2**30:.2f} GiB"  # 36 layers with 8 heads of 64 for K and for V, which keep all tokens
 GPT_OSS = f"""
 Starting trtllm-serve for model openai/gpt-oss-120b
 {{version}}
 [TensorRT-LLM][INFO] Max KV cache pages per sequence: 4096 [window size=131072]
-[TensorRT-LLM][INFO] [MemUsageChange] Allocated {TOKENS * 36 * 2048 / 2**30:.2f} GiB for max tokens in paged KV cache ({TOKENS}).
-"""  # 36 layers with 8 heads of 64 for K and for V, of which every one keeps all tokens
+[TensorRT-LLM][INFO] [MemUsageChange] Allocated {SIZE} for max tokens in paged KV cache ({TOKENS}).
+"""
 VERSION = "[TensorRT-LLM] TensorRT-LLM version: {}"
 
 

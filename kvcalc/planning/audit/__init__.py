@@ -73,8 +73,8 @@ def audit(
 ) -> dict[str, Any]:
     """The audit document of a log: plain data, one row per number, sizes in bytes.
 
-    `text` is the log's text, or its bytes in pieces. The other arguments override what the log says; `engine` may end in
-    a release. Raises UsageError (exit 2) if the log has no number that kvcalc knows, and ModelError (exit 3) if the
+    `text` is the log's text, or its bytes in pieces. The other arguments override what the log says; `engine` may end
+    in a release. Raises UsageError (exit 2) if the log has no number that kvcalc knows, and ModelError (exit 3) if the
     model is unknown or the engine does not support it.
     """
     engine, at, release = (engine or "").partition("@")
