@@ -81,6 +81,7 @@ class TensorrtLlm(Engine):
     _default_running: int = 2048
     has_pools = False  # whether the memory is divided among several pools, as requests of --avg-seq-len need it
     version = "commit 001541bad83b"
+    context_option = "--max_seq_len"
     # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
     # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
     has_attention_replicas = True
