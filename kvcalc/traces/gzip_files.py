@@ -21,7 +21,7 @@ def decompressed(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
     pieces = iter(chunks)
     first = next(pieces, b"")
     pieces = chain([first], pieces)
-    return _members(pieces, name) if first.startswith(_MAGIC) else pieces
+    yield from _members(pieces, name) if first.startswith(_MAGIC) else pieces
 
 
 def _members(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:

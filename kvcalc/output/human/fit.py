@@ -60,7 +60,7 @@ def print_verdict(document: dict[str, Any], console: Console) -> None:
     console.print(Text.assemble(verdict, f": {memory} per device for the KV cache"))
     for note in document["warnings"]:
         if (note["part"], note["code"]) == ("fit", "does-not-fit"):
-            console.print(note["text"], soft_wrap=True)
+            console.print(note["text"])
     if waiting := _waiting(document):
         console.print(waiting)
     print_bar(fit, console)

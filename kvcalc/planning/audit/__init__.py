@@ -77,10 +77,10 @@ def audit(
     in a release. Raises UsageError (exit 2) if the log has no number that kvcalc knows, and ModelError (exit 3) if the
     model is unknown or the engine does not support it.
     """
-    engine, at, release = (engine or "").partition("@")
-    log = read_log(text, name, engine or None)
+    named, at, release = (engine or "").partition("@")
+    log = read_log(text, name, None if engine is None else named)
     if at:
-        parse_release(engine, release)
+        parse_release(named, release)
         log = log.saying("version", release)
     spec = model or _model_of(log, name)
     reader = log_reader(log.engine)
