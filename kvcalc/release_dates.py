@@ -21,6 +21,9 @@ SPELLED = {
 COUNTS_BUILDS = ("llama.cpp",)
 # An example of a release, for errors.
 EXAMPLES = {"sglang": "0.5.9", "tensorrt-llm": "1.1", "llama.cpp": "b6097", "transformers": "5.0", "mlx": "0.30"}
+# Engine -> its newest stable release, which counts if no other one is asked for. Engines that are not here have no
+# pre-releases among their dates, so the newest one is stable. From PyPI, on 24 November 2026.
+STABLE = {"tensorrt-llm": "1.2.1"}
 # Engine -> (day, release), oldest first.
 DATES: dict[str, tuple[tuple[str, str], ...]] = {
     "vllm": (

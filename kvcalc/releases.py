@@ -2,7 +2,8 @@
 
 A release is a version (0.12, v0.11.2, 1.2.0rc6.post2, 0.20.2rc1.dev9+g123), a build of llama.cpp (b6097), a date, a
 commit, an image tag (v0.5.9-cu129, glm5-hopper), or `latest` or `nightly`. Rules and constants that changed with a
-release are steps in time, and a release uses the newest step that is not newer than itself.
+release are steps in time, and a release uses the newest step that is not newer than itself. Without a release, the
+newest stable one counts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import lru_cache
 
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
-from kvcalc.release_dates import COUNTS_BUILDS, DATES, EXAMPLES, SPELLED
+from kvcalc.release_dates import COUNTS_BUILDS, DATES, EXAMPLES, SPELLED, STABLE
 
 _LONGEST = 100
 # A missing part of a version stands for the last release of that line, and so does a missing development number.
@@ -46,7 +47,8 @@ _LIKE_A_NUMBER = (
     r"|(?:alpha|beta|preview|pre|rc|post|dev|release)[-_.]?\d*(?:\..*)?"
 )
 
-_NEWEST = ("latest", "nightly", "main", "master", "head")
+_NEWEST_STABLE = ("latest", "stable")
+_NEWEST = ("nightly", "main", "master", "head")
 
 
 class Release(NamedTuple):
@@ -87,12 +89,15 @@ class Asked(NamedTuple):
 
 
 def split_engine(engine: str) -> tuple[str, Asked | None]:
-    """The name and the release in `vllm@0.12`. The release is None if there is none.
+    """The name and the release in `vllm@0.12`.
 
-    Raises UsageError (exit 2) for a release that is missing, or that cannot be read.
+    Without a release, it is the newest stable one, or None if that is the newest one of all. Raises UsageError (exit 2)
+    for a release that is missing, or that cannot be read.
     """
     name, at, text = engine.partition("@")
-    return name, parse_release(name, text) if at else None
+    if not at:
+        text = STABLE.get(name, "")
+    return name, parse_release(name, text) if at or text else None
 
 
 def release_of(engine: str) -> Release | None:
@@ -115,6 +120,8 @@ def parse_release(engine: str, text: str) -> Asked:
 
 
 def _parse(engine: str, text: str) -> Asked | None:
+    if text in _NEWEST_STABLE:
+        return Asked(text, _version(engine, STABLE[engine]) if engine in STABLE else None)
     if text in _NEWEST:
         return Asked(text, None)
     if re.fullmatch(_DATE, text) or re.fullmatch(_MONTH, text):

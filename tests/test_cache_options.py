@@ -24,6 +24,7 @@ from tests.conftest import preset_names
 from tests.documents import estimate
 
 LLAMA, HYBRID, WINDOWS = "llama-3.1-8b", "qwen3-next-80b-a3b", "gemma-3-27b"
+POOLS = f"tensorrt-llm@1.3.0rc28 {WINDOWS}"
 
 Settings = dict[str, str]
 
@@ -32,7 +33,7 @@ READ: dict[tuple[str, str], tuple[str, Settings, Settings]] = {
     ("vllm", "kv-cache-dtype-skip-layers"): (LLAMA, {"kv-dtype": "fp8"}, {"kv-cache-dtype-skip-layers": "0,3"}),
     ("vllm", "mamba-cache-dtype"): (HYBRID, {}, {"mamba-cache-dtype": "float32"}),
     ("vllm", "mamba-ssm-cache-dtype"): (HYBRID, {}, {"mamba-ssm-cache-dtype": "float32"}),
-    ("tensorrt-llm", "max-attention-window"): (WINDOWS, {}, {"max-attention-window": "512"}),
+    ("tensorrt-llm", "max-attention-window"): (POOLS, {}, {"max-attention-window": "512"}),
     ("llama.cpp", "cache-type-k"): (LLAMA, {}, {"cache-type-k": "q8_0"}),
     ("llama.cpp", "cache-type-v"): (LLAMA, {}, {"cache-type-v": "q4_0"}),
     ("llama.cpp", "before-pull"): ("deepseek-v2-lite", {}, {"before-pull": str(NO_V)}),
@@ -72,7 +73,7 @@ RESERVED: dict[tuple[str, str], tuple[str, Settings, Settings, str]] = {
     ("sglang", "chunked-prefill-size"): ("deepseek-v4-flash", {}, {"chunked-prefill-size": "2048"}, "pool of windows"),
     ("tensorrt-llm", "tokens-per-block"): (LLAMA, {}, {"tokens-per-block": "128"}, "blocks rounded up"),
     ("tensorrt-llm", "max-batch-size"): (HYBRID, {}, {"max-batch-size": "64"}, "states beyond the batch"),
-    ("tensorrt-llm", "avg-seq-len"): (WINDOWS, {}, {"avg-seq-len": "8k"}, "pools in a fixed proportion"),
+    ("tensorrt-llm", "avg-seq-len"): (POOLS, {}, {"avg-seq-len": "8k"}, "pools in a fixed proportion"),
     ("llama.cpp", "parallel"): (HYBRID, {}, {"parallel": "16"}, "slots beyond the batch"),
     ("llama.cpp", "kv-unified"): (WINDOWS, {"parallel": "4"}, {"kv-unified": ""}, "cells rounded up"),
     ("llama.cpp", "ubatch-size"): (WINDOWS, {}, {"ubatch-size": "2048"}, "cells beyond the window"),

@@ -54,6 +54,8 @@ def prefix_curve(
     trace_format: str | None = None,
     trace_block_tokens: int | None = None,
     most_blocks: int = 1_000_000,
+    after: float = 0.0,
+    optimal: bool = False,
     dtype: str | None = None,
     kv_dtype: str = "auto",
     engine: str = "logical",
@@ -91,6 +93,8 @@ def prefix_curve(
         format=trace_format,
         block_tokens=trace_block_tokens,
         most_blocks=most_blocks,
+        after=after,
+        optimal=optimal,
     )  # fmt: skip
     return cast("Prefix", document)
 

@@ -70,6 +70,8 @@ def prefix(
             format=given["trace_format"],
             block_tokens=value_of(given, "trace_block_tokens"),
             most_blocks=value_of(given, "most_blocks"),
+            after=value_of(given, "after") or 0.0,
+            optimal=given["optimal"],
             report=report,
         )
     write_report(ctx, document, "prefix")

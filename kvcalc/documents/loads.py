@@ -396,6 +396,8 @@ class PrefixTrace(TypedDict):
     file: str
     format: Literal["csv", "azure", "burstgpt", "mooncake", "qwen", "token-ids"]
     num_requests: Count
+    warm_up_requests: Whole
+    """the first ones, which fill the cache and are not counted in rates and times"""
     num_bad_rows: Whole
     """the rows that were skipped"""
     first_bad_row: str | None
@@ -493,11 +495,13 @@ class PrefixRow(TypedDict):
     cache_bytes_per_device: Whole | None
     """the size in bytes on one device"""
     hit_rate: Share
-    """the share of all prompt tokens that the cache has"""
+    """the share of the counted prompt tokens that the cache has"""
     hit_rate_low: Share
     """the low end of the 99% range; the same as hit_rate if no blocks are sampled"""
     hit_rate_high: Share
     """the high end of the 99% range"""
+    optimal_hit_rate: Share | None
+    """what the best possible policy finds; null without --optimal, or if blocks are sampled"""
     saved_prefill_seconds: Amount | None
     """the prefill time of the tokens that are found, for the whole trace; null if the speed is not known"""
     saved_prefill_share: Amount | None

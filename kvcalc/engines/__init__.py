@@ -34,19 +34,21 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     """The engine `name` for `spec`, cut into `stages` pipeline stages, with the engine's own `settings`.
 
     `settings` maps option names to text. `name` may end in a release: `vllm@0.11`. A note says if the rules of another
-    release count. For encoder models, every engine except `logical` keeps no cache. Raises UsageError (exit 2) for an
-    unknown name, something that is not a release, or a setting the engine does not have, and ModelError (exit 3) for a
-    model whose layout in the engine is not modelled.
+    release than that count. For encoder models, every engine except `logical` keeps no cache. Raises UsageError (exit
+    2) for an unknown name, something that is not a release, or a setting the engine does not have, and ModelError (exit
+    3) for a model whose layout in the engine is not modelled.
     """
     engine, asked = _class_of(name, spec.model_type)
-    name, settings = name.partition("@")[0], settings or {}
+    name, is_named, _ = name.partition("@")
+    settings = settings or {}
     check_settings([name], settings, has_device=True)
     if spec.model_type in engine.unread:
         raise ModelError(f"{spec.name}: {engine.title}'s layout of {spec.model_type} is not modelled")
     if not spec.is_encoder or engine.is_formula:
         found = engine(spec, settings, stages, asked.text if asked else None)
         if asked is not None:
-            found.notes = (*found.notes, *_release_notes(found, asked))
+            if is_named:
+                found.notes = (*found.notes, *_release_notes(found, asked))
             found.version = asked.text
         return found
     from kvcalc.engines.engine import NoCache
@@ -150,7 +152,7 @@ def _release_notes(engine: Engine, asked: Asked) -> list[Note]:
 
 
 def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], Asked | None]:
-    """The engine class for a model type, and the requested release, or None."""
+    """The engine class for a model type, and the release of `split_engine`."""
     from kvcalc.engines.engine import imported
     from kvcalc.releases import split_engine
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kvcalc.engines.declarations import OPTIONS, Option
 from kvcalc.records import NamedTuple
-from kvcalc.releases import Release, split_engine
+from kvcalc.releases import Release, release_of
 
 PREFILL, DECODE, ROUTER = "prefill", "decode", "router"
 ROLES = (PREFILL, DECODE, ROUTER)
@@ -57,8 +57,8 @@ class Layout(NamedTuple):
     `drafting` says how tokens are drafted, or is None if they are not.
     Each of the `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. `has_copies` is
     whether they are whole copies, because the model has no experts. `engine` is the engine of the plan, whose release
-    its command has to suit; other engines' commands suit their newest release. `prompt_division` is how copies of the
-    attention divide a prompt (`Engine.prompt_division`).
+    its command has to suit; other engines' commands suit their newest stable release. `prompt_division` is how copies
+    of the attention divide a prompt (`Engine.prompt_division`).
     """
 
     tensor_parallel_size: int
@@ -77,8 +77,9 @@ class Layout(NamedTuple):
 
     def has_release(self, engine: str, since: Release) -> bool:
         """Whether the command starts an engine that is not older than `since`."""
-        name, asked = split_engine(self.engine)
-        return name != engine or asked is None or asked.release is None or asked.release >= since
+        is_own = self.engine.partition("@")[0] == engine
+        release = release_of(self.engine if is_own else engine)
+        return release is None or release >= since
 
     def options(self, engine: str, words: Sequence[str], without: Iterable[str] = ()) -> list[Option]:
         """The options of `engine` that were given, but not those in `without` or among the `words` of the command."""

@@ -153,7 +153,8 @@ class Engine(ABC):
     release, or the one from which the rules were read; of the class, always the latter. `settings` are the settings in
     use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine, and `splits_layers` whether
     pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `running_option` is
-    the engine's option for the most requests that run at once.
+    the engine's option for the most requests that run at once, and `context_option` its flag for the longest request.
+    `starts_short` is whether it starts if the cache does not hold one request of that length.
 
     `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
     `splits_attention_replicas` is whether an attention replica may be split over several devices,
@@ -187,6 +188,8 @@ class Engine(ABC):
     limits_all_replicas = False
     older_rules = ""
     running_option: str | None = None
+    context_option: str | None = None
+    starts_short = True
     _default_running: int | None = None  # without that option; None if the device decides it, or if there is no limit
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)

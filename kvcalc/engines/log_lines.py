@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
+from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
+from kvcalc.releases import parse_release
 from kvcalc.units import parse_count
 
 EQUAL, UNEXPLAINED, INPUT = "equal", "unexplained", "input"
@@ -176,6 +178,19 @@ class Log(NamedTuple):
     def text(self, name: str) -> str | None:
         """The text of the fact `name`, or None if the log does not have it."""
         return self.facts[name].text if name in self.facts else None
+
+    @property
+    def release(self) -> str | None:
+        """The engine's release. None if the log says none, or one without a known place in the engine's history."""
+        version = self.text("version")
+        try:
+            return version if version is not None and parse_release(self.engine, version).is_placed else None
+        except UsageError:
+            return None
+
+    def saying(self, name: str, text: str) -> Log:
+        """This log with a user's own text for the fact `name`, which contradicts nothing."""
+        return self._replace(facts={**self.facts, name: Fact(text, 0)})
 
     def flag(self, name: str) -> bool | None:
         """Whether the log says that the setting `name` is on. None if it does not say."""

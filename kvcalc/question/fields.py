@@ -441,6 +441,8 @@ _FIELDS = (
     Field("memory_prices_per_gib_hour", _PRICES, needs="devices"),
     Field("trace_block_tokens", _COUNT, "--trace-block-tokens", "N"),
     Field("most_blocks", _count(at_least=1000), "--most-blocks", "N", "", "1000000"),
+    Field("after", _SHARE, "--after", "SHARE"),
+    Field("optimal", _FLAG),
     # Files, and arguments of Python's other functions.
     Field("text", _TEXT),
     Field("results", Kind(_check_mapping(check_text))),

@@ -12,6 +12,7 @@ from itertools import chain
 from kvcalc.errors import UsageError, nearest
 from kvcalc.model.files import chunks_of
 from kvcalc.traces import csv_rows, json_rows
+from kvcalc.traces.gzip_files import decompressed
 from kvcalc.traces.lines import MAX_LINE_BYTES, Line, read_lines
 from kvcalc.traces.request import BadRowError, Row, TraceRequest
 
@@ -144,7 +145,8 @@ def read_trace(
     if format is not None and format not in FORMATS:
         raise UsageError(f"--trace-format {format[:40]!a}: unknown", nearest(format, FORMATS) or _ONE_OF)
     name = "stdin" if path == "-" else path
-    return Trace(chunks_of(path, hint=_PIPE), name, format, block_tokens, token_id_block_tokens)
+    chunks = decompressed(chunks_of(path, hint=_PIPE), name)
+    return Trace(chunks, name, format, block_tokens, token_id_block_tokens)
 
 
 def rows_text(number: int) -> str:

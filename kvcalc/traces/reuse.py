@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from kvcalc.traces.optimal import NextUses
 from kvcalc.traces.reuse_counts import ExactCounts, Path, Reuse, SampledCounts, sampled
 
 MOST_BLOCKS = 1_000_000
@@ -33,12 +34,19 @@ class NotAPrefixError(ValueError):
 
 
 class LruStack:
-    """The stack. `add` takes the prompts one by one, and `at` then says what a cache of any size finds."""
+    """The stack. `add` takes the prompts one by one, and `at` then says what a cache of any size finds.
 
-    def __init__(self, block_tokens: int, most_blocks: int = MOST_BLOCKS) -> None:
+    `num_counted`, `counted_tokens` and `counted_squares` are of the requests after the warm-up. `next_uses` are those
+    of the blocks, if `optimal` asks for them and no blocks are sampled.
+    """
+
+    def __init__(self, block_tokens: int, most_blocks: int = MOST_BLOCKS, optimal: bool = False) -> None:
         self.block_tokens = block_tokens
         self.num_requests = self.num_blocks = self.num_tokens = 0
-        self.num_squares = 0.0
+        self.num_counted = self.counted_tokens = 0
+        self.counted_squares = 0.0
+        self.next_uses = NextUses(block_tokens) if optimal else None
+        self._requests: list[int] = []  # by slot: the number of its request
         self.largest_request = 0
         self._most_blocks = most_blocks
         self._owner: dict[int, int] = {}  # block -> the slot of the last request that used it
@@ -58,11 +66,12 @@ class LruStack:
         """The number of distinct blocks; an estimate if they were sampled."""
         return len(self._owner) << self._shift
 
-    def add(self, blocks: Sequence[int], prompt_tokens: int, usable_tokens: int) -> None:
+    def add(self, blocks: Sequence[int], prompt_tokens: int, usable_tokens: int, is_counted: bool = True) -> None:
         """Take the prompt of `prompt_tokens` tokens whose blocks have these names.
 
         Only its first `usable_tokens` tokens can be found, because an engine computes at least the last one; they reach
-        into its last block. Raises NotAPrefixError, and changes nothing, if the names contradict earlier prompts.
+        into its last block. A prompt that is not counted only fills the cache. Raises NotAPrefixError, and changes
+        nothing, if the names contradict earlier prompts.
         """
         path = Path(blocks, self.block_tokens, usable_tokens, self._shift)
         if self._slot == len(self._weights):
@@ -71,7 +80,11 @@ class LruStack:
         owners = list(map(self._owner.get, kept))
         groups = self._groups(owners)
         above = [self._above(slot) for slot, _ in groups]
-        self._counts.add(path, groups, above)
+        if is_counted:
+            self._counts.add(path, groups, above)
+        if self.next_uses is not None:
+            owned = [(self._requests[slot], count) for slot, count in groups]
+            self.next_uses.add(owned, path.usable_tokens if is_counted else 0)
         for slot, count in groups:
             self._change(slot, -count)
             self._starts[slot] += count
@@ -79,7 +92,10 @@ class LruStack:
         self.num_requests += 1
         self.num_blocks += len(blocks)
         self.num_tokens += prompt_tokens
-        self.num_squares += float(prompt_tokens) ** 2
+        if is_counted:
+            self.num_counted += 1
+            self.counted_tokens += prompt_tokens
+            self.counted_squares += float(prompt_tokens) ** 2
         self.largest_request = max(self.largest_request, len(blocks))
         while len(self._owner) > self._most_blocks:
             self._halve()
@@ -131,6 +147,7 @@ class LruStack:
             return
         self._owner.update(dict.fromkeys(blocks, self._slot))
         self._change(self._slot, len(blocks))
+        self._requests.append(self.num_requests)
         self._slot += 1
 
     def _renumber(self) -> None:
@@ -146,6 +163,7 @@ class LruStack:
         room = [0] * max(_LEAST_SLOTS, len(live), len(owner) // 8)
         self._weights = [self._weights[slot] for slot in live] + room
         self._starts = [self._starts[slot] for slot in live] + room
+        self._requests = [self._requests[slot] for slot in live]
         self._slot = len(live)
         self._build()
 
@@ -159,6 +177,7 @@ class LruStack:
 
     def _halve(self) -> None:
         """Keep half of the blocks, and count in steps of twice as many."""
+        self.next_uses = None
         self._counts = SampledCounts(self._counts)
         self._shift += 1
         self._owner = {block: self._owner[block] for block in sampled(self._owner, self._shift)}

@@ -189,7 +189,8 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
         2, 1, 8192, 64, "fp8", {"tokens-per-block": "64", "max-attention-window": "128,8k", "avg-seq-len": "4k"}, False,
         Drafting("mtp", 3, None), 4, 8,
     )  # fmt: skip
-    words = words_of("tensorrt-llm", Checkpoint("deepseek-ai/DeepSeek-V3"), layout)
+    newer = layout._replace(engine="tensorrt-llm@1.3.0rc16")
+    words = words_of("tensorrt-llm", Checkpoint("deepseek-ai/DeepSeek-V3"), newer)
     printf, line, text, to, file, _, *command = words
     assert (printf, line, to, file) == ("printf", r"%s\n", INTO, "trtllm.yaml")
     assert json.loads(text) == {
@@ -202,8 +203,9 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
         "enable_attention_dp": True,
         "speculative_config": {"decoding_type": "MTP", "max_draft_len": 3},
     }
-    older = words_of("tensorrt-llm", Checkpoint("deepseek-ai/DeepSeek-V3"), layout._replace(engine="tensorrt-llm@1.2"))
-    assert '"num_nextn_predict_layers": 3' in older[2]
+    for engine in ("", "vllm", "tensorrt-llm", "tensorrt-llm@1.2"):
+        older = words_of("tensorrt-llm", Checkpoint("deepseek-ai/DeepSeek-V3"), layout._replace(engine=engine))
+        assert '"num_nextn_predict_layers": 3' in older[2]
     # The devices of all replicas, and the requests of one.
     assert join(command) == (
         "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 8 --max_seq_len 8192 --max_batch_size 16 "

@@ -110,6 +110,70 @@ def test_free_memory_that_does_not_lead_to_the_blocks_is_unexplained_if_the_shar
     assert figures(half, "tensorrt-llm", plain(32, 32, 32, 128))["available_bytes"][0][0] == "equal"
 
 
+TOKENS = 1_000_000
+SIZE = f"{TOKENS * 36 * 2048 / 2**30:.2f} GiB"  # 36 layers with 8 heads of 64 for K and for V, which keep all tokens
+GPT_OSS = f"""
+Starting trtllm-serve for model openai/gpt-oss-120b
+{{version}}
+[TensorRT-LLM][INFO] Max KV cache pages per sequence: 4096 [window size=131072]
+[TensorRT-LLM][INFO] [MemUsageChange] Allocated {SIZE} for max tokens in paged KV cache ({TOKENS}).
+"""
+VERSION = "[TensorRT-LLM] TensorRT-LLM version: {}"
+
+
+@pytest.mark.parametrize(
+    ("version", "engine", "verdict", "rules"),
+    [
+        ("1.1.0rc3", None, "equal", "1.1.0rc3"),
+        ("1.2.1", None, "equal", "1.2.1"),
+        (None, None, "equal", "1.2.1"),  # the newest stable release's are tried first
+        ("1.3.0rc28", None, "unexplained", "1.3.0rc28"),  # windows have blocks of their own
+        ("1.3.0rc28", "tensorrt-llm@1.2", "equal", "1.2"),
+        ("1.1.0rc3", "tensorrt-llm@nightly", "unexplained", "nightly"),
+    ],
+)
+def test_a_log_of_tensorrt_llm_counts_by_the_rules_of_its_release(
+    version: str | None, engine: str | None, verdict: str, rules: str
+) -> None:
+    log = GPT_OSS.format(version="" if version is None else VERSION.format(version))
+    document = audit(log, "log", engine=engine)
+    assert document["model"]["log_name"] == "openai/gpt-oss-120b"
+    assert document["engine"]["rules_version"] == rules
+    [pool] = [one for one in document["figures"] if one["name"] == "pool_bytes"]
+    assert pool["verdict"] == verdict
+
+
+MODELOPT = {**plain(32, 32, 8, 128), "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8",
+            "kv_cache_quant_algo": "FP8"}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("log", "engine", "dtype"),
+    [
+        ("sglang==0.5.2", None, "bf16"),  # before 0.5.3, `auto` does not follow the checkpoint
+        ("sglang==0.5.3", None, "fp8"),
+        ("sglang==0.5.3", "sglang@0.5.2", "bf16"),
+        ("", None, "fp8"),
+        ("vLLM API server version 0.13.0", None, "bf16"),  # before 0.14
+        ("vLLM API server version 0.14.0", None, "fp8"),
+        ("vLLM API server version 0.14.0", "vllm@0.13", "bf16"),
+    ],
+)
+def test_the_default_type_of_the_cache_is_that_of_the_logs_release(log: str, engine: str | None, dtype: str) -> None:
+    spec = kvcalc.read_config(MODELOPT, "model", "")
+    line = "GPU KV cache size: 100,000 tokens" if "vLLM" in log else "max_total_num_tokens=871371"
+    assert audit(f"{log}\n{line}", "log", model=spec, engine=engine)["workload"]["kv_dtype"] == dtype
+
+
+def test_every_log_takes_its_engines_release(kvcalc: Any) -> None:
+    for name, release in (("vllm", "0.23.1"), ("sglang", "0.4.7")):
+        asked = ("audit", f"tests/logs/{name}.log", "--model", "llama-3-8b")
+        assert kvcalc(*asked, "--engine", f"{name}@{release}", "--get", "engine.version").out.strip() == release
+        failed = kvcalc(*asked, "--engine", f"{name}@nope")
+        assert (failed.status, "not a release" in failed.err) == (2, True)
+        assert kvcalc(*asked, "--engine", f"{name}@").status == 2
+
+
 def test_an_excerpt_of_tensorrt_llms_pool_line_is_read() -> None:
     found = figures("primary blocks=116617\nAllocated 78.30 GiB (3731744)\n", "tensorrt-llm", "tinyllama-1.1b")
     assert found["pool_bytes"] == [("equal", 3_731_744 * 22_528)]

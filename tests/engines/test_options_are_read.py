@@ -33,6 +33,7 @@ FOUR = {"batch_size": 4, "context_tokens": 8000}
 LOAD = {"speed": kvcalc.SpeedQuestion(input_tokens=3000, output_tokens=500, concurrency=16)}
 LARGEST = {"fits_context": True}
 FP8 = {"kv_dtype": "fp8"}
+POOLS = {"engine": "tensorrt-llm@1.3.0rc28"}  # the first release with pools for windows
 
 CASES: dict[str, dict[str, Case]] = {
     "logical": {},
@@ -83,9 +84,9 @@ CASES: dict[str, dict[str, Case]] = {
         "tokens-per-block": Case(64, asked={**FOUR, "context_tokens": 8001}),
         "max-tokens": Case(50_000),
         "free-gpu-memory-fraction": Case(0.5),
-        "max-attention-window": Case("128,32k", EXPERTS, asked=FOUR),
+        "max-attention-window": Case("128,32k", EXPERTS, asked={**FOUR, **POOLS}),
         "max-batch-size": Case(2, asked=LOAD),
-        "avg-seq-len": Case(512, WINDOWS, asked=FOUR),
+        "avg-seq-len": Case(512, WINDOWS, asked={**FOUR, **POOLS}),
     },
     "llama.cpp": {
         "cache-type-k": Case("q8_0"),

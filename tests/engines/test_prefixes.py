@@ -256,7 +256,7 @@ def test_windows_keep_only_the_blocks_of_the_last_window() -> None:
         # After a prefix of 7,936 tokens, only 64 tokens of the window are the session's own.
         assert prefixes.kept_bytes(8000, 7936) == (64 + 64) * row
     # TensorRT-LLM keeps whole blocks of 32 tokens of the window. Before 1.3.0rc28, it kept all tokens.
-    for engine, window in (("tensorrt-llm", 128), ("tensorrt-llm@1.2", 8000)):
+    for engine, window in (("tensorrt-llm@1.3.0rc28", 128), ("tensorrt-llm", 8000)):
         assert rules_of(engine, "gpt-oss-20b").prefixes(rules.spec, BF16).kept_bytes(8000) == (8000 + window) * row
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -57,12 +58,48 @@ def test_two_spellings_of_one_release(engine: str, text: str, same: str) -> None
     assert release == parse_release(engine, same).release
 
 
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "logical"])
-def test_latest_and_nightly_are_the_newest_release(engine: str) -> None:
-    assert split_engine(engine) == (engine, None)
-    for text in ("latest", "nightly", "Nightly"):
+RELEASED = [name for name in ENGINES if name != "logical"]
+
+
+@pytest.mark.parametrize("engine", RELEASED)
+def test_nightly_is_the_newest_release_and_latest_the_newest_stable_one(engine: str) -> None:
+    for text in ("nightly", "Nightly", "main"):
         asked = parse_release(engine, text)
         assert (asked.release, asked.is_placed) == (None, True)
+    for text in ("latest", "stable"):
+        asked = parse_release(engine, text)
+        assert (asked.release, asked.is_placed) == (release_of(engine), True)
+
+
+@pytest.mark.parametrize("engine", RELEASED)
+def test_without_a_release_the_newest_stable_one_counts(engine: str) -> None:
+    """Its version is printed, and no pre-release among the known ones comes into it."""
+    dated = [(release_of(f"{engine}@{text}"), text) for _, text in DATES.get(engine, ())]
+    is_stable = not dated or (dated[-1][0] or Release.of(0)).phase == 0
+    default = release_of(engine)
+    assert (default is None) == is_stable
+    assert (default or Release.of(0)).phase == 0
+    document = ask(plain(), engine, 1000)
+    version = document["engine"]["version"].split()[-1]
+    if engine != "llama.cpp":  # its rules were read through its Python package, which has versions of its own
+        assert default in (None, release_of(f"{engine}@{version}"))
+        assert (release_of(f"{engine}@{version}") or Release.of(0)).phase == 0
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    assert [one for one in document["warnings"] if one["code"] == "release"] == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "changed"),
+    [("gpt-oss-120b", "1.3.0rc28"), ("gemma-3-27b", "1.3.0rc28"), ("qwen3-next-80b-a3b", "1.3.0rc24")],
+)
+def test_tensorrt_llms_pools_of_a_pre_release_count_only_by_its_name(preset: str, changed: str) -> None:
+    def cache(engine: str) -> Any:
+        return estimate(load_model(preset), context_tokens=32768, batch_size=8, engine=engine)["kv_cache"][
+            "total_bytes"
+        ]
+
+    assert cache("tensorrt-llm") == cache("tensorrt-llm@1.2.1") == cache("tensorrt-llm@latest")
+    assert cache("tensorrt-llm") != cache(f"tensorrt-llm@{changed}") == cache("tensorrt-llm@nightly")
 
 
 @pytest.mark.parametrize(
@@ -125,14 +162,14 @@ def test_a_release_uses_the_newest_step_that_is_not_newer() -> None:
 
 
 OTHERS = {"sglang": "0.5.9", "tensorrt-llm": "1.1", "llama.cpp": "b6097", "transformers": "4.50"}
-OWN = {"sglang": "v0.5.23", "tensorrt-llm": "001541bad83b", "llama.cpp": "0.3.36", "transformers": "5.23.0"}
+OWN = {"sglang": "v0.5.23", "llama.cpp": "0.3.36", "transformers": "5.23.0"}
 
 
 @pytest.mark.parametrize("engine", OTHERS)
 def test_engines_with_one_set_of_rules_count_every_release_by_them(engine: str) -> None:
     settings = {"parallel": "1"} if engine == "llama.cpp" else {}  # the default number changed with a build
     newest = ask(plain(), engine, 1000, settings=settings)
-    for release in (OTHERS[engine], OWN[engine], "nightly"):
+    for release in (OTHERS[engine], *([OWN[engine]] if engine in OWN else []), "nightly"):
         found = ask(plain(), f"{engine}@{release}", 1000, settings=settings)
         assert found["kv_cache"] == newest["kv_cache"]
         assert found["engine"] == {**newest["engine"], "version": release}

@@ -11,6 +11,7 @@ from tests.documents import estimate, texts
 from tests.engines.models import ask, gpt_oss, lines, total
 from tests.engines.shapes import gemma4
 
+POOLS = "tensorrt-llm@1.3.0rc28"  # the first release that keeps the windows of GPT-OSS in pools of their own
 MIB, PAGE = 2**20, 2 * 2**20
 # gemma4(): 10 layers with a window of 512 and 2 heads of 256, and 2 layers with 2 heads of 512. A block has 32 tokens.
 SLIDING, FULL = 32 * 10 * 2048, 32 * 2 * 4096
@@ -66,14 +67,12 @@ def test_another_average_length_gives_another_proportion() -> None:
 
 def test_kinds_of_layers_with_slots_of_one_size_share_a_pool() -> None:
     """12 layers of each kind: 786,432 bytes a slot. 32 blocks of all tokens, and 32 of windows while a prompt runs."""
-    assert total(gpt_oss(), "tensorrt-llm", 1024) == 64 * 786_432
-    (pool,) = ask(gpt_oss(), "tensorrt-llm", 1024)["engine"]["window_pools"]
+    assert total(gpt_oss(), POOLS, 1024) == 64 * 786_432
+    (pool,) = ask(gpt_oss(), POOLS, 1024)["engine"]["window_pools"]
     assert pool["num_layers"] == 24
     # 100 requests in a step of 8 prompts: 5 blocks each in the window, and 27 more in 8 of them.
     blocks = 100 * (32 + 5) + 8 * 27
-    assert (
-        -(-blocks * 786_432 // PAGE) * PAGE <= total(gpt_oss(), "tensorrt-llm", 1024, 100) < blocks * 786_432 + 32 * MIB
-    )
+    assert -(-blocks * 786_432 // PAGE) * PAGE <= total(gpt_oss(), POOLS, 1024, 100) < blocks * 786_432 + 32 * MIB
 
 
 def test_older_releases_keep_windows_whole() -> None:
@@ -82,16 +81,27 @@ def test_older_releases_keep_windows_whole() -> None:
     # Ten requests: 2 prompts of a step have all their blocks, the others 5 blocks of their windows.
     assert total(gpt_oss(), "tensorrt-llm@1.3.0rc27", 4096, 10) == 10 * 4096 * 24 * 2048
     blocks = 10 * (128 + 5) + 2 * (128 - 5)
-    for release in ("@1.3.0rc28", ""):
+    for release in ("1.3.0rc28", "nightly"):
         pages = -(-blocks * 786_432 // PAGE)
-        assert total(gpt_oss(), f"tensorrt-llm{release}", 4096, 10) == pages * PAGE
+        assert total(gpt_oss(), f"tensorrt-llm@{release}", 4096, 10) == pages * PAGE
     assert total(gemma4(), "tensorrt-llm@1.3.0rc20", 4096) == 99 * PAGE
+
+
+def test_a_length_for_the_pools_is_not_ignored_in_silence() -> None:
+    average = {"avg-seq-len": "512"}
+    said = "--avg-seq-len changes nothing: TensorRT-LLM has one pool"
+    for engine, config, is_said in (
+        (POOLS, gpt_oss(), False),
+        ("tensorrt-llm", gpt_oss(), True),
+        ("tensorrt-llm", gemma4(), False),
+    ):
+        assert any(said in text for text in texts(ask(config, engine, 1024, settings=average))) is is_said
 
 
 def test_a_window_that_is_given_counts_instead() -> None:
     """One window that is as long as the requests restores one pool for all layers."""
     given = {"max-attention-window": "131072"}
-    assert total(gpt_oss(), "tensorrt-llm", 1024, settings=given) == 32 * 2 * 786_432
+    assert total(gpt_oss(), POOLS, 1024, settings=given) == 32 * 2 * 786_432
     half = {"max-attention-window": "256,131072"}
     found = ask(gemma4(), "tensorrt-llm", 4096, settings=half)["engine"]["window_pools"]
     assert [(pool["window"], pool["num_layers"]) for pool in found] == [(256, 6), (None, 6)]
@@ -112,8 +122,8 @@ def test_a_common_prefix_is_kept_once_but_of_windows_only_the_last_one() -> None
 def test_what_is_refused() -> None:
     with pytest.raises(LayoutError, match="does not run Gemma 4 with --pp"):
         ask(gemma4(), "tensorrt-llm", 4096, pipeline_parallel_size=2)
-    stages = ask(gpt_oss(), "tensorrt-llm", 4096, pipeline_parallel_size=2)["kv_cache"]
-    assert stages["bytes_per_device"] * 2 == stages["devices_total_bytes"] == total(gpt_oss(), "tensorrt-llm", 4096)
+    stages = ask(gpt_oss(), POOLS, 4096, pipeline_parallel_size=2)["kv_cache"]
+    assert stages["bytes_per_device"] * 2 == stages["devices_total_bytes"] == total(gpt_oss(), POOLS, 4096)
     with pytest.raises(ModelError, match="no class for gemma3n_text"):
         estimate(kvcalc.load_model("gemma-3n-e4b"), engine="tensorrt-llm")
 

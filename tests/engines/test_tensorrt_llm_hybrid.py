@@ -16,7 +16,7 @@ from tests.engines.models import ask, gated_delta, lines, total
 INPUTS, ELEMENTS, TOKEN = 30 * 8192 * 3 * 2, 30 * 32 * 128 * 128, 10 * 2 * 2 * 256 * 2
 
 
-OLD = "tensorrt-llm@1.2"  # without KVCacheManagerV2
+OLD, POOLS = "tensorrt-llm@1.2", "tensorrt-llm@1.3.0rc24"  # without and with KVCacheManagerV2
 PAGE = 2 * 2**20
 
 
@@ -92,7 +92,7 @@ def test_newer_releases_have_pools_of_blocks_and_of_states() -> None:
     The pools have the proportion for requests of 50 tokens: 6 blocks are 2 pages. 12 blocks are 4 pages, which is the
     nearest number to 2 in 125 of 219 pages.
     """
-    found = ask(gated_delta(mamba_ssm_dtype="float32"), "tensorrt-llm", 100, 3)
+    found = ask(gated_delta(mamba_ssm_dtype="float32"), POOLS, 100, 3)
     assert found["kv_cache"]["total_bytes"] == 219 * PAGE
     named = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
     assert named["dummy state"] == INPUTS + 4 * ELEMENTS
@@ -106,16 +106,16 @@ def test_the_states_of_all_that_may_run_come_first() -> None:
     """65 states take 1,950 + 46 pages. With a long average, the blocks have the rest of the memory."""
     settings = {"max-batch-size": "64", "avg-seq-len": "30000"}
     memory = 4096 * PAGE
-    found = ask(
-        gated_delta(mamba_ssm_dtype="float32"), "tensorrt-llm", 32768, 2, settings=settings, kv_memory_bytes=memory
-    )["engine"]
+    found = ask(gated_delta(mamba_ssm_dtype="float32"), POOLS, 32768, 2, settings=settings, kv_memory_bytes=memory)[
+        "engine"
+    ]
     # 8 GiB are in pages of 16 MiB: 65 states take 244 + 6 of them, and the blocks 262.
     assert found["num_gpu_blocks"] == 262 * 16 * 2**20 // (32 * TOKEN)
     assert found["max_concurrency"] == found["num_gpu_blocks"] / 1024
 
 
 def test_two_stages_have_states_for_the_requests_of_both() -> None:
-    asked: dict[str, Any] = {"context_tokens": 1000, "batch_size": 2, "engine": "tensorrt-llm"}
+    asked: dict[str, Any] = {"context_tokens": 1000, "batch_size": 2, "engine": POOLS}
     found = nano(**asked, pipeline_parallel_size=2, engine_settings={"max-batch-size": "4"})
     named = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
     assert named["states beyond the batch"] == 6 * named["dummy state"]

@@ -11,6 +11,7 @@ from kvcalc.memory.quantization.names import compressed_match, glob_match, trans
 from kvcalc.memory.quantization.schemes import UnknownSchemeError, read_scheme, with_expert_dtype
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import Speculation
+from kvcalc.model.resolve import load_model
 from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, NORM, ROUTER, Block, ModelWeights, Weight
 from tests.documents import estimate
 
@@ -44,6 +45,13 @@ def compressed(layout: str, inputs: dict[str, Any] | None = None, **weights: Any
         ),
         ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 256 * 384 + 256 * 2 + 256 + 384 * 4),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, 256 * 384 // 2 + 3 * 256 * 2 + 3 * 256 // 2),
+        # A scale per 64 elements, and the 16 values of the type. Twice: 1,536 scales of a byte, in 6 blocks of 256.
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 256 * 384 // 2 + 256 * 6 * 4 + 16 * 4),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+            256 * 384 // 2 + 256 * 6 + 6 * 4 + (16 + 256 + 1) * 4,
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 256 * 384 + 256 * 4),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 256 * 384 + 8),
         ({"quant_algo": "FP8"}, 256 * 384 + 8),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 256 * 384 // 2 + 256 * 24 + 8),
@@ -90,7 +98,8 @@ def test_edges_are_filled_up() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "bitsandbytes"},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_has_fp16_weight": True},
         {"quant_method": ["fp8"]},
         {},
         {"quant_method": "fp8", "weight_block_size": [128]},
@@ -241,3 +250,21 @@ def test_one_layer_stands_for_all_where_no_pattern_tells_them_apart(patterns: li
     assert scheme.by_layer == by_layer
     each = quantized_bytes(WEIGHTS, DTYPES["bf16"], scheme._replace(by_layer=True))
     assert quantized_bytes(WEIGHTS, DTYPES["bf16"], scheme) == each
+
+
+def test_bitsandbytes_leaves_the_head_as_it_is_and_refuses_experts() -> None:
+    def weights(name: str, **more: object) -> dict[str, Any]:
+        quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True, **more}
+        spec = load_model(name)._replace(quantization=quantized)
+        document = estimate(spec, context_tokens=10)
+        return {**document["weights"], "said": [one["text"] for one in document["warnings"]]}
+
+    found = weights("llama-3.1-8b")
+    # unsloth/Meta-Llama-3.1-8B-bnb-4bit has 5.70 GB: 16 bits for the embedding, the head and the norms.
+    assert found["bytes"] == weights("llama-3.1-8b", llm_int8_skip_modules=["lm_head"])["bytes"]
+    assert round(found["bytes"] / 1e9, 2) == 5.70
+    less = weights("llama-3.1-8b", llm_int8_skip_modules=["model.embed_tokens"])  # a list without the head
+    assert less["bytes"] < found["bytes"] - 128256 * 4096
+    experts = weights("mixtral-8x7b")
+    assert experts["bytes"] is None
+    assert any("bitsandbytes of a model with experts is not modelled" in text for text in experts["said"])

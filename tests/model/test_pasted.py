@@ -93,7 +93,7 @@ TAKEN = {
     "neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8-dynamic": ("llama-3.1-8b", "fp8", 131_072),
     "TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ": ("mixtral-8x7b", "int4", 32_768),
     "unsloth/Llama-3.3-70B-Instruct": ("llama-3.3-70b", "bf16", 131_072),
-    "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit": ("llama-3.1-8b", None, 131_072),
+    "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit": ("llama-3.1-8b", "int4", 131_072),
 }  # fmt: skip
 
 # What was pasted, and is not certain -> presets the error must not offer.

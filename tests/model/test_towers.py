@@ -8,6 +8,7 @@ import kvcalc
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.spec import weights_of
 from kvcalc.model.towers import tower_parameters, towers_of
+from kvcalc.model.towers.images import image_tokens
 
 KV = {"num_key_value_heads": 4}
 
@@ -38,8 +39,17 @@ def test_gemma_3n_and_its_towers_are_the_whole_checkpoint() -> None:
     assert count_parameters(weights).total + tower_parameters(model) + unused == 7_849_978_192
 
 
-def test_deepseek_ocr_and_its_tower_are_the_whole_checkpoint() -> None:
-    """Its config is that of DeepSeek-VL2, with DeepSeek-V2's experts and plain attention."""
+@pytest.mark.parametrize(
+    ("architecture", "published", "small_image"),
+    [("DeepseekOCRForCausalLM", 3_336_106_240, 273), ("DeepseekOCR2ForCausalLM", 3_389_119_360, 257)],
+)
+def test_deepseek_ocr_and_its_tower_are_the_whole_checkpoint(
+    architecture: str, published: int, small_image: int
+) -> None:
+    """Its config is that of DeepSeek-VL2, with DeepSeek-V2's experts and plain attention.
+
+    OCR 2 has the layers of Qwen2-0.5B where OCR has CLIP's, and no token at the end of a row of an image.
+    """
     language = {
         "hidden_size": 1280, "intermediate_size": 6848, "moe_intermediate_size": 896, "num_hidden_layers": 12,
         "num_attention_heads": 10, "num_key_value_heads": 10, "n_routed_experts": 64, "n_shared_experts": 2,
@@ -47,15 +57,50 @@ def test_deepseek_ocr_and_its_tower_are_the_whole_checkpoint() -> None:
         "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0, "use_mla": False, "vocab_size": 129280,
     }  # fmt: skip
     config = {
-        "model_type": "deepseek_vl_v2", "language_config": language,
+        "model_type": "deepseek_vl_v2", "architectures": [architecture], "language_config": language,
         "vision_config": {"model_type": "vision", "model_name": "deeplip_b_l", "image_size": 1024},
     }  # fmt: skip
     model = kvcalc.read_config(config, "own", "test")
     weights = weights_of(model)
     assert weights is not None
-    assert count_parameters(weights).total + tower_parameters(model) == 3_336_106_240
+    assert count_parameters(weights).total + tower_parameters(model) == published
     # 12 layers x 2 x 10 heads x 128 x 2 bytes.
     assert kvcalc.estimate(model, context_tokens=1, dtype="bf16")["kv_cache"]["total_bytes"] == 61_440
+    assert image_tokens(model, 200, 100, 1) == small_image
+
+
+QWEN = {
+    "model_type": "qwen", "vocab_size": 151936, "kv_channels": 128, "seq_length": 8192, "no_bias": True,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+MOLMO = {
+    "model_type": "molmo", "hidden_size": 3584, "intermediate_size": 37888, "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "embedding_size": 152064, "vocab_size": 152064,
+    "qkv_bias": True, "attention_layer_norm": False, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        ({**QWEN, "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24,
+          "intermediate_size": 11008}, 1_836_828_672),
+        ({**QWEN, "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+          "intermediate_size": 22016}, 7_721_324_544),
+        (MOLMO, 8_021_025_280),
+    ],
+    ids=["Qwen/Qwen-1_8B", "Qwen/Qwen-7B", "allenai/Molmo-7B-D-0924"],
+)  # fmt: skip
+def test_models_with_their_own_code_are_the_whole_checkpoint(config: dict[str, object], published: int) -> None:
+    """Their configs give the width of gate and up together."""
+    model = kvcalc.read_config(config, "own", "test")
+    weights = weights_of(model)
+    assert weights is not None
+    assert count_parameters(weights).total + tower_parameters(model) == published
+
+
+def test_experts_that_are_not_known_are_not_counted() -> None:
+    assert weights_of(kvcalc.read_config({**MOLMO, "moe_num_experts": 64}, "own", "test")) is None
 
 
 def test_a_text_model_has_no_tower() -> None:

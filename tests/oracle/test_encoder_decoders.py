@@ -137,3 +137,34 @@ def test_both_caches_are_what_kvcalc_says(model_type: str, name: str, config: di
         spec, context_tokens=tokens, dtype="fp32", engine="transformers", encoder_tokens=ENCODER_TOKENS
     )  # fmt: skip
     assert answer["kv_cache"]["total_bytes"] == both_caches(model_type, name, config, tokens)
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 8}
+SWIN = {"embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 1, 1]}
+ENCODERS: list[dict[str, Any]] = [
+    *({"model_type": kind, **SMALL} for kind in (
+        "beit", "clip_vision_model", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit",
+        "ijepa", "siglip_vision_model", "vit", "vit_msn",
+    )),
+    *({"model_type": kind, **SMALL, "image_size": [96, 64]} for kind in ("beit", "deit", "vit")),
+    {"model_type": "vit", **SMALL, "image_size": 384, "patch_size": 32},
+    {"model_type": "dinov3_vit", **SMALL, "num_register_tokens": 3},
+    {"model_type": "dinov2_with_registers", **SMALL, "num_register_tokens": 2},
+    *({"model_type": kind, **SWIN} for kind in ("donut-swin", "swin", "swinv2")),
+    {"model_type": "swinv2", **SWIN, "image_size": [240, 102]},
+    {"model_type": "donut-swin", **SWIN, "image_size": [896, 672], "window_size": 7},
+    {"model_type": "swinv2", **SWIN, "depths": [1, 1], "num_heads": [1, 1], "image_size": [64, 32]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: f"{encoder['model_type']}-{len(encoder)}")
+def test_a_vision_encoder_outputs_the_tokens_of_its_image(encoder: dict[str, Any]) -> None:
+    import torch
+    import transformers
+
+    built = transformers.AutoConfig.for_model(**encoder)
+    sides = built.image_size if isinstance(built.image_size, (list, tuple)) else [built.image_size] * 2
+    with torch.no_grad():
+        out = transformers.AutoModel.from_config(built).eval()(torch.zeros(1, 3, *sides)).last_hidden_state
+    spec = kvcalc.read_config({"model_type": "vision-encoder-decoder", "encoder": encoder, "decoder": TROCR}, "x", "x")
+    assert spec.encoder_tokens == out.shape[1]

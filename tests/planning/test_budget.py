@@ -268,6 +268,27 @@ def test_why_it_does_not_fit_is_said_with_what_would() -> None:
     assert remarks[-1].endswith("only 5.00 GiB is available; the largest batch that fits is 1")
 
 
+@pytest.mark.parametrize(
+    ("engine", "start", "option"),
+    [
+        ("vllm", "vLLM does not start: one request", "--max-model-len"),
+        ("sglang", "one request", "--context-length"),
+        ("tensorrt-llm", "one request", "--max_seq_len"),
+    ],
+)
+def test_a_context_that_is_too_long_is_said_with_the_option_to_try(
+    kvcalc: Any, engine: str, start: str, option: str
+) -> None:
+    asked = ("fit", "llama-3.1-8b", "--gpu", "rtx-4090", "--engine", engine)
+    failed = kvcalc(*asked, "--context", "128k", "--json")
+    longest = failed.json["fit"]["max_context_tokens"]
+    [text] = [one["text"] for one in failed.json["warnings"] if one["code"] == "does-not-fit"]
+    assert text.startswith(f"{start} of 131,072 tokens needs 16.")
+    assert text.endswith(f"the longest context that fits is {longest:,}: {option} {longest}")
+    assert text in " ".join(kvcalc(*asked, "--context", "128k", "--format", "human").out.split())
+    assert kvcalc(*asked, "--context", str(longest)).status == 0
+
+
 def test_memory_that_is_there_is_rounded_down_and_memory_that_is_needed_up() -> None:
     less = TEN._replace(memory_bytes=10 * GIB - 10)
     for weights, said in ((4, "needs 6.01 GiB of cache per device, but only 4.99 GiB is available"),

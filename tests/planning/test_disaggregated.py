@@ -192,7 +192,7 @@ def test_a_model_that_cannot_be_split_keeps_its_other_row() -> None:
 
 def test_with_as_many_devices_a_given_rate_is_served_with_the_shorter_tpot() -> None:
     document, _ = planned(
-        "gemma-3-27b", engine="tensorrt-llm", input_tokens=4096, output_tokens=500, requests_per_second=4
+        "gemma-3-27b", engine="tensorrt-llm@1.3.0rc28", input_tokens=4096, output_tokens=500, requests_per_second=4
     )
     first, second = document["plans"]
     assert first["num_devices"] == second["num_devices"]

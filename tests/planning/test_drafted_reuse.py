@@ -50,10 +50,9 @@ def found_in_blocks(common: int, prompt: int, block: int, ahead: int, drops: boo
         ("minimax-m2.5", "vllm", Speculation("mtp", 2, 2.0), 16, 2, False),
         ("deepseek-v3", "sglang", Speculation("mtp", 1, 1.5), 1, 1, False),
         ("llama-3.1-8b", "sglang", Speculation("ngram", 3, 2.0), 1, 0, False),
-        ("llama-3.1-8b", "tensorrt-llm", EAGLE3, 32, 1, False),
         ("llama-3.1-8b", "tensorrt-llm@1.3.0rc28", EAGLE3, 32, 1, False),  # the first release that finds them
         ("llama-3.1-8b", "tensorrt-llm", Speculation("ngram", 3, 2.0), 32, 0, False),
-        ("minimax-m2.5", "tensorrt-llm", Speculation("mtp", 3, 2.0), 32, 3, False),
+        ("minimax-m2.5", "tensorrt-llm@1.3.0rc28", Speculation("mtp", 3, 2.0), 32, 3, False),
     ],
 )
 def test_as_many_tokens_are_found_as_in_a_cache_of_blocks(

@@ -17,7 +17,7 @@ from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices
 from tests.test_schema import check
-from tests.traces.test_reuse import LruCache, Prompt, tree_of_prompts
+from tests.traces.test_reuse import LruCache, Prompt, best_hits, tree_of_prompts
 
 BLOCK = 512
 H100 = find_devices("h100")
@@ -175,6 +175,36 @@ def test_a_trace_of_token_ids_has_the_blocks_of_the_engine(tmp_path: Path) -> No
         assert found["unlimited"]["device_cost_per_gpu_second"] is None
         assert found["trace"]["duration_seconds"] is None
         check(dict(found), "prefix")
+
+
+def test_after_a_warm_up_rates_and_times_are_those_of_the_other_requests(tmp_path: Path, prompts: list[Prompt]) -> None:
+    path = str(write_trace(tmp_path / "trace.jsonl", prompts))
+    found = api.prefix_curve(path, "llama-3.1-8b", devices=H100, after=0.25, cache_tokens=[50 * BLOCK], optimal=True)
+    assert (found["trace"]["num_requests"], found["trace"]["warm_up_requests"]) == (400, 100)
+    cache = LruCache(50, BLOCK)
+    for number, (blocks, tokens) in enumerate(prompts):
+        if number == 100:
+            cache.hit_tokens = 0
+        cache.serve(blocks, tokens - 1)
+    (row,) = found["curve"]
+    counted = sum(tokens for _, tokens in prompts[100:])
+    assert row["hit_rate"] == cache.hit_tokens / counted
+    assert row["optimal_hit_rate"] == best_hits(prompts, 50, BLOCK, 100) / counted > row["hit_rate"]
+    assert found["prefill"] is not None
+    assert found["prefill"]["mean_seconds"] == pytest.approx(found["prefill"]["seconds"] / 300)
+    check(dict(found), "prefix")
+    assert api.prefix_curve(path)["curve"][0]["optimal_hit_rate"] is None
+
+
+def test_a_warm_up_is_a_share_of_a_file(kvcalc: Any, tmp_path: Path, prompts: list[Prompt]) -> None:
+    path = str(write_trace(tmp_path / "trace.jsonl", prompts))
+    asked = ("prefix", path, "--after", "25%", "--optimal")
+    assert kvcalc(*asked, "--get", "trace.warm_up_requests").out == "100\n"
+    assert "the first 100 to warm up" in kvcalc(*asked, "--format", "human").out
+    assert "best possible" in kvcalc(*asked, "--format", "human").out
+    assert kvcalc("prefix", path, "--after", "100%").status == 2
+    failed = kvcalc("prefix", "-", "--after", "25%")
+    assert (failed.status, "use a file" in failed.err) == (2, True)
 
 
 def test_many_blocks_are_sampled_and_the_answer_says_so(tmp_path: Path) -> None:

@@ -219,8 +219,8 @@ def test_the_embeddings_of_images_take_memory_of_both_pools() -> None:
 
 def test_what_is_not_known_of_an_engine_is_refused_in_its_row() -> None:
     document: Any = kvcalc.plan(
-        "deepseek-v3", ["h200"], engine="tensorrt-llm", input_tokens=4096, output_tokens=300, requests_per_second=4.0,
-        disaggregate=True, transfer=LINK, **DRAFTS, **PREFIX,
+        "deepseek-v3", ["h200"], engine="tensorrt-llm@1.3.0rc28", input_tokens=4096, output_tokens=300,
+        requests_per_second=4.0, disaggregate=True, transfer=LINK, **DRAFTS, **PREFIX,
     )  # fmt: skip
     reasons = [row["reason"] for row in document["plans"] if row["reason"]]
     assert reasons == ["--transfer-bandwidth: what tensorrt-llm moves of drafts is not modelled"]

@@ -88,6 +88,69 @@ def test_every_size_finds_what_a_simulated_cache_of_that_size_finds(
         assert found.low_tokens == found.hit_tokens == found.high_tokens
 
 
+def best_hits(prompts: list[Prompt], size: int, block_tokens: int, first: int = 0) -> int:
+    """Block by block: of the cache and the request, the `size` blocks are kept that are used again the soonest."""
+    uses: dict[int, list[int]] = {}
+    for now, (blocks, _) in enumerate(prompts):
+        for block in blocks:
+            uses.setdefault(block, []).append(now)
+    depth = {block: place for blocks, _ in prompts for place, block in enumerate(blocks)}
+    cache: set[int] = set()
+    hits = 0
+    for now, (blocks, tokens) in enumerate(prompts):
+        found = 0
+        while found < len(blocks) and blocks[found] in cache:
+            found += 1
+        hits += min(found * block_tokens, tokens - 1) if now >= first else 0
+        later = {block: [use for use in uses[block] if use > now] for block in cache.union(blocks)}
+        wanted = sorted((found[0], depth[block], block) for block, found in later.items() if found)
+        cache = {block for _, _, block in wanted[:size]}
+    return hits
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**9), requests=st.integers(1, 60), popular=st.floats(0, 1), longest=st.integers(1, 9),
+    block_tokens=st.sampled_from([1, 4, 512]), first=st.integers(0, 60),
+)  # fmt: skip
+def test_the_best_policy_is_the_one_that_knows_the_requests_to_come(
+    seed: int, requests: int, popular: float, longest: int, block_tokens: int, first: int
+) -> None:
+    """After a warm-up, too. No size of LRU finds more."""
+    prompts = tree_of_prompts(seed, requests, block_tokens, popular, longest)
+    stack = LruStack(block_tokens, optimal=True)
+    for number, (blocks, tokens) in enumerate(prompts):
+        stack.add(blocks, tokens, tokens - 1, number >= first)
+    counted = prompts[first:]
+    assert (stack.num_counted, stack.counted_tokens) == (len(counted), sum(tokens for _, tokens in counted))
+    assert stack.next_uses is not None
+    sizes = range(stack.distinct_blocks + 2)
+    for size, lru in zip(sizes, stack.at(sizes)):
+        cache = LruCache(size, block_tokens)
+        for number, (blocks, tokens) in enumerate(prompts):
+            before = cache.hit_tokens
+            cache.serve(blocks, tokens - 1)
+            if number < first:
+                cache.hit_tokens = before
+        best = stack.next_uses.hit_tokens(size)
+        assert lru.hit_tokens == cache.hit_tokens
+        assert lru.hit_tokens <= best == best_hits(prompts, size, block_tokens, first)
+
+
+def test_the_best_policy_after_many_requests_and_not_of_a_sample() -> None:
+    prompts = tree_of_prompts(3, 12_000, 16, popular=0.8, longest=3)
+    stack = LruStack(16, optimal=True)
+    for blocks, tokens in prompts:
+        stack.add(blocks, tokens, tokens - 1)
+    assert stack.next_uses is not None  # its slots have been renumbered
+    assert [stack.next_uses.hit_tokens(size) for size in (0, 10**6)] == [0, stack.at([10**6])[0].hit_tokens]
+    assert stack.next_uses.hit_tokens(300) == best_hits(prompts, 300, 16)
+    sample = LruStack(16, 1000, optimal=True)
+    for blocks, tokens in prompts:
+        sample.add(blocks, tokens, tokens - 1)
+    assert sample.next_uses is None
+
+
 def test_many_requests_are_renumbered_without_a_change() -> None:
     prompts = tree_of_prompts(3, 12_000, 16, popular=0.8, longest=3)
     sizes = (1, 10, 100, 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tracemalloc
 from collections.abc import Iterator
@@ -228,3 +229,31 @@ def test_a_trace_of_any_length_takes_little_memory() -> None:
     assert count == 200_001
     assert trace.first_bad_row == "line 200002: longer than 8,388,608 bytes"
     assert peak < 30_000_000
+
+
+def test_a_compressed_trace_is_read_whatever_its_name(tmp_path: Path) -> None:
+    plain = (FILES / "mooncake.jsonl").read_bytes()
+    asked = [list(read_trace(str(FILES / "mooncake.jsonl")))]
+    half = plain.index(b"\n") + 1
+    members = gzip.compress(plain[:half]) + gzip.compress(plain[half:])
+    for name, data in (("trace.jsonl.gz", gzip.compress(plain)), ("trace", members)):
+        (tmp_path / name).write_bytes(data)
+        asked.append(list(read_trace(str(tmp_path / name))))
+    assert asked[0] == asked[1] == asked[2]
+    csv = gzip.compress((PLAIN + "0,10,5\n").encode())
+    (tmp_path / "plain.csv.gz").write_bytes(csv)
+    assert len(list(read_trace(str(tmp_path / "plain.csv.gz")))) == 1
+    for damaged in (csv[:-9], csv[:12] + b"\xff" * 20):
+        (tmp_path / "damaged.gz").write_bytes(damaged)
+        with pytest.raises(UsageError, match=r"gzip file"):
+            list(read_trace(str(tmp_path / "damaged.gz")))
+
+
+def test_a_small_compressed_trace_cannot_take_much_memory(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 26)))
+    tracemalloc.start()
+    with pytest.raises(UsageError):
+        list(read_trace(str(path)))
+    assert tracemalloc.get_traced_memory()[1] < 1 << 25
+    tracemalloc.stop()

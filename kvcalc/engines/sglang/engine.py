@@ -82,6 +82,7 @@ class Sglang(Engine):
     running_option = "max-running-requests"
     by_type: Mapping[str, tuple[str, str]] = {"deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4")}
     version = VERSION
+    context_option = "--context-length"
     # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
     # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
     has_attention_replicas = True

@@ -79,7 +79,9 @@ class TensorrtLlm(Engine):
         **dict.fromkeys(("gemma3_text", "gemma4_text", "gpt_oss"), ("tensorrt_llm.groups", "LayerGroups")),
     }
     _default_running: int = 2048
-    version = "001541bad83b"
+    has_pools = False  # whether the memory is divided among several pools, as requests of --avg-seq-len need it
+    version = "commit 001541bad83b"
+    context_option = "--max_seq_len"
     # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
     # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
     has_attention_replicas = True
@@ -94,6 +96,9 @@ class TensorrtLlm(Engine):
         if windows(spec):
             text = "allocates whole blocks for windows too; --max-attention-window splits the memory by window"
             self.notes = (Note("engine", "whole-windows", f"TensorRT-LLM {text}"),)
+        if self.chosen.avg_seq_len is not None and not self.has_pools:
+            text = f"--avg-seq-len changes nothing: TensorRT-LLM has one pool for {spec.name} in this release"
+            self.notes = (*self.notes, Note("engine", "one-pool", text))
 
     def check_model(self) -> None:
         """Raise ModelError (exit 3) or UsageError (exit 2) if the layout of the model is not modelled."""

@@ -60,7 +60,8 @@ class _Layers(NamedTuple):
 class LayerGroups(TensorrtLlm):
     """Counts slots of layers with the same window, in pools that share the memory in a fixed proportion."""
 
-    version = "000439672005"
+    version = "commit 000439672005"
+    has_pools = True
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

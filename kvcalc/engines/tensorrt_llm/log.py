@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
+from itertools import product
 
 from kvcalc.engines.log import LogReader, Reading, Setup, best_stage
 from kvcalc.engines.log_lines import UNEXPLAINED, Figure, Log, Pattern, Record, option, parse_printed
 from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm
 from kvcalc.engines.tensorrt_llm.hybrid import state_parts
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.spec import ModelSpec, distinct_caches
+from kvcalc.release_dates import STABLE
+from kvcalc.releases import release_of
 
 _INPUT = "an input: as many as fit in the memory"
 _AUTO_DEPLOY = "an input: AutoDeploy's manager counts blocks only; its caches are tensors of the graph"
@@ -26,7 +30,9 @@ _BLOCKS = ("32", "64", "128", "16")
 
 FACTS = (
     Pattern("version", "TensorRT-LLM version", r"TensorRT-LLM version:? v?(?P<value>\d[\w.]*)"),
-    Pattern("model", "trtllm-serve ", r"trtllm-serve (?:serve )?(?P<value>[^\s-]\S*)"),
+    # In a sentence of a script ("Starting trtllm-serve for model X") the next word is not the model's name.
+    Pattern("model", "trtllm-serve ", r"trtllm-serve (?:serve )?(?!for )(?P<value>[^\s-]\S*)"),
+    Pattern("model", "trtllm-serve for model", r"trtllm-serve for model:? ['\"]?(?P<value>[^\s'\"]+)"),
     *option("model", "model", "--model", value=r"[\w.-]+/[\w./-]+"),
     *option("context_tokens", "max_seq_len", "--max_seq_len", value=r"\d+"),
     *option("tensor_parallel_size", "tensor_parallel_size", "tp_size", "--tp_size", value=r"\d+"),
@@ -145,6 +151,19 @@ def _num_blocks(log: Log, block: int) -> int | None:
     return None
 
 
+def _releases(log: Log, spec: ModelSpec) -> list[tuple[str, tuple[str, ...]]]:
+    """The log's release. Otherwise the newest stable one, then the newest one if it has other rules for the model.
+
+    Each has a remark.
+    """
+    if log.release is not None:
+        return [(log.release, ())]
+    stable, newest = STABLE[log.engine], TensorrtLlm.known_releases()[-1]
+    if TensorrtLlm.at(spec.model_type, release_of(log.engine)) is TensorrtLlm.at(spec.model_type, None):
+        return [(stable, ())]
+    return [(stable, (f"the rules of {stable}",)), (newest, (f"the rules of {newest}",))]
+
+
 class TensorrtLlmLog(LogReader):
     """Reads TensorRT-LLM's log."""
 
@@ -158,10 +177,11 @@ class TensorrtLlmLog(LogReader):
         """
         stated = log.text("tokens_per_block")
         blocks = _BLOCKS if stated is None else (stated,)
-        for from_memory in (True, False) if log.named("available") and _may_be_smaller(log) else (True,):
-            for block in blocks:
-                taken = () if stated is not None else (f"{block} tokens per block",)
-                yield Reading({"tokens-per-block": block}, taken, partial(best_stage, partial(check, from_memory)))
+        froms = (True, False) if log.named("available") and _may_be_smaller(log) else (True,)
+        for from_memory, block, (release, words) in product(froms, blocks, _releases(log, spec)):
+            taken = () if stated is not None else (f"{block} tokens per block",)
+            checked = partial(best_stage, partial(check, from_memory))
+            yield Reading({"tokens-per-block": block}, (*taken, *words), checked, release=release)
 
     def tensor_parallel_size(self, log: Log) -> int:
         """1 with attention DP: every rank holds a copy of the attention (Mapping.dp_size, mapping.py)."""

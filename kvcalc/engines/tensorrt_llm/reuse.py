@@ -47,6 +47,6 @@ class TensorrtLlmReuse(Reuse):
         if release is not None and release < _REUSES_DRAFTS:
             raise UsageError(
                 f"--speculative {asked}: TensorRT-LLM finds no prefixes of the layers that draft before 1.3.0rc28",
-                "use a newer release, or leave --speculative out",
+                "use --engine tensorrt-llm@1.3.0rc28 or newer, or leave --speculative out",
             )
         return Matching(min(spec.num_draft_layers or 1, asked.num_tokens) if asked.method == MTP else 1)

@@ -40,7 +40,8 @@ _DUMMIES = 1  # _get_num_cuda_graph_padding_dummy_slots
 class HybridPools(Hybrid):
     """Counts a pool of blocks and one of states, which are just large enough for a batch."""
 
-    version = "28295084972c"
+    version = "commit 28295084972c"
+    has_pools = True
     no_reuse = "snapshots of states are off by default (mamba_state_config.periodic_snapshot_interval)"
 
     @classmethod

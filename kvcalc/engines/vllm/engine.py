@@ -62,6 +62,8 @@ class Vllm(Engine):
     unread = NOT_READ_IN_VLLM
     running_option = "max-num-seqs"
     version = VERSION
+    context_option = "--max-model-len"
+    starts_short = False  # _check_enough_kv_cache_memory, core/kv_cache_utils.py
     # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
     has_attention_replicas = True
     # The cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).

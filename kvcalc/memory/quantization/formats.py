@@ -14,6 +14,7 @@ class Format(NamedTuple):
     - With `zero_points`, each scale has a zero point of `bits` bits, packed like the elements.
     - Each column has `index_bytes` more (GPTQ's g_idx).
     - The matrix has `constant_bytes` more: global and activation scales, and a stored shape.
+    - With `nested`, that many scales share an fp32 scale of their own (bitsandbytes).
     - With `plain_bytes`, a matrix whose columns `group` does not divide is not quantised. Its elements have that size.
     """
 
@@ -27,6 +28,7 @@ class Format(NamedTuple):
     zero_points: bool = False
     index_bytes: int = 0
     constant_bytes: int = 0
+    nested: int = 0
     plain_bytes: int = 0
 
     def bytes_of(self, rows: int, columns: int) -> int:
@@ -42,8 +44,9 @@ class Format(NamedTuple):
             scales = _ceil(rows, self.block[0]) * _ceil(columns, self.block[1])
         else:
             scales = rows * groups
+        above = _ceil(scales, self.nested) * 4 if self.nested else 0
         zeros = groups * _ceil(rows * self.bits, self.word_bits) * word_bytes if self.zero_points else 0
-        return payload + scales * self.scale_bytes + zeros + columns * self.index_bytes + self.constant_bytes
+        return payload + scales * self.scale_bytes + above + zeros + columns * self.index_bytes + self.constant_bytes
 
 
 def _ceil(a: int, b: int) -> int:
@@ -64,3 +67,6 @@ MXFP4 = Format("mxfp4", 4, scale_bytes=1, group=32)
 MXFP8 = Format("mxfp8", 8, scale_bytes=1, group=32)
 FP8_CHANNEL = Format("fp8", 8, scale_bytes=4)
 FP32 = Format("fp32", 32)
+INT8_ROW = Format("int8", 8, scale_bytes=4)
+BNB_4BIT = Format("int4", 4, scale_bytes=4, group=64, constant_bytes=16 * 4)
+BNB_4BIT_TWICE = BNB_4BIT._replace(scale_bytes=1, nested=256, constant_bytes=(16 + 256 + 1) * 4)

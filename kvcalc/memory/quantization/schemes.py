@@ -117,6 +117,25 @@ def _awq(config: Mapping[str, object], base_bytes: int) -> Scheme:
     return Scheme(form.name, _linear_but(_strings(config, "modules_to_not_convert"), form))
 
 
+def _bitsandbytes(config: Mapping[str, object], base_bytes: int) -> Scheme:
+    """Linear layers in 4 bits with a scale per 64 elements, or in int8 with one per row.
+
+    With double quantization, a scale has one byte, and 256 of them share an fp32 scale. A 4-bit matrix also has the 16
+    values of its type in fp32 and, with double quantization, the 256 of its scales and an offset. Without a list, the
+    output head is not quantized. Source: QuantState, quantize_4bit and Int8Params, bitsandbytes 0.50.2;
+    replace_with_bnb_linear, Transformers 5.23.0. fp4 and nf4 have the same bytes.
+    """
+    skipped = _strings(config, "llm_int8_skip_modules")
+    if config.get("load_in_4bit") is True:
+        twice = config.get("bnb_4bit_use_double_quant") is True
+        form = formats.BNB_4BIT_TWICE if twice else formats.BNB_4BIT
+    elif config.get("load_in_8bit") is True and not config.get("llm_int8_has_fp16_weight"):
+        form = formats.INT8_ROW
+    else:
+        raise UnknownSchemeError("bitsandbytes without load_in_4bit or load_in_8bit")
+    return Scheme(form.name, _linear_but(skipped, form, with_head=bool(skipped)))
+
+
 def _words(config: Mapping[str, object], bits_key: str, group_key: str) -> Format:
     bits, group = config.get(bits_key), config.get(group_key)
     if type(bits) is not int or bits not in (2, 3, 4, 8):
@@ -226,7 +245,8 @@ def _algorithm(name: object) -> Format:
 def _tells_layers_apart(config: Mapping[str, object]) -> bool:
     """Whether a pattern may match some layers and not others: it contains a digit, or something that matches one."""
     groups, table = config.get("config_groups"), config.get("quantized_layers")
-    lists = [config.get(key) for key in ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")]
+    skipped = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules")
+    lists = [config.get(key) for key in skipped]
     if isinstance(groups, Mapping):
         lists += [group.get("targets") for group in groups.values() if isinstance(group, Mapping)]
     patterns = [str(item) for found in lists if isinstance(found, list) for item in found]
@@ -268,5 +288,5 @@ def _shown(value: object) -> str:
 
 _METHODS = {
     "fp8": _fp8, "fbgemm_fp8": _fbgemm_fp8, "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "modelopt": _modelopt,
-    "compressed-tensors": _compressed_tensors,
+    "bitsandbytes": _bitsandbytes, "compressed-tensors": _compressed_tensors,
 }  # fmt: skip

@@ -162,7 +162,9 @@ def _body(config: ConfigReader, row: Decoder, num_layers: int) -> Body:
     for key, size in row.builds.items():
         if config.integer(key) != size:
             raise config.error(f"{key}: weights are not counted, because the model's class ignores this config's sizes")
-    width, vocab = config.integer(*row.hidden), config.integer("vocab_size")
+    for key, why in row.uncounted.items():
+        config.refuse(key, why)
+    width, vocab = config.integer(*row.hidden), config.integer(*row.vocab)
     is_parallel = bool(row.parallel_key) and config.boolean(row.parallel_key, default=False)
     norms = row.norms[:1] if is_parallel else row.norms
     if row.experts is None:
@@ -191,7 +193,7 @@ def _mlp(config: ConfigReader, row: Decoder, width: int) -> tuple[Weight, ...]:
     if row.inner_factor:
         inner = (config.optional_integer(*row.inner) if row.inner else None) or row.inner_factor * width
     else:
-        inner = config.integer(*row.inner)
+        inner = config.integer(*row.inner) // (1 + row.halves_inner)
     bias = _flag(config, row.mlp_bias)
     if row.mlp == "gated":
         return gated_mlp("mlp", width, inner, bias)

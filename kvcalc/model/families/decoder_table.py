@@ -30,10 +30,12 @@ class Decoder:
     `qk_norm` is as in Projections; if `qk_norm_key` is set, it applies only if the config has that key set to true.
     `mlp` is gated, fused (gate and up in one matrix), plain (no gate), or xielu (no gate, an activation with two
     weights). `inner_factor` is the width of the MLP divided by that of the model, if the config does not give it.
+    `halves_inner`: the config gives the width of gate and up together.
     `parallel_key`: if the config has this key set to true, attention and MLP share the first norm. `tables` are learned
-    position tables: name, keys, default rows and additional rows. `builds` are the sizes that the class has whatever
-    the config says; weights of other sizes are not counted. `is_remote`: published with its own code, without a class
-    in Transformers.
+    position tables: name, keys, default rows and additional rows. `vocab` lists the keys for the rows of the embedding.
+    `uncounted` maps keys whose weights are not counted to the reason. `builds` are the sizes that the class has
+    whatever the config says; weights of other sizes are not counted. `is_remote`: published with its own code, without
+    a class in Transformers.
     """
 
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer")
@@ -62,6 +64,8 @@ class Decoder:
     output_bias: bool | str = "attention_bias"
 
     vocab_size: int | None = None
+    vocab: tuple[str, ...] = ("vocab_size",)
+    uncounted: Mapping[str, str] = {}
     tied: bool = False
     prefix: str = "model.layers.{}."
     embedding: str = "model.embed_tokens"
@@ -78,6 +82,7 @@ class Decoder:
     mlp_bias: bool | str = False
     mlp_names: tuple[str, str] = ("mlp.up_proj", "mlp.down_proj")
     inner_factor: int | None = None
+    halves_inner: bool = False
     experts: Experts | None = None
     tables: tuple[Any, ...] = ()
     builds: Mapping[str, int] = {}

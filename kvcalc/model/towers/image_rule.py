@@ -44,6 +44,12 @@ def tower_size(vision: ConfigReader, matrices: int = 2, width: int = 1152, inner
     return size, matrices * middle
 
 
+def is_second_ocr(outer: ConfigReader) -> bool:
+    """Whether a config of DeepSeek's own code is that of DeepSeek-OCR 2, which has the type of DeepSeek-VL2 and OCR."""
+    stated = outer.config.get("architectures")
+    return isinstance(stated, list) and any(str(name).startswith("DeepseekOCR2") for name in stated)
+
+
 # The key under which `kvcalc.model.resolve` keeps the preprocessor_config.json that is beside a config.json.
 PROCESSOR = "preprocessor_config"
 

@@ -10,8 +10,13 @@ from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection
 from kvcalc.model.towers.bodies import body_width, clip, siglip
+from kvcalc.model.towers.image_rule import is_second_ocr
 
 _WIDEST = 10**6
+_QWEN2 = {
+    "hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+}  # fmt: skip
 
 
 def _channels(config: ConfigReader, key: str, default: list[int]) -> list[int]:
@@ -89,10 +94,14 @@ def _clip_over_sam(encoder: ConfigReader) -> ConfigReader:
 def deepseek_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """DeepSeek-OCR's own code: SAM-B and CLIP-L, whose patch embedding is in the checkpoint but is not used.
 
-    DeepSeek-VL2 has the same type.
+    DeepSeek-VL2 has the same type, and so has DeepSeek-OCR 2 with its own code, whose tower is that of Transformers'
+    class with the layers of Qwen2-0.5B.
 
-    Source: deepseek_ocr.py and deepencoder.py, model_executor/models, vLLM 0.33.0.
+    Source: deepseek_ocr.py and deepencoder.py, model_executor/models, vLLM 0.33.0; the config of
+    Qwen/Qwen2-0.5B. With them, DeepSeek-OCR 2 has the parameters of its checkpoint.
     """
+    if is_second_ocr(outer):
+        return deepseek_ocr2(ConfigReader({"encoder_config": _QWEN2}, vision.name, vision.source), text, outer)
     if vision.config.get("model_name") != "deeplip_b_l":
         from kvcalc.model.towers.remote import deepseek_vl2
 

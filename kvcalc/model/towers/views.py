@@ -12,14 +12,16 @@ from math import ceil
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, closest, processor, tile_shapes, tower_size
+from kvcalc.model.towers.image_rule import ImageRule, Make, closest, is_second_ocr, processor, tile_shapes, tower_size
 
 
 def deepseek_vl2(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The whole image, and tiles of one of the candidate resolutions; a token ends every row, and one is between.
 
-    Of more than two images, none is cut. DeepSeek-OCR has the same type.
+    Of more than two images, none is cut. DeepSeek-OCR and the code of DeepSeek-OCR 2 have the same type.
     """
+    if is_second_ocr(outer):
+        return ocr(tile=768, most=6, ends_rows=False)(vision, outer)
     if vision.config.get("model_name") == "deeplip_b_l":
         return ocr(tile=640, most=6, ends_rows=True)(vision, outer)
     points = outer.config.get("candidate_resolutions")

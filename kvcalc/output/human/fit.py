@@ -58,6 +58,9 @@ def print_verdict(document: dict[str, Any], console: Console) -> None:
     verdict = _VERDICTS[fit["verdict"]]
     memory = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
     console.print(Text.assemble(verdict, f": {memory} per device for the KV cache"))
+    for note in document["warnings"]:
+        if (note["part"], note["code"]) == ("fit", "does-not-fit"):
+            console.print(note["text"])
     if waiting := _waiting(document):
         console.print(waiting)
     print_bar(fit, console)

@@ -37,6 +37,8 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 def _trace(trace: dict[str, Any]) -> str:
     parts = [f"{count(trace['num_requests'])} requests"]
+    if trace["warm_up_requests"]:
+        parts[0] += f", the first {count(trace['warm_up_requests'])} to warm up"
     if trace["duration_seconds"]:
         parts.append(f"{duration(trace['duration_seconds'])}")
     parts.append(f"{count(trace['prompt_tokens'] // trace['num_requests'])} tokens per prompt")
@@ -78,6 +80,8 @@ def _curve(document: dict[str, Any], console: Console, has_bytes: bool) -> None:
     if any(row["cache_bytes"] != row["cache_bytes_per_device"] for row in rows):
         columns.append((">per device", "cache_bytes_per_device", size))
     columns += [(">tokens", "cache_tokens", count), (">hits", "hit_rate", _rate)]
+    if any(row["optimal_hit_rate"] is not None for row in rows):
+        columns.append((">best possible", "optimal_hit_rate", _rate))
     if document["trace"]["sampling_rate"] < 1:
         columns.append((">99% range", "range", text))
     columns.append(("", "bar", str))

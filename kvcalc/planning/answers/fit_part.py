@@ -144,9 +144,11 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
     there = format_size(found.pool_bytes, capacity=True)
     if one > found.pool_bytes:
         longest = fit["max_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
-        estimated = f"; the longest context that fits is {longest:,}" if longest else ""
-        needed = f"{format_size(one)} of cache per device"
-        return f"one request of {tokens} needs {needed}, but only {there} is available{estimated}"
+        option, needed = case.engine.context_option, f"{format_size(one)} of cache per device"
+        tried = f"; the longest context that fits is {longest:,}" if longest else ""
+        tried += f": {option} {longest}" if longest and option else ""
+        stops = "" if case.engine.starts_short else f"{case.engine.title} does not start: "
+        return f"{stops}one request of {tokens} needs {needed}, but only {there} is available{tried}"
     replicas = workload.data_parallel_size
     divided = f" over {replicas} attention replicas" if replicas > 1 else ""
     return (

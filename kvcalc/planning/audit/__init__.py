@@ -19,6 +19,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.logs import read_log
 from kvcalc.records import NamedTuple
+from kvcalc.releases import parse_release
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.units import parse_vllm_tokens
 
@@ -39,7 +40,7 @@ _HINT = "name it: --model PRESET (kvcalc models), or --model PATH of its config.
 class Run(NamedTuple):
     """The run as described by the log and the options. Lengths are in tokens, types are names, None means unknown.
 
-    `kv_dtype` is `auto` if the engine chooses it.
+    `kv_dtype` is `auto` if the engine chooses it. `release` is the engine's, unless a reading has one of its own.
     """
 
     engine: str
@@ -49,6 +50,7 @@ class Run(NamedTuple):
     pipeline_parallel_size: int
     dtype: str | None
     kv_dtype: str
+    release: str | None
 
 
 class Answer(NamedTuple):
@@ -71,17 +73,21 @@ def audit(
 ) -> dict[str, Any]:
     """The audit document of a log: plain data, one row per number, sizes in bytes.
 
-    `text` is the log's text, or its bytes in pieces. The other arguments override what the log says. Raises UsageError
-    (exit 2) if the log has no number that kvcalc knows, and ModelError (exit 3) if the model is unknown or the engine
-    does not support it.
+    `text` is the log's text, or its bytes in pieces. The other arguments override what the log says; `engine` may end
+    in a release. Raises UsageError (exit 2) if the log has no number that kvcalc knows, and ModelError (exit 3) if the
+    model is unknown or the engine does not support it.
     """
-    log = read_log(text, name, engine)
+    named, at, release = (engine or "").partition("@")
+    log = read_log(text, name, None if engine is None else named)
+    if at:
+        parse_release(named, release)
+        log = log.saying("version", release)
     spec = model or _model_of(log, name)
     reader = log_reader(log.engine)
     run = Run(
         log.engine, spec, context_tokens or _context(log), tensor_parallel_size or reader.tensor_parallel_size(log),
         reader.pipeline_parallel_size(log), _dtype(log.text("dtype"), reader),
-        (_dtype(log.text("kv_dtype"), reader) or "auto") if kv_dtype is None else kv_dtype,
+        (_dtype(log.text("kv_dtype"), reader) or "auto") if kv_dtype is None else kv_dtype, log.release,
     )  # fmt: skip
     answer = _best(log, run)
     return {
@@ -90,7 +96,7 @@ def audit(
         "engine": {
             "name": log.engine,
             "version": log.text("version"),
-            "rules_version": answer.setup.engine.version,
+            "rules_version": answer.reading.release or type(answer.setup.engine).version,
             "settings": dict(answer.reading.settings),
             "rules": list(answer.reading.taken),
         },
@@ -147,7 +153,8 @@ def _set_up(run: Run, reading: Reading) -> Setup:
     spec, tensor_parallel_size = reading.spec or run.spec, run.tensor_parallel_size
     settings = reading.settings
     # If the log has no length, use the model's maximum, as the engines do.
-    engine = f"{run.engine}@{reading.release}" if reading.release else run.engine
+    release = reading.release or run.release
+    engine = f"{run.engine}@{release}" if release else run.engine
     asked = reading.kv_dtype if run.kv_dtype == "auto" and reading.kv_dtype else run.kv_dtype
     dtype, reason = resolve_kv_dtype(engine, spec, asked, settings, run.dtype, reading.device_class)
     context = run.context_tokens or spec.max_position_embeddings

@@ -99,11 +99,11 @@ def other_servers(points: Sequence[Point], file: str, engine: str | None) -> lis
     """A note if the server of runs was another engine than the one that is asked about, or another release of it."""
     if engine is None:
         return []
-    asked, release = split_engine(engine)
+    asked, is_named, _ = engine.partition("@")
     servers = {
         one.engine if one.engine != asked or one.release is None else f"{one.engine}@{one.release}"
         for one in points
-        if one.engine is not None and (one.engine != asked or (release is not None and one.release is not None))
+        if one.engine is not None and (one.engine != asked or (is_named and one.release is not None))
     }
     others = sorted(servers - {engine})
     if not others:

@@ -90,6 +90,7 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
         from kvcalc.memory.quantization.gguf_types import k_quant_scheme
 
         return k_quant_scheme(asked.name, spec.num_layers)
+    from kvcalc.memory.quantization.gguf_types import count_experts
     from kvcalc.memory.quantization.schemes import UnknownSchemeError, is_mlx, read_scheme, with_expert_dtype
 
     try:
@@ -99,6 +100,9 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
             from kvcalc.memory.quantization.mlx import read_mlx
 
             return read_mlx(spec.quantization, spec.model_type, model_dtype.block_bytes)
+        if spec.quantization.get("quant_method") == "bitsandbytes" and count_experts(spec):
+            # Transformers 5 has experts in one parameter, which is no linear layer; older checkpoints quantize them.
+            raise UnknownSchemeError("quant_method bitsandbytes of a model with experts")
         return with_expert_dtype(read_scheme(spec.quantization, model_dtype.block_bytes), spec.expert_dtype)
     except UnknownSchemeError as error:
         text = f"{error} is not modelled, so the bytes of the weights are not known; --dtype overrides it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kvcalc.engines.reuse import CPU, DISK
@@ -64,6 +65,8 @@ def prefix_curve(
     format: str | None = None,
     block_tokens: int | None = None,
     most_blocks: int = MOST_BLOCKS,
+    after: float = 0.0,
+    optimal: bool = False,
     report: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """The prefix document of the trace at `path`, or on standard input if it is `-`.
@@ -71,7 +74,9 @@ def prefix_curve(
     `question` has the model, the engine and the devices; without it, there are only hit rates. `offload` are tiers and
     their sizes in bytes, in the order in which they are searched, and `bandwidths` their rates in bytes per second.
     `format` and `block_tokens` are those of `kvcalc.traces.read_trace`. `most_blocks` distinct blocks are counted
-    exactly; more are sampled. `report` is called with the number of requests from time to time.
+    exactly; more are sampled. The first requests, `after` as a share of all, fill the cache and are not counted.
+    `optimal` adds what the best possible policy finds. `report` is called with the number of requests from time to
+    time.
 
     Raises UsageError (exit 2) for a trace that cannot be used, and what `make_case` raises.
     """
@@ -87,8 +92,11 @@ def prefix_curve(
             raise UsageError(f"{name} needs a model", "for example kvcalc prefix TRACE llama-3-70b")
     if max(len(sizes.memory_bytes), len(sizes.tokens)) > _MOST_ROWS:
         raise UsageError(f"more than {_MOST_ROWS:,} sizes", "use fewer")
-    trace = read_trace(path, format, block_tokens, _TOKEN_ID_BLOCK if prefixes is None else step)
-    found = profile(trace, step, most_blocks, report)
+    read = partial(read_trace, path, format, block_tokens, _TOKEN_ID_BLOCK if prefixes is None else step)
+    if after and path == "-":
+        raise UsageError("--after: how many requests a trace from stdin has is not known before its end", "use a file")
+    warm_up = int(after * sum(1 for _ in read())) if after else 0
+    found = profile(read(), step, most_blocks, report, warm_up, optimal)
     setup = None
     if case is not None and prefixes is not None:
         notes += case.notes

@@ -41,7 +41,8 @@ class Setup(NamedTuple):
 def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> dict[str, Any]:
     """A row of the curve: what a cache of one size finds, saves and costs."""
     stack, blocks = found.stack, reuse.cache_blocks
-    total = stack.num_tokens
+    total = stack.counted_tokens
+    best = None if stack.next_uses is None else stack.next_uses.hit_tokens(blocks) / total
     row: dict[str, Any] = {
         "cache_blocks": blocks,
         "cache_tokens": blocks * stack.block_tokens,
@@ -50,6 +51,7 @@ def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> dict[str
         "hit_rate": reuse.hit_tokens / total,
         "hit_rate_low": reuse.low_tokens / total,
         "hit_rate_high": reuse.high_tokens / total,
+        "optimal_hit_rate": best,
     }
     saved = gpu_seconds = None
     costs: dict[str, float | None] = {DEVICE: None, CPU: None, DISK: None}
@@ -59,12 +61,12 @@ def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> dict[str
         costs = {name: _each(cost, gpu_seconds) for name, cost in _memory_costs(setup, blocks).items()}
     share = None
     if saved is not None and setup is not None and setup.prefill is not None:
-        share = saved / setup.prefill.seconds(total, stack.num_squares)
+        share = saved / setup.prefill.seconds(total, stack.counted_squares)
     return {
         **row,
         "saved_prefill_seconds": saved,
         "saved_prefill_share": share,
-        "saved_ttft_seconds": None if saved is None else saved / stack.num_requests,
+        "saved_ttft_seconds": None if saved is None else saved / stack.num_counted,
         "saved_gpu_seconds": gpu_seconds,
         "device_cost_per_gpu_second": costs[DEVICE],
         "cpu_cost_per_gpu_second": costs[CPU],
@@ -74,7 +76,7 @@ def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> dict[str
 
 def _memory_costs(setup: Setup, blocks: int) -> dict[str, float | None]:
     """What keeping these blocks for the time of the trace costs, in each kind of memory."""
-    seconds, gpu, prices = setup.profile.duration_seconds, setup.gpu, setup.prices
+    seconds, gpu, prices = setup.profile.counted_seconds, setup.gpu, setup.prices
     if not seconds:
         return dict.fromkeys((DEVICE, CPU, DISK))
     share = 0.0 if gpu is None else blocks * setup.block.per_device / gpu.memory_bytes
@@ -97,6 +99,7 @@ def describe_trace(found: Profile) -> dict[str, Any]:
         "file": trace.name,
         "format": trace.format,
         "num_requests": stack.num_requests,
+        "warm_up_requests": stack.num_requests - stack.num_counted,
         "num_bad_rows": trace.num_bad_rows,
         "first_bad_row": trace.first_bad_row,
         "duration_seconds": found.duration_seconds if trace.has_arrivals else None,
@@ -128,13 +131,13 @@ def describe_engine(setup: Setup) -> dict[str, Any]:
 
 
 def describe_prefill(setup: Setup, prefill: PrefillTime) -> dict[str, Any]:
-    """The `prefill` part of a prefix document: computing all prompts of the trace without a cache."""
+    """The `prefill` part of a prefix document: computing the counted prompts without a cache."""
     stack = setup.profile.stack
-    seconds = prefill.seconds(stack.num_tokens, stack.num_squares)
+    seconds = prefill.seconds(stack.counted_tokens, stack.counted_squares)
     return {
         "seconds": seconds,
         "gpu_seconds": seconds * setup.block.devices,
-        "mean_seconds": seconds / stack.num_requests,
+        "mean_seconds": seconds / stack.num_counted,
         "worst_error": prefill.worst_error,
     }
 
@@ -161,7 +164,7 @@ def describe_tiers(
             "name": name,
             "memory_bytes": size,
             "cache_blocks": blocks,
-            "hit_rate": tokens / stack.num_tokens,
+            "hit_rate": tokens / stack.counted_tokens,
             "prefill_seconds": None if setup.prefill is None else setup.prefill.seconds(tokens, squares),
             "bandwidth_bytes_per_second": rate,
             "load_seconds": None if rate is None else moved / rate,

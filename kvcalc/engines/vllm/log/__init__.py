@@ -23,7 +23,7 @@ FACTS = (
     Pattern("version", "█", r"\bversion v?(?P<value>\d+\.\d[^\s,)]*)"),
     Pattern("generation", "Initializing a V", r"Initializing a (?P<value>V[01]) LLM engine"),
     Pattern("model", "model='", r"(?<!\w)model='(?P<value>[^']+)'"),
-    Pattern("model", "vllm serve ", r"vllm serve (?P<value>[^\s-][^\s]*)"),
+    Pattern("model", "vllm serve ", r"vllm serve (?!for )(?P<value>[^\s-][^\s]*)"),
     *option("model", "--model", "model_tag", value=r"[\w./:-]+"),
     Pattern("dtype", "dtype=torch.", r"(?<!\w)dtype=torch\.(?P<value>\w+)"),
     *option("kv_dtype", "kv_cache_dtype", "--kv-cache-dtype"),
