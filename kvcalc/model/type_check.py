@@ -100,6 +100,8 @@ def _check_releases(rows: Mapping[str, Any]) -> None:
     for own in (*rows["first_hand"], *rows["second_hand"]):
         _check_fields(str(own.get("name")), own, _RELEASE)
         _check_fields(own["name"], own.get("quantized", {}).values(), recipes)
+        if not isinstance(own.get("sizes", ""), str):
+            raise ValueError(f"{own['name']}: sizes must be text")
 
 
 def _check_names(rows: Mapping[str, Any]) -> None:
