@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvcalc.errors import ModelError
 from kvcalc.model import presets
 from kvcalc.model.published import RECIPES, Recipe, Release, published_as, releases
 
@@ -26,18 +25,15 @@ _FLOATS = ("f16", "fp16", "bf16", "f32")
 
 
 def derive(name: str) -> Release | None:
-    """The release that `name` means by a rule, or None.
-
-    Raises ModelError (exit 3) if the name follows from a rule that is known not to hold for it.
-    """
+    """The release that `name` means by a rule, or None."""
     path, _, tag = name.partition(":")
     organisation, slash, last = path.partition("/")
     if not slash:
-        return _from_ollama(name, path.casefold(), tag.casefold())
+        return _from_ollama(path.casefold(), tag.casefold())
     if not organisation or not last or "/" in last:
         return None
     if path.casefold() in _REFUSED:
-        raise ModelError(f"model {name!r} is not known: {_REFUSED[path.casefold()]}", _hint(organisation, last))
+        return None
     parts = last.casefold().split("-")
     if parts[-1] == "gguf":
         return _from_gguf(name, organisation, last, tag.casefold())
@@ -51,6 +47,17 @@ def derive(name: str) -> Release | None:
     return _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
 
 
+def why_not(name: str) -> str | None:
+    """What to say of a name to which a rule does not apply, although it looks as if it did. None if there is nothing."""
+    path, _, _ = name.casefold().partition(":")
+    row = presets.shipped_table("ollama").get(path)
+    if row is not None:
+        return f"ollama's {path} has the tags {', '.join(row['tags'])}, and their variants and types."
+    if path in _REFUSED:
+        return f"{_REFUSED[path]}."
+    return None
+
+
 def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe | None]]:
     """The suffixes of converted copies and what they mean, the organisation's own first."""
     if organisation in _MLX:
@@ -62,7 +69,7 @@ def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe | None]]:
 
 
 def _converted(name: str, base: Release, suffix: str, recipe: Recipe) -> Release:
-    return base._replace(name=name, suffix=suffix, recipe=recipe, is_derived=True)
+    return base._replace(name=name, suffix=suffix, recipe=recipe, is_copy=True)
 
 
 def _base(organisation: str, last: str, *, is_copy: bool, name: str | None = None) -> Release | None:
@@ -76,7 +83,7 @@ def _base(organisation: str, last: str, *, is_copy: bool, name: str | None = Non
     found = _same(last, None if copies else organisation)
     if found is None and copies and underscore:
         found = _same(rest, publisher)
-    return found if found is None or name is None else found._replace(name=name, is_derived=True)
+    return found if found is None or name is None else found._replace(name=name)
 
 
 def _same(last: str, organisation: str | None) -> Release | None:
@@ -93,7 +100,7 @@ def _same(last: str, organisation: str | None) -> Release | None:
         return None
     base = next(iter(found.values()))
     aside = " and ".join(sorted(_variants(last) ^ _variants(base.name.partition("/")[2])))
-    return base._replace(aside=aside or None, is_derived=True)
+    return base._replace(aside=aside or base.aside, is_variant=bool(aside))
 
 
 def _aliases() -> Iterator[Release]:
@@ -143,7 +150,7 @@ def _of_type(base: Release, file_type: str, written: str) -> Recipe | None:
     return Recipe(f"{file_type} files of llama.cpp", {}, dtype=dtype)
 
 
-def _from_ollama(name: str, model: str, tag: str) -> Release | None:
+def _from_ollama(model: str, tag: str) -> Release | None:
     """ollama's NAME or NAME:TAG. A tag may add a variant and a type: `8b-instruct-q8_0`."""
     table = presets.shipped_table("ollama")
     row = table.get(model)
@@ -152,9 +159,7 @@ def _from_ollama(name: str, model: str, tag: str) -> Release | None:
     tag = row["latest"] if tag in ("", "latest") else tag
     size = max((one for one in row["tags"] if tag == one or tag.startswith(f"{one}-")), key=len, default=None)
     if size is None:
-        raise ModelError(
-            f"model {name!r} is not known", f"known tags of {model}: {', '.join(row['tags'])}, and their variants"
-        )
+        return None
     rest = [part for part in tag[len(size) :].split("-") if part]
     types = [part for part in rest if part in _GGUF_TYPES]
     others = [part for part in rest if part not in _GGUF_TYPES and part not in _ASIDE]
@@ -165,15 +170,10 @@ def _from_ollama(name: str, model: str, tag: str) -> Release | None:
     file_type = types[0] if types else "q4_0" if others else default
     base = _listed(row["tags"][size])
     recipe = None if base is None else _of_type(base, file_type, "")
-    return None if base is None or recipe is None else base._replace(suffix=tag, recipe=recipe, is_derived=True)
+    return None if base is None or recipe is None else base._replace(suffix=tag, recipe=recipe)
 
 
 def _listed(name: str) -> Release | None:
     """The release or the preset with a published name, which the tables give as a whole."""
     organisation, _, last = name.partition("/")
     return _same(last, organisation)
-
-
-def _hint(organisation: str, last: str) -> str | None:
-    base = _base(organisation, last.rpartition("-")[0], is_copy=True)
-    return None if base is None else f"for its cache, and weights in another type: {base.name} --dtype TYPE"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
-from kvcalc.model.derived import derive
+from kvcalc.model.derived import derive, why_not
 from kvcalc.model.published import QUANTIZED_AS, REPACKAGED_TYPES, Release, published_as, releases, repackaged
 from kvcalc.records import NamedTuple
 
@@ -80,13 +80,13 @@ def _remark(name: str, release: Release, preset: presets.Preset) -> str:
         said = [f"{name} is taken as {release.name}, preset {release.preset}"]
     if release.aside is not None:
         said.append(f"{release.aside!r} is left aside")
-        if release.is_derived:
+        if release.is_variant:
             said.append("its context may be another")
     if release.changes:
         said.append("its " + ", ".join(f"{key} is {_shown(value)}" for key, value in release.changes.items()))
     if release.recipe is not None:
         said.append(f"{release.suffix!r} means {release.recipe.stored} (--dtype overrides this)")
-        if release.is_derived and release.recipe.dtype is None and preset.config["model_type"] not in REPACKAGED_TYPES:
+        if release.is_copy and release.recipe.dtype is None and preset.config["model_type"] not in REPACKAGED_TYPES:
             said.append("which modules stay in 16 bits was not read from its config")
     return "; ".join(said)
 
@@ -96,7 +96,10 @@ def _shown(value: object) -> str:
 
 
 def _what_it_is_like(name: str) -> str:
-    """The base model of a quantized release, the model whose layers a distillation has, or the nearest names."""
+    """Why the name is refused, the base model of a quantized release, or the nearest names."""
+    reason = why_not(name)
+    if reason is not None:
+        return reason
     last = name.rpartition("/")[2].casefold()
     plain, dtype = _without_quantization(last)
     if "distill" in plain:
@@ -126,7 +129,7 @@ def _without_quantization(last: str) -> tuple[str, str | None]:
 def _from_the_hub(name: str) -> str:
     from kvcalc.model.hub import parse_reference
 
-    if name.casefold().endswith("-gguf"):
+    if name.casefold().partition(":")[0].endswith("-gguf"):
         return "For one of its files, give the path of a .gguf file"
     try:
         known = "/" in name and bool(parse_reference(f"hf:{name}"))

@@ -31,7 +31,8 @@ class Release(NamedTuple):
 
     `aside` is a part of the name that the preset's name does not have and that does not affect the config. `changes`
     are the config keys in which the release differs from the preset. `suffix` is the part of the name for `recipe`.
-    `is_derived`: the name is not listed, but follows from a listed one by a rule (`kvcalc.model.derived`).
+    The name may follow from a listed one by a rule (`kvcalc.model.derived`). `is_variant`: it is then another variant,
+    whose context was not compared. `is_copy`: it is then a copy, whose own config was not read.
     """
 
     name: str
@@ -40,7 +41,8 @@ class Release(NamedTuple):
     changes: Mapping[str, object]
     suffix: str | None = None
     recipe: Recipe | None = None
-    is_derived: bool = False
+    is_variant: bool = False
+    is_copy: bool = False
 
 
 def _recipes() -> dict[str, Recipe]:
