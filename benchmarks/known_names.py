@@ -60,7 +60,9 @@ def names_in(source: Path, variants: bool) -> Iterator[str]:
             if found:
                 yield found[1]
     else:
-        yield from (line.split("#")[0].strip() for line in source.read_text().splitlines() if line.split("#")[0].strip())
+        yield from (
+            line.split("#")[0].strip() for line in source.read_text().splitlines() if line.split("#")[0].strip()
+        )
 
 
 def _names_of_recipe(recipe: dict[str, dict[str, dict[str, str]]], variants: bool) -> Iterator[str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
-from kvcalc.model.alias_index import Alias, aliases, published
+from kvcalc.model.alias_index import Alias, compiled_aliases
 from kvcalc.model.compiled_presets import compiled_mapping, same_text
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files, shipped_folder, user_files
@@ -119,9 +120,24 @@ def shipped_presets() -> list[Preset]:
     return [load_preset(path, is_users=False) for _, path in shipped_files(presets_folder())]
 
 
+@cache
+def shipped_aliases() -> Mapping[str, Alias]:
+    """The names and aliases of the shipped presets, in lower case."""
+    found = compiled_aliases(presets_folder())
+    if found is not None:
+        return found
+    return {n.casefold(): Alias(n, preset.name) for preset in shipped_presets() for n in (preset.name, *preset.aliases)}
+
+
+@cache
 def published_aliases() -> Mapping[str, tuple[Alias, ...]]:
     """The shipped presets' names on the Hub, by the part after the organisation, in lower case."""
-    return published(presets_folder())
+    found: dict[str, tuple[Alias, ...]] = {}
+    for name, alias in shipped_aliases().items():
+        if "/" in name:
+            last = name.partition("/")[2]
+            found[last] = (*found.get(last, ()), alias)
+    return found
 
 
 def list_presets() -> Presets:
@@ -239,7 +255,7 @@ def _with_alias(wanted: str, paths: list[str]) -> list[Preset]:
 
 def _shipped_alias(wanted: str, users: list[tuple[str, str]]) -> Preset | None:
     """The shipped preset with that alias, or the user's preset that overrides it."""
-    alias = aliases(presets_folder()).get(wanted)
+    alias = shipped_aliases().get(wanted)
     if alias is None:
         return None
     preset = load_preset(os.path.join(presets_folder(), f"{alias.preset}.yaml"), is_users=False)
