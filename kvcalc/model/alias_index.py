@@ -1,7 +1,7 @@
 """Every name and alias of the shipped presets, without reading their files.
 
-The build writes compiled/_names.json. It is used only if the files have the sizes that they had then; else the files are
-read. So the time to find a name does not grow with the number of presets.
+The build writes compiled/_names.json. It is used only if the files have the sizes that they had then; else the files
+are read. So the time to find a name does not grow with the number of presets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ class Alias(NamedTuple):
 
 
 def compiled_aliases(folder: str) -> dict[str, Alias] | None:
-    """The aliases of the presets in the shipped `folder`, by their names in lower case. None if the list is not current."""
+    """The aliases of the presets in the shipped `folder`, by their names in lower case.
+
+    None if there is no list, or if it is not of these files.
+    """
     try:
         with os.scandir(folder) as entries:
             sizes = {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".yaml")}

@@ -1,7 +1,7 @@
 """Names that follow from a published one by a rule: other variants, converted copies, and ollama's tags.
 
 The rules are in presets/types/names.yaml and ollama.yaml. What is left of a name must be a published name as a whole:
-`bartowski/Llama-3.3-70B-Instruct-GGUF:Q5_K_M` is known because `Llama-3.3-70B-Instruct` is, and `someone/Llama-3.3-70B-x`
+`bartowski/Llama-3.3-70B-Instruct-GGUF:Q5_K_M` is known because `Llama-3.3-70B-Instruct` is, and `bartowski/Llama-3.3-x`
 is not.
 """
 
@@ -48,7 +48,7 @@ def derive(name: str) -> Release | None:
 
 
 def why_not(name: str) -> str | None:
-    """What to say of a name to which a rule does not apply, although it looks as if it did. None if there is nothing."""
+    """What to say of a name to which a rule seems to apply, but does not. None if there is nothing to say."""
     path, _, _ = name.casefold().partition(":")
     row = presets.shipped_table("ollama").get(path)
     if row is not None:

@@ -19,8 +19,8 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
     checks = {
         "architectures": _check_architectures, "decoders": check_rows, "defaults": _check_defaults,
-        "families": _check_families, "names": _check_names, "ollama": _check_ollama, "releases": _check_releases, "sequences": _check_sequences,
-        "towers": _check_towers, "wrappers": _check_wrappers,
+        "families": _check_families, "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
+        "sequences": _check_sequences, "towers": _check_towers, "wrappers": _check_wrappers,
     }  # fmt: skip
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")

@@ -169,6 +169,10 @@ REFUSED = {
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": (),
     "nvidia/DeepSeek-V4-Flash-NVFP4": (),
     "amd/Llama-3.1-405B-Instruct-FP8-KV": (),
+    # Their caches may be fp8.
+    "poolside/Laguna-XS.2-FP8": (),
+    "someone/Qwen3-32B-NVFP4": (),
+    "Qwen/Qwen3-32B-NVFP4": (),
     # A bare name with a suffix that its publisher does not use: others do, each in its own way.
     "llama-3.1-70b-instruct-fp8": (),
     "llama-3.1-70b-awq": (),
