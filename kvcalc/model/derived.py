@@ -62,7 +62,8 @@ def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe | None]]:
     """The suffixes of converted copies and what they mean, the organisation's own first."""
     if organisation in _MLX:
         for suffix, dtype in _TABLE["mlx"]["suffixes"].items():
-            yield suffix, Recipe(f"{dtype} weights", {}, dtype=dtype)
+            unknown = {"quant_method": f"mlx{suffix}"} if dtype is None else {}
+            yield suffix, Recipe(f"{dtype or 'mixed'} weights of MLX", unknown, dtype=dtype)
     for table in (_TABLE["own_suffixes"].get(organisation, {}), _TABLE["suffixes"]):
         for suffix, recipe in table.items():
             yield suffix, None if recipe is None else RECIPES[recipe]
@@ -94,7 +95,9 @@ def _same(last: str, organisation: str | None) -> Release | None:
     wanted = _key(last)
     found: dict[str, Release] = {}
     for each in (*_aliases(), *(release for release in releases() if release.recipe is None)):
-        if _is_of(each.name, organisation) and _key(each.name.partition("/")[2]) == wanted:
+        # Nvidia's original releases have the type in their names.
+        theirs = each.name.partition("/")[2].removesuffix("-BF16")
+        if _is_of(each.name, organisation) and _key(theirs) == wanted:
             found.setdefault(each.preset, each)
     if len(found) != 1:
         return None
@@ -162,12 +165,11 @@ def _from_ollama(model: str, tag: str) -> Release | None:
         return None
     rest = [part for part in tag[len(size) :].split("-") if part]
     types = [part for part in rest if part in _GGUF_TYPES]
-    others = [part for part in rest if part not in _GGUF_TYPES and part not in _ASIDE]
-    if len(types) > 1 or others not in ([], ["qat"]):
+    if len(types) > 1 or any(part not in _GGUF_TYPES | _ASIDE for part in rest):
         return None
     stated = row.get("type")
     default = (stated.get(size) if isinstance(stated, dict) else stated) or _TABLE["gguf"]["default"]
-    file_type = types[0] if types else "q4_0" if others else default
+    file_type = types[0] if types else "q4_0" if "qat" in rest else default
     base = _listed(row["tags"][size])
     recipe = None if base is None else _of_type(base, file_type, "")
     return None if base is None or recipe is None else base._replace(suffix=tag, recipe=recipe)

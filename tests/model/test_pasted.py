@@ -113,7 +113,7 @@ TAKEN = {
     "Qwen/Qwen3-Next-80B-A3B-Thinking": ("qwen3-next-80b-a3b", "bf16", 262_144),
     # Converted copies, with the suffix of their type.
     "nvidia/Llama-3.3-70B-Instruct-FP8": ("llama-3.3-70b", "fp8", 131_072),
-    "nvidia/DeepSeek-R1-NVFP4": ("deepseek-r1", "nvfp4", 163_840),
+    "nvidia/DeepSeek-V3.1-NVFP4": ("deepseek-v3", "nvfp4", 163_840),
     "zai-org/GLM-4.5-Air-FP8": ("glm-4.5-air", "fp8", 131_072),
     "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8": ("qwen3-next-80b-a3b", "fp8", 262_144),
     "Qwen/Qwen3-30B-A3B-GPTQ-Int4": ("qwen3-30b-a3b", "int4", 40_960),
@@ -170,6 +170,7 @@ REFUSED = {
     "nvidia/DeepSeek-V4-Flash-NVFP4": (),
     "amd/Llama-3.1-405B-Instruct-FP8-KV": (),
     # Their caches may be fp8.
+    "nvidia/DeepSeek-R1-NVFP4": (),
     "poolside/Laguna-XS.2-FP8": (),
     "someone/Qwen3-32B-NVFP4": (),
     "Qwen/Qwen3-32B-NVFP4": (),
