@@ -58,6 +58,9 @@ def plan(
     burstiness: float = 1.0,
     requests: int | None = None,
     seed: int = 0,
+    router: str = "random",
+    headroom: float = 0.0,
+    spare_replicas: int = 0,
     engine: str = "vllm",
     engines: Sequence[str] | None = None,
     engine_settings: Mapping[str, Any] | None = None,
@@ -86,7 +89,8 @@ def plan(
     Give `input_tokens` and `output_tokens` with either `concurrency` or `requests_per_second`, or `trace`, the path of
     a file with the times and lengths of its requests, as in `simulate`. With a `confidence` of 80, times are judged at
     the upper end of their range, with 50 at the point estimate. A time limits the mean, or the percentile that is given
-    for it: 50, 90, 95 or 99. Percentiles are simulated, with `burstiness`, `requests` and `seed` as in `simulate`.
+    for it: 50, 90, 95 or 99. Percentiles are simulated, with `burstiness`, `requests`, `seed` and `router` as in
+    `simulate`. The load is larger by the share `headroom`, and each layout has `spare_replicas` more than it needs.
     `simulate` is the number of layouts of each kind of device to simulate. `engines` are several, and "all" is every
     engine; `engine` is one. `prices` maps the name of a device to its price per hour. `gpus` are names; `Devices` limit
     the number of their kind. With `disaggregate` there are also rows with prefill and decode on separate instances,
@@ -122,13 +126,15 @@ def plan(
 
         simulation = PlannedLoad(lengths, None, burstiness, seed, requests)
     _check_simulated(simulation is not None, burstiness, requests, seed)
+    if simulation is not None:
+        simulation = simulation._replace(router=router)
     kinds = [find_gpu(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
     speed = (speed or SpeedQuestion())._replace(prefix_hit_rate=prefix_hit_rate)
     document = ask(
         asked({**locals(), "engine": "logical"}), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
         all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
-        simulation=simulation, num_simulated=simulate,
+        simulation=simulation, num_simulated=simulate, headroom=headroom, spare_replicas=spare_replicas,
     )  # fmt: skip
     return cast("Plan", document)
 
@@ -170,6 +176,7 @@ def simulate(
     scale_rate: float = 1.0,
     requests: int | None = None,
     distinct_prompts: int | None = None,
+    router: str = "round-robin",
     cold: bool | None = None,
     seed: int = 0,
     max_ttft_seconds: float | None = None,
@@ -202,7 +209,7 @@ def simulate(
 
     Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
     distributions as on the command line: `"uniform:100..2000"`. With `distinct_prompts`, request i has prompt i % N.
-    `devices` may be a name: `"h100x4"`. `cold` is whether
+    `router` says which replica gets a request. `devices` may be a name: `"h100x4"`. `cold` is whether
     the server has just started; by default only a short benchmark of clients finds such a server. With
     `prefill_replicas`, prompts are computed on instances of their own, on the kind of device `prefill_gpu` if it is
     another one, and `transfer` is the link to those that answer: bytes per second of one device, or a name such as
@@ -227,6 +234,7 @@ def simulate(
     load = Load(
         lengths_of(prompt_tokens, "prompt_tokens"), lengths_of(answer_tokens, "answer_tokens"), requests_per_second,
         concurrency, burstiness, rows, trace, scale_rate, requests, seed, cold, distinct_prompts=distinct_prompts,
+        router=router,
     )  # fmt: skip
     question = asked({**locals(), "devices": find_devices(devices) if isinstance(devices, str) else devices})
     limits = Limits(max_ttft_seconds, max_tpot_seconds)

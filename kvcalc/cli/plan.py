@@ -26,9 +26,11 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     from kvcalc.notes import BAD_ROWS
     from kvcalc.planning.plan.document import refuse_empty
 
-    given = ctx.params
+    given: Mapping[str, Any] = ctx.params
     output = output_of(given, "plan")
     kind = _emitted(given)
+    source = ctx.get_parameter_source("engine")
+    given = _of_emitted(given, kind, is_default=source is None or source.name == "DEFAULT")
     check_report(given)
     document = answer(given)
     write_report(ctx, document, "plan")
@@ -83,6 +85,8 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> dict
         all_layouts=given["all_layouts"],
         simulation=simulation,
         num_simulated=simulated,
+        headroom=value_of(given, "headroom"),
+        spare_replicas=value_of(given, "spare_replicas"),
     )
 
 
@@ -102,6 +106,22 @@ def _emitted(given: Mapping[str, Any]) -> Optional[str]:
     if other is not None:
         raise UsageError(f"--emit prints a file of its own and cannot be combined with --{other}")
     return kind
+
+
+def _of_emitted(given: Mapping[str, Any], kind: Optional[str], *, is_default: bool) -> Mapping[str, Any]:
+    """The parameters for the engine whose command --emit prints, if no engine was named (`is_default`).
+
+    Raises UsageError (exit 2) if others were named.
+    """
+    if kind is None:
+        return given
+    from kvcalc.planning.answers.axis import parse_engines
+    from kvcalc.planning.manifests import COMMANDS, check_engine
+
+    if is_default and kind in COMMANDS:
+        return {**given, "engine": COMMANDS[kind]}
+    check_engine(kind, parse_engines(o.names_of(given["engine"], "--engine")))
+    return given
 
 
 def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":
@@ -132,8 +152,10 @@ def _simulation_of(
     UsageError (exit 2) for an option of the simulation without one.
     """
     burstiness, seed, number = (value_of(given, name) for name in ("burstiness", "seed", "requests"))
+    router = value_of(given, "router")
     if targets.highest_percentile is None and not is_asked:
         options = {"--burstiness": burstiness != 1, "--requests": number is not None, "--seed": seed != 0}
+        options["--router"] = router != "random"
         unused = next((option for option, is_given in options.items() if is_given), None)
         if unused is not None:
             raise UsageError(f"{unused}: nothing is simulated", "add a percentile, --max-ttft 1s@p99, or --simulate 1")
@@ -144,7 +166,7 @@ def _simulation_of(
     from kvcalc.simulation.planned import PlannedLoad
 
     pairs = None if text is None else list(pairs_of(text, given["lengths"]))
-    return PlannedLoad(lengths, pairs, burstiness, seed, number)
+    return PlannedLoad(lengths, pairs, burstiness, seed, number, router=router)
 
 
 # Options that say what the trace says.
@@ -163,6 +185,7 @@ def _load_of_trace(given: Mapping[str, Any], targets: "Targets") -> "tuple[Plann
             )
     scale, requests = value_of(given, "scale_rate"), value_of(given, "requests")
     load = planned_trace(given["trace"], given["trace_format"], scale, requests)
+    load = load._replace(router=value_of(given, "router"))
     return load, load.rated(targets)
 
 

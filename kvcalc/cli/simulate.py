@@ -106,6 +106,7 @@ def _load_of(given: Mapping[str, Any]) -> "Load":
         value_of(given, "seed"),
         given["cold"] or (False if given["warm"] else None),
         distinct_prompts=value_of(given, "distinct_prompts"),
+        router=value_of(given, "router"),
     )
 
 

@@ -66,6 +66,12 @@ class Plan(TypedDict):
     """what the commands load: a repository on the Hugging Face Hub, a path, or a placeholder in angle brackets"""
     lengths: PlanLengths
     targets: PlanTargets
+    headroom: Share
+    """layouts are for a load that is larger than that of the targets by this share"""
+    spare_replicas: Whole
+    """replicas in each row that the load does not need"""
+    router: Literal["round-robin", "random", "least-loaded", "prefix-aware"] | None
+    """which replica gets a request in the simulation; null without one"""
     trace: PlanTrace | None
     """the trace whose requests are served; null without --trace"""
     engines: list[str]
@@ -76,11 +82,15 @@ class Plan(TypedDict):
     prefix_tokens: NotRequired[Count]
     """tokens that all prompts begin with, if given"""
     speculative: PlanSpeculative | None
-    ranked_by: Literal["cost_per_hour", "num_devices"]
-    """what the best row has least of. Without prices this is the number of devices, which says nothing about the cost
-    of devices of different kinds"""
+    ranked_by: Literal["cost_per_hour", "cost_per_million_output_tokens", "num_devices"]
+    """what the best row has least of: the cost per hour with targets, per token without. Without prices this is the
+    number of devices, which says nothing about the cost of devices of different kinds"""
     best: PlanRow | None
     """the cheapest row, or the row with the fewest devices; null if no device serves the traffic"""
+    gives_up: str | None
+    """a row that is much faster than the best one, and what it costs, if rows are ranked by the cost per token"""
+    commands: list[PlanCommand]
+    """one for each engine with a layout, that of the best row first; empty for separate instances"""
     plans: list[PlanRow]
     finalists: list[PlanFinalist] | None
     """the layouts that were simulated; null without a percentile, --simulate and --trace"""
@@ -88,6 +98,16 @@ class Plan(TypedDict):
     """the layouts of one replica that are cheaper, or faster for one user, than every other, the fastest first; null
     without --pareto"""
     warnings: list[Warning]
+
+
+class PlanCommand(TypedDict):
+    """how one replica of an engine's best layout is started"""
+
+    engine: str
+    gpu: str
+    replicas: Count
+    """replicas to start"""
+    command: str
 
 
 class PlanTrace(TypedDict):
@@ -132,9 +152,12 @@ class PlanRow(TypedDict):
     """tensor-parallel ranks that divide the tokens of the cache"""
     replicas: Count | None
     num_devices: Count | None
-    """devices of all replicas together"""
+    """devices of all replicas together, the spare ones too"""
     requests_per_replica: Count | None
     """concurrent requests per replica"""
+    utilisation: Positive | None
+    """the load as a share of what the replicas without the spare ones serve at most; null for clients and separate
+    instances"""
     kv_dtype: str | None
     weights_dtype: str | None
     free_bytes: int | None
@@ -150,7 +173,12 @@ class PlanRow(TypedDict):
     tpot_low_seconds: Amount | None
     """the low end of its range"""
     tpot_high_seconds: Amount | None
-    """the high end of its range; with a confidence of 80, the target is compared with it"""
+    """the high end of its range"""
+    ttft_judged_at: Literal["upper_end", "estimate"] | None
+    """what the targets are compared with: the upper end of the range with a confidence of 80, if that range is at most
+    twofold, else the estimate; null without targets"""
+    tpot_judged_at: Literal["upper_end", "estimate"] | None
+    """the same for the time per output token"""
     simulated_ttft_seconds: Amount | None
     """the simulated time that the target limits"""
     simulated_tpot_seconds: Amount | None
@@ -175,13 +203,13 @@ class PlanRow(TypedDict):
     """power of all devices; null if the TDP is not known"""
     kwh_per_million_output_tokens: Positive | None
     vllm: str | None
-    """the command that starts one replica"""
+    """the command that starts one replica, in rows of vLLM; null in other rows"""
     sglang: str | None
-    """the command that starts one replica"""
+    """the same for SGLang"""
     tensorrt_llm: str | None
-    """the command that starts one replica"""
+    """the same for TensorRT-LLM"""
     llama_cpp: str | None
-    """the command that starts one replica; null if llama.cpp has no such layout"""
+    """the same for llama.cpp"""
     disaggregated: NotRequired[SplitPools | None]
     """the pools of a row with prefill and decode on separate instances; null in other rows; only with --disaggregate"""
     next_mode: NotRequired[str | None]
@@ -301,11 +329,13 @@ class PlanFinalist(TypedDict):
     requests: Count
     """simulated requests"""
     seed: Whole | None
-    """seed of the arrivals and the lengths"""
+    """seed of the arrivals and the lengths: that of the run with the longest times"""
+    seeds: Count
+    """runs with different seeds; the layouts that win have three, one of them for 20 minutes"""
     max_running_requests: Count
     """the engine's limit per replica"""
     step_factor: Positive
-    """factor on the times of all steps: the upper end of TPOT's range, or 1 with a confidence of 50"""
+    """factor on the times of all steps: the upper end of TPOT's range, or 1 where the estimate is judged"""
     ttft_factor: Annotated[float, {"minimum": 1}]
     """factor on the simulated TTFT, whose range is wider than that of steps"""
     ttft_mean_seconds: Amount | None
@@ -541,6 +571,8 @@ class SimulateLoad(TypedDict):
     """whether the server has just started, so that its first step takes longer"""
     distinct_prompts: Count | None
     """so many prompts are sent in turn; null if each is sent once"""
+    router: Literal["round-robin", "random", "least-loaded", "prefix-aware"]
+    """which replica gets a request"""
     requests: Count
     refused_requests: Whole
     """requests that are too long for the cache; they are not simulated"""

@@ -551,8 +551,9 @@ class Energy(TypedDict):
     """all devices of the replica"""
     joules_per_token: Positive
     """per output token: of one decode step, or of serving"""
-    low_joules_per_token: Positive
-    high_joules_per_token: Positive
+    low_joules_per_token: Positive | None
+    """null if the range of the time is not known"""
+    high_joules_per_token: Positive | None
     kwh_per_million_tokens: Positive
     """per million output tokens"""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import UsageError, nearest
 from kvcalc.units import (
     check_count,
     check_text,
@@ -57,6 +57,21 @@ def _number_in(text: str, option: str, example: str) -> float:
     if not abs(value) < 1e9:
         raise UsageError(f"{option} {text[:40]!a}: not a number", f"for example {option} {example}")
     return value
+
+
+ROUTERS = ("round-robin", "random", "least-loaded", "prefix-aware")
+"""Which replica gets a request (`simulation.routed`)."""
+
+
+def _check_router(value: object, name: str) -> None:
+    if not isinstance(value, str) or value not in ROUTERS:
+        hint = (nearest(value, ROUTERS) if isinstance(value, str) else None) or f"one of {', '.join(ROUTERS)}"
+        raise UsageError(f"{name} {shown(value)}: not a router", hint)
+
+
+def _parse_router(text: str, option: str) -> str:
+    _check_router(text.casefold(), option)
+    return text.casefold()
 
 
 def _parse_share(text: str, option: str) -> float:
@@ -208,7 +223,7 @@ _PIXELS = Kind(_COUNT.check, _parse_pixels)
 _TEXT = Kind(check_text, _as_typed)
 _WORD = Kind(check_text, lambda text, option: text.casefold())
 _STRIPPED = Kind(check_text, lambda text, option: text.strip().casefold())
-_FLAG = Kind(_check_flag)
+_FLAG, _ROUTER = Kind(_check_flag), Kind(_check_router, _parse_router)
 _TEXTS, _COUNTS = Kind(_check_list(check_text)), Kind(_check_list(_COUNT.check))
 _BYTES_OF, _PRICES = Kind(_check_mapping(_COUNT.check)), Kind(_check_mapping(_PRICE))
 _PAIRS = Kind(_check_pairs)
@@ -388,6 +403,7 @@ _FIELDS = (
     Field("answer_tokens", _LENGTHS, "--answer-tokens --output-tokens", "LENGTH"),
     Field("requests", _COUNT, "--requests", "N"),
     Field("distinct_prompts", _COUNT, "--distinct-prompts", "N", excludes="trace prefix_tokens prefix_hit_rate"),
+    Field("router", _ROUTER, "--router", "|".join(ROUTERS), "", "round-robin"),
     Field("cold", _FLAG),
     Field("seed", _count(0), "--seed", "N", "", "0"),
     Field("max_ttft_seconds", _SECONDS, "--max-ttft", "TIME"),
@@ -403,6 +419,8 @@ _FIELDS = (
     Field("simulate", _COUNT, "--simulate", "N"),
     Field("allow_beyond_limit", _FLAG),
     Field("strict", _FLAG),
+    Field("headroom", _SHARE, "--headroom", "R", "", "0"),
+    Field("spare_replicas", _count(0), "--spare-replicas", "N", "", "0"),
     Field("all_layouts", _FLAG),
     Field("with_front", _FLAG),
     Field("disaggregate", _FLAG),

@@ -30,7 +30,8 @@ class PlannedLoad(NamedTuple):
     """Requests that arrive at random at the rate of a plan, in a closed loop, or as in a `recording`.
 
     `pairs` are the prompt and answer tokens of the requests in a file, from which requests are drawn; without them, all
-    requests have the mean `lengths`. A recording has both, and its number of requests is `num_requests`.
+    requests have the mean `lengths`. A recording has both, and its number of requests is `num_requests`. `router` says
+    which replica gets a request; separate instances get them in turn.
     """
 
     lengths: PlannedLengths
@@ -39,6 +40,7 @@ class PlannedLoad(NamedTuple):
     seed: int | None = 0
     num_requests: int | None = None
     recording: Recording | None = None
+    router: str = "random"
 
     @property
     def trace(self) -> Mapping[str, Any] | None:
@@ -49,6 +51,10 @@ class PlannedLoad(NamedTuple):
     def notes(self) -> Sequence[Note]:
         """See `planning.plan.simulates.Simulates`."""
         return () if self.recording is None else self.recording.notes
+
+    def seeded(self, more: int) -> PlannedLoad:
+        """See `planning.plan.simulates.Simulates`. A recording has no seed."""
+        return self if self.seed is None else self._replace(seed=self.seed + more)
 
     def rated(self, targets: Targets) -> Targets:
         """The targets with the rate of the busiest minute of the recording."""
@@ -63,6 +69,7 @@ class PlannedLoad(NamedTuple):
         load, is_open = self._load(
             targets, num_requests, is_alone=replicas is None, has_prefix=question.reuse is not None
         )
+        load = load._replace(router=self.router)
         # Requests are as long as they are. The context is that of the mean request.
         found = simulate(question._replace(context_tokens=None), load, replicas=replicas or 1, step_factor=step_factor)
         return _simulated(found, is_open)

@@ -41,6 +41,7 @@ from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.rules import Lag
 from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
+from kvcalc.simulation.routed import IN_TURN
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.simulation.simulate import (
     ask_about,
@@ -121,6 +122,8 @@ def simulate_pools(
     The question is that of `simulate`; its layout is that of a decode instance. Raises what `simulate` raises, and
     UsageError (exit 2) for an unknown link, or for what the engine's separate instances cannot do.
     """
+    if load.router != IN_TURN:
+        raise UsageError(f"--router {load.router}: separate instances get requests in turn", "leave it out")
     question, devices, requests, named_tokens, notes = ask_about(question, load)
     needs, replicas = disaggregation_of(question.engine), replicas or 1
     most = question.context_tokens or longest_of(requests)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
@@ -17,17 +16,17 @@ from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, repeat_prompts, share_prefix
+from kvcalc.simulation.coupled import Progress
 from kvcalc.simulation.loads.arrivals import Arrivals
-from kvcalc.simulation.loads.load import Load, check_load, requests_of, split_concurrency, split_requests
+from kvcalc.simulation.loads.load import Load, check_load, requests_of
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.server import Server
 from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
+from kvcalc.simulation.routed import IN_TURN, serve
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import known_range, range_factors
-
-Progress = Callable[[int, int], None]
-"""Called with the number of finished requests and the number of all requests."""
 
 
 def simulate(
@@ -47,6 +46,9 @@ def simulate(
     not known, and DoesNotFitError (exit 4) if no request can run.
     """
     question, devices, requests, named_tokens, of_load = ask_about(question, load)
+    if replicas and devices.num_devices % replicas == 0 and question.tensor_parallel_size is None:
+        # All devices of a replica without --tp, as of one server.
+        question = question._replace(devices=Devices(devices.gpu, devices.num_devices // replicas))
     check_reuse(question)
     (case, prefixes), longest = case_of(question), question.context_tokens or longest_of(requests)
     if case.engine.placement is not None:
@@ -66,16 +68,19 @@ def simulate(
         shared_tokens = share_prefix(prefixes, scheduler, fitting, question.reuse.prefix_tokens, notes)
     if repeats(load, requests):
         shared_tokens = repeat_prompts(question, scheduler, fitting, load.distinct_prompts or 1, number, notes)
+        if shared_tokens is None and number > 1 and load.router != IN_TURN:
+            text = f"--router {load.router}: which replica has had a prompt is only followed in turn"
+            raise UsageError(text, f"--router {IN_TURN}, or one replica")
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
     times = ModelTimes(speed.model, step_factor)
-    parts = zip(split_requests(fitting, number), split_concurrency(load.concurrency, number))
-    running = [scheduler.server(times, Arrivals(part, clients), shared_tokens) for part, clients in parts if part]
-    done = 0
-    for replica in running:
-        replica.first_seconds = step_factor * load.first_seconds(speed.model.constants)
-        replica.run(None if progress is None else partial(_report, progress, done, len(fitting)))
-        done += replica.finished
+
+    def make(arrivals: Arrivals) -> Server:
+        server = scheduler.server(times, arrivals, shared_tokens)
+        server.first_seconds = step_factor * load.first_seconds(speed.model.constants)
+        return server
+
+    running = serve(fitting, number, make, load.router, load.seed + 2, shared_tokens, load.concurrency, progress)
     ranks = [rank for replica in running for rank in replica.ranks]
     results = describe_results(fitting, ranks, limits, is_closed_loop=load.concurrency is not None)
     return {
@@ -172,10 +177,6 @@ def shared_tokens_of(case: Case, scheduler: Scheduler, named_tokens: int | None,
     return None
 
 
-def _report(progress: Progress, before: int, of: int, finished: int) -> None:
-    progress(before + finished, of)
-
-
 def _check_devices(num_devices: int, replicas: int, each: int) -> None:
     """UsageError (exit 2) if the replicas need more than the devices that were asked for. 1 is no number of its own."""
     if num_devices > 1 and replicas * each > num_devices:
@@ -246,6 +247,7 @@ def describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict
         "seed": None if load.trace is not None else load.seed,
         "is_cold": load.is_cold,
         "distinct_prompts": load.distinct_prompts,
+        "router": load.router,
         "requests": len(requests),
         "refused_requests": refused,
         "prompt_tokens": None if load.prompt is None else load.prompt.text,

@@ -113,6 +113,9 @@ def hide_wide_ranges(throughput: dict[str, Any]) -> None:
         own[low_key], own[high_key] = known_range(own[low_key], own[high_key])
         if metric == "tpot" and own[low_key] is None:
             own["tokens_per_second_low"] = own["tokens_per_second_high"] = None
+    energy = throughput.get("energy")
+    if energy is not None and throughput.get("low_seconds", 0.0) is None:
+        energy["low_joules_per_token"] = energy["high_joules_per_token"] = None
 
 
 def range_factors(

@@ -94,17 +94,20 @@ def test_a_plan_drafts_and_prints_the_command(kvcalc: Any) -> None:
     }  # fmt: skip
     assert drafted["best"]["tpot_seconds"] < plain["best"]["tpot_seconds"]
     assert '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 3}\'' in drafted["best"]["vllm"]
-    assert "--speculative-num-steps 3" in drafted["best"]["sglang"]
+    other = kvcalc("plan", "deepseek-v3", *load[:-1], "sglang", *DRAFTED, "--json").json
+    assert "--speculative-num-steps 3" in other["best"]["sglang"]
     assert "--speculative" not in plain["best"]["vllm"]
 
 
 def test_a_plan_names_the_draft_models_checkpoint(kvcalc: Any) -> None:
     found = kvcalc(
         "plan", "llama-3-70b", "--input-tokens", "1k", "--output-tokens", "100", "--concurrency", "4", "--gpu", "h100",
-        "--speculative", "draft:4", "--draft-model", "llama-3.2-1b", "--acceptance-length", "3", "--json",
+        "--speculative", "draft:4", "--draft-model", "llama-3.2-1b", "--acceptance-length", "3",
+        "--engine", "vllm,sglang", "--json",
     ).json  # fmt: skip
-    assert "meta-llama/Llama-3.2-1B" in found["best"]["vllm"]
-    assert "--speculative-algorithm STANDALONE" in found["best"]["sglang"]
+    commands = {row["engine"]: row["command"] for row in found["commands"]}
+    assert "meta-llama/Llama-3.2-1B" in commands["vllm"]
+    assert "--speculative-algorithm STANDALONE" in commands["sglang"]
 
 
 def test_the_screen_says_what_drafting_costs_and_when_it_stops_paying(kvcalc: Any) -> None:

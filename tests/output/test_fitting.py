@@ -30,7 +30,8 @@ def test_a_name_is_broken_after_a_separator() -> None:
     [(0.0391, 0.0547, "39.1-54.7 ms"), (0.9, 1.2, "900 ms-1.2 s"), (None, None, "-"), (1.5, 2.0, "1.5-2 s")],
 )
 def test_a_range_has_its_unit_once(low: float | None, high: float | None, expected: str) -> None:
-    assert span(low, high) == expected
+    assert span(low, low, high) == expected
+    assert span(1.0, None, None) == "unknown"
 
 
 def printed(width: int) -> list[str]:

@@ -271,8 +271,9 @@ def test_a_plan_has_the_commands_of_each_engine() -> None:
     assert "--data-parallel-size 8 --enable-expert-parallel" in row["vllm"]
     # vLLM's limit is per attention replica, SGLang's is for all of them.
     assert "--max-num-seqs 64 " in row["vllm"]
-    assert "--tp-size 8 " in row["sglang"]
-    assert "--max-running-requests 512 --attn-dp-size 8 --ep-size 8" in row["sglang"]
+    other = planned(R1, engine="sglang")["sglang"]
+    assert "--tp-size 8 " in other
+    assert "--max-running-requests 512 --attn-dp-size 8 --ep-size 8" in other
     answer = ask(speed=SpeedQuestion(None, 2048, 500, row["requests_per_replica"]))
     assert answer["throughput"]["serving"]["tpot_seconds"] == row["tpot_seconds"]
     assert answer["fit"]["free_bytes"] == row["free_bytes"]
@@ -298,6 +299,6 @@ def test_a_plan_of_a_dense_model_starts_whole_copies() -> None:
     assert row["num_devices"] % 8 == 0
     assert "--data-parallel-size 8" in row["vllm"]
     assert "--enable-expert-parallel" not in row["vllm"]
-    assert " --dp-size 8" in row["sglang"]
-    assert "--attn-dp-size" not in row["sglang"]
-    assert row["tensorrt_llm"] is None
+    other = planned("llama-3-70b", engine="sglang")["sglang"]
+    assert " --dp-size 8" in other
+    assert "--attn-dp-size" not in other

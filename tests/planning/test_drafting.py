@@ -217,7 +217,7 @@ def test_drafting_is_outside_the_fit_and_the_range_is_wider() -> None:
     ]
     assert ratios[0] < ratios[1]
     notes = [note["text"] for note in drafted["warnings"] if note["code"] == "not-fitted"]
-    assert notes == ["not fitted for drafted tokens: the range is wider"]
+    assert notes == ["not fitted for drafted tokens: the estimate is less certain"]
 
 
 def test_the_batch_at_which_drafting_stops_paying() -> None:

@@ -35,7 +35,7 @@ class KnownJudge:
 def option(guess: int, *, devices: int = 2, max_devices: int = 64, clients: int | None = None) -> Any:
     return Fake(
         kind=Fake(max_devices=max_devices), shape=Fake(devices=devices), replicas=guess, numbers=(guess,),
-        traffic=Fake(targets=Fake(concurrency=clients)),
+        traffic=Fake(targets=Fake(concurrency=clients), spare_replicas=0),
     )  # fmt: skip
 
 

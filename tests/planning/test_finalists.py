@@ -21,10 +21,20 @@ def ask(gpus: tuple[str, ...] = ("h100",), **more: Any) -> Any:
     return kvcalc.plan(MODEL, gpus, input_tokens=PROMPT, output_tokens=ANSWER, **{**LOAD, **more})
 
 
+def longest(row: Any, replicas: int, **more: Any) -> dict[str, Any]:
+    """The longest times of three simulations of their own with different seeds, by metric."""
+    each = [simulated(row, replicas, **more, seed=seed) for seed in range(3)]
+    return {
+        metric: {name: max(one[metric][name] for one in each) for name in each[0][metric] if name != "metric"}
+        for metric in each[0]
+    }
+
+
 def simulated(row: Any, replicas: int, factor: float = 1.0, tensor: int | None = None, **load: Any) -> dict[str, Any]:
     """The rows of `times` of a simulation of its own, by metric."""
     document = kvcalc.simulate(
         MODEL, row["gpu"], prompt_tokens=PROMPT, answer_tokens=ANSWER, replicas=replicas, step_factor=factor,
+        router="random",
         tensor_parallel_size=tensor or row["tensor_parallel_size"], **{**LOAD, **load},
     )  # fmt: skip
     return {times["metric"]: times for times in document["times"]}
@@ -32,7 +42,7 @@ def simulated(row: Any, replicas: int, factor: float = 1.0, tensor: int | None =
 
 @pytest.mark.parametrize("confidence", [50, 80])
 def test_the_percentile_of_the_best_layout_holds_and_with_one_replica_less_it_does_not(confidence: int) -> None:
-    limits: dict[str, Any] = {"max_ttft_seconds": 0.2, "max_tpot_seconds": 0.009}
+    limits: dict[str, Any] = {"max_ttft_seconds": 0.3, "max_tpot_seconds": 0.012}
     document = ask(confidence=confidence, ttft_percentile=99, tpot_percentile=90, **limits)
     check(document, "plan")
     best = document["best"]
@@ -43,14 +53,14 @@ def test_the_percentile_of_the_best_layout_holds_and_with_one_replica_less_it_do
             row for row in document["finalists"]
             if (row["replicas"], row["tensor_parallel_size"]) == (replicas, best["tensor_parallel_size"])
         )  # fmt: skip
-        assert (finalist["step_factor"] > 1) == (finalist["ttft_factor"] > 1) == (confidence == 80)
-        times = simulated(best, replicas, finalist["step_factor"])
+        assert (finalist["step_factor"] > 1) == (best["tpot_judged_at"] == "upper_end") == (confidence == 80)
+        times = simulated(best, replicas, finalist["step_factor"], seed=finalist["seed"])
         ttft, tpot = times["ttft"]["p99_seconds"] * finalist["ttft_factor"], times["tpot"]["p90_seconds"]
         assert (finalist["ttft_p99_seconds"], finalist["tpot_p90_seconds"]) == pytest.approx((ttft, tpot))
         verdicts.append(ttft <= limits["max_ttft_seconds"] and tpot <= limits["max_tpot_seconds"])
         assert verdicts[-1] == finalist["passes"]
     assert verdicts == [True, False]
-    assert best["simulated_tpot_seconds"] <= 0.009
+    assert best["simulated_tpot_seconds"] <= 0.012
 
 
 @pytest.mark.parametrize(
@@ -63,7 +73,7 @@ def test_no_layout_that_would_pass_is_left_out(metric: str, percentile: int, lim
     least = best["num_devices"] if best else 13
     for tensor in (1, 2, 4, 8):
         for replicas in range(1, (least - 1) // tensor + 1):
-            times = simulated({"gpu": "h100"}, replicas, tensor=tensor)[metric]
+            times = longest({"gpu": "h100"}, replicas, tensor=tensor)[metric]
             assert times[f"p{percentile}_seconds"] > limit, (tensor, replicas, best)
     assert best is None or best["num_devices"] > 0
 
@@ -108,7 +118,8 @@ def test_the_seed_decides_the_answer_and_nothing_else_does() -> None:
     assert [row["ttft_p99_seconds"] for row in first["finalists"]] != [
         row["ttft_p99_seconds"] for row in other["finalists"]
     ]
-    assert {row["seed"] for row in other["finalists"]} == {4}
+    assert {row["seed"] for row in other["finalists"]} <= {4, 5, 6}
+    assert max(row["seeds"] for row in first["finalists"]) == 3
 
 
 def test_bursts_need_more_replicas() -> None:
@@ -149,7 +160,9 @@ def test_each_kind_says_why_its_next_layout_lost_with_its_price() -> None:
     assert document["ranked_by"] == "cost_per_hour"
     assert document["best"]["cost_per_hour"] == min(row["cost_per_hour"] for row in document["plans"])
     for row in document["plans"]:
-        assert any(word in row["next_layout"] for word in ("per hour", "TTFT p99 is", "of a target"))
+        assert any(
+            word in row["next_layout"] for word in ("per hour", "TTFT p99 is", "of a target", "as close to its targets")
+        )
     assert ask(("h100", "l40s"), requests=None)["ranked_by"] == "num_devices"
 
 
@@ -157,13 +170,13 @@ def test_the_next_layout_is_compared_with_the_one_that_won() -> None:
     """Here the layout that is simulated first fails, as does the one after the winner."""
     document: Any = kvcalc.plan(
         "llama-3.1-8b", ["h100"], engine="tensorrt-llm", input_tokens=1024, output_tokens=400, requests_per_second=24.0,
-        max_ttft_seconds=0.2, ttft_percentile=95, requests=300,
+        max_ttft_seconds=0.15, ttft_percentile=95, requests=300,
     )  # fmt: skip
     best = document["best"]
     assert [(row["num_devices"], row["passes"]) for row in document["finalists"]] == [(2, False), (3, True), (2, False)]
     assert (best["num_devices"], best["tensor_parallel_size"]) == (3, 1)
     assert best["next_layout"].startswith("tp 2: TTFT p95 is ")
-    assert best["next_layout"].endswith(" and the limit is 200 ms")
+    assert best["next_layout"].endswith(" and the limit is 150 ms")
 
 
 def test_without_a_percentile_a_simulation_changes_no_layout() -> None:
@@ -197,7 +210,7 @@ def test_clients_in_a_closed_loop_are_divided_among_replicas(kvcalc: Any) -> Non
     for replicas, passes in ((best["replicas"], True), (best["replicas"] - 1, False)):
         if replicas:
             load: dict[str, Any] = {"requests_per_second": None, "concurrency": 64, "requests": 400}
-            times = simulated(best, replicas, **load)["tpot"]
+            times = longest(best, replicas, **load)["tpot"]
             assert (times["p90_seconds"] <= 0.008) == passes
 
 
@@ -210,7 +223,7 @@ def test_the_screen_fits_and_batch_gives_the_same_document(
         monkeypatch.setenv("COLUMNS", columns)
         out = kvcalc(*ASK, *options, *targets, "--format", "human").out
         assert "TTFT p99 up to 300 ms, E2E p95 up to 5 s" in out
-        assert "Simulated with 200 requests, seed 0" in out
+        assert "Simulated with 200 requests, what won with 3 seeds:" in out
         assert max(map(len, out.splitlines())) <= int(columns)
     document = kvcalc(*ASK, *options, *targets, "--json").json
     line = {

@@ -39,8 +39,14 @@ def emitted(kvcalc: Any, *command: object) -> str:
     [("vllm", "vllm"), ("sglang", "sglang"), ("trtllm", "tensorrt_llm"), ("llama-server", "llama_cpp")],
 )
 def test_a_command_is_the_one_in_the_document(kvcalc: Any, kind: str, key: str) -> None:
+    engine = {"tensorrt_llm": "tensorrt-llm", "llama_cpp": "llama.cpp"}.get(key, key)
     command = (*PLAN, "--concurrency", "16")
-    assert emitted(kvcalc, *command, "--emit", kind) == kvcalc(*command, "--json").json["best"][key] + "\n"
+    document = kvcalc(*command, "--engine", engine, "--json").json
+    assert emitted(kvcalc, *command, "--emit", kind) == document["best"][key] + "\n"
+    assert [row["command"] for row in document["commands"]] == [document["best"][key]]
+    assert {name for name in ("vllm", "sglang", "tensorrt_llm", "llama_cpp") if document["best"][name]} == {key}
+    several = (*command, "--engine", "vllm,sglang,tensorrt-llm,llama.cpp")
+    assert emitted(kvcalc, *several, "--emit", kind) == document["best"][key] + "\n"
 
 
 def test_compose_has_a_service_for_every_replica_on_a_machine(kvcalc: Any) -> None:
@@ -142,7 +148,8 @@ def test_a_local_checkpoint_is_mounted(kvcalc: Any, tmp_path: Path) -> None:
         (("--emit", "k8s", "--image", "a b"), "--image 'a b': not the name of an image"),
         (("--emit", "vllm", "--image", "a/b"), "--image has no effect with --emit vllm"),
         (("--emit", "compose", "--engine", "transformers"), "transformers has no server that kvcalc can start"),
-        (("--emit", "llama-server", "--kv-dtype", "fp8"), "llama-server has no options for this layout"),
+        (("--emit", "llama-server", "--kv-dtype", "fp8"), "--kv-dtype fp8: not a cache type of llama.cpp"),
+        (("--emit", "sglang", "--engine", "vllm@0.19"), "--emit sglang: this plan is for vllm"),
     ],
 )
 def test_what_cannot_be_printed(kvcalc: Any, options: tuple[str, ...], words: str) -> None:
@@ -170,3 +177,11 @@ def test_a_replica_over_machines_and_a_plan_that_does_not_fit(kvcalc: Any) -> No
     none = kvcalc(*deep, "--max-gpus", "1", "--emit", "k8s")
     assert (none.status, none.out) == (4, "")
     assert "no layout serves this load" in none.err
+
+
+def test_a_service_picks_replicas_at_random_and_so_does_the_plan(kvcalc: Any) -> None:
+    words = (*PLAN, "--requests-per-second", "40", "--max-ttft", "400ms@p90", "--requests", "300", "--emit", "k8s")
+    assert "a random router sends to the replicas" in emitted(kvcalc, *words)
+    refused = kvcalc(*words, "--router", "least-loaded")
+    assert (refused.status, refused.out) == (2, "")
+    assert "a Service chooses a replica at random" in refused.err

@@ -19,13 +19,13 @@ from tests.documents import estimate, texts
 def ask(
     name: str, gpus: tuple[str, ...] = ("h100",), lengths: Lengths | None = None, *, max_devices: int = 1024,
     prices: dict[str, float] | None = None, engines: tuple[str, ...] = ("vllm",), beyond: bool = False,
-    dtype: str | None = None, **targets: Any,
+    dtype: str | None = None, headroom: float = 0.0, spare_replicas: int = 0, **targets: Any,
 ) -> dict[str, Any]:  # fmt: skip
     wanted = Targets(targets.pop("concurrency", None), targets.pop("rate", None), **targets)
     return plan(
         Question(kvcalc.load_model(name), dtype=dtype), [find_gpu(gpu) for gpu in gpus],
         lengths or one_length(2048, 500), wanted, prices=prices, max_devices=max_devices, engines=engines,
-        allow_beyond_limit=beyond,
+        allow_beyond_limit=beyond, headroom=headroom, spare_replicas=spare_replicas,
     )  # fmt: skip
 
 
@@ -66,8 +66,9 @@ def test_no_smaller_layout_of_one_tensor_size_serves(name: str, tpot: float | No
     found = ask(name, ("h100",), lengths, concurrency=users, max_tpot_seconds=tpot, max_ttft_seconds=ttft)
     (row,) = found["plans"]
     assert row["fits"]
-    assert tpot is None or row["tpot_high_seconds"] <= tpot
-    assert ttft is None or row["ttft_high_seconds"] <= ttft
+    ends = {"upper_end": "high_seconds", "estimate": "seconds"}
+    for metric, limit in (("tpot", tpot), ("ttft", ttft)):
+        assert limit is None or row[f"{metric}_{ends[row[f'{metric}_judged_at']]}"] <= limit
     for tp in (1, 2, 4, 8):
         for replicas in range(1, (row["num_devices"] - 1) // tp + 1):
             answer = replica(name, "h100", tp, -(-users // replicas), lengths)
@@ -111,8 +112,24 @@ def test_costs() -> None:
         per_hour = row["tokens_per_second"] * 3600
         assert row["cost_per_million_output_tokens"] == pytest.approx(row["cost_per_hour"] / per_hour * 1e6)
         assert row["cost_per_million_tokens"] == pytest.approx(row["cost_per_million_output_tokens"] * 500 / 2548)
-    cheapest = min(found["plans"], key=lambda row: row["cost_per_hour"])
-    assert found["best"] == cheapest
+    assert found["ranked_by"] == "cost_per_million_output_tokens"
+    assert found["best"] == min(found["plans"], key=lambda row: row["cost_per_million_output_tokens"])
+
+
+def test_with_targets_the_cheapest_per_hour_is_the_best_and_without_the_cheapest_per_token() -> None:
+    """A small device is cheap per hour, and may make a user wait for half a minute at a high price per token."""
+    asked: dict[str, Any] = {"prices": {"h200-sxm": 3.5, "l40s": 0.9}, "lengths": one_length(2048, 500)}
+    free = ask("llama-3.1-8b", ("l40s", "h200"), concurrency=200, **asked)
+    slow, fast = free["plans"]
+    assert slow["cost_per_hour"] < fast["cost_per_hour"]
+    assert free["best"] == fast
+    assert free["gives_up"] is None
+    limited = ask("llama-3.1-8b", ("l40s", "h200"), concurrency=200, max_tpot_seconds=5.0, **asked)
+    assert (limited["ranked_by"], limited["best"]) == ("cost_per_hour", limited["plans"][0])
+    cheap = ask("llama-3.1-8b", ("l40s", "h200"), concurrency=200, **{**asked, "prices": {"h200-sxm": 90, "l40s": 0.9}})
+    assert cheap["best"]["gpu"] == "l40s"
+    assert cheap["gives_up"].startswith("h200-sxm: TTFT ")
+    assert cheap["gives_up"].endswith("times the cost per token")
 
 
 def test_without_all_prices_the_best_has_the_fewest_devices() -> None:
@@ -266,7 +283,9 @@ def test_the_commands_name_what_was_asked_for(asked: str) -> None:
     typed = "meta-llama/Llama-3.1-70B-Instruct"
     (row,) = ask(typed, concurrency=8)["plans"]
     assert row["vllm"].startswith(f"vllm serve {typed} ")
-    assert f"--model-path {typed} " in row["sglang"]
+    assert row["sglang"] is None
+    (other,) = ask(typed, concurrency=8, engines=("sglang",))["plans"]
+    assert f"--model-path {typed} " in other["sglang"]
     found = ask(typed, concurrency=8, dtype=asked)
     assert f"vllm serve '<your {asked} checkpoint>' " in found["plans"][0]["vllm"]
     assert sum(f"--dtype {asked}" in text and typed in text for text in texts(found)) == 1
@@ -291,3 +310,41 @@ def test_the_preset_taken_for_a_pasted_name_is_said() -> None:
 )
 def test_times_in_messages_have_no_exponents(seconds: float, shown: str) -> None:
     assert seconds_text(seconds) == shown
+
+
+def test_headroom_and_spare_replicas_add_devices_and_the_layout_says_how_busy_it_is() -> None:
+    load: dict[str, Any] = {"lengths": one_length(2048, 250), "max_tpot_seconds": 0.06}
+    asked: dict[str, Any] = {"prices": {"h100-sxm": 2.0}, **load}
+    (plain,) = ask("llama-3.1-8b", ("h100",), rate=30.0, **asked)["plans"]
+    found = ask("llama-3.1-8b", ("h100",), rate=30.0, headroom=0.5, spare_replicas=2, **asked)
+    (row,) = found["plans"]
+    (larger,) = ask("llama-3.1-8b", ("h100",), rate=45.0, **asked)["plans"]
+    assert found["targets"]["requests_per_second"] == 30.0
+    assert row["replicas"] == larger["replicas"] + 2 == row["num_devices"]
+    assert (row["ttft_seconds"], row["utilisation"]) == (larger["ttft_seconds"], larger["utilisation"])
+    assert 0 < plain["utilisation"] < 1
+    # Spare replicas and headroom are paid for by the tokens of the load.
+    paid = row["tokens_per_second"] / 1.5 * 3600
+    assert row["cost_per_million_output_tokens"] == pytest.approx(2.0 * row["num_devices"] / paid * 1e6)
+    (refused,) = ask("llama-3.1-8b", ("h100",), rate=30.0, spare_replicas=2, max_devices=3, **load)["plans"]
+    assert "need" in refused["reason"]
+
+
+def test_a_layout_that_is_nearly_full_has_a_warning() -> None:
+    lengths = one_length(2048, 250)
+    (one,) = ask("llama-3.1-8b", ("h100",), lengths, rate=4.0)["plans"]
+    rate = 4.0 / one["utilisation"]
+    for share, is_named in ((0.5, False), (0.97, True)):
+        found = ask("llama-3.1-8b", ("h100",), lengths, rate=share * rate, max_devices=1)
+        assert found["plans"][0]["utilisation"] == pytest.approx(share)
+        assert any(warning["code"] == "nearly-full" for warning in found["warnings"]) == is_named
+
+
+def test_what_a_trace_and_separate_instances_do_not_take(kvcalc: Any) -> None:
+    words = ("plan", "llama-3.1-8b", "--input-tokens", "2k", "--output-tokens", "250", "--gpu", "h100")
+    split = ("--requests-per-second", "2", "--disaggregate", "--transfer-bandwidth", "nvlink", "--spare-replicas", "1")
+    result = kvcalc(*words, *split)
+    assert result.status == 2
+    assert "--spare-replicas: separate instances have none" in result.err
+    unused = kvcalc(*words, "--requests-per-second", "2", "--router", "round-robin")
+    assert (unused.status, "--router: nothing is simulated" in unused.err) == (2, True)

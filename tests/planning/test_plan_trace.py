@@ -27,7 +27,7 @@ def ttft_of(row: Any, trace: str, **more: Any) -> Any:
     """The simulated times to the first token of a finalist, at the end that is judged."""
     found: Any = kvcalc.simulate(
         MODEL, row["gpu"], trace=trace, replicas=row["replicas"], tensor_parallel_size=row["tensor_parallel_size"],
-        step_factor=row["step_factor"], **more,
+        step_factor=row["step_factor"], router="random", **more,
     )  # fmt: skip
     times = next(one for one in found["times"] if one["metric"] == "ttft")
     return {name: times[f"{name}_seconds"] * row["ttft_factor"] for name in ("mean", "p99")}

@@ -50,7 +50,7 @@ def test_the_pools_are_those_whose_simulated_percentiles_meet_the_targets(
         assert (finalist["step_factor"] > 1) == (confidence == 80)
         if finalist["num_devices"] is None:
             continue
-        times = simulated(finalist["disaggregated"], load, finalist["step_factor"])
+        times = simulated(finalist["disaggregated"], {**load, "seed": finalist["seed"]}, finalist["step_factor"])
         ttft, tpot = times["ttft"]["p90_seconds"] * finalist["ttft_factor"], times["tpot"]["p95_seconds"]
         assert (finalist["ttft_p90_seconds"], finalist["tpot_p95_seconds"]) == pytest.approx((ttft, tpot))
         assert finalist["passes"] == (ttft <= limits["max_ttft_seconds"] and tpot <= limits["max_tpot_seconds"])
@@ -68,7 +68,7 @@ def test_the_pools_are_those_whose_simulated_percentiles_meet_the_targets(
 
 
 def test_no_smaller_pools_would_pass() -> None:
-    limit = 0.19
+    limit = 0.22
     _, row = planned(**RATE, max_ttft_seconds=limit, ttft_percentile=90, confidence=50)
     assert row["num_devices"] == 4
     tried = 0
@@ -80,7 +80,8 @@ def test_no_smaller_pools_would_pass() -> None:
                         role: {"instances": number, "tensor_parallel_size": size}
                         for role, number, size in zip(("prefill", "decode"), (prefills, decodes), sizes)
                     }
-                    assert simulated(pools, RATE, 1.0)["ttft"]["p90_seconds"] > limit, pools
+                    runs = [simulated(pools, {**RATE, "seed": seed}, 1.0)["ttft"] for seed in range(3)]
+                    assert max(times["p90_seconds"] for times in runs) > limit, pools
                     tried += 1
     assert tried == 5
 
@@ -101,5 +102,5 @@ def test_without_a_percentile_a_simulation_changes_no_pools(kvcalc: Any) -> None
     assert len(looked_at["finalists"]) == 2
     out = kvcalc(*words, "--max-ttft", "900ms@p90", "--requests", "200", "--format", "human").out
     assert " P + tp 1 D" in out
-    assert "Simulated with 200 requests, seed 0" in out
+    assert "Simulated with 200 requests" in out
     assert "TTFT p90" in out

@@ -9,7 +9,7 @@ import pytest
 
 from kvcalc.engines import ENGINES
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES
-from kvcalc.planning.plan.traffic import highest
+from kvcalc.planning.plan.targets import Targets
 from kvcalc.throughput import constants
 from kvcalc.throughput.constants import Constants, constants_kind, device_kind, load_constants, regions, weight_class
 from kvcalc.throughput.hardware import all_gpus, find_gpu
@@ -114,11 +114,18 @@ def test_a_range_that_is_too_wide_is_not_known() -> None:
     assert {value for key, value in document["serving"].items() if "t" in key} == {None}
 
 
-def test_a_limit_with_a_range_that_is_not_known_is_judged_with_twice_the_estimate() -> None:
-    serving = {"ttft_seconds": 0.5, "ttft_high_seconds": None, "tpot_seconds": 0.02, "tpot_high_seconds": 0.03}
-    assert highest(serving, "ttft") == 2.0
-    assert highest(serving, "tpot") == pytest.approx(1.5)
-    assert highest({"e2e_seconds": 1.0}, "e2e") == 1.0
+def test_only_a_narrow_range_is_judged_at_its_upper_end() -> None:
+    ranged, point = Targets(1, None, confidence=80), Targets(1, None, confidence=50)
+    assert ranged.judged(1.5, 1.0, 2.0) == 2.0
+    assert ranged.judged(1.5, 1.0, 2.01) == ranged.judged(1.5, None, None) == 1.5
+    assert point.judged(1.5, 1.0, 2.0) == 1.5
+
+
+def test_without_a_range_of_the_step_the_energy_has_none() -> None:
+    energy = {"joules_per_token": 1.0, "low_joules_per_token": 0.5, "high_joules_per_token": 2.0}
+    document: dict[str, Any] = {"low_seconds": 1.0, "high_seconds": 4.1, "serving": None, "energy": energy}
+    hide_wide_ranges(document)
+    assert energy == {"joules_per_token": 1.0, "low_joules_per_token": None, "high_joules_per_token": None}
 
 
 def test_the_screen_says_that_a_range_is_not_known(kvcalc: Any) -> None:

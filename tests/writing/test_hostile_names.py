@@ -24,6 +24,7 @@ import yaml
 from rich.console import Console
 
 from kvcalc.cli.report import repeated
+from kvcalc.engines import command_key
 from kvcalc.errors import UsageError
 from kvcalc.output.human.plan import render
 from kvcalc.output.report import make_report
@@ -44,7 +45,9 @@ LOAD = ("--gpu", "h100", "--input-tokens", "100", "--output-tokens", "50")
 SPLIT = ("--requests-per-second", "4", "--disaggregate", "--transfer-bandwidth", "50GB/s")
 # The options of a plan, and the commands that it can print.
 PLANS = {
-    ("--engine", "vllm", "--concurrency", "4"): ("vllm", "sglang", "llama-server"),
+    ("--engine", "vllm", "--concurrency", "4"): ("vllm",),
+    ("--engine", "sglang", "--concurrency", "4"): ("sglang",),
+    ("--engine", "llama.cpp", "--concurrency", "4"): ("llama-server",),
     ("--engine", "tensorrt-llm", "--concurrency", "4", "--kv-dtype", "fp8"): ("trtllm",),
     ("--engine", "vllm", *SPLIT): ("vllm",),
     ("--engine", "sglang", *SPLIT): ("sglang",),
@@ -68,7 +71,7 @@ def plans(kvcalc: Any, tmp_path: Path) -> list[tuple[dict[str, Any], tuple[str, 
     (folder / "config.json").write_text(json.dumps(CONFIG))
     # A file without tensors: kvcalc counts the config's weights, and the folder is what a server loads.
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
-    found = []
+    found = list[tuple[dict[str, Any], tuple[str, ...]]]()
     for options, kinds in PLANS.items():
         result = kvcalc("plan", folder, *LOAD, *options, "--json")
         assert result.status == 0, result.err
@@ -89,11 +92,14 @@ def named(plan: dict[str, Any], name: str, path: str) -> dict[str, Any]:
     found["model"]["name"], found["checkpoint"] = name, path
     for row in (*found["plans"], found["best"]):
         row["model"] = name
-        row.update({engine: command(row[engine]) for engine in COMMANDS.values() if row[engine]})
-        row["llama_cpp"] = join(["llama-server", "--model", path])
+        row.update({engine: command(row[engine]) for engine in map(command_key, COMMANDS.values()) if row[engine]})
+        if row["llama_cpp"]:  # it loads a file, for which the plan has a placeholder
+            row["llama_cpp"] = join(["llama-server", "--model", path])
         if row.get("disaggregated"):
             commands = row["disaggregated"]["commands"]
             commands.update({role: command(text) for role, text in commands.items()})
+    for one in found["commands"]:
+        one["command"] = found["best"][command_key(one["engine"])]
     return found
 
 

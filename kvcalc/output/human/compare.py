@@ -70,4 +70,4 @@ def _devices(row: dict[str, Any]) -> str | None:
 
 
 def _range(row: dict[str, Any]) -> str:
-    return span(row["decode_step_low_seconds"], row["decode_step_high_seconds"])
+    return span(row["decode_step_seconds"], row["decode_step_low_seconds"], row["decode_step_high_seconds"])

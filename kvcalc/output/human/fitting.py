@@ -51,10 +51,10 @@ def fold(name: str, width: int) -> str:
 UNKNOWN_RANGE = "range unknown"
 
 
-def span(low: float | None, high: float | None) -> str:
-    """A range of seconds, such as `39.1-54.7 ms`, or a dash if it is not known."""
+def span(seconds: float | None, low: float | None, high: float | None) -> str:
+    """The range of a time in `seconds`, such as `39.1-54.7 ms`: `unknown` if it is not known, a dash without a time."""
     if low is None or high is None:
-        return "-"
+        return "-" if seconds is None else "unknown"
     (first, first_unit), (last, last_unit) = duration(low).split(), duration(high).split()
     return f"{first}-{last} {last_unit}" if first_unit == last_unit else f"{first} {first_unit}-{last} {last_unit}"
 

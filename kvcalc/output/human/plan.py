@@ -7,13 +7,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import Column, count, duration, rate, text
+from kvcalc.output.human.console import Column, count, duration, percent, rate, text
 from kvcalc.output.human.finalists import limits_of, print_finalists, replica_split, simulated_columns
 from kvcalc.output.human.fitting import print_table, span
 from kvcalc.writing import shell
 
 _WIDTH = 78
-_COMMANDS = ("vllm", "sglang")
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -29,8 +28,9 @@ def render(document: dict[str, Any], console: Console) -> None:
     # If one reason applies to all rows, the error message states it.
     for reason, devices in reasons.items() if best is not None or len(reasons) > 1 else ():
         console.print(f"{', '.join(devices)}: {reason}", style="dim", soft_wrap=True)
+    _wide(document, console)
     for row in rows:
-        name = f"{row['gpu']} with {row['engine']}" if len(document["engines"]) > 1 else row["gpu"]
+        name = _name(document, row)
         for other in (row["next_layout"], row.get("next_mode")):
             if other is not None:
                 console.print(f"{name}, not {other}", style="dim")
@@ -46,7 +46,10 @@ def render(document: dict[str, Any], console: Console) -> None:
             on = "" if role == "router" else f", on {best['disaggregated'][role]['gpu']}"
             _print_command(f"{role}{on}:", command, console)
     elif best is not None:
-        _commands(best, console)
+        for place, row in enumerate(document["commands"]):
+            each = f", each of {row['replicas']} replicas" if row["replicas"] > 1 else ""
+            where = f"or {row['gpu']} with {row['engine']}" if place else row["gpu"]
+            _print_command(f"{where}{each}:", row["command"], console)
 
 
 def _layouts(document: dict[str, Any], console: Console) -> None:
@@ -59,7 +62,7 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
             "gpu": f"{row['gpu']} *" if has_choice and row == best else row["gpu"],
             "fit": "tight" if row["verdict"] == "tight" else "",
             "layout": _layout(row),
-            "range": span(row["tpot_low_seconds"], row["tpot_high_seconds"]),
+            "range": span(row["tpot_seconds"], row["tpot_low_seconds"], row["tpot_high_seconds"]),
         }
         for row in rows
     ]
@@ -73,6 +76,8 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
     if _is_simulated(document):
         # What is judged replaces the means of the closed form.
         columns[-4:-1] = simulated_columns(document["targets"])
+    if any(row["utilisation"] is not None for row in rows):
+        columns.insert(-1, (">busy", "utilisation", percent))
     if any(row["verdict"] == "tight" for row in rows):
         columns.insert(-1, ("fit", "fit", text))
     if any(row["cost_per_hour"] is not None for row in rows):
@@ -82,16 +87,38 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
         ]
     else:
         columns.append((">tok/s each", "tokens_per_second_per_device", rate))
-    optional = ["tokens_per_second_per_device", "tokens_per_second"]
+    optional = ["tokens_per_second_per_device", "utilisation", "tokens_per_second"]
     if document["targets"]["max_ttft_seconds"] is None:
         optional.append("ttft_seconds")
-    print_table(shown, columns, console, [*optional, "cost_per_million_output_tokens"])
+    by_token = document["ranked_by"] == "cost_per_million_output_tokens"
+    print_table(shown, columns, console, [*optional, "cost_per_hour" if by_token else "cost_per_million_output_tokens"])
     if any(row.get("disaggregated") for row in rows):
         console.print("P: prefill instances, D: decode instances", style="dim")
     if has_choice:
         kinds = len({row["gpu"] for row in fitting})
         fewest = "fewest devices" + ("; --price ranks kinds of device by cost" if kinds > 1 else "")
-        console.print(f"* {'cheapest' if document['ranked_by'] == 'cost_per_hour' else fewest}", style="dim")
+        names = {"cost_per_hour": "cheapest", "cost_per_million_output_tokens": "cheapest per token"}
+        console.print(f"* {names.get(document['ranked_by'], fewest)}", style="dim")
+        if document["gives_up"] is not None:
+            console.print(f"{document['gives_up']}; --max-ttft and --max-tpot set limits", style="dim", soft_wrap=True)
+
+
+def _name(document: dict[str, Any], row: dict[str, Any]) -> str:
+    """The device of a row, and its engine if the plan has several."""
+    return f"{row['gpu']} with {row['engine']}" if len(document["engines"]) > 1 else row["gpu"]
+
+
+def _wide(document: dict[str, Any], console: Console) -> None:
+    """Name the rows whose times are judged at the estimate although the upper end of the range was asked for."""
+    targets = document["targets"]
+    if targets["confidence"] <= 50:
+        return
+    limited = {name for name, _, _ in limits_of(targets)}
+    names = [name for name in ("TTFT", "TPOT") if name in limited or "E2E" in limited]
+    for name in names:
+        rows = [_name(document, row) for row in document["plans"] if row[f"{name.lower()}_judged_at"] == "estimate"]
+        if rows:
+            console.print(f"{name} is judged at the estimate, its range is wide: {', '.join(rows)}", style="dim")
 
 
 def _is_simulated(document: dict[str, Any]) -> bool:
@@ -142,6 +169,8 @@ def _question(document: dict[str, Any]) -> str:
         parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
     else:
         parts.append(f"{rate(targets['requests_per_second'])} requests per second")
+    if document["headroom"]:
+        parts[-1] += f" and {document['headroom']:.0%} more"
     if len(document["engines"]) == 1:
         parts.append(document["engines"][0])
     return ", ".join(parts)
@@ -171,17 +200,6 @@ def _layout(row: dict[str, Any]) -> str:
 
 def _money(value: float | None) -> str:
     return "-" if value is None else f"{value:,.2f}"
-
-
-def _commands(row: dict[str, Any], console: Console) -> None:
-    """Print the commands that start one replica, with line continuations. The row's own engine comes first."""
-    each = f", each of {row['replicas']} replicas" if row["replicas"] > 1 else ""
-    own = row["engine"].partition("@")[0].replace("-", "_").replace(".", "_")
-    first, second = sorted({own, *_COMMANDS}, key=lambda engine: (engine != own, row.get(engine) is None, engine))[:2]
-    if row.get(first) is None:
-        first, second = _COMMANDS
-    for heading, engine in ((f"{row['gpu']}{each}:", first), ("or", second)):
-        _print_command(heading, row[engine], console)
 
 
 def _print_command(heading: str, command: str, console: Console) -> None:

@@ -81,7 +81,7 @@ def _table(rows: list[dict[str, Any]], left_out: tuple[str, ...]) -> Table:
             _name(row["metric"]),
             duration(row["measured_seconds"]),
             duration(row["predicted_seconds"]),
-            span(row["low_seconds"], row["high_seconds"]),
+            span(row["predicted_seconds"], row["low_seconds"], row["high_seconds"]),
             Text(f"{row['error']:+.0%}", style={True: "green", False: "bold red", None: ""}[row["in_range"]]),
             *(_error(row, key) for _, key in _CALIBRATED),
             _name(row["largest_part"]),

@@ -24,6 +24,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
     drafts = f", {engine['tokens_per_step']:g} tokens per step" if engine["tokens_per_step"] > 1 else ""
     console.print(f"{name_engine(engine)}{drafts}, {describe_load(document['load'])}")
+    if document["load"]["router"] != "round-robin" and hardware["replicas"] > 1:
+        console.print(f"{document['load']['router']} router")
     console.print()
     console.print(
         Text.assemble(

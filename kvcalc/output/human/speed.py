@@ -94,7 +94,7 @@ def _transfer(transfer: dict[str, Any], console: Console) -> None:
 
 
 def _energy(energy: dict[str, Any], console: Console) -> None:
-    spread = f"{number(energy['low_joules_per_token'])} to {number(energy['high_joules_per_token'])}"
+    spread = _range(energy["low_joules_per_token"], energy["high_joules_per_token"], number)
     line = f"{number(energy['joules_per_token'])} J per output token ({spread}), "
     line += f"{number(energy['kwh_per_million_tokens'])} kWh per million, {number(energy['watts'])} W"
     console.print(Text.assemble(("energy", "bold"), f"  {line}"))

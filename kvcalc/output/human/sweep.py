@@ -23,7 +23,7 @@ _WORDS = {"tensor_parallel_size": "tp ", "data_parallel_size": "dp ", "batch_siz
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the document and its `chart`. `points` has only the first rows."""
     points = [
-        {**point, "range": span(point["decode_step_low_seconds"], point["decode_step_high_seconds"])}
+        {**point, "range": span(*(point[f"decode_step_{end}seconds"] for end in ("", "low_", "high_")))}
         for point in document["points"]
     ]
     columns = [column for column in _CHANGING if len({point[column[1]] for point in points}) > 1]

@@ -103,7 +103,7 @@ def _plan(document: Document) -> Answer:
         )
     if best is not None:
         own = (best.get("disaggregated") or {}).get("commands", {})
-        commands = [Code(command) for command in (*own.values(), best["vllm"], best["sglang"]) if command]
+        commands = [Code(command) for command in (*own.values(), *(row["command"] for row in document["commands"]))]
         sections.append(Section(f"Commands for {best['gpu']}", commands))
     load = (
         count(targets["concurrency"])

@@ -92,7 +92,7 @@ def memory_section(fit: Document) -> Section:
 
 def _range(times: Mapping[str, Any], metric: str) -> str:
     low, high = times[f"{metric}low_seconds"], times[f"{metric}high_seconds"]
-    return UNKNOWN_RANGE if low is None or high is None else span(low, high)
+    return UNKNOWN_RANGE if low is None or high is None else span(None, low, high)
 
 
 def step_section(throughput: Document) -> Section:

@@ -215,7 +215,9 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
     first, regime = found.model, found.regime
     unfitted = unfitted_of(case, found, largest_batch)
     if unfitted:
-        notes.append(Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}: the range is wider"))
+        notes.append(
+            Note("throughput", "not-fitted", f"not fitted for {', '.join(unfitted)}: the estimate is less certain")
+        )
     # Of the fitted quantities, only the batch differs between points.
     always = bool(unfitted_of(case, found, 1))
     factors: dict[tuple[str, bool], tuple[float, float]] = {}

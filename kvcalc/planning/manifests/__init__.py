@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvcalc.engines import SERVERS, command_key, start_command
+from kvcalc.engines import SERVERS, start_command
 from kvcalc.errors import UsageError, nearest
 from kvcalc.planning.manifests.compose import compose
 from kvcalc.planning.manifests.kubernetes import kubernetes
 from kvcalc.planning.manifests.server import Server, server_of
 from kvcalc.writing import shell
 
-# A kind of output -> the row's key for the engine's command.
-COMMANDS = {start_command(engine).program: command_key(engine) for engine in SERVERS}
+# A kind of output -> the engine whose command it is.
+COMMANDS = {start_command(engine).program: engine for engine in SERVERS}
 FILES: dict[str, Callable[[Server], str]] = {"compose": compose, "k8s": kubernetes}
 KINDS = (*COMMANDS, *FILES)
 
@@ -25,15 +25,27 @@ def check_kind(kind: str) -> None:
         raise UsageError(f"--emit {kind[:40]!a}: not something that plan can print", hint)
 
 
+def check_engine(kind: str, engines: Sequence[str]) -> None:
+    """Raise UsageError (exit 2) if `kind` is the command of an engine that is not among those of the plan."""
+    if kind in COMMANDS and COMMANDS[kind] not in _names(engines):
+        planned = " and ".join(dict.fromkeys(_names(engines)))
+        raise UsageError(f"--emit {kind}: this plan is for {planned}", f"--engine {COMMANDS[kind]} --emit {kind}")
+
+
+def _names(engines: Sequence[str]) -> list[str]:
+    return [engine.casefold().partition("@")[0] for engine in engines]
+
+
 def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> str:
     """What starts the best layout of a plan, as text with a newline at its end.
 
-    `kind` is one of KINDS. `image` is the container image, by default the one that the engine's project publishes. The
-    document must have a `best` layout.
+    `kind` is one of KINDS. A command is that of the best layout of its engine. `image` is the container image, by
+    default the one that the engine's project publishes. The document must have a `best` layout.
 
     Raises UsageError (exit 2) if this layout cannot be started in this way.
     """
     check_kind(kind)
+    check_engine(kind, document["engines"])
     best = document["best"]
     if best.get("disaggregated") is not None:
         from kvcalc.planning.manifests.pools import emit_pools
@@ -42,8 +54,12 @@ def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> st
     if kind in COMMANDS:
         if image is not None:
             raise UsageError(f"--image has no effect with --emit {kind}", "--emit compose or --emit k8s")
-        command = best[COMMANDS[kind]]
-        if command is None:
-            raise UsageError(f"--emit {kind}: {kind} has no options for this layout", "--emit vllm")
-        return shell.lines([command])
+        found = next((row for row in document["commands"] if _names([row["engine"]]) == [COMMANDS[kind]]), None)
+        if found is None:
+            raise UsageError(f"--emit {kind}: {kind} has no options for this layout", "--engine vllm --emit vllm")
+        return shell.lines([found["command"]])
+    router = document["router"]
+    if kind == "k8s" and best["replicas"] > 1 and router not in (None, "random"):
+        text = f"--emit k8s: a Service chooses a replica at random, and this plan has a {router} router"
+        raise UsageError(text, "--router random")
     return FILES[kind](server_of(document, kind, image))

@@ -17,6 +17,7 @@ from kvcalc.planning.cases.attention_replicas import WHOLE_COPIES
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
+from kvcalc.planning.plan.best import best_of, commands, given_up, ranked_by
 from kvcalc.planning.plan.pareto import front
 from kvcalc.planning.plan.replicas import Option, find_layout
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
@@ -35,6 +36,8 @@ __all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", 
 # The default: devices that are easy to rent.
 COMMON_GPUS = ("l40s", "a100", "h100", "h200", "b200", "mi300x")
 DEFAULT_MAX_DEVICES = 1024
+# Beyond this share of what a layout serves, a little more load makes a queue without end.
+_NEARLY_FULL = 0.9
 
 
 def plan(
@@ -54,6 +57,8 @@ def plan(
     all_layouts: bool = False,
     simulation: Simulates | None = None,
     num_simulated: int | None = None,
+    headroom: float = 0.0,
+    spare_replicas: int = 0,
 ) -> dict[str, Any]:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
 
@@ -67,6 +72,8 @@ def plan(
     Targets with a percentile need a `simulation`, and `num_simulated` is the most layouts of a kind to simulate, which
     without such targets changes no layout. The simulation of a trace judges means too; its rate in `targets` is that of
     the busiest part.
+
+    The load is larger by the share `headroom`, and each layout has `spare_replicas` more than it needs.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -85,7 +92,14 @@ def plan(
         from kvcalc.planning.plan.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
-    traffic = Traffic(question, lengths, targets, allow_beyond_limit, strict, all_layouts)
+    if spare_replicas and (disaggregate or transfer is not None):
+        raise UsageError("--spare-replicas: separate instances have none", "--headroom 20% plans for a larger load")
+    if headroom and simulation is not None and simulation.trace is not None:
+        raise UsageError("--headroom: --trace has its own rate", f"--scale-rate {1 + headroom:g}")
+    asked, targets = targets, targets.larger(headroom)
+    traffic = Traffic(
+        question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
+    )  # fmt: skip
     checkpoint = checkpoint_of(question.model, question.dtype)
     judges: list[Judge | None] = [None] * len(kinds)
     if simulation is not None:
@@ -109,15 +123,22 @@ def plan(
         )
         rows, split_notes, simulated = with_splits(split, kinds, rows)
         finalists += simulated
-    best = _best(rows)
-    notes = [*_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(kinds, judges)]
+    key = ranked_by(rows, bool(targets.limits))
+    best = best_of(rows, key)
+    notes = [
+        *_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(kinds, judges),
+        *_full_notes(kinds, rows),
+    ]  # fmt: skip
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(question.model),
         "checkpoint": checkpoint.name,
         "lengths": lengths._asdict(),
-        "targets": targets._asdict(),
+        "targets": asked._asdict(),
+        "headroom": headroom,
+        "spare_replicas": spare_replicas,
+        "router": None if simulation is None else simulation.router,
         "trace": trace,
         "engines": list(dict.fromkeys(kind.engine for kind in kinds)),
         "dtype": question.dtype,
@@ -125,8 +146,10 @@ def plan(
         "prefix_hit_rate": speed.prefix_hit_rate or None,
         **({} if reuse is None else {"prefix_tokens": reuse.prefix_tokens}),
         "speculative": None if question.speculative is None else describe_asked(question.speculative),
-        "ranked_by": _ranked_by(rows),
+        "ranked_by": key,
         "best": best,
+        "gives_up": given_up(rows, best, key),
+        "commands": commands(rows, best, key),
         "plans": rows,
         "finalists": None if simulation is None else finalists,
         "pareto": front(traffic, kinds, split) if with_front else None,
@@ -199,18 +222,6 @@ def parse_price(text: str) -> tuple[str, float]:
     return find_gpu(name).name, price
 
 
-def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The cheapest row if all rows that fit have a price, else the row with the fewest devices. None if none fits."""
-    key = _ranked_by(rows)
-    return min((row for row in rows if row["fits"]), key=lambda row: row[key], default=None)
-
-
-def _ranked_by(rows: Sequence[dict[str, Any]]) -> str:
-    """What the best row has least of: cost if it is known for all rows that fit, else devices."""
-    has_prices = all(row["cost_per_hour"] is not None for row in rows if row["fits"])
-    return "cost_per_hour" if has_prices else "num_devices"
-
-
 def _notes(
     traffic: Traffic, kinds: Sequence[Kind], found: Sequence[Option | Trouble | KvcalcError],
     checkpoint: Checkpoint | None,
@@ -228,6 +239,17 @@ def _notes(
         if note.part in ("throughput", "calibration") or note.code == RELEASE
     ]
     return notes + group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
+
+
+def _full_notes(kinds: Sequence[Kind], rows: Sequence[Mapping[str, Any]]) -> list[Note]:
+    """A note about layouts that a little more load makes too slow."""
+    text = f"the load is more than {_NEARLY_FULL:.0%} of what the layout serves: --headroom 20% leaves room for more"
+    full = [
+        RowNote((kind.engine, kind.gpu.name), Note("plans", "nearly-full", text), kind.gpu)
+        for kind, row in zip(kinds, rows)
+        if (row["utilisation"] or 0.0) > _NEARLY_FULL
+    ]
+    return group_notes(full, [(kind.engine, kind.gpu.name) for kind in kinds])
 
 
 def _simulation_notes(kinds: Sequence[Kind], judges: Sequence[Judge | None]) -> list[Note]:
@@ -251,17 +273,19 @@ def _row(
     question, memory, serving = traffic.of(found.shape).question, found.probe.memory.document, found.probe.serving
     row.update(
         **found.shape.describe(found.probe.expert_parallel_size),
-        replicas=found.replicas,
+        replicas=found.replicas + traffic.spare_replicas,
         fits=True,
         verdict="tight" if found.probe.is_tight else "fits",
         num_devices=found.num_devices,
         next_layout=found.next_layout,
         requests_per_replica=found.probe.running,
+        utilisation=found.utilisation,
         kv_dtype=memory["kv_cache"]["dtype"],
         weights_dtype=memory["weights"]["dtype"],
         free_bytes=memory["fit"]["free_bytes"],
         max_batch_size=memory["fit"]["max_batch_size"],
         **{name: serving.get(name) for name in _TIMES},
+        **traffic.targets.describe_judged(found.ranges()),
         tokens_per_second=found.replicas * serving["tokens_per_second"],
         **{
             name: None if serving[name] is None else found.replicas * serving[name]
@@ -278,7 +302,8 @@ def _row(
             watts=found.replicas * energy["watts"], kwh_per_million_output_tokens=energy["kwh_per_million_tokens"]
         )
     trace = None if judge is None else judge.simulation.trace
-    row.update(describe_cost(found.cost_per_hour, traffic.lengths, row["tokens_per_second"], trace))
+    paid = row["tokens_per_second"] / (1 + traffic.headroom)
+    row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
     replicas = memory["engine"]["data_parallel_size"]
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
@@ -289,9 +314,10 @@ def _row(
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
         prompt_division=engine_class(kind.engine).prompt_division(question.model, question.engine_settings or {}),
     )  # fmt: skip
-    for engine in SERVERS:
-        words = start_command(engine).words(checkpoint, layout)
-        row[command_key(engine)] = None if words is None else join(words)
+    # Another engine may refuse this layout, or need other limits, so there is only the command of the engine planned.
+    if kind.engine.partition("@")[0] in SERVERS:
+        words = start_command(kind.engine).words(checkpoint, layout)
+        row[command_key(kind.engine)] = None if words is None else join(words)
     return row
 
 
@@ -303,7 +329,9 @@ ROW = (
     "model", "gpu", "engine", "fits", "verdict", "reason", "hint", "next_layout", "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size", "expert_parallel_size", "decode_context_parallel_size", "replicas",
-    "num_devices", "requests_per_replica", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size", *_TIMES,
+    "num_devices", "requests_per_replica", "utilisation", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size",
+    *_TIMES,
+    "ttft_judged_at", "tpot_judged_at",
     *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",

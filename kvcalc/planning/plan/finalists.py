@@ -26,14 +26,16 @@ L = TypeVar("L", "Option", "Split")
 def find_simulated(
     judge: Judge, candidates: Iterable[tuple[Sequence[L], Trouble | None]],
     smallest_of: Callable[[Judge, L, Finalist | None], Finalist | None],
+    larger_of: Callable[[Judge, Finalist], Finalist | None],
 ) -> L | Trouble:  # fmt: skip
     """The layout that counts the least and meets all targets in the simulation, or why the last one does not.
 
     `candidates` are lists of layouts, each with the reason why others are not in it. A list is tried only if no layout
     of earlier lists meets the targets. `smallest_of` finds the smallest numbers of a layout that meet them, or some
     that do not. With a best layout so far they count no more than that, and None is a layout that is larger. Of two
-    layouts that count as much, the one further below its targets wins. Raises UsageError (exit 2) if none can be
-    simulated.
+    layouts that count as much, the one further below its targets wins. The winner must meet the targets in more runs
+    (`Judge.confirm`); if it does not, `larger_of` it are the next larger numbers, None if there are none. Raises
+    UsageError (exit 2) if none can be simulated.
     """
     trouble: Trouble | None = None
     for layouts, reason in candidates:
@@ -51,6 +53,16 @@ def find_simulated(
                 larger.append(layout)
             else:
                 (met if found.missed is None else missed).append(found)
+        while met and (first := min(met, key=_rank)) is not (confirmed := judge.confirm(first)):
+            met.remove(first)
+            if confirmed.missed is None:
+                met.append(confirmed)
+                continue
+            more = larger_of(judge, confirmed)
+            if more is None or more.missed is not None:
+                missed.append(confirmed)
+            else:
+                met.append(more)
         if met:
             best, *others = sorted(met, key=_rank)
             why = _why_next(best, others, missed, larger)
@@ -67,7 +79,7 @@ def find_replicas(traffic: Traffic, kind: Kind, judge: Judge, num_simulated: int
     """The replicas of `find_layout`, judged by simulations if these decide. At most `num_simulated` are simulated."""
     if judge.decides:
         most = num_simulated or DEFAULT_FINALISTS
-        return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas)
+        return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
     trouble, most = None, num_simulated or 1
     for found in find_options(traffic, kind, max(most, 2)):
         trouble = found.trouble
@@ -133,9 +145,17 @@ def _fewest_replicas(judge: Judge, option: Option, best: Finalist | None) -> Fin
     return judge.at(option, (high,))
 
 
+def _one_more(judge: Judge, found: Finalist) -> Finalist | None:
+    """The layout with one more replica, None if there are not so many devices."""
+    option: Option = found.layout
+    more = option.replicas + 1
+    return judge.at(option, (more,)) if more <= _most_replicas(option, option.kind.max_devices) else None
+
+
 def _most_replicas(option: Option, num_devices: int) -> int:
     """The most replicas on so many devices. In a closed loop, every replica has a client."""
-    most, clients = num_devices // option.shape.devices, option.traffic.targets.concurrency
+    most = num_devices // option.shape.devices - option.traffic.spare_replicas
+    clients = option.traffic.targets.concurrency
     return most if clients is None else min(most, clients)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, highest, probe, replica_of
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, probe, range_of, replica_of
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -53,7 +53,19 @@ class Option(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        return self.replicas * self.shape.devices
+        """The devices of all replicas, the spare ones too."""
+        return (self.replicas + self.traffic.spare_replicas) * self.shape.devices
+
+    @property
+    def utilisation(self) -> float | None:
+        """The load as a share of what the replicas serve at most, without limits on their times. None for clients."""
+        rate, kind = self.traffic.targets.requests_per_second, self.kind
+        if rate is None:
+            return None
+        most = min(_wanted(self.traffic), max(self.probe.running, self.probe.memory.fit["max_batch_size"] or 0))
+        full = probe(self.traffic.without_limits(), kind, self.shape.tensor, self.shape.stages, most, is_brief=True)
+        serving = (self.probe if full.trouble is not None else full).serving
+        return rate / (self.replicas * float(serving["requests_per_second"]))
 
     @property
     def weight(self) -> float:
@@ -69,10 +81,9 @@ class Option(NamedTuple):
         """The requests that are in the system at once."""
         return self.replicas * self.probe.running
 
-    @property
-    def highest(self) -> tuple[float, float]:
-        """The factors on TPOT and TTFT for the upper ends of their ranges. 1 without a range."""
-        return highest(self.probe.serving, "tpot"), highest(self.probe.serving, "ttft")
+    def ranges(self) -> dict[str, tuple[float, float | None, float | None]]:
+        """The estimates of TTFT and TPOT with the ends of their ranges, None if they are not known."""
+        return {metric: range_of(self.probe.serving, metric) for metric in ("ttft", "tpot")}
 
     def at(self, numbers: tuple[int, ...], targets: Targets | None = None, *, is_trace: bool = False) -> Option:
         """The layout with the closed form's figures for another number of replicas."""
@@ -224,7 +235,7 @@ def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | Non
         return None
     most = _most_running(at, _wanted(traffic))
     replicas = _replicas(traffic, at, most)
-    needed = replicas * shape.devices
+    needed = (replicas + traffic.spare_replicas) * shape.devices
     if needed > kind.max_devices:
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
         reason = f"{replicas:,} replicas of {shape} need {needed:,} devices, but the limit is {kind.max_devices:,}"

@@ -46,9 +46,16 @@ class Simulates(Protocol):
     def seed(self) -> int | None:
         """The seed of the arrivals and the lengths. None if a trace has both."""
 
+    def seeded(self, more: int) -> Simulates:
+        """The same load with another seed."""
+
     @property
     def num_requests(self) -> int | None:
         """The number of requests that was asked for, or that a trace has. None for a default."""
+
+    @property
+    def router(self) -> str:
+        """Which replica gets a request (`simulation.routed`)."""
 
     @property
     def trace(self) -> Mapping[str, Any] | None:

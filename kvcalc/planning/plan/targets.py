@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import ceil
+
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_seconds
 
 # The only range known for a time: from the 10th to the 90th percentile.
 RANGE_CONFIDENCE, POINT_CONFIDENCE = 80, 50
+WIDEST_JUDGED = 2.0
+"""Targets are judged at the upper end of a range only up to this ratio of its ends. The end of a wider range says how
+little is known of an engine, so it would compare what is known of engines and not their speeds."""
 # The percentiles that a simulation counts.
 PERCENTILES = (50, 90, 95, 99)
 METRICS = ("ttft", "tpot", "e2e")
@@ -30,7 +36,7 @@ class Targets(NamedTuple):
     """The load to serve, as concurrent requests or requests per second, and the longest allowed times in seconds.
 
     `confidence` says which estimate must meet a target: the upper end of its range (80) or the point estimate (50).
-    A target without a percentile limits the mean.
+    Where a range is wide, it is the point estimate anyway (`judged_at`). A target without a percentile limits the mean.
     """
 
     concurrency: int | None
@@ -54,6 +60,30 @@ class Targets(NamedTuple):
     def highest_percentile(self) -> int | None:
         """The highest percentile that a target names. None if all targets limit means."""
         return max((row.percentile for row in self.limits if row.percentile is not None), default=None)
+
+    def judged_at(self, low: float | None, high: float | None) -> str:
+        """Whether a time with this range is judged at its `upper_end` or at the `estimate`. A range may be unknown."""
+        is_narrow = low is not None and high is not None and high <= WIDEST_JUDGED * low
+        return "upper_end" if is_narrow and self.confidence == RANGE_CONFIDENCE else "estimate"
+
+    def judged(self, seconds: float, low: float | None, high: float | None) -> float:
+        """The time that is compared with a target, of an estimate in seconds and its range."""
+        return high if high is not None and self.judged_at(low, high) == "upper_end" else seconds
+
+    def describe_judged(self, ranges: Mapping[str, tuple[float, float | None, float | None]]) -> dict[str, str | None]:
+        """The keys of a row that say at which end TTFT and TPOT were judged. None without a limit."""
+        return {
+            f"{metric}_judged_at": self.judged_at(low, high) if self.limits else None
+            for metric, (_, low, high) in ranges.items()
+        }
+
+    def larger(self, headroom: float) -> Targets:
+        """The targets for a load that is larger by the share `headroom`."""
+        rate, clients = self.requests_per_second, self.concurrency
+        return self._replace(
+            requests_per_second=None if rate is None else rate * (1 + headroom),
+            concurrency=None if clients is None else ceil(clients * (1 + headroom)),
+        )
 
     def without_limits(self) -> Targets:
         """The same load without limits."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +13,10 @@ from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.cases.layout import prompt_ranks_of
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan.shapes import Shape
-from kvcalc.planning.plan.targets import RANGE_CONFIDENCE, Targets
+from kvcalc.planning.plan.targets import Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu
-from kvcalc.throughput.speed import WIDEST_RANGE
 from kvcalc.units import format_size
 
 MOST_RUNNING = 1024
@@ -119,7 +117,8 @@ class Traffic(NamedTuple):
     """The question for every kind of device. `question` has the model, the types and the engines' settings.
 
     `strict` leaves out layouts whose fit is tight. With `all_layouts`, every combination of the ways to split a model
-    is tried.
+    is tried. `spare_replicas` are replicas of each layout that the load does not need. The load of the `targets` is
+    larger than the one that is paid for by the share `headroom`.
     """
 
     question: Question
@@ -128,6 +127,8 @@ class Traffic(NamedTuple):
     allow_beyond_limit: bool
     strict: bool = False
     all_layouts: bool = False
+    spare_replicas: int = 0
+    headroom: float = 0.0
 
     def prompt_ranks(self, engine: str) -> int:
         """The copies of the attention that divide a prompt under an engine."""
@@ -235,13 +236,12 @@ def _whole(case: Case, needs_speed: bool) -> Answer:
 
 
 def too_slow(targets: Targets, lengths: Lengths, serving: Mapping[str, Any]) -> Trouble | None:
-    """The first target that these times miss. For a time without a range, the point estimate is used.
+    """The first target that these times miss, as `Targets.judged` says.
 
     A target for a percentile is compared with the mean, which only tells where a simulation should begin.
     """
     for limit in targets.limits:
-        point, high = _times_of(limit.metric, lengths, serving)
-        judged = high if targets.confidence == RANGE_CONFIDENCE else point
+        point, judged = _times_of(limit.metric, lengths, serving, targets)
         if judged > limit.seconds:
             found = seconds_text(point) if judged == point else f"{seconds_text(point)}, up to {seconds_text(judged)},"
             hint = "--confidence 50 uses the point estimate" if point <= limit.seconds else None
@@ -250,26 +250,18 @@ def too_slow(targets: Targets, lengths: Lengths, serving: Mapping[str, Any]) -> 
     return None
 
 
-def _times_of(metric: str, lengths: Lengths, serving: Mapping[str, Any]) -> tuple[float, float]:
-    """The point estimate of a time and the upper end of its range (`highest`)."""
+def _times_of(metric: str, lengths: Lengths, serving: Mapping[str, Any], targets: Targets) -> tuple[float, float]:
+    """The point estimate of a time, and the one that is judged."""
     if metric != "e2e":
-        point = serving[f"{metric}_seconds"]
-        return point, point * highest(serving, metric)
-    ttft, tpot = (_times_of(part, lengths, serving) for part in ("ttft", "tpot"))
+        return serving[f"{metric}_seconds"], targets.judged(*range_of(serving, metric))
+    ttft, tpot = (_times_of(part, lengths, serving, targets) for part in ("ttft", "tpot"))
     steps = lengths.output_tokens - 1
     return ttft[0] + steps * tpot[0], ttft[1] + steps * tpot[1]
 
 
-def highest(serving: Mapping[str, Any], metric: str) -> float:
-    """The factor on a time for the upper end of its range. 1 if it has none.
-
-    A range that is not known is at least as wide as the widest one that is, so half of that (as a ratio) is counted.
-    """
-    key = f"{metric}_high_seconds"
-    if key not in serving:
-        return 1.0
-    high = serving[key]
-    return math.sqrt(WIDEST_RANGE) if high is None else float(high / serving[f"{metric}_seconds"])
+def range_of(serving: Mapping[str, Any], metric: str) -> tuple[float, float | None, float | None]:
+    """The estimate of `ttft` or `tpot` with the low and the high end of its range. None if they are not known."""
+    return tuple(serving.get(f"{metric}_{end}seconds") for end in ("", "low_", "high_"))  # type: ignore[return-value]
 
 
 def seconds_text(seconds: float) -> str:

@@ -75,7 +75,7 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
     low, high = range_factors(model, speed.regime.ranges, speed.weight_dtype, batch_size, is_outside)
     serving = _serving_in(case, speed, (low, high), is_outside, notes)
     if unfitted:
-        text = f"not fitted for {', '.join(unfitted)}: the range is wider"
+        text = f"not fitted for {', '.join(unfitted)}: the estimate is less certain"
         notes.append(Note("throughput", "not-fitted", text))
     tokens_per_second = batch_size * model.tokens_per_step / step.seconds
     return {

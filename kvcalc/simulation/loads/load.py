@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from random import Random
 
@@ -37,7 +37,8 @@ class Load(NamedTuple):
     default: 1,000, `requests_per_client` for each client, or all of a trace. `cold` is whether the server has just
     started. None is the default: it has run before, unless clients send only a few requests each, as in a benchmark.
     `has_run` is whether this load has run before, too, so that no step is the first one of its kind. With
-    `distinct_prompts`, request i has prompt i % N. None means that no prompt is sent twice.
+    `distinct_prompts`, request i has prompt i % N. None means that no prompt is sent twice. `router` says which replica
+    gets a request (`simulation.routed`).
     """
 
     prompt: Lengths | None = None
@@ -53,6 +54,7 @@ class Load(NamedTuple):
     cold: bool | None = None
     has_run: bool = False
     distinct_prompts: int | None = None
+    router: str = "round-robin"
 
     @property
     def is_cold(self) -> bool:
@@ -187,11 +189,6 @@ def _default_requests(load: Load) -> int:
     if load.concurrency is None:
         return DEFAULT_REQUESTS
     return min(round(requests_per_client(load.concurrency) * load.concurrency), MOST_REQUESTS)
-
-
-def split_requests(requests: Sequence[Request], replicas: int) -> list[list[Request]]:
-    """The requests of each replica: one after the other, in turn (round robin)."""
-    return [list(requests[first::replicas]) for first in range(replicas)]
 
 
 def split_concurrency(concurrency: int | None, replicas: int) -> list[int | None]:

@@ -36,7 +36,7 @@ def find_pools(known: Instances, joined: Sequence[PoolKinds], judge: Judge, most
     if judge.decides:
         guesses = _guesses(known, joined, judge, most or DEFAULT_PAIRS)
         candidates = ([], guesses) if isinstance(guesses, Trouble) else (guesses, None)
-        return find_simulated(judge, [candidates], _fewest_instances)
+        return find_simulated(judge, [candidates], _fewest_instances, _more_instances)
     found = find_split(known, joined)
     if isinstance(found, Split):
         judge.at(found, found.numbers)
@@ -110,6 +110,10 @@ def _larger(judge: Judge, guess: Split, found: Finalist, most: float | None) -> 
             return one
         best = best or one
     return best
+
+
+def _more_instances(judge: Judge, found: Finalist) -> Finalist | None:
+    return _larger(judge, found.layout, found, None)
 
 
 def _with_fewer(judge: Judge, guess: Split, found: Finalist, role: int) -> Finalist:

@@ -16,7 +16,6 @@ from kvcalc.planning.device.budget import budget
 from kvcalc.planning.device.capacity import largest_batch
 from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.plan.shapes import Shape
-from kvcalc.planning.plan.targets import RANGE_CONFIDENCE
 from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, seconds_text
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.planning.serving.throughput import Speed, speed_of, unfitted_of
@@ -60,6 +59,11 @@ class Instance(NamedTuple):
     def tpot_factors(self, decoding: float) -> tuple[float, float]:
         """The factors on the time of a decode step for its low and high end."""
         return self._factors(self.speed.regime.ranges, max(1, round(decoding)))
+
+    def tpot(self, seconds: float, decoding: float) -> tuple[float, float, float]:
+        """The estimate of the time of a decode step, with the low and high end of its range."""
+        low, high = self.tpot_factors(decoding)
+        return seconds, seconds * low, seconds * high
 
     def _factors(self, ranges: Any, batch: int) -> tuple[float, float]:
         is_outside = bool(unfitted_of(self.case, self.speed, batch))
@@ -119,16 +123,16 @@ def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Tr
     most = most_at_once(found.case, budget(found.case))
     most = most if found.slots is None else min(most, found.slots)
     longest = traffic.targets.max_tpot_seconds
-    judged = traffic.targets.confidence == RANGE_CONFIDENCE
 
     def judged_tpot(requests: int) -> float:
-        return tpot(requests) * (found.tpot_factors(requests)[1] if judged else 1.0)
+        return traffic.targets.judged(*found.tpot(tpot(requests), requests))
 
     def is_fast(requests: int) -> bool:
         return longest is None or judged_tpot(requests) <= longest
 
     if longest is not None and not is_fast(1):
-        alone = f"{seconds_text(tpot(1))}, up to {seconds_text(judged_tpot(1))}," if judged else seconds_text(tpot(1))
+        alone, longest_alone = seconds_text(tpot(1)), seconds_text(judged_tpot(1))
+        alone = alone if alone == longest_alone else f"{alone}, up to {longest_alone},"
         return Trouble(f"{shape}: TPOT of one request is {alone} and the limit is {seconds_text(longest)}")
     low, high = 1, most
     while low < high:

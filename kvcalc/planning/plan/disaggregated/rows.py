@@ -201,7 +201,8 @@ def describe_split(
     answers = found.prefill.answer(prompts), found.decode.answer(held)
     pools = describe_pools(found, answers, (prompts, held))
     tokens_per_second = found.tokens_per_second
-    ttft, tpot = known_range(*found.ttft_range()), known_range(*found.tpot_range())
+    ranges = found.ranges()
+    ttft, tpot = (known_range(low, high) for _, low, high in ranges.values())
     commands = start_command(found.kinds.decode.engine).pool_words(_pools_of(traffic, found, asked.checkpoint))
     is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((found.prefill, found.decode), answers))
     row.update(
@@ -214,6 +215,7 @@ def describe_split(
         free_bytes=min(pool["free_bytes"] for pool in pools.values()),
         ttft_seconds=times.ttft_seconds, ttft_low_seconds=ttft[0], ttft_high_seconds=ttft[1],
         tpot_seconds=times.tpot_seconds, tpot_low_seconds=tpot[0], tpot_high_seconds=tpot[1],
+        **traffic.targets.describe_judged(ranges),
         tokens_per_second=tokens_per_second,
         tokens_per_second_low=tpot[1] and tokens_per_second * times.tpot_seconds / tpot[1],
         tokens_per_second_high=tpot[0] and tokens_per_second * times.tpot_seconds / tpot[0],
@@ -233,7 +235,8 @@ def describe_split(
     if judge is not None:
         row.update(judge.describe_limits(found))
     trace = None if asked.simulation is None else asked.simulation.trace
-    row.update(describe_cost(found.cost_per_hour, traffic.lengths, tokens_per_second, trace))
+    paid = tokens_per_second / (1 + traffic.headroom)
+    row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
     row.update(describe_energy(found, traffic.lengths))
     return row, [*_notes(found.kinds.decode, answers), *(judge.notes() if judge is not None else ())]
 

@@ -23,7 +23,7 @@ from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.split import Split, ttft_range
 from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.shapes import Shape
-from kvcalc.planning.plan.targets import RANGE_CONFIDENCE, Targets
+from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, seconds_text
 from kvcalc.planning.reuse.links import move_seconds
 
@@ -151,15 +151,15 @@ def _named(role: str, trouble: Trouble | None) -> Trouble:
 
 def find_judge(targets: Targets, prefill: Instance, decode: Instance) -> Callable[[Times], bool]:
     """Whether TTFT and the time of a whole request meet their targets: at the upper end, or the point estimate."""
-    first, whole, is_high = targets.max_ttft_seconds, targets.max_e2e_seconds, targets.confidence == RANGE_CONFIDENCE
+    first, whole = targets.max_ttft_seconds, targets.max_e2e_seconds
 
     def meets(times: Times) -> bool:
-        ttft = ttft_range(prefill, decode, times)[1] if is_high else times.ttft_seconds
+        ttft = targets.judged(times.ttft_seconds, *ttft_range(prefill, decode, times))
         if first is not None and ttft > first:
             return False
         if whole is None:
             return True
-        tpot = times.tpot_seconds * (decode.tpot_factors(times.decoding)[1] if is_high else 1.0)
+        tpot = targets.judged(*decode.tpot(times.tpot_seconds, times.decoding))
         return bool(ttft + (decode.rates.output_tokens - 1) * tpot <= whole)
 
     return (lambda _: True) if first is None and whole is None else meets
@@ -200,7 +200,7 @@ def _why_none(known: Instances, joined: Sequence[PoolKinds], targets: Targets) -
             for prefill, decode in product(prefills, decodes)
         ]
         fastest = [
-            ttft_range(prefill, decode, times)[1] if targets.confidence == RANGE_CONFIDENCE else times.ttft_seconds
+            targets.judged(times.ttft_seconds, *ttft_range(prefill, decode, times))
             for times, prefill, decode in alone
             if times is not None
         ]

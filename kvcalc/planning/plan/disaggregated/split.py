@@ -58,10 +58,11 @@ class Split(NamedTuple):
         stay: float = times.ttft_seconds + self.decode.rates.output_tokens * times.tpot_seconds
         return times.requests_per_second * stay
 
-    @property
-    def highest(self) -> tuple[float, float]:
+    def ranges(self) -> dict[str, tuple[float, float, float]]:
+        """The estimates of TTFT and TPOT with the low and high ends of their ranges."""
         times = self.match.times
-        return self.tpot_range()[1] / times.tpot_seconds, self.ttft_range()[1] / times.ttft_seconds
+        ttft = ttft_range(self.prefill, self.decode, times)
+        return {"ttft": (times.ttft_seconds, *ttft), "tpot": self.decode.tpot(times.tpot_seconds, times.decoding)}
 
     @property
     def pair(self) -> Pair:
@@ -123,15 +124,6 @@ class Split(NamedTuple):
                 for role, gpu, number, one in pools
             },
         }
-
-    def ttft_range(self) -> tuple[float, float]:
-        """The low and high end of the time to first token."""
-        return ttft_range(self.prefill, self.decode, self.match.times)
-
-    def tpot_range(self) -> tuple[float, float]:
-        """The low and high end of the time per output token."""
-        low, high = self.decode.tpot_factors(self.match.times.decoding)
-        return self.match.times.tpot_seconds * low, self.match.times.tpot_seconds * high
 
     @property
     def tokens_per_second(self) -> float:

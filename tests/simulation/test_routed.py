@@ -1,0 +1,142 @@
+"""Routers: which replica gets a request, and what that does to the times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.question.fields import ROUTERS
+from kvcalc.simulation import routed
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.routed import PrefixAware
+
+LOAD: dict[str, Any] = {"prompt_tokens": "lognormal:2000,0.8", "answer_tokens": "lognormal:250,0.8"}
+LOADS: list[dict[str, Any]] = [{"requests_per_second": 50.0}, {"concurrency": 300}]
+
+
+def simulated(**asked: Any) -> dict[str, Any]:
+    document: Any = kvcalc.simulate(
+        "llama-3.1-8b", "h100x4", tensor_parallel_size=1, **{**LOAD, "requests": 1500, **asked}
+    )
+    return dict(document)
+
+
+def times(document: dict[str, Any], metric: str = "ttft") -> dict[str, float]:
+    (found,) = (row for row in document["times"] if row["metric"] == metric)
+    return {name: seconds for name, seconds in found.items() if name != "metric"}
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_every_request_is_answered_once(router: str, load: dict[str, Any], engine: str) -> None:
+    found = simulated(router=router, engine=engine, **load)
+    assert found["results"]["requests"] == found["load"]["requests"] == 1500
+    assert found["load"]["router"] == router
+    assert found["hardware"]["replicas"] == 4
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("router", ["round-robin", "random"])
+def test_replicas_that_know_nothing_of_each_other_may_run_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, router: str, engine: str
+) -> None:
+    """What the simulation of all replicas at once finds if it is used although it is not needed."""
+    alone = simulated(router=router, engine=engine, requests_per_second=40.0)
+    serve = routed.Routed
+
+    def together(requests: Any, number: int, make: Any, router: str, seed: int, block: Any, *rest: Any) -> Any:
+        return serve(requests, number, make, routed._KINDS[router](number, seed, block)).run()
+
+    monkeypatch.setattr("kvcalc.simulation.simulate.serve", together)
+    both = simulated(router=router, engine=engine, requests_per_second=40.0)
+    for metric in ("ttft", "tpot", "e2e"):
+        assert times(both, metric) == pytest.approx(times(alone, metric), rel=1e-9)
+
+
+def test_random_waits_longest() -> None:
+    """Requests at random come in groups that others do not have to wait for: 8 of 10 seeds at least."""
+    worse = 0
+    for seed in range(10):
+        each = {
+            name: times(simulated(router=name, requests_per_second=44.0, seed=seed))["p99_seconds"]
+            for name in ("round-robin", "random", "least-loaded")
+        }
+        worse += each["random"] > max(each["round-robin"], each["least-loaded"])
+    assert worse >= 8
+
+
+def test_one_replica_needs_no_router() -> None:
+    asked: dict[str, Any] = {"requests_per_second": 8.0, "requests": 200, "replicas": 1}
+    first, *others = [times(simulated(router=router, **asked)) for router in ROUTERS]
+    assert all(other == first for other in others)
+
+
+def test_a_prefix_aware_router_finds_more_of_the_prompts(tmp_path: Path) -> None:
+    """Conversations of their own, whose turns share all blocks but the last one."""
+    rows = [
+        {
+            "timestamp": 1000 * (turn * 40 + talk * 1.0), "input_length": 512 * (turn + 2), "output_length": 64,
+            "hash_ids": [1000 * talk + block for block in range(turn + 2)],
+        }
+        for turn in range(8) for talk in range(37)
+    ]  # fmt: skip
+    file = tmp_path / "talks.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    cached = {}
+    for router in ROUTERS:
+        found: Any = kvcalc.simulate("llama-3.1-8b", "h100x4", tensor_parallel_size=1, trace=str(file), router=router)
+        cached[router] = found["results"]["cached_tokens"]
+    assert cached["prefix-aware"] > 1.5 * max(cached["round-robin"], cached["random"])
+
+
+def test_the_rules_of_the_prefix_aware_router() -> None:
+    router = PrefixAware(3, 0, 100)
+
+    def chosen(names: tuple[int, ...], tokens: int) -> int:
+        place = router.choose(Request(0, 0.0, tokens, 1, 0, names))
+        router.unfinished[place] += 1
+        return place
+
+    first = chosen((1, 2, 3), 300)
+    assert chosen((1, 2, 4, 5), 410) == first  # 200 of 410 tokens
+    assert chosen((1, 6, 7, 8, 9), 500) != first  # 100 of 500: to the one that was sent least
+    router.unfinished = [0, 0, 0]
+    router.unfinished[first] = 65
+    assert chosen((1, 2, 3), 300) != first  # too far from equal
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--router", "randm"), "--router 'randm': not a router"),
+        (("--router", "random", "--prefill-replicas", "1", "--transfer-bandwidth", "nvlink"), "get requests in turn"),
+    ],
+)
+def test_what_is_refused(kvcalc: Any, options: tuple[str, ...], words: str) -> None:
+    asked = ("simulate", "llama-3.1-8b", "--gpu", "h100x4", "--tp", "1", "--requests-per-second", "2")
+    result = kvcalc(*asked, "--prompt-tokens", "100", "--answer-tokens", "10", *options)
+    assert result.status == 2
+    assert words in result.err
+
+
+def test_the_screen_names_the_router(kvcalc: Any) -> None:
+    asked = (
+        "simulate",
+        "llama-3.1-8b",
+        "--gpu",
+        "h100x4",
+        "--tp",
+        "1",
+        "--requests-per-second",
+        "20",
+        "--format",
+        "human",
+    )
+    lengths = ("--prompt-tokens", "500", "--answer-tokens", "50", "--requests", "100")
+    assert "random router" in kvcalc(*asked, *lengths, "--router", "random").out
+    assert "router" not in kvcalc(*asked, *lengths).out
