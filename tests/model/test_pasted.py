@@ -125,7 +125,6 @@ TAKEN = {
     "hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4": ("llama-3.1-70b", "int4", 131_072),
     "unsloth/Qwen3-32B-unsloth-bnb-4bit": ("qwen3-32b", None, 40_960),
     "TheBloke/Llama-2-70B-Chat-GPTQ": ("llama-2-70b", "int4", 4_096),
-    "amd/Llama-3.3-70B-Instruct-MXFP4-Preview": ("llama-3.3-70b", None, 131_072),
     "mlx-community/Qwen3-8B-4bit": ("qwen3-8b", "mlx-4bit", 40_960),
     "mlx-community/Qwen3-30B-A3B-4bit-DWQ": ("qwen3-30b-a3b", "mlx-4bit", 40_960),
     "lmstudio-community/Qwen3-8B-MLX-8bit": ("qwen3-8b", "mlx-8bit", 40_960),
@@ -173,6 +172,8 @@ REFUSED = {
     "nvidia/DeepSeek-R1-NVFP4": (),
     "poolside/Laguna-XS.2-FP8": (),
     "someone/Qwen3-32B-NVFP4": (),
+    "amd/Llama-3.3-70B-Instruct-MXFP4-Preview": (),
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2-FP8": (),
     "Qwen/Qwen3-32B-NVFP4": (),
     # A bare name with a suffix that its publisher does not use: others do, each in its own way.
     "llama-3.1-70b-instruct-fp8": (),
