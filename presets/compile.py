@@ -27,13 +27,17 @@ class CompilePresets(BuildHookInterface[Any]):
 
 def compile_presets(presets: Path) -> None:
     """Write presets/compiled/NAME.json for every presets/models/NAME.yaml, and compiled/KIND/NAME.json for every
-    NAME.yaml in presets/gpus, presets/types and kvcalc/cli/commands. Write the devices' aliases to
-    compiled/gpus/_aliases.json, and all kvcalc/engines/NAME/engine.yaml to compiled/_engines.json.
+    NAME.yaml in presets/gpus, presets/types and kvcalc/cli/commands. Write the models' names and aliases to
+    compiled/_names.json, the devices' aliases to compiled/gpus/_aliases.json, and all kvcalc/engines/NAME/engine.yaml
+    to compiled/_engines.json.
 
     Old JSON files are removed. Raises ValueError if a row of a table of model types is not as its reader expects.
     """
     compiled, package = presets / "compiled", presets.parent / "kvcalc"
     aliases: dict[str, list[str]] = {}
+    names: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     if compiled.exists():
         shutil.rmtree(compiled)
     folders = {"models": presets / "models", "gpus": presets / "gpus", "types": presets / "types"}
@@ -43,10 +47,18 @@ def compile_presets(presets: Path) -> None:
         for path in sorted(folder.glob("*.yaml")):
             text, mapping = _read(path)
             _write(target / f"{path.stem}.json", text, mapping)
+            if kind == "models":
+                sizes[path.name] = path.stat().st_size
+                for name in (mapping["name"], *(mapping.get("aliases") or ())):
+                    other = owners.setdefault(name.casefold(), path.stem)
+                    if other != path.stem:
+                        raise ValueError(f"{name} is the name of {other} and of {path.stem}")
+                    names[name] = path.stem
             if kind == "gpus":
                 aliases[path.stem] = mapping["aliases"]
             if kind == "types":
                 _check(presets.parent, path.stem, mapping)
+    (compiled / "_names.json").write_text(json.dumps({"sizes": sizes, "names": names}))
     (compiled / "gpus" / "_aliases.json").write_text(json.dumps(aliases))
     engines = {path.parent.name: _read(path) for path in sorted((package / "engines").glob("*/engine.yaml"))}
     texts = {name: text for name, (text, _) in engines.items()}

@@ -1,23 +1,16 @@
 """Pasted names that are not a preset's name or alias: find the preset if it is certain, or say what to type instead.
 
 A name is certain if it is the published name of a release of the preset's model (`published`), with or without the
-organisation, or such a name with the suffix of an organisation that publishes quantized copies. Names are compared as
-a whole; there is no search for parts of a name.
+organisation, or follows from one by a rule (`derived`). Names are compared as a whole; there is no search for parts of
+a name.
 """
 
 from __future__ import annotations
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
-from kvcalc.model.published import (
-    DISTILLED,
-    QUANTIZED_AS,
-    REPACKAGED_TYPES,
-    REPACKAGERS,
-    Release,
-    releases,
-    repackaged,
-)
+from kvcalc.model.derived import derive, why_not
+from kvcalc.model.published import QUANTIZED_AS, REPACKAGED_TYPES, Release, published_as, releases, repackaged
 from kvcalc.records import NamedTuple
 
 _PAGES = ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/")
@@ -28,7 +21,8 @@ class Pasted(NamedTuple):
 
     `reference` is the name on the Hub. `name` is the model's name in answers: the preset's name if the release is one
     of its aliases, else the name on the Hub. `config` is the preset's config with the release's changes. `remark` says
-    which preset it is and what every other part of the name means.
+    which preset it is and what every other part of the name means. `dtype` is the type of the weights, as in --dtype,
+    if the name says it and `config` does not.
     """
 
     reference: str
@@ -36,6 +30,7 @@ class Pasted(NamedTuple):
     preset: presets.Preset
     config: dict[str, object]
     remark: str
+    dtype: str | None
 
 
 def find_pasted(name: str) -> Pasted | None:
@@ -48,10 +43,14 @@ def find_pasted(name: str) -> Pasted | None:
         # The release was compared with the shipped preset, not with the user's.
         return None
     config = {**preset.config, **release.changes}
+    dtype = None
     if release.recipe is not None:
-        config["quantization_config"] = release.recipe.config
-    is_own = release.name in preset.aliases
-    return Pasted(release.name, preset.name if is_own else release.name, preset, config, _remark(name, release))
+        dtype = release.recipe.dtype
+        if dtype is None:
+            config["quantization_config"] = release.recipe.config
+    is_own = release.name in preset.aliases and release.recipe is None
+    remark = _remark(name, release, preset)
+    return Pasted(release.name, preset.name if is_own else release.name, preset, config, remark, dtype)
 
 
 def unknown_model(name: str) -> ModelError:
@@ -66,51 +65,29 @@ def unknown_model(name: str) -> ModelError:
 
 
 def _release(name: str) -> Release | None:
-    organisation, slash, last = name.casefold().partition("/")
-    if not slash:
-        return _first_hand(organisation)
+    wanted = name.casefold()
+    if "/" not in name:
+        return published_as(wanted) or derive(name)
     for release in (*releases(), *repackaged()):
-        if release.name.casefold() == name.casefold():
+        if release.name.casefold() == wanted:
             return release
-    return _repackaged(name, organisation, last)
+    return derive(name)
 
 
-def _first_hand(last: str) -> Release | None:
-    """The original release whose name without its organisation is `last`, in lower case."""
-    for release in releases():
-        if release.name.partition("/")[2].casefold() == last:
-            return release
-    for preset in presets.shipped_with(f"/{last}"):
-        for alias in preset.aliases:
-            if alias.casefold().partition("/")[1:] == ("/", last):
-                return Release(alias, preset.name, None, {})
-    return None
-
-
-def _repackaged(name: str, organisation: str, last: str) -> Release | None:
-    """The copy of a release that an organisation publishes under the release's name with a suffix. None if unknown."""
-    for suffix, recipe in REPACKAGERS.get(organisation, {}).items():
-        base = _first_hand(last.removesuffix(suffix.casefold())) if last.endswith(suffix.casefold()) else None
-        if base is not None and base.recipe is None and _may_be_repackaged(base.preset):
-            return base._replace(name=name, suffix=suffix.lstrip("-") or None, recipe=recipe)
-    return None
-
-
-def _may_be_repackaged(name: str) -> bool:
-    preset = presets.find_preset(name)
-    return preset is not None and preset.config["model_type"] in REPACKAGED_TYPES
-
-
-def _remark(name: str, release: Release) -> str:
+def _remark(name: str, release: Release, preset: presets.Preset) -> str:
     said = [f"{name} is taken as the preset {release.preset}"]
     if "/" not in name:
         said = [f"{name} is taken as {release.name}, preset {release.preset}"]
     if release.aside is not None:
         said.append(f"{release.aside!r} is left aside")
+        if release.is_variant:
+            said.append("its context may be another")
     if release.changes:
         said.append("its " + ", ".join(f"{key} is {_shown(value)}" for key, value in release.changes.items()))
     if release.recipe is not None:
         said.append(f"{release.suffix!r} means {release.recipe.stored} (--dtype overrides this)")
+        if release.is_copy and release.recipe.dtype is None and preset.config["model_type"] not in REPACKAGED_TYPES:
+            said.append("which modules stay in 16 bits was not read from its config")
     return "; ".join(said)
 
 
@@ -119,16 +96,17 @@ def _shown(value: object) -> str:
 
 
 def _what_it_is_like(name: str) -> str:
-    """The base model of a quantized release, the model whose layers a distillation has, or the nearest names."""
+    """Why the name is refused, the base model of a quantized release, or the nearest names."""
+    reason = why_not(name)
+    if reason is not None:
+        return reason
     last = name.rpartition("/")[2].casefold()
     plain, dtype = _without_quantization(last)
-    if plain in DISTILLED:
-        return f"a distillation does not have its teacher's layers; this one has those of {DISTILLED[plain]}."
     if "distill" in plain:
         return "a distillation does not have its teacher's layers."
     if dtype is not None:
         base = presets.find_preset(plain)
-        release = None if base is not None else _first_hand(plain)
+        release = None if base is not None else published_as(plain)
         found = base.name if base is not None else release and release.preset
         if found is not None:
             return f"for the base model with {dtype} weights, type: {found} --dtype {dtype}."
@@ -151,7 +129,7 @@ def _without_quantization(last: str) -> tuple[str, str | None]:
 def _from_the_hub(name: str) -> str:
     from kvcalc.model.hub import parse_reference
 
-    if name.casefold().endswith("-gguf"):
+    if name.casefold().partition(":")[0].endswith("-gguf"):
         return "For one of its files, give the path of a .gguf file"
     try:
         known = "/" in name and bool(parse_reference(f"hf:{name}"))

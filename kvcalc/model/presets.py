@@ -7,10 +7,12 @@ preset overrides the shipped one with the same name.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
+from kvcalc.model.alias_index import Alias, compiled_aliases
 from kvcalc.model.compiled_presets import compiled_mapping, same_text
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files, shipped_folder, user_files
@@ -92,8 +94,8 @@ def _parsed(text: str, path: str) -> dict[str, Any]:
 def find_preset(name: str) -> Preset | None:
     """The preset whose name or alias is `name`, ignoring case, or None.
 
-    Names come before aliases, and a user's presets before shipped ones. To find a name, one file is read. To find an
-    alias, the text of every file is searched, and only files that contain it are parsed. Raises the errors of
+    Names come before aliases, and a user's presets before shipped ones. To find a name or a shipped alias, one file is
+    read; for the aliases of users' presets, the text of every such file is searched. Raises the errors of
     `load_preset` if the file with that name is broken, and UsageError (exit 2) if two of the user's files claim the
     name.
     """
@@ -118,11 +120,24 @@ def shipped_presets() -> list[Preset]:
     return [load_preset(path, is_users=False) for _, path in shipped_files(presets_folder())]
 
 
-def shipped_with(text: str) -> Iterator[Preset]:
-    """The shipped presets whose files contain `text`, which is in lower case. No other file is parsed."""
-    for _, path in shipped_files(presets_folder()):
-        if text in read_text(path, MAX_PRESET_BYTES).casefold():
-            yield load_preset(path, is_users=False)
+@cache
+def shipped_aliases() -> Mapping[str, Alias]:
+    """The names and aliases of the shipped presets, in lower case."""
+    found = compiled_aliases(presets_folder())
+    if found is not None:
+        return found
+    return {n.casefold(): Alias(n, preset.name) for preset in shipped_presets() for n in (preset.name, *preset.aliases)}
+
+
+@cache
+def published_aliases() -> Mapping[str, tuple[Alias, ...]]:
+    """The shipped presets' names on the Hub, by the part after the organisation, in lower case."""
+    found: dict[str, tuple[Alias, ...]] = {}
+    for name, alias in shipped_aliases().items():
+        if "/" in name:
+            last = name.partition("/")[2]
+            found[last] = (*found.get(last, ()), alias)
+    return found
 
 
 def list_presets() -> Presets:
@@ -176,13 +191,13 @@ def load_preset(path: str, *, is_users: bool = True) -> Preset:
     config = mapping["config"]
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise ModelError(f"{name}: config must be a mapping of config.json keys")
-    aliases = mapping.get("aliases") or []
-    if not isinstance(aliases, list):
+    own = mapping.get("aliases") or []
+    if not isinstance(own, list):
         raise ModelError(f"{name}: aliases must be a list of names")
     preset = Preset(
         name=_text(mapping["name"], name, "name"),
         family=_optional_text(mapping.get("family"), name, "family"),
-        aliases=tuple(_text(alias, name, "aliases") for alias in aliases),
+        aliases=tuple(_text(alias, name, "aliases") for alias in own),
         source=_text(mapping["source"], name, "source"),
         date=_date(mapping["date"], name),
         note=_optional_text(mapping.get("note"), name, "note"),
@@ -240,11 +255,12 @@ def _with_alias(wanted: str, paths: list[str]) -> list[Preset]:
 
 def _shipped_alias(wanted: str, users: list[tuple[str, str]]) -> Preset | None:
     """The shipped preset with that alias, or the user's preset that overrides it."""
-    for preset in shipped_with(wanted):
-        if wanted in names_of(preset):
-            own = [_load_own(path) for stem, path in users if stem == preset.name.casefold()]
-            return _only(preset.name, own) or preset
-    return None
+    alias = shipped_aliases().get(wanted)
+    if alias is None:
+        return None
+    preset = load_preset(os.path.join(presets_folder(), f"{alias.preset}.yaml"), is_users=False)
+    own = [_load_own(path) for stem, path in users if stem == preset.name.casefold()]
+    return _only(preset.name, own) or preset
 
 
 def _text(value: object, name: str, key: str) -> str:

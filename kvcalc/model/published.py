@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from kvcalc.model.presets import shipped_table
+from kvcalc.model.presets import published_aliases, shipped_table
 from kvcalc.records import NamedTuple
 
 
@@ -17,11 +17,13 @@ class Recipe(NamedTuple):
 
     `stored` describes it in words. `config` is the release's quantization_config. If the published list has one module
     name per layer, `config` has only the endings of these names. `changes` are the other config keys that differ.
+    `dtype` is the same as a type of --dtype, for files of llama.cpp and MLX; None if `config` says how they are stored.
     """
 
     stored: str
     config: Mapping[str, object]
     changes: Mapping[str, object] = {}
+    dtype: str | None = None
 
 
 class Release(NamedTuple):
@@ -29,6 +31,8 @@ class Release(NamedTuple):
 
     `aside` is a part of the name that the preset's name does not have and that does not affect the config. `changes`
     are the config keys in which the release differs from the preset. `suffix` is the part of the name for `recipe`.
+    The name may follow from a listed one by a rule (`kvcalc.model.derived`). `is_variant`: it is then another variant,
+    whose context was not compared. `is_copy`: it is then a copy, whose own config was not read.
     """
 
     name: str
@@ -37,32 +41,26 @@ class Release(NamedTuple):
     changes: Mapping[str, object]
     suffix: str | None = None
     recipe: Recipe | None = None
+    is_variant: bool = False
+    is_copy: bool = False
 
 
 def _recipes() -> dict[str, Recipe]:
     found: dict[str, Recipe] = {}
     for name, row in _TABLE["recipes"].items():
-        base = found[row["like"]] if "like" in row else Recipe(row["stored"], {})
+        base = found[row["like"]] if "like" in row else Recipe(row["stored"], {}, dtype=row.get("dtype"))
         changes = {**base.changes, **row.get("changes", {})}
-        found[name] = Recipe(base.stored, {**base.config, **row.get("config", {})}, changes)
+        found[name] = Recipe(base.stored, {**base.config, **row.get("config", {})}, changes, base.dtype)
     return found
 
 
 _TABLE = shipped_table("releases")
 _RECIPES = _recipes()
 
-REPACKAGERS: Mapping[str, Mapping[str, Recipe | None]] = {
-    organisation: {suffix: _RECIPES.get(recipe) for suffix, recipe in suffixes.items()}
-    for organisation, suffixes in _TABLE["repackagers"].items()
-}
-"""Organisation, in lower case -> the suffix it appends to the name of a converted model -> the recipe. None: no
-quantization."""
+RECIPES: Mapping[str, Recipe] = _RECIPES
 
 REPACKAGED_TYPES = frozenset(_TABLE["repackaged_types"].split())
 """Dense decoders, in which every linear layer except the output head is quantized."""
-
-DISTILLED: Mapping[str, str] = _TABLE["distilled"]
-"""Distillations, which are named after their teacher -> the preset with the same layers."""
 
 QUANTIZED_AS: Mapping[str, str | None] = _TABLE["quantized_as"]
 """Usual suffixes of quantized releases, a longer one before its own end -> the closest --dtype. Used only in hints."""
@@ -71,6 +69,16 @@ QUANTIZED_AS: Mapping[str, str | None] = _TABLE["quantized_as"]
 def releases() -> Iterator[Release]:
     """Every name from the original publishers that is not a preset's alias."""
     return _spelled_out("first_hand")
+
+
+def published_as(last: str) -> Release | None:
+    """The release whose name without its organisation is `last`, in lower case: a listed one, or a preset's alias."""
+    for release in releases():
+        if release.name.partition("/")[2].casefold() == last:
+            return release
+    for alias in published_aliases().get(last, ()):
+        return Release(alias.name, alias.preset, None, {})
+    return None
 
 
 def repackaged() -> Iterator[Release]:

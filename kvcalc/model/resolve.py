@@ -91,7 +91,7 @@ def _find_pasted(reference: str, read: _Read) -> ModelSpec | None:
     if found is None:
         return None
     spec = read(found.config, found.name, found.preset.source)
-    return spec._replace(reference=found.reference, remarks=(*spec.remarks, found.remark))
+    return spec._replace(reference=found.reference, remarks=(*spec.remarks, found.remark), named_dtype=found.dtype)
 
 
 def _beside_a_path(spec: ModelSpec, preset: presets.Preset, reference: str) -> ModelSpec:

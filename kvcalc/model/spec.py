@@ -86,6 +86,8 @@ class ModelSpec(NamedTuple):
     is one pipeline stage: an engine lays out a stage by properties of all layers (the widest window, the widest layer).
     `reference` is MODEL as the user typed it (for a Hub id its publisher's spelling, without `hf:`), or empty if the
     model was not loaded by a name or a path.
+    `named_dtype` is the type of the weights that the model's name says, as in --dtype: `gguf:q8_0` is that file type of
+    llama.cpp. None if the name says none, or if `quantization` has it.
     `multimodal` is the published config if it describes vision or audio towers (`kvcalc.model.towers`), else None.
     """
 
@@ -116,6 +118,7 @@ class ModelSpec(NamedTuple):
     gguf: GgufFacts | None = None
     whole: ModelSpec | None = None
     reference: str = ""
+    named_dtype: str | None = None
     multimodal: Mapping[str, object] | None = None
 
     @property

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from kvcalc.model.families.decoder_check import check_rows
+from kvcalc.model.presets import shipped_table
 from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, keys_of, made
 
 # Keys with defaults that no preset may have: those of ZAYA and Qwen4, which have none.
@@ -18,8 +19,8 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
     checks = {
         "architectures": _check_architectures, "decoders": check_rows, "defaults": _check_defaults,
-        "families": _check_families, "releases": _check_releases, "sequences": _check_sequences,
-        "towers": _check_towers, "wrappers": _check_wrappers,
+        "families": _check_families, "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
+        "sequences": _check_sequences, "towers": _check_towers, "wrappers": _check_wrappers,
     }  # fmt: skip
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
@@ -93,14 +94,37 @@ def _check_wrappers(rows: Mapping[str, Any]) -> None:
 
 def _check_releases(rows: Mapping[str, Any]) -> None:
     for name, own in rows["recipes"].items():
-        _check_fields(name, own, {"stored", "config", "changes", "like"})
+        _check_fields(name, own, {"stored", "config", "changes", "dtype", "like"})
     _check_likes(rows["recipes"])
     recipes = {"", *rows["recipes"]}
     for own in (*rows["first_hand"], *rows["second_hand"]):
         _check_fields(str(own.get("name")), own, _RELEASE)
         _check_fields(own["name"], own.get("quantized", {}).values(), recipes)
-    for organisation, suffixes in rows["repackagers"].items():
-        _check_fields(organisation, [recipe or "" for recipe in suffixes.values()], recipes)
+        if not isinstance(own.get("sizes", ""), str):
+            raise ValueError(f"{own['name']}: sizes must be text")
+
+
+def _check_names(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.published import RECIPES
+
+    own, mlx = rows["own_suffixes"], rows["mlx_copies"]["suffixes"]
+    for table in (rows["suffixes"], mlx, *own.values()):
+        _check_fields("a suffix", [recipe for recipe in table.values() if recipe and table is not mlx], RECIPES)
+        for place, suffix in enumerate(table):
+            if any(suffix.endswith(earlier) for earlier in list(table)[:place]):
+                raise ValueError(f"{suffix} must stand before its own end")
+    if any(name != name.casefold() for name in (*own, *rows["suffixes"], *mlx)):
+        raise ValueError("names of organisations and suffixes are in lower case")
+
+
+def _check_ollama(rows: Mapping[str, Any]) -> None:
+    types = shipped_table("names")["gguf"]["types"].split()
+    for model, row in rows.items():
+        _check_fields(model, row, {"latest", "type", "tags"})
+        if row["latest"] not in row["tags"]:
+            raise ValueError(f"{model}: its latest is no tag")
+        stated = row.get("type", {})
+        _check_fields(model, stated.values() if isinstance(stated, dict) else [stated], types)
 
 
 def _check_towers(tables: Mapping[str, Any]) -> None:

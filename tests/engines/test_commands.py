@@ -255,10 +255,15 @@ def test_engines_without_a_start_command_have_no_separate_instances() -> None:
     ("engine", "option"),
     [("sglang", "attn-cp-size"), ("tensorrt-llm", "tokens-per-block"), ("tensorrt-llm", "max-tokens")],
 )
-def test_a_setting_of_another_engine_in_the_plan_is_refused_by_name(kvcalc: Any, engine: str, option: str) -> None:
-    result = kvcalc(
-        "plan", "llama-3.1-8b", "--gpu", "h100", "--engine", f"vllm,{engine}", "--input-tokens", "1k",
-        "--output-tokens", "100", "--concurrency", "4", f"--{option}", "abc",
-    )  # fmt: skip
-    assert result.status == 2
-    assert f"--{option} abc: not a whole number" in result.err
+def test_a_setting_that_its_engine_cannot_read_is_refused_in_the_rows_of_that_engine(
+    kvcalc: Any, engine: str, option: str
+) -> None:
+    def planned(engines: str) -> Any:
+        words = ("--input-tokens", "1k", "--output-tokens", "100", "--concurrency", "4", f"--{option}", "abc", "--json")
+        return kvcalc("plan", "llama-3.1-8b", "--gpu", "h100", "--engine", engines, *words)
+
+    vllm, other = planned(f"vllm,{engine}").json["plans"]
+    assert vllm["fits"]
+    assert f"--{option} abc: not a whole number" in other["reason"]
+    alone = planned(engine)
+    assert (alone.status, f"--{option} abc: not a whole number" in alone.err) == (2, True)

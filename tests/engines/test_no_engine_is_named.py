@@ -25,8 +25,6 @@ IN_WORDS = {
     "throughput/bench_results/serving_clients.py": "the names of backends in the results of benchmarks",
     "output/human/compare.py": "the heading names an engine, and not the formula",
     "output/human/estimate.py": "the heading names an engine, and not the formula",
-    "output/human/plan.py": "a plan has a field for the command of each engine",
-    "output/report/answers.py": "a plan has a field for the command of each engine",
 }
 
 ROOMS = {module.partition(".")[0] for module, _ in ENGINES.values()}

@@ -10,8 +10,8 @@ import pytest
 import kvcalc
 from kvcalc.errors import ModelError
 from kvcalc.model.pasted import find_pasted, nearest_names
-from kvcalc.model.presets import find_preset, shipped_presets
-from kvcalc.model.published import DISTILLED, REPACKAGERS, releases, repackaged
+from kvcalc.model.presets import find_preset, shipped_presets, shipped_table
+from kvcalc.model.published import releases, repackaged
 from kvcalc.model.resolve import load_model
 
 # What was pasted -> the preset, what the weights are stored in, and max_position_embeddings. The last two are the
@@ -94,60 +94,115 @@ TAKEN = {
     "TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ": ("mixtral-8x7b", "int4", 32_768),
     "unsloth/Llama-3.3-70B-Instruct": ("llama-3.3-70b", "bf16", 131_072),
     "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit": ("llama-3.1-8b", "int4", 131_072),
+    # Distillations and other fine-tunes have the layers of their base, not of their teacher.
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": ("llama-3.3-70b", "bf16", 131_072),
+    "DeepSeek-R1-Distill-Llama-70B": ("llama-3.3-70b", "bf16", 131_072),
+    "deepseek-r1-distill-qwen-7b": ("qwen2.5-math-7b", "bf16", 131_072),
+    "unsloth/DeepSeek-R1-Distill-Llama-8B-bnb-4bit": ("llama-3.1-8b", "int4", 131_072),
+    "deepseek-r1-0528-qwen3-8b": ("qwen3-8b", "bf16", 131_072),
+    "nvidia/Llama-3.1-Nemotron-70B-Instruct-HF": ("llama-3.1-70b", "bf16", 131_072),
+    "NousResearch/Hermes-3-Llama-3.1-8B": ("llama-3.1-8b", "bf16", 131_072),
+    "HuggingFaceH4/zephyr-7b-beta": ("mistral-7b-v0.1", "bf16", 32_768),
+    "deepseek-ai/DeepSeek-V3.1": ("deepseek-v3", "fp8", 163_840),
+    "deepseek-ai/DeepSeek-V2.5": ("deepseek-v2", "bf16", 163_840),
+    "zai-org/GLM-4.6": ("glm-4.5", "bf16", 202_752),
+    "Qwen/Qwen2.5-7B-Instruct-1M": ("qwen2.5-7b", "bf16", 1_010_000),
+    "Qwen/Qwen3-8B-Base": ("qwen3-8b", "bf16", 32_768),
+    # Another variant of the same organisation.
+    "google/gemma-2-9b": ("gemma-2-9b", "bf16", 8_192),
+    "Qwen/Qwen3-Next-80B-A3B-Thinking": ("qwen3-next-80b-a3b", "bf16", 262_144),
+    # Converted copies, with the suffix of their type.
+    "nvidia/Llama-3.3-70B-Instruct-FP8": ("llama-3.3-70b", "fp8", 131_072),
+    "nvidia/DeepSeek-V3.1-NVFP4": ("deepseek-v3", "nvfp4", 163_840),
+    "zai-org/GLM-4.5-Air-FP8": ("glm-4.5-air", "fp8", 131_072),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8": ("qwen3-next-80b-a3b", "fp8", 262_144),
+    "Qwen/Qwen3-30B-A3B-GPTQ-Int4": ("qwen3-30b-a3b", "int4", 40_960),
+    "RedHatAI/Mixtral-8x7B-Instruct-v0.1-FP8-dynamic": ("mixtral-8x7b", "fp8", 32_768),
+    "RedHatAI/gemma-3-27b-it-FP8-dynamic": ("gemma-3-27b", "fp8", 131_072),
+    "RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16": ("llama-3.3-70b", "int4", 131_072),
+    "RedHatAI/Qwen3-32B-NVFP4": ("qwen3-32b", "nvfp4", 40_960),
+    "RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8": ("llama-3.1-8b", "int8", 131_072),
+    "hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4": ("llama-3.1-70b", "int4", 131_072),
+    "unsloth/Qwen3-32B-unsloth-bnb-4bit": ("qwen3-32b", None, 40_960),
+    "TheBloke/Llama-2-70B-Chat-GPTQ": ("llama-2-70b", "int4", 4_096),
+    "mlx-community/Qwen3-8B-4bit": ("qwen3-8b", "mlx-4bit", 40_960),
+    "mlx-community/Qwen3-30B-A3B-4bit-DWQ": ("qwen3-30b-a3b", "mlx-4bit", 40_960),
+    "lmstudio-community/Qwen3-8B-MLX-8bit": ("qwen3-8b", "mlx-8bit", 40_960),
+    "mlx-community/DeepSeek-R1-bf16": ("deepseek-r1", "bf16", 163_840),
+    # Repositories of GGUF files. Without a type they mean Q4_K_M, as with llama.cpp's -hf.
+    "unsloth/Qwen3-32B-GGUF": ("qwen3-32b", "q4_k_m", 40_960),
+    "unsloth/Qwen3-32B-GGUF:Q8_0": ("qwen3-32b", "q8_0", 40_960),
+    "unsloth/Qwen3-32B-GGUF:BF16": ("qwen3-32b", "bf16", 40_960),
+    "unsloth/Qwen3-32B-GGUF:UD-Q4_K_XL": ("qwen3-32b", None, 40_960),
+    "bartowski/Qwen_Qwen3-32B-GGUF:Q6_K": ("qwen3-32b", "q6_k", 40_960),
+    "TheBloke/Llama-2-7B-Chat-GGUF": ("llama-2-7b", "q4_k_m", 4_096),
+    "google/gemma-3-27b-it-qat-q4_0-gguf": ("gemma-3-27b", "q4_0", 131_072),
+    "ggml-org/gpt-oss-20b-GGUF": ("gpt-oss-20b", "mxfp4", 131_072),
+    # Files of other types keep the experts in mxfp4.
+    "unsloth/gpt-oss-20b-GGUF:Q4_K_M": ("gpt-oss-20b", None, 131_072),
+    # ollama's names: the smaller tags of deepseek-r1 are Qwen and Llama models.
+    "gemma3:27b": ("gemma-3-27b", "q4_k_m", 131_072),
+    "gemma3": ("gemma-3-4b", "q4_k_m", 131_072),
+    "gemma3:27b-it-qat": ("gemma-3-27b", "q4_0", 131_072),
+    "qwen3:30b-a3b": ("qwen3-30b-a3b", "q4_k_m", 40_960),
+    "deepseek-r1:70b": ("llama-3.3-70b", "q4_k_m", 131_072),
+    "deepseek-r1:671b": ("deepseek-r1", "q4_k_m", 163_840),
+    "llama3.1:8b-instruct-q8_0": ("llama-3.1-8b", "q8_0", 131_072),
+    "LLAMA3.1:8B-instruct-FP16": ("llama-3.1-8b", "fp16", 131_072),
+    "llama2:13b": ("llama-2-13b", "q4_0", 4_096),
+    "gpt-oss:20b": ("gpt-oss-20b", "mxfp4", 131_072),
 }  # fmt: skip
 
 # What was pasted, and is not certain -> presets the error must not offer.
 REFUSED = {
-    # Other versions: other windows, lengths, vocabularies.
-    "mistralai/Mistral-7B-Instruct-v0.2": ("mistral-7b-v0.1", "mistral-7b-v0.3"),
-    "mistral-7b-instruct-v0.2": (),
-    "mistralai/Mistral-Small-Instruct-2409": (),
-    "deepseek-ai/DeepSeek-V3.1": ("deepseek-v3",),
-    "deepseek-ai/DeepSeek-V2.5": ("deepseek-v2",),
-    "zai-org/GLM-4.6": ("glm-4.5",),
-    "Qwen/Qwen2.5-7B-Instruct-1M": ("qwen2.5-7b",),
-    "Qwen/Qwen2.5-Coder-32B-Instruct": (),
-    "Qwen/Qwen2.5-Math-7B": (),
+    # Other versions and sizes: other windows, lengths, vocabularies, layers.
+    "mistral-7b-instruct-v0.4": (),
+    "mistralai/Mistral-Small-Instruct-2501": (),
+    "deepseek-ai/DeepSeek-V3.5": ("deepseek-v3",),
+    "zai-org/GLM-4.8": ("glm-4.5",),
     "google/gemma-1.1-7b-it": (),
-    "Qwen/Qwen3-8B-Base": (),
-    "google/gemma-2-9b": (),
-    # Distillations have the layers of their base, not of their teacher.
-    "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": ("deepseek-r1",),
-    "DeepSeek-R1-Distill-Llama-70B": ("deepseek-r1",),
-    "deepseek-r1-distill-qwen-7b": ("deepseek-r1",),
-    "unsloth/DeepSeek-R1-Distill-Llama-8B-bnb-4bit": ("deepseek-r1",),
+    "Qwen/Qwen3-8B-Foo": (),
     "someone/DeepSeek-R1-Distill-Phi-9B": ("deepseek-r1",),
-    "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": ("deepseek-r1",),
-    "deepseek-r1-0528-qwen3-8b": ("deepseek-r1",),
-    # Fine-tunes by others, whose names say nothing certain.
-    "nvidia/Llama-3.1-Nemotron-70B-Instruct-HF": (),
-    "NousResearch/Hermes-3-Llama-3.1-8B": (),
-    "HuggingFaceH4/zephyr-7b-beta": (),
-    # Quantized in a way that differs from model to model, or is not known.
+    # Quantized in a way that differs from its name's rule.
     "meta-llama/Llama-3.1-405B-Instruct-FP8": (),
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": (),
-    "nvidia/Llama-3.3-70B-Instruct-FP8": (),
+    "nvidia/DeepSeek-V4-Flash-NVFP4": (),
+    "amd/Llama-3.1-405B-Instruct-FP8-KV": (),
+    # Their caches may be fp8.
     "nvidia/DeepSeek-R1-NVFP4": (),
-    "zai-org/GLM-4.5-Air-FP8": (),
-    "Qwen/Qwen3-Next-80B-A3B-Instruct-FP8": (),
-    "Qwen/Qwen3-30B-A3B-GPTQ-Int4": (),
-    "RedHatAI/Mixtral-8x7B-Instruct-v0.1-FP8-dynamic": (),
-    "RedHatAI/gemma-3-27b-it-FP8-dynamic": (),
-    "RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16": (),
-    "hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4": (),
-    "unsloth/Qwen3-32B-unsloth-bnb-4bit": (),
-    "TheBloke/Llama-2-70B-Chat-GPTQ": (),
+    "poolside/Laguna-XS.2-FP8": (),
+    "someone/Qwen3-32B-NVFP4": (),
+    "amd/Llama-3.3-70B-Instruct-MXFP4-Preview": (),
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2-FP8": (),
+    "Qwen/Qwen3-32B-NVFP4": (),
     # A bare name with a suffix that its publisher does not use: others do, each in its own way.
     "llama-3.1-70b-instruct-fp8": (),
     "llama-3.1-70b-awq": (),
+    # Organisations that do not convert models, and other organisations' variants.
+    "someone/Llama-3.1-8B-Instruct-GGUF": (),
+    "someone/Qwen3-32B-AWQ": (),
+    "someone/gemma-2-9b": (),
+    "unsloth/Qwen3-32B-Foo-GGUF": (),
+    "unsloth/Qwen3-32B-GGUF:Q4_Z": (),
+    "unsloth/Qwen3-32B-FP8:Q8_0": (),
+    "mlx-community/Qwen3-8B-7bit": (),
+    "bartowski/Foo_Qwen3-32B-GGUF": (),
+    # ollama's names.
+    "gemma3:28b": (),
+    "gemma3:27b-q9_0": (),
+    "gemma3:27b-cloud": (),
+    "gemma9:27b": (),
+    "qwen3:8b:q8_0": (),
     # Parts of names, and names around names.
     "meta-llama/Llama-3.1-70B-Instruct-extra": (),
     "my-Qwen/Qwen3-32B-FP8": (),
     "Qwen/Qwen3-32B-FP8/": (),
     "a/Qwen/Qwen3-32B-FP8": (),
     "Qwen3-32B-FP8-FP8": (),
+    "Qwen/Qwen3-32B-FP8-FP8": (),
     "-fp8": (),
     "/": (),
+    ":": (),
     "": (),
 }
 
@@ -163,7 +218,8 @@ def test_a_certain_name_is_its_preset(name: str) -> None:
     found = answer(name)
     assert (found["weights"]["dtype"], found["model"]["max_position_embeddings"]) == (dtype, length)
     assert found["kv_cache"]["total_bytes"] == answer(preset)["kv_cache"]["total_bytes"]
-    assert spec.reference.casefold().endswith(name.casefold())
+    # A server is started with the name on the Hub, not with ollama's.
+    assert spec.reference.casefold().endswith(name.casefold()) or ("/" not in name and "/" in spec.reference)
     assert spec.num_layers == base.num_layers
     if spec.name != preset:
         texts = [note["text"] for note in found["warnings"] if note["part"] == "model"]
@@ -179,8 +235,11 @@ def test_an_uncertain_name_is_refused_with_what_to_type(name: str) -> None:
         assert caught.value.exit_code == 2  # a path
         return
     assert type(caught.value) is ModelError
+    if "-gguf" in name.casefold():
+        assert "path of a .gguf file" in hint
+        return
     assert "pip install 'kvcalc[hub]'" in hint
-    if name.count("/") == 1:
+    if name.count("/") == 1 and ":" not in name:
         assert f"hf:{name} " in hint
     words = hint.replace("?", " ").replace(".  ", " ").casefold().split()
     own = name.casefold()
@@ -197,22 +256,46 @@ def test_the_address_of_a_page_is_refused_with_the_id() -> None:
     assert "only its id" in (caught.value.hint or "")
 
 
-def test_what_a_distillation_is_like_is_its_base() -> None:
-    for name, base in DISTILLED.items():
-        assert find_preset(base) is not None
-        with pytest.raises(ModelError) as caught:
-            load_model(name)
-        assert f"has those of {base}." in (caught.value.hint or "")
+@pytest.mark.parametrize(("name", "tags"), [("gemma3:28b", "1b, 4b, 12b, 27b"), ("qwq:7b", "32b")])
+def test_a_tag_that_ollama_does_not_have_is_refused_with_those_it_has(name: str, tags: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(name)
+    assert tags in (caught.value.hint or "")
 
 
-def test_a_repository_of_gguf_files_is_refused_with_its_base_and_the_path_of_a_file() -> None:
-    for name, preset in (("unsloth/Qwen3-32B-GGUF", "qwen3-32b"), ("x/Llama-3.1-8B-Instruct-GGUF", "llama-3.1-8b")):
-        with pytest.raises(ModelError) as caught:
-            load_model(name)
-        hint = caught.value.hint or ""
-        assert f"{preset} --dtype q4_k_m" in hint
-        assert "path of a .gguf file" in hint
-        assert answer(preset, dtype="q4_k_m")["weights"]["dtype"] == "q4_k_m"
+def test_every_tag_of_ollama_is_a_model() -> None:
+    refused = []
+    for model, row in shipped_table("ollama").items():
+        for tag in row["tags"]:
+            try:
+                load_model(f"{model}:{tag}")
+            except ModelError:
+                refused.append(f"{model}:{tag}")
+    assert refused == []
+
+
+def test_a_name_means_the_type_that_dtype_means() -> None:
+    for name, preset, dtype in (
+        ("unsloth/Qwen3-32B-GGUF", "qwen3-32b", "q4_k_m"),
+        ("llama3.1:8b-instruct-q6_K", "llama-3.1-8b", "q6_k"),
+        ("mlx-community/Qwen3-8B-4bit", "qwen3-8b", "mlx-4bit"),
+    ):
+        for engine in ("vllm", "llama.cpp") if dtype.startswith("q") else ("vllm", "mlx"):
+            named, typed = answer(name, engine=engine), answer(preset, engine=engine, dtype=dtype)
+            assert (named["weights"], named["kv_cache"]) == (typed["weights"], typed["kv_cache"])
+
+
+def test_a_file_type_that_is_not_modelled_has_a_cache_but_no_weights() -> None:
+    named = answer("unsloth/Qwen3-32B-GGUF:UD-Q2_K_XL", engine="llama.cpp")
+    assert named["kv_cache"] == answer("qwen3-32b", engine="llama.cpp")["kv_cache"]
+    assert named["weights"]["bytes"] is None
+    assert any("ud-q2_k_xl' is not modelled" in note["text"] for note in named["warnings"])
+
+
+def test_what_was_assumed_of_a_converted_copy_is_said() -> None:
+    (text,) = load_model("QuantTrio/Qwen3-30B-A3B-AWQ").remarks
+    assert text.endswith("which modules stay in 16 bits was not read from its config")
+    assert not load_model("casperhansen/qwen3-32b-awq").remarks[0].endswith("its config")
 
 
 # As the full published config.json of each repository gives them, every name of modules_to_not_convert included.
@@ -291,15 +374,11 @@ def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> No
         assert (found.preset.name, found.reference) == (release.preset, release.name)
         stated = {**release.changes, **({"quantization_config": 0} if release.recipe else {})}
         assert {k for k, v in found.config.items() if found.preset.config.get(k) != v} == set(stated), release.name
-        weights = answer(release.name)["weights"]
-        assert weights["bytes"], release.name
+        weights, base = answer(release.name)["weights"], answer(release.preset)["weights"]
+        assert weights["bytes"] or not base["parameters"], release.name
         # What is left aside, and what the suffix means, are in the name.
         for part in (release.aside, release.suffix):
             assert part is None or part in release.name
-
-
-def test_repackagers_are_looked_up_in_lower_case() -> None:
-    assert all(organisation == organisation.casefold() for organisation in REPACKAGERS)
 
 
 def test_a_users_own_preset_is_not_taken_for_a_release_it_was_never_compared_with(

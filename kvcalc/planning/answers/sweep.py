@@ -186,7 +186,9 @@ def sweep(
     if settings.get("n-gpu-layers") == "auto":
         raise UsageError("-ngl auto: every point of a sweep would have another number of layers", "for example -ngl 20")
     if question.speed is not None and not gpus:
-        raise UsageError("--prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100")
+        raise UsageError(
+            "serving options, --prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100"
+        )
     for kv_dtype in kv_dtypes:
         if kv_dtype != "auto":
             _check_kv_dtype(kv_dtype, engines, spec, question.dtype)

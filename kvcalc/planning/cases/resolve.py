@@ -15,7 +15,7 @@ from kvcalc.engines.engine import Engine
 from kvcalc.engines.options import check_settings
 from kvcalc.engines.place import Place
 from kvcalc.errors import LayoutError, UsageError
-from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.dtypes import FILE_TYPES, GGUF_TYPES, Dtype, gguf_type
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
@@ -74,6 +74,7 @@ def resolve_types(asked: Question) -> Types:
     own, engine = asked.model.as_transformers, engine_class(asked.engine)
     if own is not None and engine.classes_of_transformers in asked.model.with_its_classes:
         asked = asked._replace(model=own)
+    asked = _with_named_dtype(asked)
     spec = apply(asked.model, asked.what_if)
     settings, devices = asked.engine_settings or {}, asked.devices
     weight_dtype, weight_note = engine.weight_dtype(spec, asked.dtype)
@@ -95,6 +96,21 @@ def resolve_types(asked: Question) -> Types:
         asked.encoder_tokens, asked.pipeline_parallel_size,
     )  # fmt: skip
     return Types(asked, bind_workload(spec, workload), workload, settings, reason, weight_note)
+
+
+def _with_named_dtype(asked: Question) -> Question:
+    """The question with the type of the weights that the model's name says, unless it has its own.
+
+    The bytes of some of llama.cpp's file types are not known. Their model has a quantization that is not modelled.
+    """
+    named = asked.model.named_dtype
+    if named is None or asked.dtype is not None:
+        return asked
+    plain = named.removeprefix("gguf:")
+    dtype = plain if plain == named else gguf_type(plain) or plain
+    if plain == named or dtype in FILE_TYPES or dtype in GGUF_TYPES:
+        return asked._replace(dtype=dtype)
+    return asked._replace(model=asked.model._replace(quantization={"quant_method": f"gguf {plain}"}))
 
 
 def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:

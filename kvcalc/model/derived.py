@@ -1,0 +1,181 @@
+"""Names that follow from a published one by a rule: other variants, converted copies, and ollama's tags.
+
+The rules are in presets/types/names.yaml and ollama.yaml. What is left of a name must be a published name as a whole:
+`bartowski/Llama-3.3-70B-Instruct-GGUF:Q5_K_M` is known because `Llama-3.3-70B-Instruct` is, and `bartowski/Llama-3.3-x`
+is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvcalc.model import presets
+from kvcalc.model.published import RECIPES, Recipe, Release, published_as, releases
+
+_TABLE: Mapping[str, Any] = presets.shipped_table("names")
+_ASIDE = frozenset(_TABLE["aside"].split())
+_CONVERTERS = frozenset(_TABLE["converters"].casefold().split())
+_MIRRORS = frozenset(_TABLE["mirrors"].casefold().split())
+_MLX = frozenset(_TABLE["mlx_copies"]["organisations"].casefold().split())
+_GGUF_ASIDE = frozenset(_TABLE["gguf"]["aside"].split())
+_GGUF_TYPES = frozenset(_TABLE["gguf"]["types"].split())
+_REFUSED = {name.casefold(): reason for name, reason in _TABLE["refused"].items()}
+_FLOATS = ("f16", "fp16", "bf16", "f32")
+
+
+def derive(name: str) -> Release | None:
+    """The release that `name` means by a rule, or None."""
+    path, _, tag = name.partition(":")
+    organisation, slash, last = path.partition("/")
+    if not slash:
+        return _from_ollama(path.casefold(), tag.casefold())
+    if not organisation or not last or "/" in last:
+        return None
+    if path.casefold() in _REFUSED:
+        return None
+    parts = last.casefold().split("-")
+    if parts[-1] == "gguf":
+        return _from_gguf(name, organisation, last, tag.casefold())
+    if tag:
+        return None
+    for suffix, recipe in _suffixes(organisation.casefold()):
+        if last.casefold().endswith(suffix):
+            base = _base(organisation, last[: -len(suffix)], is_copy=True)
+            if base is not None:
+                return None if recipe is None else _converted(name, base, last[-len(suffix) :].lstrip("-"), recipe)
+    return _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
+
+
+def why_not(name: str) -> str | None:
+    """What to say of a name to which a rule seems to apply, but does not. None if there is nothing to say."""
+    path, _, _ = name.casefold().partition(":")
+    row = presets.shipped_table("ollama").get(path)
+    if row is not None:
+        return f"ollama's {path} has the tags {', '.join(row['tags'])}, and their variants and types."
+    if path in _REFUSED:
+        return f"{_REFUSED[path]}."
+    return None
+
+
+def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe | None]]:
+    """The suffixes of converted copies and what they mean, the organisation's own first."""
+    if organisation in _MLX:
+        for suffix, dtype in _TABLE["mlx_copies"]["suffixes"].items():
+            unknown = {"quant_method": f"mlx{suffix}"} if dtype is None else {}
+            yield suffix, Recipe(f"{dtype or 'mixed'} weights of MLX", unknown, dtype=dtype)
+    for table in (_TABLE["own_suffixes"].get(organisation, {}), _TABLE["suffixes"]):
+        for suffix, recipe in table.items():
+            yield suffix, None if recipe is None else RECIPES[recipe]
+
+
+def _converted(name: str, base: Release, suffix: str, recipe: Recipe) -> Release:
+    return base._replace(name=name, suffix=suffix, recipe=recipe, is_copy=True)
+
+
+def _base(organisation: str, last: str, *, is_copy: bool, name: str | None = None) -> Release | None:
+    """The release without quantization that is called `last`, perhaps in another variant. None if it is not certain.
+
+    It must be the organisation's own, or with `is_copy` be copied by an organisation that publishes copies. Some write
+    the publisher before the name (Qwen_Qwen3-8B).
+    """
+    copies = is_copy and organisation.casefold() in (_CONVERTERS | _MIRRORS)
+    publisher, underscore, rest = last.partition("_")
+    found = _same(last, None if copies else organisation)
+    if found is None and copies and underscore:
+        found = _same(rest, publisher)
+    return found if found is None or name is None else found._replace(name=name)
+
+
+def _same(last: str, organisation: str | None) -> Release | None:
+    """The release called `last`, or the one whose name differs only in what is left aside. None if two models are."""
+    own = published_as(last.casefold())
+    if own is not None and _is_of(own.name, organisation):
+        return own if own.recipe is None else None
+    wanted = _key(last)
+    found: dict[str, Release] = {}
+    for each in (*_aliases(), *(release for release in releases() if release.recipe is None)):
+        # Nvidia's original releases have the type in their names.
+        theirs = each.name.partition("/")[2].removesuffix("-BF16")
+        if _is_of(each.name, organisation) and _key(theirs) == wanted:
+            found.setdefault(each.preset, each)
+    if len(found) != 1:
+        return None
+    base = next(iter(found.values()))
+    aside = " and ".join(sorted(_variants(last) ^ _variants(base.name.partition("/")[2])))
+    return base._replace(aside=aside or base.aside, is_variant=bool(aside))
+
+
+def _aliases() -> Iterator[Release]:
+    for aliases in presets.published_aliases().values():
+        for alias in aliases:
+            yield Release(alias.name, alias.preset, None, {})
+
+
+def _is_of(name: str, organisation: str | None) -> bool:
+    return organisation is None or name.partition("/")[0].casefold() == organisation.casefold()
+
+
+def _key(last: str) -> tuple[str, ...]:
+    return tuple(part for part in last.casefold().split("-") if part not in _ASIDE)
+
+
+def _variants(last: str) -> set[str]:
+    return {part for part in last.split("-") if part.casefold() in _ASIDE}
+
+
+def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | None:
+    """A repository of GGUF files, whose type is in the tag or in the name."""
+    parts = last.split("-")
+    while parts and parts[-1].casefold() in (_GGUF_ASIDE | _GGUF_TYPES):
+        part = parts.pop().casefold()
+        tag = tag or (part if part in _GGUF_TYPES else "")
+    base = _base(organisation, "-".join(parts), is_copy=True)
+    recipe = None if base is None else _of_type(base, tag.removeprefix("ud-"), tag)
+    return None if base is None or recipe is None else _converted(name, base, tag or "GGUF", recipe)
+
+
+def _of_type(base: Release, file_type: str, written: str) -> Recipe | None:
+    """How files of a type store a model. None if there is no such type.
+
+    A model that is published in mxfp4 keeps it in files of every type, so only files of mxfp4 are known.
+    """
+    preset = presets.find_preset(base.preset)
+    quantization = preset.config.get("quantization_config") if preset is not None else None
+    own = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    file_type = file_type or ("mxfp4" if own == "mxfp4" else _TABLE["gguf"]["default"])
+    if file_type not in _GGUF_TYPES:
+        return None
+    if written.startswith("ud-") or (own == "mxfp4" and file_type not in ("mxfp4", "mxfp4_moe")):
+        return Recipe(f"{written or file_type} files of llama.cpp", {"quant_method": f"gguf {written or file_type}"})
+    file_type = file_type.removesuffix("_moe")
+    dtype = file_type if file_type in _FLOATS else f"gguf:{file_type}"
+    return Recipe(f"{file_type} files of llama.cpp", {}, dtype=dtype)
+
+
+def _from_ollama(model: str, tag: str) -> Release | None:
+    """ollama's NAME or NAME:TAG. A tag may add a variant and a type: `8b-instruct-q8_0`."""
+    table = presets.shipped_table("ollama")
+    row = table.get(model)
+    if row is None:
+        return None
+    tag = row["latest"] if tag in ("", "latest") else tag
+    size = max((one for one in row["tags"] if tag == one or tag.startswith(f"{one}-")), key=len, default=None)
+    if size is None:
+        return None
+    rest = [part for part in tag[len(size) :].split("-") if part]
+    types = [part for part in rest if part in _GGUF_TYPES]
+    if len(types) > 1 or any(part not in _GGUF_TYPES | _ASIDE for part in rest):
+        return None
+    stated = row.get("type")
+    default = (stated.get(size) if isinstance(stated, dict) else stated) or _TABLE["gguf"]["default"]
+    file_type = types[0] if types else "q4_0" if "qat" in rest else default
+    base = _listed(row["tags"][size])
+    recipe = None if base is None else _of_type(base, file_type, "")
+    return None if base is None or recipe is None else base._replace(suffix=tag, recipe=recipe)
+
+
+def _listed(name: str) -> Release | None:
+    """The release or the preset with a published name, which the tables give as a whole."""
+    organisation, _, last = name.partition("/")
+    return _same(last, organisation)
