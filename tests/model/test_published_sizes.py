@@ -14,26 +14,25 @@ from kvcalc.model.resolve import spec_of
 from kvcalc.model.spec import weights_of
 
 PUBLISHED = {
-    "codegemma-7b": 8.54, "codellama-13b": 13.02, "codellama-70b": 68.98, "codellama-7b": 6.74, "command-a": 111.06, "command-r-plus": 103.8,
-    "command-r7b": 8.03, "ernie-4.5-0.3b": 0.361, "ernie-4.5-21b-a3b": 21.83,
-    "falcon-180b": 179.5, "falcon3-1b": 1.67, "falcon3-3b": 3.23,
-    "falcon3-7b": 7.46, "glm-4-9b": 9.4,
-    "glm-4-9b-0414": 9.4, "glm-4.1v-9b": 9.4, "glm-4.6v-flash": 9.4, "gpt-j-6b": 6.05, "gpt-neox-20b": 20.55,
-    "gpt2-large": 0.774, "gpt2-medium": 0.355, "gpt2-xl": 1.558, "internvl3-8b": 7.61, "internvl3.5-8b": 8.19,
-    "kimi-vl-a3b": 15.96, "llama-13b": 13.02,
-    "llama-30b": 32.53, "llama-65b": 65.29, "llava-v1.6-mistral-7b": 7.24, "mathstral-7b": 7.25, "mimo-v2.5-pro":
-    1020, "minicpm-v-4.5": 8.19, "ministral-3-8b": 8.49, "mistral-7b-v0.2": 7.24,
-    "mistral-large-2": 122.6, "moonlight-16b-a3b": 15.96, "nemotron-3-nano-4b": 3.97, "nemotron-nano-12b-v2": 12.31, "nemotron-nano-9b-v2":
-    8.89, "olmo-2-13b": 13.7, "olmo-2-7b": 7.3, "opt-1.3b": 1.316, "opt-125m": 0.125,
-    "opt-13b": 12.85, "opt-2.7b": 2.65, "opt-30b": 29.97, "opt-66b": 65.7, "paddleocr-vl": 0.361,
-    "phi-3-vision-128k": 3.82, "pixtral-large": 122.6,
-    "pythia-1.4b": 1.41, "pythia-12b": 11.85, "pythia-160m": 0.1623, "pythia-1b": 1.01, "pythia-2.8b": 2.775,
-    "pythia-410m": 0.405, "pythia-6.9b": 6.86, "pythia-70m": 0.0704, "qwen1.5-moe-a2.7b": 14.32, "qwen2.5-coder-0.5b": 0.494, "qwen2.5-coder-1.5b": 1.54, "qwen2.5-coder-14b": 14.77, "qwen2.5-coder-32b": 32.76,
-    "qwen2.5-coder-3b": 3.09, "qwen2.5-coder-7b": 7.62, "qwen2.5-math-1.5b": 1.54, "qwen2.5-math-72b": 72.7,
-    "qwen2.5-math-7b": 7.62, "qwen3-asr-1.7b": 1.72, "qwen3-omni-30b-a3b": 30.5, "qwen3.5-2b": 1.88, "qwen3.5-9b": 8.95, "qwq-32b": 32.76, "salamandra-7b": 7.77,
-    "smollm2-1.7b": 1.71,
-    "smollm2-135m": 0.1345, "solar-open-100b": 102.65, "voxtral-mini-3b": 4.01, "voxtral-small-24b": 23.57,
-    }  # fmt: skip
+    "codegemma-7b": 8.54, "codellama-13b": 13.02, "codellama-70b": 68.98, "codellama-7b": 6.74,
+    "command-a": 111.06, "command-r-plus": 103.8, "command-r7b": 8.03, "ernie-4.5-0.3b": 0.361,
+    "ernie-4.5-21b-a3b": 21.83, "falcon-180b": 179.5, "falcon3-1b": 1.67, "falcon3-3b": 3.23, "falcon3-7b": 7.46,
+    "glm-4-9b": 9.4, "glm-4-9b-0414": 9.4, "glm-4.1v-9b": 9.4, "glm-4.6v-flash": 9.4, "gpt-j-6b": 6.05,
+    "gpt-neox-20b": 20.55, "gpt2-large": 0.774, "gpt2-medium": 0.355, "gpt2-xl": 1.558, "internvl3-8b": 7.61,
+    "internvl3.5-8b": 8.19, "kimi-vl-a3b": 15.96, "llama-13b": 13.02, "llama-30b": 32.53, "llama-65b": 65.29,
+    "llava-v1.6-mistral-7b": 7.24, "mathstral-7b": 7.25, "mimo-v2.5-pro": 1020, "minicpm-v-4.5": 8.19,
+    "ministral-3-8b": 8.49, "mistral-7b-v0.2": 7.24, "mistral-large-2": 122.6, "moonlight-16b-a3b": 15.96,
+    "nemotron-3-nano-4b": 3.97, "nemotron-nano-12b-v2": 12.31, "nemotron-nano-9b-v2": 8.89, "olmo-2-13b": 13.7,
+    "olmo-2-7b": 7.3, "opt-1.3b": 1.316, "opt-125m": 0.125, "opt-13b": 12.85, "opt-2.7b": 2.65, "opt-30b": 29.97,
+    "opt-66b": 65.7, "paddleocr-vl": 0.361, "phi-3-vision-128k": 3.82, "pixtral-large": 122.6, "pythia-1.4b": 1.41,
+    "pythia-12b": 11.85, "pythia-160m": 0.1623, "pythia-1b": 1.01, "pythia-2.8b": 2.775, "pythia-410m": 0.405,
+    "pythia-6.9b": 6.86, "pythia-70m": 0.0704, "qwen1.5-moe-a2.7b": 14.32, "qwen2.5-coder-0.5b": 0.494,
+    "qwen2.5-coder-1.5b": 1.54, "qwen2.5-coder-14b": 14.77, "qwen2.5-coder-32b": 32.76, "qwen2.5-coder-3b": 3.09,
+    "qwen2.5-coder-7b": 7.62, "qwen2.5-math-1.5b": 1.54, "qwen2.5-math-72b": 72.7, "qwen2.5-math-7b": 7.62,
+    "qwen3-asr-1.7b": 1.72, "qwen3-omni-30b-a3b": 30.5, "qwen3.5-2b": 1.88, "qwen3.5-9b": 8.95, "qwq-32b": 32.76,
+    "salamandra-7b": 7.77, "smollm2-1.7b": 1.71, "smollm2-135m": 0.1345, "solar-open-100b": 102.65,
+    "voxtral-mini-3b": 4.01, "voxtral-small-24b": 23.57,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
