@@ -76,6 +76,7 @@ class Plan(TypedDict):
     """the trace whose requests are served; null without --trace"""
     engines: list[str]
     dtype: str | None
+    """as asked for: one type of weights, or several with commas"""
     kv_dtype: str
     prefix_hit_rate: Annotated[float, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}] | None
     """share of a prompt that is found in the prefix cache; null if none is"""

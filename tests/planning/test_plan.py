@@ -348,3 +348,20 @@ def test_what_a_trace_and_separate_instances_do_not_take(kvcalc: Any) -> None:
     assert "--spare-replicas: separate instances have none" in result.err
     unused = kvcalc(*words, "--requests-per-second", "2", "--router", "round-robin")
     assert (unused.status, "--router: nothing is simulated" in unused.err) == (2, True)
+
+
+def test_several_types_of_weights_are_a_row_each(kvcalc: Any) -> None:
+    words = ("plan", "llama-3.3-70b", "--gpu", "h200", "--input-tokens", "2k", "--output-tokens", "500",
+             "--requests-per-second", "8", "--max-tpot", "40ms")  # fmt: skip
+    both = kvcalc(*words, "--dtype", "bf16,fp8", "--json").json
+    each = [kvcalc(*words, "--dtype", dtype, "--json").json["plans"][0] for dtype in ("bf16", "fp8")]
+    assert both["plans"] == each
+    assert both["best"] == min(each, key=lambda row: row["num_devices"])
+    assert each[0]["num_devices"] > each[1]["num_devices"]
+    assert both["checkpoint"] == "<your fp8 checkpoint>"
+    screen = kvcalc(*words, "--dtype", "bf16,fp8", "--format", "human").out
+    assert "weights" in screen.splitlines()[3]
+    assert "h200-sxm with fp8, not" in screen
+    for option in (("--pareto",), ("--disaggregate", "--transfer-bandwidth", "nvlink")):
+        refused = kvcalc(*words, "--dtype", "bf16,fp8", *option)
+        assert (refused.status, "one type of weights at a time" in refused.err) == (2, True)

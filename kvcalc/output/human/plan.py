@@ -69,6 +69,8 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
     columns: list[Column] = [("", "gpu", text)]
     if len(document["engines"]) > 1:
         columns.append(("engine", "engine", text))
+    if _has_types(document):
+        columns.append(("weights", "weights_dtype", text))
     columns += [
         (">GPUs", "num_devices", count), ("layout", "layout", text), (">TTFT", "ttft_seconds", duration),
         (">TPOT", "tpot_seconds", duration), (">80% range", "range", text), (">tok/s", "tokens_per_second", rate),
@@ -104,8 +106,15 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
 
 
 def _name(document: dict[str, Any], row: dict[str, Any]) -> str:
-    """The device of a row, and its engine if the plan has several."""
-    return f"{row['gpu']} with {row['engine']}" if len(document["engines"]) > 1 else row["gpu"]
+    """The device of a row, and its engine and type of weights if the plan has several."""
+    parts = [row["engine"]] if len(document["engines"]) > 1 else []
+    parts += [row["weights_dtype"]] if _has_types(document) and row["weights_dtype"] else []
+    return f"{row['gpu']} with {' and '.join(parts)}" if parts else row["gpu"]
+
+
+def _has_types(document: dict[str, Any]) -> bool:
+    """Whether several types of weights were asked for."""
+    return "," in (document["dtype"] or "")
 
 
 def _wide(document: dict[str, Any], console: Console) -> None:

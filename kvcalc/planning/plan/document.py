@@ -80,7 +80,11 @@ def plan(
     `refuse_empty` raises the error.
     """
     prices = prices or {}
-    kinds = [_kind(one, max_devices, engine.casefold(), prices) for one in gpus for engine in engines]
+    dtypes = [None] if question.dtype is None else [name.strip() for name in question.dtype.split(",")]
+    kinds = [
+        _kind(one, max_devices, engine.casefold(), prices)._replace(dtype=dtype)
+        for one in gpus for engine in engines for dtype in dtypes
+    ]  # fmt: skip
     _check(kinds, prices, targets)
     settings = setting_texts(question.engine_settings or {})
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
@@ -92,6 +96,9 @@ def plan(
         from kvcalc.planning.plan.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
+    if len(dtypes) > 1 and (with_front or disaggregate or transfer is not None):
+        option = "--pareto" if with_front else "--disaggregate"
+        raise UsageError(f"{option}: plans for one type of weights at a time", f"--dtype {dtypes[0]}")
     if spare_replicas and (disaggregate or transfer is not None):
         raise UsageError("--spare-replicas: separate instances have none", "--headroom 20% plans for a larger load")
     if headroom and simulation is not None and simulation.trace is not None:
@@ -100,7 +107,6 @@ def plan(
     traffic = Traffic(
         question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
     )  # fmt: skip
-    checkpoint = checkpoint_of(question.model, question.dtype)
     judges: list[Judge | None] = [None] * len(kinds)
     if simulation is not None:
         from kvcalc.planning.plan.judge import Judge
@@ -111,7 +117,8 @@ def plan(
     if len(refusals) == len(found):
         raise refusals[0]
     rows = [
-        _row(traffic, kind, one, judge, checkpoint) for kind, one, judge in zip(kinds, found, judges)
+        _row(traffic, kind, one, judge, checkpoint_of(question.model, kind.dtype))
+        for kind, one, judge in zip(kinds, found, judges)
     ]  # fmt: skip
     split_notes, finalists = list[Note](), [
         row for judge in judges if judge is not None for row in judge.describe()
@@ -119,12 +126,15 @@ def plan(
     split = None
     if transfer is not None:
         split = SplitPlan(
-            Instances(with_link(traffic, transfer)), transfer, max_devices, checkpoint, simulation, num_simulated
-        )
+            Instances(with_link(traffic, transfer)), transfer, max_devices,
+            checkpoint_of(question.model, question.dtype), simulation, num_simulated,
+        )  # fmt: skip
         rows, split_notes, simulated = with_splits(split, kinds, rows)
         finalists += simulated
     key = ranked_by(rows, bool(targets.limits))
     best = best_of(rows, key)
+    kind_of_best = next((kind for kind, row in zip(kinds, rows) if row is best), kinds[0])
+    checkpoint = checkpoint_of(question.model, kind_of_best.dtype)
     notes = [
         *_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(kinds, judges),
         *_full_notes(kinds, rows),

@@ -25,7 +25,7 @@ of 0.33.0). Numbers in between lie between the points of their neighbours."""
 
 
 class Kind(NamedTuple):
-    """One row of a plan: at most `max_devices` of one kind of device, under one engine.
+    """One row of a plan: at most `max_devices` of one kind of device, under one engine, with weights of one type.
 
     `is_named_limit` is true if the limit is the number in the device's name, as in h100x8. `price` is that of one
     device per hour.
@@ -36,6 +36,7 @@ class Kind(NamedTuple):
     engine: str
     is_named_limit: bool = False
     price: float | None = None
+    dtype: str | None = None
 
 
 def describe_cost(
@@ -168,7 +169,8 @@ def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas:
     question = traffic.question
     devices = replicas * question.data_parallel_size * traffic.prompt_ranks(kind.engine) * tensor * stages
     return question._replace(
-        engine=kind.engine, engine_settings=settings_of(kind.engine, question.engine_settings or {}),
+        dtype=kind.dtype, engine=kind.engine,
+        engine_settings=settings_of(kind.engine, question.engine_settings or {}),
         tensor_parallel_size=tensor, pipeline_parallel_size=stages, devices=Devices(kind.gpu, devices),
     )  # fmt: skip
 

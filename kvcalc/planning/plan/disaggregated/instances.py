@@ -170,6 +170,7 @@ def _instance(
     )
     case = make_case(
         asked._replace(
+            dtype=kind.dtype,
             engine=kind.engine,
             engine_settings=own,
             tensor_parallel_size=shape.tensor,
