@@ -75,6 +75,7 @@ class Reader:
     harmless: str = ""
     needs_context = True  # whether it refuses to start if not even one request of its longest context fits
     splits_layers = False  # whether it divides the layers among the devices without being told
+    context_option = ""  # its option for the longest context, if `fields` has none
     chooses_context = False  # whether it takes the longest context that fits if none is given
 
     @cached_property

@@ -38,6 +38,7 @@ class LlamaCppReader(Reader):
         warmup! special! cache-prompt! cache-reuse slot-save-path b batch-size hft fit context-shift! no-mmap! no-webui!
         device dev main-gpu mg grammar
     """
+    context_option = "--ctx-size"
     splits_layers = True
     chooses_context = True
 

@@ -41,6 +41,7 @@ class SglangReader(Reader):
         json-model-override-args model-loader-extra-config warmups skip-server-warmup! enable-multimodal!
         allow-auto-truncate! weight-version fastapi-root-path device admin-api-key enable-request-time-stats-logging!
     """
+    context_option = "--context-length"
     needs_context = False  # it limits requests to its pool (ModelRunner.init_memory_pool, srt/model_executor)
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:

@@ -28,7 +28,7 @@ class VllmReader(Reader):
         "kv-cache-memory-bytes": "kv_memory_bytes",
     }  # fmt: skip
     values = {"kv_dtype": {"fp8_e4m3": "fp8"}, "dtype": float_types()}
-    special = "enable-expert-parallel! ep! quantization q speculative-config sc"
+    special = "enable-expert-parallel! ep! enable-lora! quantization q speculative-config sc"
     # How requests come in, are shown and are logged; where files are; and how the processes find each other.
     harmless = """
         host port api-key api-server-count asc uvicorn-log-level trust-remote-code! served-model-name chat-template
@@ -47,7 +47,7 @@ class VllmReader(Reader):
         safetensors-load-strategy ignore-patterns use-tqdm-on-load! disable-custom-all-reduce! shutdown-timeout
         enable-tokenizer-info-endpoint! show-hidden-metrics-for-version collect-detailed-traces
         kv-events-config profiler-config mm-processor-cache-type max-parallel-loading-workers enable-chunked-prefill!
-        enable-lora! scheduling-policy data-parallel-size-local dpl
+        scheduling-policy data-parallel-size-local dpl
         stream-interval interleave-mm-strings! renderer-num-workers
     """
     _lists = ("kv-cache-dtype-skip-layers", "served-model-name", "allowed-origins")
@@ -58,6 +58,8 @@ class VllmReader(Reader):
         if left.get("enable-expert-parallel") or left.get("ep"):
             replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
             found.fields["expert_parallel_size"] = str(replicas)
+        if left.get("enable-lora"):
+            found.settings.setdefault("max-loras", "1")  # LoRAConfig, config/lora.py
         quantization = left.get("quantization") or left.get("q")
         if quantization == "fp8":
             found.fields["dtype"] = quantization  # a checkpoint that is not quantized is converted while it is loaded
