@@ -49,7 +49,7 @@ def main() -> None:
                 try:
                     found = check(server, find_devices(asked.gpu))
                 except KvcalcError as error:
-                    verdicts["refused"] += 1
+                    verdicts["model not known" if "not known" in error.message else "refused"] += 1
                     reasons[f"{server.reader.engine}: {re.sub(r'[0-9]+', 'N', error.message[:110])}"] += 1
                     if asked.each:
                         print(f"{path}: {error.message}: {' '.join(server.words)[:200]}")

@@ -88,7 +88,7 @@ def check(ctx: typer.Context) -> None:
 
 def answer(given: Mapping[str, Any], server: "Server") -> dict[str, Any]:
     """The document that answers the parameters of the command for one server."""
-    from kvcalc.planning.cases.lengths import Lengths
+    from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask
     from kvcalc.planning.plan.targets import Target, Targets, parse_target
     from kvcalc.question.question import SpeedQuestion
@@ -107,17 +107,12 @@ def answer(given: Mapping[str, Any], server: "Server") -> dict[str, Any]:
     targets = Targets(
         None, None, ttft.seconds, tpot.seconds, 50, e2e.seconds, ttft.percentile, tpot.percentile, e2e.percentile
     )
-    speed = SpeedQuestion(
-        calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0
-    )
+    speed = SpeedQuestion(calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0)
     devices = devices_of(given)
     assert devices is not None
     simulation = None
     if lengths[0] is not None:
-        simulation = PlannedLoad(
-            Lengths(lengths[0], lengths[1], sum(lengths), sum(lengths), 1, None), seed=value_of(given, "seed"),
-            router="round-robin",
-        )  # fmt: skip
+        simulation = PlannedLoad(one_length(*lengths), seed=value_of(given, "seed"), router="round-robin")
     return ask(
         server, devices, input_tokens=lengths[0], output_tokens=lengths[1], targets=targets, simulation=simulation,
         speed=speed, acceptance_length=value_of(given, "acceptance_length"),
@@ -126,8 +121,7 @@ def answer(given: Mapping[str, Any], server: "Server") -> dict[str, Any]:
 
 def _servers(words: list[str], file: Optional[str]) -> "list[Server]":
     """The servers in the words or in the file. UsageError (exit 2) if there is none."""
-    from kvcalc.planning.check.answer import no_server
-    from kvcalc.planning.check.servers import server_of, servers_in, servers_of_script
+    from kvcalc.planning.check.servers import no_server, server_of, servers_in, servers_of_script
 
     if file is not None and words:
         raise UsageError(f"--file and a command cannot be combined: {words[0][:40]!a}", "use one")

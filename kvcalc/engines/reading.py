@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcalc.engines.declarations import ENGINES, OPTIONS
 from kvcalc.errors import UsageError
@@ -68,9 +68,9 @@ class Reader:
     programs: tuple[tuple[str, ...], ...]
     images: tuple[str, ...] = ()
     model_options: tuple[str, ...] = ("model",)
-    fields: Mapping[str, str] = {}
-    values: Mapping[str, Mapping[str, str]] = {}
-    settings: Mapping[str, str] = {}
+    fields: ClassVar[Mapping[str, str]] = {}
+    values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    settings: ClassVar[Mapping[str, str]] = {}
     special: str = ""
     harmless: str = ""
     needs_context = True  # whether it refuses to start if not even one request of its longest context fits

@@ -443,6 +443,8 @@ _FIELDS = (
     Field("most_blocks", _count(at_least=1000), "--most-blocks", "N", "", "1000000"),
     # Files, and arguments of Python's other functions.
     Field("text", _TEXT),
+    Field("command", _TEXT),
+    Field("service", _TEXT),
     Field("results", Kind(_check_mapping(check_text))),
     Field("paths", _TEXTS),
     Field("name", _TEXT),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import ClassVar
 
 from kvcalc.engines.llama_cpp.command import SPEC_TYPES
 from kvcalc.engines.reading import Read, Reader, inverse, whole
@@ -25,15 +26,15 @@ class LlamaCppReader(Reader):
     programs = (("llama-server",), ("llama-server.exe",))
     images = ("ggml-org/llama.cpp", "ggerganov/llama.cpp")
     model_options = ("m", "model", "hf", "hfr", "hf-repo")
-    settings = {"spec-draft-n-max": "draft-max", "draft": "draft-max", "draft-n": "draft-max"}
+    settings: ClassVar = {"spec-draft-n-max": "draft-max", "draft": "draft-max", "draft-n": "draft-max"}
     special = """
         c ctx-size spec-type spec-draft-model md model-draft spec-ngram-mod-n-max hfd hf-repo-draft
     """
     harmless = """
         host port api-key api-key-file a alias t threads tb threads-batch log-disable! log-file v! verbose! lv
         log-verbosity log-colors log-prefix! log-timestamps! jinja! chat-template chat-template-file
-        chat-template-kwargs reasoning-format reasoning-budget metrics! slots! props! webui! path api-prefix ssl-key-file
-        ssl-cert-file to timeout threads-http cont-batching! cb! temp top-k top-p min-p repeat-penalty s seed samplers
+        chat-template-kwargs reasoning-format reasoning-budget metrics! slots! props! webui! path api-prefix
+        ssl-key-file ssl-cert-file to timeout threads-http cont-batching! cb! temp top-k top-p min-p repeat-penalty s seed samplers
         presence-penalty frequency-penalty n predict n-predict mlock! mmap! numa prio hff hf-file hft hf-token offline!
         warmup! special! cache-prompt! cache-reuse slot-save-path b batch-size hft fit context-shift! no-mmap! no-webui!
         device dev main-gpu mg grammar

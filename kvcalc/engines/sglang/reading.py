@@ -6,6 +6,7 @@ Source: sglang/srt/arg_groups/fields in SGLang 0.5.23.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from kvcalc.engines.reading import Read, Reader, float_types, inverse, whole
 from kvcalc.engines.sglang.command import ALGORITHMS
@@ -19,16 +20,17 @@ class SglangReader(Reader):
     programs = (("sglang.launch_server",), ("sglang", "serve"))
     images = ("lmsysorg/sglang",)
     model_options = ("model-path", "model")
-    fields = {
+    fields: ClassVar = {
         "tensor-parallel-size": "tensor_parallel_size", "tp-size": "tensor_parallel_size", "tp": "tensor_parallel_size",
         "pipeline-parallel-size": "pipeline_parallel_size", "pp-size": "pipeline_parallel_size",
         "pp": "pipeline_parallel_size", "expert-parallel-size": "expert_parallel_size",
         "ep-size": "expert_parallel_size", "ep": "expert_parallel_size", "kv-cache-dtype": "kv_dtype", "dtype": "dtype",
     }  # fmt: skip
-    values = {"kv_dtype": {"fp8_e4m3": "fp8", "bfloat16": "bf16"}, "dtype": float_types()}
+    values: ClassVar = {"kv_dtype": {"fp8_e4m3": "fp8", "bfloat16": "bf16"}, "dtype": float_types()}
     special = """
         dp-size data-parallel-size dp attn-dp-size enable-dp-attention! quantization enable-prefill-cp! cp-strategy
-        speculative-algorithm speculative-algo speculative-num-steps speculative-draft-model-path speculative-draft-model
+        speculative-algorithm speculative-algo speculative-num-steps speculative-draft-model-path
+        speculative-draft-model
     """
     # How requests come in, are shown and are logged; where files are; and how the processes find each other.
     harmless = """

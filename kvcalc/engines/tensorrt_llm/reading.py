@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcalc.engines.reading import Read, Reader, float_types, inverse, whole
 from kvcalc.engines.tensorrt_llm.command import DECODING, KV_CACHE_CONFIG
@@ -29,12 +29,12 @@ class TensorrtLlmReader(Reader):
 
     engine = "tensorrt-llm"
     programs = (("trtllm-serve", "serve"), ("trtllm-serve",))
-    fields = {
+    fields: ClassVar = {
         "tp-size": "tensor_parallel_size", "tensor-parallel-size": "tensor_parallel_size",
         "pp-size": "pipeline_parallel_size", "pipeline-parallel-size": "pipeline_parallel_size",
         "ep-size": "expert_parallel_size", "max-seq-len": "context_tokens",
     }  # fmt: skip
-    settings = {"kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction"}
+    settings: ClassVar = {"kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction"}
     special = "config extra-llm-api-options dtype kv-cache-dtype"
     harmless = """
         host port backend log-level tokenizer trust-remote-code! reasoning-parser tool-parser tool-call-parser

@@ -7,7 +7,7 @@ vLLM 0.33.0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from kvcalc.engines.reading import Read, Reader, float_types, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS
@@ -20,14 +20,14 @@ class VllmReader(Reader):
     engine = "vllm"
     programs = (("vllm", "serve"), ("vllm.entrypoints.openai.api_server",), ("vllm.entrypoints.api_server",))
     images = ("vllm-openai", "vllm-openai-rocm", "rocm/vllm", "vllm-tpu", "vllm/vllm")
-    fields = {
+    fields: ClassVar = {
         "tensor-parallel-size": "tensor_parallel_size", "tp": "tensor_parallel_size",
         "pipeline-parallel-size": "pipeline_parallel_size", "pp": "pipeline_parallel_size",
         "data-parallel-size": "data_parallel_size", "dp": "data_parallel_size",
         "max-model-len": "max_model_len", "kv-cache-dtype": "kv_dtype", "dtype": "dtype",
         "kv-cache-memory-bytes": "kv_memory_bytes",
     }  # fmt: skip
-    values = {"kv_dtype": {"fp8_e4m3": "fp8"}, "dtype": float_types()}
+    values: ClassVar = {"kv_dtype": {"fp8_e4m3": "fp8"}, "dtype": float_types()}
     special = "enable-expert-parallel! ep! enable-lora! quantization q speculative-config sc"
     # How requests come in, are shown and are logged; where files are; and how the processes find each other.
     harmless = """
@@ -37,9 +37,9 @@ class VllmReader(Reader):
         disable-log-requests! disable-log-stats! enable-log-outputs! max-log-len otlp-traces-endpoint root-path
         ssl-keyfile ssl-certfile ssl-ca-certs allowed-origins allowed-methods allowed-headers allow-credentials!
         middleware response-role return-tokens-as-token-ids! enable-prompt-tokens-details! enable-server-load-tracking!
-        enable-force-include-usage! exclude-tools-when-tool-choice-none! enable-request-id-headers! trust-request-chat-template!
-        disable-fastapi-docs! disable-uvicorn-access-log! generation-config override-generation-config
-        hf-token hf-config-path revision code-revision tokenizer tokenizer-revision tokenizer-mode config-format
+        enable-force-include-usage! exclude-tools-when-tool-choice-none! enable-request-id-headers!
+        trust-request-chat-template! disable-fastapi-docs! disable-uvicorn-access-log! generation-config
+        override-generation-config hf-token hf-config-path revision code-revision tokenizer tokenizer-revision tokenizer-mode config-format
         download-dir load-format seed allowed-local-media-path allowed-media-domains guided-decoding-backend
         structured-outputs-config max-logprobs logprobs-mode distributed-executor-backend async-scheduling!
         headless! nnodes node-rank master-addr master-port data-parallel-address data-parallel-rpc-port

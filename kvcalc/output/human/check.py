@@ -28,12 +28,11 @@ def render(document: dict[str, Any], console: Console) -> None:
         most = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
         console.print(f"{most} requests of {lengths} fit at once")
     if capacity is not None:
-        times = ", ".join(
-            f"{metric.upper()} {_seconds(capacity[f'{metric}_mean_seconds'])} (p99 {_seconds(capacity[f'{metric}_p99_seconds'])})"
-            for metric in ("ttft", "tpot")
-        )
         rate = Text.assemble((f"{capacity['requests_per_second']:.3g} requests per second", "bold"))
-        console.print(Text.assemble("bears at most ", rate, f": {times}"))
+        console.print(Text.assemble("bears at most ", rate))
+        for metric in ("ttft", "tpot"):
+            mean, most = (_seconds(capacity[f"{metric}_{statistic}_seconds"]) for statistic in ("mean", "p99"))
+            console.print(f"{metric.upper()} there: mean {mean}, p99 {most}")
         if capacity["limited_by"]:
             console.print(f"beyond that: {capacity['limited_by']}", style="dim")
 

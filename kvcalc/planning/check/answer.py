@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError
 from kvcalc.notes import describe_notes
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.answers.fit import fit
@@ -28,14 +28,22 @@ def check(
 ) -> dict[str, Any]:  # fmt: skip
     """The check document of one server on `devices`. With a `simulation` and lengths, it has the largest rate.
 
-    Raises UsageError (exit 2) for what cannot be read or is not split this way, and ModelError (exit 3) for a model
-    that is not known.
+    Raises UsageError (exit 2) for what cannot be read, ModelError (exit 3) for a model that is not known, and
+    DoesNotFitError (exit 4) for one that the engine does not split this way.
     """
     read = server.read()
     if server.num_devices is not None and devices.num_devices == 1:
         devices = devices._replace(num_devices=server.num_devices)
-    question, notes = asked_by(read, server.reader, devices, speed, acceptance_length)
-    found = fit(question)
+    has_lengths = input_tokens is not None and output_tokens is not None
+    # The memory does not depend on the tokens that are accepted.
+    accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
+    question, notes = asked_by(read, server.reader, devices, speed, accepted)
+    try:
+        found = fit(question)
+    except LayoutError as error:
+        raise DoesNotFitError(f"does not start: {error.message}", error.hint) from None
+    if found["speculative"] is not None and acceptance_length is None:
+        found["speculative"]["acceptance_length"] = None
     part = found["fit"]
     starts = bool(part["fits"])
     if not starts and not server.reader.needs_context:
@@ -76,19 +84,22 @@ def _requests(question: Question, input_tokens: int, output_tokens: int) -> dict
 
 
 def _reason(part: dict[str, Any], tokens: int) -> str:
+    more = f"{format_size(-part['free_bytes'])} more is needed per device"
     if part["kv_cache_memory_bytes"] <= 0:
-        return f"the weights and the reserve leave no memory for the cache: {format_size(-part['free_bytes'])} more is needed per device"
-    return f"a request of {tokens:,} tokens does not fit: {format_size(-part['free_bytes'])} more is needed per device"
+        return f"the weights and the reserve leave no memory for the cache: {more}"
+    return f"a request of {tokens:,} tokens does not fit: {more}"
 
 
 def _changes(server: Server, question: Question, found: dict[str, Any]) -> Iterator[dict[str, str]]:
     """Each of the smallest changes with which the server starts: the option and its value."""
     reader, part = server.reader, found["fit"]
     names = dict.fromkeys(reader.fields.values())
-    if part["max_context_tokens"]:
-        option = reader.flag_for("max_model_len") if "max_model_len" in names else "--max-context"
-        option = reader.flag_for("context_tokens") if "context_tokens" in names else option
-        yield {"option": reader.context_option or option, "value": str(part["max_context_tokens"])}
+    if part["max_context_tokens"] and question.context_tokens:
+        named = next((name for name in ("max_model_len", "context_tokens") if name in names), None)
+        option = reader.context_option or (reader.flag_for(named) if named else "")
+        # The slots of llama.cpp have one option together.
+        tokens = part["max_context_tokens"] * question.batch_size
+        yield {"option": option, "value": str(tokens)}
     if "kv_dtype" in names:
         try:
             smaller = answer(question._replace(kv_dtype=_SMALLER_CACHE)).document["fit"]
@@ -98,17 +109,13 @@ def _changes(server: Server, question: Question, found: dict[str, Any]) -> Itera
             values = {ours: theirs for theirs, ours in reader.values.get("kv_dtype", {}).items()}
             yield {"option": reader.flag_for("kv_dtype"), "value": values.get(_SMALLER_CACHE, _SMALLER_CACHE)}
     smallest = found["smallest"]
-    if smallest and "tensor_parallel_size" in names and smallest["pipeline_parallel_size"] == question.pipeline_parallel_size:
+    if (
+        smallest
+        and "tensor_parallel_size" in names
+        and smallest["pipeline_parallel_size"] == question.pipeline_parallel_size
+    ):
         yield {"option": reader.flag_for("tensor_parallel_size"), "value": str(smallest["tensor_parallel_size"])}
     offload = found["offload"] or {}
     for key, option in (("n_gpu_layers", "--n-gpu-layers"), ("n_cpu_moe", "--n-cpu-moe")):
         if offload.get(key) is not None:
             yield {"option": option, "value": str(offload[key]["value"])}
-
-
-def no_server() -> UsageError:
-    """The error for text without a command that is known."""
-    return UsageError(
-        "no command of a server that kvcalc reads",
-        "vllm serve, python -m sglang.launch_server, trtllm-serve, llama-server or mlx_lm.server",
-    )

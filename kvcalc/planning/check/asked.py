@@ -74,6 +74,8 @@ def _drafting(read: Read, acceptance_length: float | None, notes: list[str]) -> 
     if read.drafting is None:
         return None
     method, number, checkpoint = read.drafting
+    if checkpoint is not None and checkpoint.startswith("<"):
+        checkpoint = None  # a placeholder that plan prints
     model: ModelSpec | None = None
     if checkpoint is not None and method in WITH_DRAFT_MODEL:
         try:

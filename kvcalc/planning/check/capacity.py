@@ -10,8 +10,8 @@ from kvcalc.planning.plan.simulates import Simulates
 from kvcalc.planning.plan.targets import METRICS, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 
-# The rate is found within this share of itself, with so many requests a run. A run at the rate that is found has so many
-# seconds of load, as those of a plan.
+# The rate is found within this share of itself, with so many requests a run. A run at the rate that is found has so
+# many seconds of load, as those of a plan.
 _CLOSE = 0.02
 _REQUESTS, _LONG_SECONDS, _MOST_REQUESTS = 1_000, 1_200, 20_000
 # A rate that fails in the long run is lowered by this share, at most so many times.
@@ -33,7 +33,9 @@ def capacity_of(
     if throughput is None or throughput["serving"] is None:
         return None
     most = throughput["serving"]["requests_per_second"] * 1.25
-    served = question._replace(speed=(question.speed or SpeedQuestion())._replace(input_tokens=None, output_tokens=None))
+    served = question._replace(
+        speed=(question.speed or SpeedQuestion())._replace(input_tokens=None, output_tokens=None)
+    )
 
     def judged(rate: float, requests: int, more: int = 0) -> Judged:
         asked = targets._replace(requests_per_second=rate)

@@ -17,7 +17,8 @@ _RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:-.*)?")
 # The options of `docker run` that are not read have a value or not; these are the ones without (docker run --help).
 _DOCKER_FLAGS = {
     "-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-P", "--detach", "--init", "--interactive", "--no-healthcheck",
-    "--oom-kill-disable", "--privileged", "--publish-all", "--quiet", "-q", "--read-only", "--rm", "--sig-proxy", "--tty",
+    "--oom-kill-disable", "--privileged", "--publish-all", "--quiet", "-q", "--read-only", "--rm", "--sig-proxy",
+    "--tty",
 }  # fmt: skip
 _RUNNERS = ("docker", "podman", "nerdctl")
 # Keys of a resource's limits that count devices (device plugins of NVIDIA and AMD).
@@ -52,6 +53,28 @@ def servers_in(text: str) -> list[Server]:
     return found or servers_of_script(text)
 
 
+def choose_server(text: str, service: str | None) -> Server:
+    """The server in a text, by the name of its service if there are several. Raises UsageError (exit 2)."""
+    found = servers_in(text)
+    names = [server.name or server.reader.engine for server in found]
+    if service is not None and found and service not in names:
+        raise UsageError(f"service {service[:40]!a}: there is none", f"one of {', '.join(names)}")
+    chosen = [server for server, name in zip(found, names) if service in (None, name)]
+    if not chosen:
+        raise no_server()
+    if len(chosen) > 1:
+        raise UsageError(f"{len(chosen)} servers: {', '.join(names)}", "name one: service=...")
+    return chosen[0]
+
+
+def no_server() -> UsageError:
+    """The error for a text without a command that is read."""
+    return UsageError(
+        "no command of a server that kvcalc reads",
+        "vllm serve, python -m sglang.launch_server, trtllm-serve, llama-server or mlx_lm.server",
+    )
+
+
 def servers_of_script(text: str) -> list[Server]:
     """The servers that the commands of a script start."""
     script = parse_script(text)
@@ -65,7 +88,7 @@ def server_of(
     """The server that the words start, with what is around them: an interpreter, a shell or a container."""
     words = list(words)
     program = os.path.basename(words[0]) if words else ""
-    if program in ("bash", "sh", "zsh") and len(words) > 2:
+    if program in ("bash", "sh", "zsh"):
         inside = next((word for word in words[1:] if " " in word or "\n" in word), "")
         script = parse_script(inside)
         return [
@@ -79,8 +102,9 @@ def server_of(
         place = program_end(reader, words)
         if place is not None:
             return [Server(reader, words[place:], environment, files, release=_release(image))]
-    if image is not None and (reader := _of_image(image)) is not None:
-        return [Server(reader, words, environment, files, release=_release(image))]
+    own = None if image is None else _of_image(image)
+    if own is not None:
+        return [Server(own, words, environment, files, release=_release(image))]
     return []
 
 
@@ -121,7 +145,8 @@ def _in_container(words: list[str], environment: Mapping[str, str], files: Mappi
         elif option == "--entrypoint":
             entry = [value]
         elif option == "--gpus":
-            number = int(value) if value.isdecimal() else len(value.split("device=")[1].split(",")) if "device=" in value else None
+            _, named, devices = value.strip("\"'").partition("device=")
+            number = len(devices.split(",")) if named else int(value) if value.isdecimal() else None
     if not words:
         raise UsageError("docker run: the command names no image")
     return [server._replace(num_devices=number) for server in server_of([*entry, *words[1:]], own, files, words[0])]
@@ -135,14 +160,16 @@ def _in_document(document: Any) -> Iterator[Server]:
     if isinstance(services, dict):
         for name, service in services.items():
             if isinstance(service, dict):
-                yield from _of_container(str(name), service, "entrypoint", "command", "environment", _in_compose(service))
+                yield from _of_container(
+                    str(name), service, "entrypoint", "command", "environment", _in_compose(service)
+                )
         return
     title = document.get("metadata")
     name = title.get("name") if isinstance(title, dict) else None
     for container in _containers(document):
         limits = (container.get("resources") or {}).get("limits") or {}
-        number = next((limits[key] for key in _RESOURCES if key in limits), None)
-        number = int(number) if str(number).isdecimal() else None
+        text = next((str(limits[key]) for key in _RESOURCES if key in limits), "")
+        number = int(text) if text.isdecimal() else None
         yield from _of_container(str(name or container.get("name")), container, "command", "args", "env", number)
 
 
