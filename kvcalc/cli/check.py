@@ -22,6 +22,8 @@ _LARGEST_FILE = 8 << 20
 class TakesCommand(TyperCommand):
     """A command among whose options another command stands."""
 
+    more_usage = "COMMAND..."  # in the help
+
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse kvcalc's own options, and keep the other words."""
         own, ctx.meta["kvcalc.command"] = _divided(args, self.params)
@@ -58,7 +60,7 @@ def _divided(args: list[str], params: list[Any]) -> tuple[list[str], list[str]]:
 
 @app.command(cls=o.taking(*o.declared("check"), base=TakesCommand))
 def check(ctx: typer.Context) -> None:
-    """Check the command of a server: does it start, what does it hold, and what load does it bear?
+    """Check whether the command of a server starts, and what load it bears.
 
     The command is that of vLLM, SGLang, TensorRT-LLM, llama.cpp or mlx_lm.server.
     """

@@ -183,6 +183,7 @@ def _write_head(screen: Screen, command: Any, ctx: Any) -> None:
     screen.paragraph(command.help)
     subcommands = getattr(command, "commands", {})
     pieces = [f" {ctx.command_path} [OPTIONS]", *map(_usage, _arguments(command))]
+    pieces += [more] if (more := getattr(command, "more_usage", "")) else []
     screen.heading("Usage", " ".join([*pieces, *([command.subcommand_metavar] if subcommands else [])]))
     rows = [
         Row(" ".join([name, *map(_usage, _arguments(one))]), first_sentence(one.help))

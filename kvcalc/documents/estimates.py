@@ -85,7 +85,7 @@ class EngineRow(TypedDict):
     """why the engine is not supported for this model or workload"""
 
 
-class FitDocumentSmallest(TypedDict):
+class SmallestLayout(TypedDict):
     """a number of devices and how the model is split over them"""
 
     num_devices: Count
@@ -95,26 +95,26 @@ class FitDocumentSmallest(TypedDict):
     """attention replicas (--dp), which divide the requests and share the experts"""
 
 
-class FitDocumentOffloadNGpuLayers(TypedDict):
+class HostOffloadNGpuLayers(TypedDict):
     """a number for an option, and the bytes in host memory with it"""
 
     value: Whole
     host_bytes: Whole
 
 
-class FitDocumentOffloadNCpuMoe(TypedDict):
+class HostOffloadNCpuMoe(TypedDict):
     """a number for an option, and the bytes in host memory with it"""
 
     value: Whole
     host_bytes: Whole
 
 
-class FitDocumentOffload(TypedDict):
+class HostOffload(TypedDict):
     """what llama.cpp can keep in host memory so that the rest fits"""
 
-    n_gpu_layers: FitDocumentOffloadNGpuLayers | None
+    n_gpu_layers: HostOffloadNGpuLayers | None
     """the most layers on the device that fit: -ngl"""
-    n_cpu_moe: FitDocumentOffloadNCpuMoe | None
+    n_cpu_moe: HostOffloadNCpuMoe | None
     """the fewest layers with experts in host memory, if all layers are on the device: --n-cpu-moe"""
 
 
@@ -130,9 +130,9 @@ class FitDocument(TypedDict):
     hardware: Hardware
     fit: Fit
     speculative: Speculative | None
-    smallest: FitDocumentSmallest | None
+    smallest: SmallestLayout | None
     """if it does not fit, the fewest devices of this kind it fits on"""
-    offload: FitDocumentOffload | None
+    offload: HostOffload | None
     """if it does not fit, what to keep in host memory instead; null for other engines than llama.cpp"""
     warnings: list[Warning]
     reuse: NotRequired[Reuse]
