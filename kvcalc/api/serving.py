@@ -270,9 +270,9 @@ def check(
 ) -> Check:
     """The document of `kvcalc check`: whether the command of a server starts, and what load it bears.
 
-    `command` is the text of a command, a script, a compose file or a manifest; of several servers in it, `service` names
-    one. With `input_tokens` and `output_tokens`, the document has the largest rate that keeps the limits, which are
-    those of `plan`.
+    `command` is the text of a command, a script, a compose file or a manifest; of several servers in it, `service`
+    names one. With `input_tokens` and `output_tokens`, the document has the largest rate that keeps the limits, which
+    are those of `plan`.
     """
     from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask

@@ -67,8 +67,6 @@ def check(ctx: typer.Context) -> None:
     given = ctx.params
     output = output_of(given, "check")
     servers = _servers(ctx.meta["kvcalc.command"], given["file"])
-    if given["gpu"] is None and given["gpu_memory"] is None:
-        raise UsageError("kvcalc check needs a device", "for example --gpu h100, or describe one: --gpu-memory 80GB")
     failed: Optional[KvcalcError] = None
     starts = True
     for server in servers:
@@ -111,7 +109,8 @@ def answer(given: Mapping[str, Any], server: "Server") -> dict[str, Any]:
     )
     speed = SpeedQuestion(calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0)
     devices = devices_of(given)
-    assert devices is not None
+    if devices is None:
+        raise UsageError("kvcalc check needs a device", "for example --gpu h100, or describe one: --gpu-memory 80GB")
     simulation = None
     if lengths[0] is not None:
         simulation = PlannedLoad(one_length(*lengths), seed=value_of(given, "seed"), router="round-robin")

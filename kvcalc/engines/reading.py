@@ -98,7 +98,7 @@ class Reader:
 
     def takes(self, word: str) -> bool:
         """Whether a word is an option of the engine that kvcalc knows."""
-        return self.name_of(word.partition("=")[0]) in self.known
+        return self.name_of(re.split("[=.]", word)[0]) in self.known
 
     def name_of(self, word: str) -> str:
         """The name of an option in a word, as the tables have it."""
@@ -126,7 +126,8 @@ class Reader:
                 stray.append(word)
                 continue
             option, equals, text = word.partition("=")
-            name, dot, key = self.name_of(option).partition(".")
+            head, _, key = option.partition(".")
+            name = self.name_of(head)
             takes_value = self.known.get(name, bool(rest) and not _OPTION.match(rest[0]))
             if takes_value and not equals:
                 if not rest:
@@ -134,7 +135,7 @@ class Reader:
                 text = rest.pop(0)
                 while name in self._lists and rest and not _OPTION.match(rest[0]):
                     text += f",{rest.pop(0)}"
-            self._take(found, option, name, key if dot else "", text if takes_value or equals else "true")
+            self._take(found, option, name, key, text if takes_value or equals else "true")
         if not found.model and stray:
             found.model = stray.pop(0)
         if not found.model:

@@ -12,6 +12,7 @@ class MlxReader(Reader):
     """`mlx_lm.server ...`."""
 
     engine = "mlx"
+    needs_context = False  # it allocates the cache while requests run
     programs = (("mlx_lm.server",), ("mlx_lm", "server"))
     harmless = """
         host port trust-remote-code! log-level chat-template use-default-chat-template! temp top-p top-k min-p

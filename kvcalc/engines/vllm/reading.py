@@ -39,9 +39,8 @@ class VllmReader(Reader):
         middleware response-role return-tokens-as-token-ids! enable-prompt-tokens-details! enable-server-load-tracking!
         enable-force-include-usage! exclude-tools-when-tool-choice-none! enable-request-id-headers!
         trust-request-chat-template! disable-fastapi-docs! disable-uvicorn-access-log! generation-config
-        override-generation-config hf-token hf-config-path revision code-revision tokenizer tokenizer-revision tokenizer-mode
-        config-format
-        download-dir load-format seed allowed-local-media-path allowed-media-domains guided-decoding-backend
+        override-generation-config hf-token hf-config-path revision code-revision tokenizer tokenizer-revision
+        tokenizer-mode config-format download-dir load-format seed allowed-local-media-path allowed-media-domains guided-decoding-backend
         structured-outputs-config max-logprobs logprobs-mode distributed-executor-backend async-scheduling!
         headless! nnodes node-rank master-addr master-port data-parallel-address data-parallel-rpc-port
         data-parallel-backend data-parallel-start-rank data-parallel-hybrid-lb! data-parallel-external-lb!
