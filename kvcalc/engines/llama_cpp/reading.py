@@ -34,8 +34,8 @@ class LlamaCppReader(Reader):
         host port api-key api-key-file a alias t threads tb threads-batch log-disable! log-file v! verbose! lv
         log-verbosity log-colors log-prefix! log-timestamps! jinja! chat-template chat-template-file
         chat-template-kwargs reasoning-format reasoning-budget metrics! slots! props! webui! path api-prefix
-        ssl-key-file ssl-cert-file to timeout threads-http cont-batching! cb! temp top-k top-p min-p repeat-penalty s seed
-        samplers
+        ssl-key-file ssl-cert-file to timeout threads-http cont-batching! cb! temp top-k top-p min-p repeat-penalty s
+        seed samplers
         presence-penalty frequency-penalty n predict n-predict mlock! mmap! numa prio hff hf-file hft hf-token offline!
         warmup! special! cache-prompt! cache-reuse slot-save-path b batch-size hft context-shift! no-mmap!
         no-webui! grammar
