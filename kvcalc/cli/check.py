@@ -62,7 +62,8 @@ def _divided(args: list[str], params: list[Any]) -> tuple[list[str], list[str]]:
 def check(ctx: typer.Context) -> None:
     """Check whether the command of a server starts.
 
-    It also shows what the server holds, and what load it bears. The command is that of vLLM, SGLang, TensorRT-LLM, llama.cpp or mlx_lm.server.
+    It also shows what the server holds, and what load it bears. The command is that of
+    vLLM, SGLang, TensorRT-LLM, llama.cpp or mlx_lm.server.
     """
     given = ctx.params
     output = output_of(given, "check")

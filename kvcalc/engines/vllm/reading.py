@@ -40,7 +40,8 @@ class VllmReader(Reader):
         enable-force-include-usage! exclude-tools-when-tool-choice-none! enable-request-id-headers!
         trust-request-chat-template! disable-fastapi-docs! disable-uvicorn-access-log! generation-config
         override-generation-config hf-token hf-config-path revision code-revision tokenizer tokenizer-revision
-        tokenizer-mode config-format download-dir load-format seed allowed-local-media-path allowed-media-domains guided-decoding-backend
+        tokenizer-mode config-format download-dir load-format seed allowed-local-media-path
+        allowed-media-domains guided-decoding-backend
         structured-outputs-config max-logprobs logprobs-mode distributed-executor-backend async-scheduling!
         headless! nnodes node-rank master-addr master-port data-parallel-address data-parallel-rpc-port
         data-parallel-backend data-parallel-start-rank data-parallel-hybrid-lb! data-parallel-external-lb!
