@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.engines.command import Layout
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.check.answer import check
 from kvcalc.planning.check.servers import Server, servers_in
@@ -91,6 +90,12 @@ def test_what_plan_prints_is_read_back(seed: int) -> None:
     check_plan(seed)
 
 
+@pytest.mark.fuzz
+def test_what_many_plans_print_is_read_back(request: pytest.FixtureRequest) -> None:
+    """500 plans with the default of --cases."""
+    for seed in range(40, 40 + request.config.getoption("--cases") // 10):
+        check_plan(seed)
+
+
 def test_plans_are_not_all_empty() -> None:
     assert sum(check_plan(seed) for seed in range(8)) >= 8
-    assert Layout._fields
