@@ -67,7 +67,8 @@ def check_row(server: Server, row: dict[str, Any], asked: str) -> None:
     read = server.read()
     if "<" in read.model or server.reader.model_options[0] == "m":
         # The plan knows no checkpoint of this type.
-        server = server._replace(words=[model if word == words_model(server) else word for word in server.words])
+        placeholder = words_model(server)
+        server = server._replace(words=[model if word == placeholder else word for word in server.words])
     each = row["tensor_parallel_size"] * row["pipeline_parallel_size"] * row["data_parallel_size"]
     answer = check(server, find_devices(f"{row['gpu']}x{each}"))
     assert answer["starts"], f"{asked}: {answer['reason']}: {server.words}"
