@@ -24,6 +24,7 @@ _EXPORTS = {
     "SpeedQuestion": "kvcalc.question.question",
     "WhatIf": "kvcalc.model.variants",
     "audit": "kvcalc.api.files",
+    "check": "kvcalc.api.serving",
     "compare": "kvcalc.api.memory",
     "estimate": "kvcalc.api.memory",
     "find_devices": "kvcalc.throughput.hardware",
@@ -53,6 +54,7 @@ __all__ = [
     "WhatIf",
     "__version__",
     "audit",
+    "check",
     "compare",
     "estimate",
     "find_devices",
@@ -72,7 +74,7 @@ __all__ = [
 if TYPE_CHECKING:
     from kvcalc.api.files import audit, prefix_curve, score
     from kvcalc.api.memory import compare, estimate, fit, gpus, models, sweep
-    from kvcalc.api.serving import plan, simulate
+    from kvcalc.api.serving import check, plan, simulate
     from kvcalc.errors import KvcalcError
     from kvcalc.model.drafting import Speculation
     from kvcalc.model.hf_config import read_config

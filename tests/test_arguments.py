@@ -75,7 +75,8 @@ FUNCTIONS: dict[str, Function] = {
 }  # fmt: skip
 # The functions that are asked about no model, with their arguments.
 OTHERS: dict[str, Asked] = {
-    "models": {}, "gpus": {}, "load_model": {"reference": MODEL}, "find_devices": {}, "read_calibration": {},
+    "check": {"command": f"vllm serve {MODEL}", "devices": "h100"}, "models": {}, "gpus": {},
+    "load_model": {"reference": MODEL}, "find_devices": {}, "read_calibration": {},
     "read_config": {"config": {}, "name": "small", "source": "a test"},
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from kvcalc.model.variants import WhatIf
 from kvcalc.question.question import SpeedQuestion
 
 if TYPE_CHECKING:
-    from kvcalc.documents import Plan, Simulate
+    from kvcalc.documents import Check, Plan, Simulate
     from kvcalc.model.drafting import Speculation
     from kvcalc.question.question import CacheReuse, ImagesAsked
     from kvcalc.simulation.planned import PlannedLoad
@@ -249,3 +249,53 @@ def simulate(
         ask = partial(simulate_pools, prefills=prefills)
     document = ask(question, load, limits=limits, replicas=replicas, step_factor=step_factor)
     return cast("Simulate", document)
+
+
+@takes(fields={"speed": "prefix_hit_rate calibration"}, also={"devices": str})
+def check(
+    command: str,
+    devices: Devices | str,
+    *,
+    service: str | None = None,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+    max_ttft_seconds: float | None = None,
+    max_tpot_seconds: float | None = None,
+    max_e2e_seconds: float | None = None,
+    ttft_percentile: int | None = None,
+    tpot_percentile: int | None = None,
+    e2e_percentile: int | None = None,
+    seed: int = 0,
+    speed: SpeedQuestion | None = None,
+) -> Check:
+    """The document of `kvcalc check`: whether the command of a server starts, and what load it bears.
+
+    `command` is the text of a command, a script, a compose file or a manifest; of several servers in it, `service`
+    names one. With `input_tokens` and `output_tokens`, the document has the largest rate that keeps the limits, which
+    are those of `plan`.
+    """
+    from kvcalc.planning.cases.lengths import one_length
+    from kvcalc.planning.check.answer import check as ask
+    from kvcalc.planning.check.servers import choose_server
+    from kvcalc.planning.plan.targets import Targets, check_percentiles
+    from kvcalc.simulation.planned import PlannedLoad
+    from kvcalc.throughput.hardware import find_devices
+
+    if (input_tokens is None) != (output_tokens is None):
+        raise UsageError("input_tokens and output_tokens belong together")
+    targets = Targets(
+        None, None, max_ttft_seconds, max_tpot_seconds, 50, max_e2e_seconds, ttft_percentile, tpot_percentile,
+        e2e_percentile,
+    )  # fmt: skip
+    check_percentiles(targets)
+    if targets.limits and input_tokens is None:
+        raise UsageError("a target needs the lengths of requests", "input_tokens=2000, output_tokens=250")
+    simulation = None
+    if input_tokens is not None and output_tokens is not None:
+        simulation = PlannedLoad(one_length(input_tokens, output_tokens), seed=seed, router="round-robin")
+    found = find_devices(devices) if isinstance(devices, str) else devices
+    document = ask(
+        choose_server(command, service), found, input_tokens=input_tokens, output_tokens=output_tokens, targets=targets,
+        simulation=simulation, speed=speed,
+    )  # fmt: skip
+    return cast("Check", document)

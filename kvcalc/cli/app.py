@@ -19,8 +19,8 @@ from kvcalc.writing.terminal import printable
 # Each command is a function in the module of kvcalc.cli that has its name. Only the module of the one that runs is
 # imported.
 COMMANDS = (
-    "estimate", "fit", "plan", "compare", "sweep", "simulate", "prefix", "batch", "audit", "score", "measure", "models",
-    "gpus", "completion",
+    "estimate", "fit", "check", "plan", "compare", "sweep", "simulate", "prefix", "batch", "audit", "score", "measure",
+    "models", "gpus", "completion",
 )  # fmt: skip
 
 # The maximum length of an error, in characters. The longest hint lists the model types.

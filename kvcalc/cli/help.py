@@ -20,6 +20,7 @@ from kvcalc.records import NamedTuple
 ESSENTIAL = {
     "estimate": "context batch dtype kv-dtype gpu engine tp input-tokens output-tokens concurrency json get",
     "fit": "context batch dtype kv-dtype gpu engine tp input-tokens output-tokens concurrency json get",
+    "check": "file gpu num-gpus gpu-memory input-tokens output-tokens max-ttft max-tpot json get",
     "plan": "input-tokens output-tokens concurrency requests-per-second max-ttft max-tpot gpu price engine json get",
     "compare": "context batch dtype kv-dtype gpu engine tp attention json get",
     "sweep": "context batch kv-dtype tp gpu engine kv-memory plot format get",
@@ -32,7 +33,7 @@ ESSENTIAL = {
 
 # The commands, as `kvcalc -h` groups them.
 GROUPS = {
-    "Ask about a model": "estimate fit plan compare sweep simulate prefix batch",
+    "Ask about a model": "estimate fit check plan compare sweep simulate prefix batch",
     "Check the answers": "measure audit score",
     "Look things up": "models gpus",
     "Set up": "completion",
@@ -182,6 +183,7 @@ def _write_head(screen: Screen, command: Any, ctx: Any) -> None:
     screen.paragraph(command.help)
     subcommands = getattr(command, "commands", {})
     pieces = [f" {ctx.command_path} [OPTIONS]", *map(_usage, _arguments(command))]
+    pieces += [more] if (more := getattr(command, "more_usage", "")) else []
     screen.heading("Usage", " ".join([*pieces, *([command.subcommand_metavar] if subcommands else [])]))
     rows = [
         Row(" ".join([name, *map(_usage, _arguments(one))]), first_sentence(one.help))

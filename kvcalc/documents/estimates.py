@@ -85,7 +85,7 @@ class EngineRow(TypedDict):
     """why the engine is not supported for this model or workload"""
 
 
-class FitDocumentSmallest(TypedDict):
+class SmallestLayout(TypedDict):
     """a number of devices and how the model is split over them"""
 
     num_devices: Count
@@ -95,26 +95,26 @@ class FitDocumentSmallest(TypedDict):
     """attention replicas (--dp), which divide the requests and share the experts"""
 
 
-class FitDocumentOffloadNGpuLayers(TypedDict):
+class HostOffloadNGpuLayers(TypedDict):
     """a number for an option, and the bytes in host memory with it"""
 
     value: Whole
     host_bytes: Whole
 
 
-class FitDocumentOffloadNCpuMoe(TypedDict):
+class HostOffloadNCpuMoe(TypedDict):
     """a number for an option, and the bytes in host memory with it"""
 
     value: Whole
     host_bytes: Whole
 
 
-class FitDocumentOffload(TypedDict):
+class HostOffload(TypedDict):
     """what llama.cpp can keep in host memory so that the rest fits"""
 
-    n_gpu_layers: FitDocumentOffloadNGpuLayers | None
+    n_gpu_layers: HostOffloadNGpuLayers | None
     """the most layers on the device that fit: -ngl"""
-    n_cpu_moe: FitDocumentOffloadNCpuMoe | None
+    n_cpu_moe: HostOffloadNCpuMoe | None
     """the fewest layers with experts in host memory, if all layers are on the device: --n-cpu-moe"""
 
 
@@ -130,12 +130,88 @@ class FitDocument(TypedDict):
     hardware: Hardware
     fit: Fit
     speculative: Speculative | None
-    smallest: FitDocumentSmallest | None
+    smallest: SmallestLayout | None
     """if it does not fit, the fewest devices of this kind it fits on"""
-    offload: FitDocumentOffload | None
+    offload: HostOffload | None
     """if it does not fit, what to keep in host memory instead; null for other engines than llama.cpp"""
     warnings: list[Warning]
     reuse: NotRequired[Reuse]
+
+
+class CheckCommand(TypedDict):
+    """the command of a server, as it was read"""
+
+    service: str | None
+    """the service or the resource that it is from; null for a command"""
+    engine: str
+    """with the release that its image names"""
+    model: str
+    """what the command loads"""
+    copies: Count
+    """whole copies behind one server, of which one is checked"""
+    ignored: list[str]
+    """options without an effect on the memory or the speed"""
+    not_counted: list[str]
+    """options whose effect kvcalc does not know"""
+
+
+class CheckChangesItem(TypedDict):
+    """one change with which the server starts"""
+
+    option: str
+    value: str
+
+
+class CheckRequests(TypedDict):
+    """requests of the given lengths"""
+
+    input_tokens: Count
+    output_tokens: Count
+    max_requests: Whole | None
+    """how many of them fit at once; null for any number"""
+
+
+class CheckCapacity(TypedDict):
+    """the largest rate of requests that keeps the targets, and the simulated times at it"""
+
+    requests_per_second: Amount
+    """0 if one request alone misses a target"""
+    limited_by: str | None
+    """what is missed at a larger rate"""
+    simulated_requests: Count
+    """in the run whose times these are"""
+    max_running_requests: Count
+    """the limit of running requests"""
+    ttft_mean_seconds: Amount | None
+    ttft_p50_seconds: Amount | None
+    ttft_p90_seconds: Amount | None
+    ttft_p95_seconds: Amount | None
+    ttft_p99_seconds: Amount | None
+    tpot_mean_seconds: Amount | None
+    tpot_p50_seconds: Amount | None
+    tpot_p90_seconds: Amount | None
+    tpot_p95_seconds: Amount | None
+    tpot_p99_seconds: Amount | None
+    e2e_mean_seconds: Amount | None
+    e2e_p50_seconds: Amount | None
+    e2e_p90_seconds: Amount | None
+    e2e_p95_seconds: Amount | None
+    e2e_p99_seconds: Amount | None
+
+
+class Check(FitDocument):
+    """kvcalc check: whether the command of a server starts, and what load it bears"""
+
+    command: CheckCommand
+    starts: bool
+    reason: str | None
+    """why it does not start"""
+    changes: list[CheckChangesItem]
+    """each is one of the smallest changes with which it starts; empty if it starts"""
+    requests: CheckRequests | None
+    """null without the lengths of requests"""
+    capacity: CheckCapacity | None
+    """null without the lengths of requests, if it does not start, or if the speed is not known"""
 
 
 class Sweep(TypedDict):

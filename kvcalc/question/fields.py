@@ -445,6 +445,8 @@ _FIELDS = (
     Field("optimal", _FLAG),
     # Files, and arguments of Python's other functions.
     Field("text", _TEXT),
+    Field("command", _TEXT),
+    Field("service", _TEXT),
     Field("results", Kind(_check_mapping(check_text))),
     Field("paths", _TEXTS),
     Field("name", _TEXT),

@@ -71,3 +71,12 @@ def _literal(value: Any, is_expanded: bool) -> Any:
         hint = "rename it, or print the command instead of a file, for example with --emit vllm"
         raise UsageError(f"{value}: not UTF-8, which a manifest must be", hint) from None
     return value.replace("$", "$$") if is_expanded and not isinstance(value, Interpolated) else str(value)
+
+
+def read_documents(text: str) -> list[Any]:
+    """The documents of a compose file or of manifests. Empty if the text is not YAML with a mapping."""
+    try:
+        found = list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return []
+    return [one for one in found if isinstance(one, dict)]

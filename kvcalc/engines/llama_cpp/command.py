@@ -9,7 +9,7 @@ from kvcalc.engines.command import Checkpoint, Drafting, Layout, StartCommand
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
 
-_SPEC_TYPES = {MTP: "draft-mtp", EAGLE: "draft-eagle3", DRAFT: "draft-simple", NGRAM: "ngram-mod"}
+SPEC_TYPES = {MTP: "draft-mtp", EAGLE: "draft-eagle3", DRAFT: "draft-simple", NGRAM: "ngram-mod"}
 # kvcalc's options that are no options of llama-server, and one that it has under another name.
 _NOT_FLAGS = ("before-pull", "host-memory", "host-bandwidth")
 _RENAMED = {"draft-max": "spec-draft-n-max"}
@@ -49,7 +49,7 @@ class Command(StartCommand):
 
 
 def _drafting(drafting: Drafting) -> list[str]:
-    words = ["--spec-type", _SPEC_TYPES[drafting.method]]
+    words = ["--spec-type", SPEC_TYPES[drafting.method]]
     if drafting.checkpoint is not None:
         own = drafting.checkpoint if drafting.checkpoint.endswith(".gguf") else "<your draft's GGUF file>"
         words += ["--spec-draft-model", own]

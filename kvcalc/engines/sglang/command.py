@@ -22,7 +22,7 @@ _CACHE_TYPES = {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}
 _ATTENTION_REPLICAS = Release.of(0, 5, 22)
 # Where prefill instances answer the decode instances (disaggregation_bootstrap_port).
 _BOOTSTRAP_PORT = 8998
-_ALGORITHMS = {
+ALGORITHMS = {
     MTP: "EAGLE", EAGLE: "EAGLE3", EAGLE1: "EAGLE", DFLASH: "DFLASH", DRAFT: "STANDALONE", NGRAM: "NGRAM",
 }  # fmt: skip
 
@@ -74,7 +74,7 @@ class Command(StartCommand):
 
 def _drafting(drafting: Drafting) -> list[str]:
     """The options for one chain of tokens and no tree."""
-    number, flags = drafting.num_tokens, ["--speculative-algorithm", _ALGORITHMS[drafting.method]]
+    number, flags = drafting.num_tokens, ["--speculative-algorithm", ALGORITHMS[drafting.method]]
     if drafting.checkpoint is not None:
         flags += ["--speculative-draft-model-path", drafting.checkpoint]
     if drafting.method not in (NGRAM, DFLASH):

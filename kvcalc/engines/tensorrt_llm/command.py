@@ -25,9 +25,9 @@ _FILES = {PREFILL: "prefill.yaml", DECODE: "decode.yaml", ROUTER: "router.yaml"}
 # With MTP, num_nextn_predict_layers was the number of drafted tokens. Pull request 12341 of NVIDIA/TensorRT-LLM (2026)
 # replaces it by max_draft_len and leaves it for the model's own layers; in 1.3.0rc16 it is deprecated.
 _MTP_LENGTH = Release.of(1, 3)._replace(phase=-1, of_phase=16)
-_DECODING = {MTP: "MTP", EAGLE: "Eagle3", DRAFT: "Draft_Target", NGRAM: "NGram"}
+DECODING = {MTP: "MTP", EAGLE: "Eagle3", DRAFT: "Draft_Target", NGRAM: "NGram"}
 # kvcalc's option -> the key in KvCacheConfig.
-_KV_CACHE_CONFIG = {"tokens-per-block": "tokens_per_block", "max-tokens": "max_tokens"}
+KV_CACHE_CONFIG = {"tokens-per-block": "tokens_per_block", "max-tokens": "max_tokens"}
 
 
 class Command(StartCommand):
@@ -84,7 +84,7 @@ def _settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
     settings: dict[str, object] = {} if checkpoint.torch_dtype is None else {"dtype": checkpoint.torch_dtype}
     cache: dict[str, object] = {"dtype": "fp8"} if layout.kv_dtype in ("fp8", RAW_FP8.name) else {}
     given = Given("tensorrt-llm", layout.settings)
-    cache.update((key, given.count(name)) for name, key in _KV_CACHE_CONFIG.items() if name in layout.settings)
+    cache.update((key, given.count(name)) for name, key in KV_CACHE_CONFIG.items() if name in layout.settings)
     if "max-attention-window" in layout.settings:
         windows = layout.settings["max-attention-window"].split(",")
         cache["max_attention_window"] = [parse_tokens(window, "--engine tensorrt-llm") for window in windows]
@@ -99,7 +99,7 @@ def _settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
         is_old = method == MTP and not layout.has_release("tensorrt-llm", _MTP_LENGTH)
         length = "num_nextn_predict_layers" if is_old else "max_draft_len"
         named = {} if model is None else {"speculative_model": model}
-        settings["speculative_config"] = {"decoding_type": _DECODING[method], length: number, **named}
+        settings["speculative_config"] = {"decoding_type": DECODING[method], length: number, **named}
     return settings
 
 

@@ -24,7 +24,7 @@ _LISTS = ("kv-cache-dtype-skip-layers",)  # flags that take several words
 # An option without an effect, of which vLLM says that it will be removed, and the release with which that began
 # (0.32.0 does not say so).
 _WITHOUT_EFFECT, _WITHOUT_EFFECT_SINCE = "mamba-cache-mode", Release.of(0, 33)
-_METHODS = {
+METHODS = {
     MTP: "mtp", EAGLE: "eagle3", EAGLE1: "eagle", DFLASH: "dflash", DRAFT: "draft_model", NGRAM: "ngram",
 }  # fmt: skip
 
@@ -73,7 +73,7 @@ class Command(StartCommand):
 def _drafting(drafting: Drafting) -> list[str]:
     """The values are one JSON object."""
     model = {} if drafting.checkpoint is None else {"model": drafting.checkpoint}
-    config = {"method": _METHODS[drafting.method], **model, "num_speculative_tokens": drafting.num_tokens}
+    config = {"method": METHODS[drafting.method], **model, "num_speculative_tokens": drafting.num_tokens}
     return ["--speculative-config", json.dumps(config)]
 
 

@@ -1,0 +1,153 @@
+"""`kvcalc check`: does the command that one already has start, what does it hold, and what load does it bear?"""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Optional
+
+import typer
+from typer.core import TyperCommand
+
+from kvcalc.cli import options as o
+from kvcalc.cli.question import calibration_of, devices_of, output_of, value_of
+from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
+
+if TYPE_CHECKING:
+    from kvcalc.planning.check.servers import Server
+
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+_LARGEST_FILE = 8 << 20
+
+
+class TakesCommand(TyperCommand):
+    """A command among whose options another command stands."""
+
+    more_usage = "COMMAND..."  # in the help
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse kvcalc's own options, and keep the other words."""
+        own, ctx.meta["kvcalc.command"] = _divided(args, self.params)
+        return super().parse_args(ctx, own)
+
+
+def _divided(args: list[str], params: list[Any]) -> tuple[list[str], list[str]]:
+    """kvcalc's own options, and the words of the command. A name that both have is the engine's, and -- separates."""
+    from kvcalc.engines.reading import readers
+    from kvcalc.planning.check.servers import program_end
+
+    takes_value = {"-h": False, "--help": False}
+    takes_value.update({name: not param.is_flag for param in params for name in param.opts if name.startswith("-")})
+    reader = next((one for one in readers() if program_end(one, args) is not None), None)
+    end = 0 if reader is None else program_end(reader, args) or 0
+    # Before its program, a command has no options of its engine.
+    own, words, place = list[str](), list[str](), 0
+    while place < len(args):
+        word = args[place]
+        name = word.partition("=")[0]
+        if word == "--":
+            words += args[place + 1 :]
+            break
+        is_engines = reader is not None and place >= end and reader.takes(word)
+        if name in takes_value and not is_engines:
+            number = 2 if takes_value[name] and "=" not in word else 1
+            own += args[place : place + number]
+            place += number
+            continue
+        words.append(word)
+        place += 1
+    return own, words
+
+
+@app.command(cls=o.taking(*o.declared("check"), base=TakesCommand))
+def check(ctx: typer.Context) -> None:
+    """Check whether the command of a server starts.
+
+    It also shows what the server holds, and what load it bears. The command is that of
+    vLLM, SGLang, TensorRT-LLM, llama.cpp or mlx_lm.server.
+    """
+    given = ctx.params
+    output = output_of(given, "check")
+    servers = _servers(ctx.meta["kvcalc.command"], given["file"])
+    failed: Optional[KvcalcError] = None
+    starts = True
+    for server in servers:
+        try:
+            document = answer(given, server)
+        except KvcalcError as error:
+            if len(servers) == 1:
+                raise
+            print(f"kvcalc: {server.name or server.reader.engine}: {error.message}", file=sys.stderr)
+            failed = failed or error
+            continue
+        starts = starts and document["starts"]
+        output.emit(document, "check")
+    if failed is not None:
+        raise RunError(f"not all of the {len(servers)} servers were answered", None)
+    if not starts:
+        raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def answer(given: Mapping[str, Any], server: "Server") -> dict[str, Any]:
+    """The document that answers the parameters of the command for one server."""
+    from kvcalc.planning.cases.lengths import one_length
+    from kvcalc.planning.check.answer import check as ask
+    from kvcalc.planning.plan.targets import Target, Targets, parse_target
+    from kvcalc.question.question import SpeedQuestion
+    from kvcalc.simulation.planned import PlannedLoad
+
+    lengths = [value_of(given, name) for name in ("input_tokens", "output_tokens")]
+    if (lengths[0] is None) != (lengths[1] is None):
+        raise UsageError("--input-tokens and --output-tokens belong together", "--input-tokens 2k --output-tokens 250")
+    limits = {
+        name: Target(None, None) if given[name] is None else parse_target(given[name], "--" + name.replace("_", "-"))
+        for name in ("max_ttft", "max_tpot", "max_e2e")
+    }
+    if lengths[0] is None and any(limit.seconds for limit in limits.values()):
+        raise UsageError("a target needs the lengths of requests", "--input-tokens 2k --output-tokens 250")
+    ttft, tpot, e2e = limits.values()
+    targets = Targets(
+        None, None, ttft.seconds, tpot.seconds, 50, e2e.seconds, ttft.percentile, tpot.percentile, e2e.percentile
+    )
+    speed = SpeedQuestion(calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0)
+    devices = devices_of(given)
+    if devices is None:
+        raise UsageError("kvcalc check needs a device", "for example --gpu h100, or describe one: --gpu-memory 80GB")
+    simulation = None
+    if lengths[0] is not None:
+        simulation = PlannedLoad(one_length(*lengths), seed=value_of(given, "seed"), router="round-robin")
+    return ask(
+        server, devices, input_tokens=lengths[0], output_tokens=lengths[1], targets=targets, simulation=simulation,
+        speed=speed, acceptance_length=value_of(given, "acceptance_length"),
+    )  # fmt: skip
+
+
+def _servers(words: list[str], file: Optional[str]) -> "list[Server]":
+    """The servers in the words or in the file. UsageError (exit 2) if there is none."""
+    from kvcalc.planning.check.servers import no_server, server_of, servers_in, servers_of_script
+
+    if file is not None and words:
+        raise UsageError(f"--file and a command cannot be combined: {words[0][:40]!a}", "use one")
+    if file is not None:
+        found = servers_in(_text_of(file))
+    elif len(words) == 1 and any(c.isspace() for c in words[0]):
+        found = servers_of_script(words[0])
+    else:
+        variables = [word for word in words if "=" in word and not word.startswith("-")]
+        first = next((place for place, word in enumerate(words) if word not in variables), len(words))
+        environment = dict(word.split("=", 1) for word in words[:first])
+        found = server_of(words[first:], environment, {})
+    if not found:
+        raise no_server()
+    return found
+
+
+def _text_of(file: str) -> str:
+    from kvcalc.model.files import read_stdin, read_text
+
+    if file == "-":
+        data = read_stdin(_LARGEST_FILE)
+    elif not os.path.isfile(file):
+        raise UsageError(f"{file}: no such file")
+    else:
+        data = read_text(file, _LARGEST_FILE)
+    return data if isinstance(data, str) else data.decode(errors="replace")

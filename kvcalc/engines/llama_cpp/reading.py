@@ -1,0 +1,95 @@
+"""Read the commands that start llama.cpp.
+
+Source of what counts: tools/server/README.md of llama.cpp, 2026. Harmless options that are not in it have their usual
+names; not each was read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from kvcalc.engines.llama_cpp.command import SPEC_TYPES
+from kvcalc.engines.reading import Read, Reader, inverse, whole
+from kvcalc.model.drafting import DRAFT, MTP
+
+# The type at the end of the name of a GGUF file: Qwen3-32B-Q4_K_M.gguf, model.UD-Q4_K_XL-00001-of-00003.gguf.
+_TYPE = re.compile(r"(.*?)[-.](?:UD-)?((?:I?Q\d|TQ\d|MXFP4|BF16|F16|F32)\w*)(?:-\d{5}-of-\d{5})?", re.IGNORECASE)
+_FLOATS = {"f16": "fp16", "f32": "fp32"}
+
+
+class LlamaCppReader(Reader):
+    """`llama-server ...`."""
+
+    engine = "llama.cpp"
+    programs = (("llama-server",), ("llama-server.exe",))
+    images = ("ggml-org/llama.cpp", "ggerganov/llama.cpp")
+    model_options = ("m", "model", "hf", "hfr", "hf-repo")
+    settings: ClassVar = {"spec-draft-n-max": "draft-max", "draft": "draft-max", "draft-n": "draft-max"}
+    special = """
+        c ctx-size spec-type spec-draft-model md model-draft spec-ngram-mod-n-max hfd hf-repo-draft
+    """
+    harmless = """
+        host port api-key api-key-file a alias t threads tb threads-batch log-disable! log-file v! verbose! lv
+        log-verbosity log-colors log-prefix! log-timestamps! jinja! chat-template chat-template-file
+        chat-template-kwargs reasoning-format reasoning-budget metrics! slots! props! webui! path api-prefix
+        ssl-key-file ssl-cert-file to timeout threads-http cont-batching! cb! temp top-k top-p min-p repeat-penalty s
+        seed samplers
+        presence-penalty frequency-penalty n predict n-predict mlock! mmap! numa prio hff hf-file hft hf-token offline!
+        warmup! special! cache-prompt! cache-reuse slot-save-path b batch-size hft context-shift! no-mmap!
+        no-webui! grammar
+    """
+    context_option = "--ctx-size"
+    splits_layers = True
+    chooses_context = True
+
+    def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
+        """The slots divide the context among them, unless they share one stream."""
+        left, settings = found.left, found.settings
+        for name in ("model", "hf-repo", "parallel", "n-gpu-layers", "ctx-size"):  # LLAMA_ARG_...: arg.cpp
+            text = environment.get(f"LLAMA_ARG_{name.replace('-', '_').upper()}")
+            if text is not None and name == "ctx-size":
+                left.setdefault(name, text)
+            elif text is not None and name in self._own:
+                settings.setdefault(name, text)
+        total = left.get("ctx-size") or left.get("c")
+        slots = whole(settings.get("parallel", "1"), "--parallel")
+        if total is not None and total != "0":
+            tokens = whole(total, "--ctx-size")
+            is_shared = "kv-unified" in settings or "parallel" not in settings
+            found.fields["context_tokens"] = str(tokens if is_shared else max(1, tokens // slots))
+            if not is_shared:
+                found.fields["batch_size"] = str(slots)
+        if settings.get("split-mode") == "tensor":
+            del settings["split-mode"]
+            found.fields["tensor_parallel_size"] = "all"
+        found.model, dtype = named(found.model)
+        if dtype is not None:
+            found.fields["dtype"] = dtype
+        if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or "md" in left:
+            number = settings.pop("draft-max", None) or left.get("spec-ngram-mod-n-max") or "16"
+            own = left.get("spec-draft-model") or left.get("md") or left.get("model-draft")
+            method = method or DRAFT
+            model = None if own is None or method == MTP else named(own)[0]
+            found.drafting = method, whole(number, "--spec-draft-n-max"), model
+
+
+def named(text: str) -> tuple[str, str | None]:
+    """The model and the type of the weights in `org/NAME-GGUF:Q4_K_M` or `path/NAME-Q4_K_M.gguf`.
+
+    A file that is here says both itself.
+    """
+    if os.path.exists(text):
+        return text, None
+    name, _, quant = text.partition(":")
+    name = re.sub(r"(?i)\.gguf$", "", name)
+    if not quant and (found := _TYPE.fullmatch(name.rpartition("/")[2])) is not None:
+        name, quant = found[1], found[2]
+    base = re.sub(r"(?i)[-_.]gguf$", "", name.rpartition("/")[2] if name.casefold().endswith("gguf") or quant else name)
+    dtype = re.sub(r"^ud-", "", quant.casefold())
+    return base, _FLOATS.get(dtype, dtype) or None
+
+
+READER = LlamaCppReader()

@@ -1,0 +1,43 @@
+"""Human output of `kvcalc check`: whether the server starts, its memory as `kvcalc fit` shows it, and its load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvcalc.output.human import fit
+from kvcalc.output.human.console import count
+
+
+def render(document: dict[str, Any], console: Console) -> None:
+    """Print the check document."""
+    command, requests, capacity = document["command"], document["requests"], document["capacity"]
+    if command["service"]:
+        console.print(Text(command["service"], style="bold"))
+    verdict = ("starts", "bold green") if document["starts"] else ("does not start", "bold red")
+    console.print(Text.assemble(verdict, "" if document["starts"] else f": {document['reason']}"))
+    if document["changes"]:
+        changes = " or ".join(f"{change['option']} {change['value']}" for change in document["changes"])
+        console.print(f"it starts with {changes}")
+    console.print()
+    fit.render({**document, "smallest": None, "offload": None}, console)
+    if requests is not None:
+        lengths = f"{count(requests['input_tokens'])} + {count(requests['output_tokens'])} tokens"
+        most = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
+        console.print(f"{most} requests of {lengths} fit at once")
+    if capacity is not None:
+        rate = Text.assemble((f"{capacity['requests_per_second']:.3g} requests per second", "bold"))
+        console.print(Text.assemble("bears at most ", rate))
+        for metric in ("ttft", "tpot"):
+            mean, most = (_seconds(capacity[f"{metric}_{statistic}_seconds"]) for statistic in ("mean", "p99"))
+            console.print(f"{metric.upper()} there: mean {mean}, p99 {most}")
+        if capacity["limited_by"]:
+            console.print(f"beyond that: {capacity['limited_by']}", style="dim")
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"

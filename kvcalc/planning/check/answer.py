@@ -1,0 +1,121 @@
+"""The document of `kvcalc check`: whether a server starts, what it holds, and what load it bears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError
+from kvcalc.notes import describe_notes
+from kvcalc.planning.answers.estimate import answer
+from kvcalc.planning.answers.fit import fit
+from kvcalc.planning.check.asked import asked_by
+from kvcalc.planning.check.capacity import capacity_of
+from kvcalc.planning.check.servers import Server
+from kvcalc.planning.plan.simulates import Simulates
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.throughput.hardware import Devices
+from kvcalc.units import format_size
+
+_SMALLER_CACHE = "fp8"
+
+
+def check(
+    server: Server, devices: Devices, *, input_tokens: int | None = None, output_tokens: int | None = None,
+    targets: Targets | None = None, simulation: Simulates | None = None, speed: SpeedQuestion | None = None,
+    acceptance_length: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The check document of one server on `devices`. With a `simulation` and lengths, it has the largest rate.
+
+    Raises UsageError (exit 2) for what cannot be read, ModelError (exit 3) for a model that is not known, and
+    DoesNotFitError (exit 4) for one that the engine does not split this way.
+    """
+    read = server.read()
+    if server.num_devices is not None and devices.num_devices == 1:
+        devices = devices._replace(num_devices=server.num_devices)
+    has_lengths = input_tokens is not None and output_tokens is not None
+    # The memory does not depend on the tokens that are accepted.
+    accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
+    question, notes = asked_by(read, server.reader, devices, speed, accepted)
+    try:
+        found = fit(question)
+    except LayoutError as error:
+        raise DoesNotFitError(f"does not start: {error.message}", error.hint) from None
+    if found["speculative"] is not None and acceptance_length is None:
+        found["speculative"]["acceptance_length"] = None
+    part = found["fit"]
+    starts = bool(part["fits"])
+    if not starts and not server.reader.needs_context:
+        starts = bool(part["max_context_tokens"])
+    reason = None if starts else _reason(part, found["workload"]["context_tokens"])
+    capacity = requests = None
+    if starts and input_tokens is not None and output_tokens is not None:
+        requests = _requests(question, input_tokens, output_tokens)
+        if simulation is not None:
+            capacity = capacity_of(question, input_tokens, output_tokens, targets or Targets(None, None), simulation)
+    document = {
+        "schema_version": found.pop("schema_version"),
+        "command": {
+            "service": server.name,
+            "engine": read.engine,
+            "model": read.model,
+            "copies": read.copies,
+            "ignored": list(dict.fromkeys(read.ignored)),
+            "not_counted": list(dict.fromkeys(read.unknown)),
+        },
+        "starts": starts,
+        "reason": reason,
+        "changes": [] if starts else list(_changes(server, question, found)),
+        "requests": requests,
+        "capacity": capacity,
+        **found,
+    }
+    document["warnings"] = [*describe_notes(notes), *found["warnings"]]
+    return document
+
+
+def _requests(question: Question, input_tokens: int, output_tokens: int) -> dict[str, Any]:
+    tokens = input_tokens + output_tokens
+    speed = None if question.speed is None else question.speed._replace(input_tokens=None, output_tokens=None)
+    held = question._replace(context_tokens=tokens, fits_context=False, batch_size=1, speed=speed)
+    most = answer(held).document["fit"]["max_batch_size"]
+    return {"input_tokens": input_tokens, "output_tokens": output_tokens, "max_requests": most}
+
+
+def _reason(part: dict[str, Any], tokens: int) -> str:
+    more = f"{format_size(-part['free_bytes'])} more is needed per device"
+    if part["kv_cache_memory_bytes"] <= 0:
+        return f"the weights and the reserve leave no memory for the cache: {more}"
+    return f"a request of {tokens:,} tokens does not fit: {more}"
+
+
+def _changes(server: Server, question: Question, found: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Each of the smallest changes with which the server starts: the option and its value."""
+    reader, part = server.reader, found["fit"]
+    names = dict.fromkeys(reader.fields.values())
+    if part["max_context_tokens"] and question.context_tokens:
+        named = next((name for name in ("max_model_len", "context_tokens") if name in names), None)
+        option = reader.context_option or (reader.flag_for(named) if named else "")
+        # The slots of llama.cpp have one option together.
+        tokens = part["max_context_tokens"] * question.batch_size
+        yield {"option": option, "value": str(tokens)}
+    if "kv_dtype" in names:
+        try:
+            smaller = answer(question._replace(kv_dtype=_SMALLER_CACHE)).document["fit"]
+        except KvcalcError:
+            smaller = None
+        if smaller and smaller["fits"] and found["kv_cache"]["dtype"] != _SMALLER_CACHE:
+            values = {ours: theirs for theirs, ours in reader.values.get("kv_dtype", {}).items()}
+            yield {"option": reader.flag_for("kv_dtype"), "value": values.get(_SMALLER_CACHE, _SMALLER_CACHE)}
+    smallest = found["smallest"]
+    if (
+        smallest
+        and "tensor_parallel_size" in names
+        and smallest["pipeline_parallel_size"] == question.pipeline_parallel_size
+    ):
+        yield {"option": reader.flag_for("tensor_parallel_size"), "value": str(smallest["tensor_parallel_size"])}
+    offload = found["offload"] or {}
+    for key, option in (("n_gpu_layers", "--n-gpu-layers"), ("n_cpu_moe", "--n-cpu-moe")):
+        if offload.get(key) is not None:
+            yield {"option": option, "value": str(offload[key]["value"])}

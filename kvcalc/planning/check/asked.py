@@ -1,0 +1,86 @@
+"""The question that the command of a server asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvcalc.engines.reading import Read, Reader
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
+from kvcalc.model.resolve import load_model
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.question.fields import FIELDS
+from kvcalc.question.question import Question, SpeedQuestion, setting_texts
+from kvcalc.throughput.hardware import Devices
+
+_FLOATS = ("bf16", "fp16", "fp32")
+_SPEED = ("expert_parallel_size",)
+
+
+def asked_by(
+    read: Read, reader: Reader, devices: Devices, speed: SpeedQuestion | None = None,
+    acceptance_length: float | None = None,
+) -> tuple[Question, list[Note]]:  # fmt: skip
+    """The question about one server, and notes about what is not counted. `speed` has the lengths of requests.
+
+    Raises UsageError (exit 2) for a value that cannot be read, and ModelError (exit 3) for a model that is not known.
+    """
+    spec, notes = load_model(read.model), list(read.notes)
+    values: dict[str, Any] = {}
+    for name, text in read.fields.items():
+        if name == "tensor_parallel_size" and text == "all":
+            values[name] = devices.num_devices
+        elif name == "dtype":
+            # The type of a quantized checkpoint is that of its other parts.
+            if text and not (spec.quantization is not None and text in (*_FLOATS, "fp8")):
+                values[name] = text
+        elif text.strip():
+            values[name] = _parsed(name, text, reader)
+    served = (speed or SpeedQuestion())._replace(**{name: values.pop(name) for name in _SPEED if name in values})
+    fits_context = "max_model_len" in values and values["max_model_len"] is None
+    context = values.pop("context_tokens", None) or values.pop("max_model_len", None)
+    values.pop("max_model_len", None)
+    if context is None and reader.chooses_context:
+        fits_context = True
+    if context is None and not fits_context:
+        context = spec.max_position_embeddings
+    if reader.splits_layers and "tensor_parallel_size" not in values:
+        values.setdefault("pipeline_parallel_size", devices.num_devices)
+    values.setdefault("tensor_parallel_size", 1)
+    if read.unknown:
+        notes.append(f"not counted: {', '.join(dict.fromkeys(read.unknown))}")
+    if read.copies > 1:
+        notes.append(f"the command starts {read.copies} copies of the server, of which one is checked")
+    question = Question(
+        spec, engine=read.engine, engine_settings=setting_texts(read.settings), devices=devices,
+        context_tokens=None if fits_context else context, fits_context=fits_context,
+        speed=None if served == SpeedQuestion() else served,
+        speculative=_drafting(read, acceptance_length, notes), **values,
+    )  # fmt: skip
+    return question, [Note("command", "command", text) for text in notes]
+
+
+def _parsed(name: str, text: str, reader: Reader) -> Any:
+    field = FIELDS[name]
+    if name == "max_model_len" and text.casefold() in ("auto", "-1"):
+        return None
+    if field.kind.parse is None:
+        return text
+    return field.kind.parse(text, reader.flag_for(name) if name in reader.fields.values() else name)
+
+
+def _drafting(read: Read, acceptance_length: float | None, notes: list[str]) -> Speculation | None:
+    if read.drafting is None:
+        return None
+    method, number, checkpoint = read.drafting
+    if checkpoint is not None and checkpoint.startswith("<"):
+        checkpoint = None  # a placeholder that plan prints
+    model: ModelSpec | None = None
+    if checkpoint is not None and method in WITH_DRAFT_MODEL:
+        try:
+            model = load_model(checkpoint)
+        except (ModelError, UsageError):
+            notes.append(f"the draft model {checkpoint} is not known, so drafting is not counted")
+            return None
+    return Speculation(method, number, acceptance_length, model)

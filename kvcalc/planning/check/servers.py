@@ -1,0 +1,241 @@
+"""Find the commands that start servers: in words, in a script, in a compose file and in a manifest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvcalc.engines.reading import Read, Reader, readers
+from kvcalc.errors import UsageError
+from kvcalc.planning.check.script import parse_script
+from kvcalc.records import NamedTuple
+from kvcalc.writing.manifest import read_documents
+
+_RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:-.*)?")
+# The options of `docker run` that are not read have a value or not; these are the ones without (docker run --help).
+_DOCKER_FLAGS = {
+    "-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-P", "--detach", "--init", "--interactive", "--no-healthcheck",
+    "--oom-kill-disable", "--privileged", "--publish-all", "--quiet", "-q", "--read-only", "--rm", "--sig-proxy",
+    "--tty",
+}  # fmt: skip
+_RUNNERS = ("docker", "podman", "nerdctl")
+# Keys of a resource's limits that count devices (device plugins of NVIDIA and AMD).
+_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+_MOST_NODES = 100_000
+
+
+class Server(NamedTuple):
+    """A command that starts a server: the words after its program.
+
+    `environment` are its variables, `files` what was written before, `release` that of the engine if an image says it,
+    and `num_devices` the devices that a container gets. `name` is that of the service, None for a command.
+    """
+
+    reader: Reader
+    words: list[str]
+    environment: Mapping[str, str]
+    files: Mapping[str, str]
+    name: str | None = None
+    release: str | None = None
+    num_devices: int | None = None
+
+    def read(self) -> Read:
+        """What the command says. Raises UsageError (exit 2)."""
+        return self.reader.read(self.words, self.environment, self.files, self.release)
+
+
+def servers_in(text: str) -> list[Server]:
+    """The servers that a script, a compose file or a manifest starts."""
+    documents = read_documents(text)
+    found = [server for document in documents for server in _in_document(document)]
+    return found or servers_of_script(text)
+
+
+def choose_server(text: str, service: str | None) -> Server:
+    """The server in a text, by the name of its service if there are several. Raises UsageError (exit 2)."""
+    found = servers_in(text)
+    names = [server.name or server.reader.engine for server in found]
+    if service is not None and found and service not in names:
+        raise UsageError(f"service {service[:40]!a}: there is none", f"one of {', '.join(names)}")
+    chosen = [server for server, name in zip(found, names) if service in (None, name)]
+    if not chosen:
+        raise no_server()
+    if len(chosen) > 1:
+        raise UsageError(f"{len(chosen)} servers: {', '.join(names)}", "name one: service=...")
+    return chosen[0]
+
+
+def no_server() -> UsageError:
+    """The error for a text without a command that is read."""
+    return UsageError(
+        "no command of a server that kvcalc reads",
+        "vllm serve, python -m sglang.launch_server, trtllm-serve, llama-server or mlx_lm.server",
+    )
+
+
+def servers_of_script(text: str) -> list[Server]:
+    """The servers that the commands of a script start."""
+    script = parse_script(text)
+    found = (server_of(one.words, one.variables, script.files) for one in script.statements)
+    return [server for servers in found for server in servers]
+
+
+def server_of(
+    words: Sequence[str], environment: Mapping[str, str], files: Mapping[str, str], image: str | None = None
+) -> list[Server]:
+    """The server that the words start, with what is around them: an interpreter, a shell or a container."""
+    words = list(words)
+    program = os.path.basename(words[0]) if words else ""
+    if program in ("bash", "sh", "zsh"):
+        inside = next((word for word in words[1:] if " " in word or "\n" in word), "")
+        script = parse_script(inside)
+        return [
+            server
+            for one in script.statements
+            for server in server_of(one.words, {**environment, **one.variables}, {**files, **script.files}, image)
+        ]
+    if program in _RUNNERS and "run" in words[:3]:
+        return _in_container(words[words.index("run") + 1 :], environment, files)
+    for reader in readers():
+        place = program_end(reader, words)
+        if place is not None:
+            return [Server(reader, words[place:], environment, files, release=_release(image))]
+    own = None if image is None else _of_image(image)
+    if own is not None:
+        return [Server(own, words, environment, files, release=_release(image))]
+    return []
+
+
+def program_end(reader: Reader, words: Sequence[str]) -> int | None:
+    """The place after the words that begin an engine's command, or None if it is not one of the first."""
+    for begin in range(min(len(words), 12)):
+        for program in reader.programs:
+            here = [os.path.basename(words[begin]), *words[begin + 1 : begin + len(program)]]
+            if tuple(here) == program:
+                return begin + len(program)
+    return None
+
+
+def _of_image(image: str) -> Reader | None:
+    return next((reader for reader in readers() if any(name in image for name in reader.images)), None)
+
+
+def _release(image: str | None) -> str | None:
+    """The release in an image's tag: vllm/vllm-openai:v0.11.0."""
+    found = None if image is None else _RELEASE.fullmatch(image.partition("@")[0].rpartition(":")[2])
+    return None if found is None else found[1]
+
+
+def _in_container(words: list[str], environment: Mapping[str, str], files: Mapping[str, str]) -> list[Server]:
+    """The server that `docker run` starts, after its own options."""
+    own, entry, number = dict(environment), [], None
+    while words and words[0].startswith("-"):
+        option, equals, value = words.pop(0).partition("=")
+        if option in _DOCKER_FLAGS:
+            continue
+        if not equals:
+            if not words:
+                raise UsageError(f"docker run: {option} has no value")
+            value = words.pop(0)
+        if option in ("-e", "--env") and "=" in value:
+            name, _, text = value.partition("=")
+            own[name] = text
+        elif option == "--entrypoint":
+            entry = [value]
+        elif option == "--gpus":
+            _, named, devices = value.strip("\"'").partition("device=")
+            number = len(devices.split(",")) if named else int(value) if value.isdecimal() else None
+    if not words:
+        raise UsageError("docker run: the command names no image")
+    return [server._replace(num_devices=number) for server in server_of([*entry, *words[1:]], own, files, words[0])]
+
+
+def _in_document(document: Any) -> Iterator[Server]:
+    """The servers of a compose file's services, or of the containers in a manifest."""
+    if not isinstance(document, dict):
+        return
+    services = document.get("services")
+    if isinstance(services, dict):
+        for name, service in services.items():
+            if isinstance(service, dict):
+                yield from _of_container(
+                    str(name), service, "entrypoint", "command", "environment", _in_compose(service)
+                )
+        return
+    title = document.get("metadata")
+    name = title.get("name") if isinstance(title, dict) else None
+    for container in _containers(document):
+        limits = (container.get("resources") or {}).get("limits") or {}
+        text = next((str(limits[key]) for key in _RESOURCES if key in limits), "")
+        number = int(text) if text.isdecimal() else None
+        yield from _of_container(str(name or container.get("name")), container, "command", "args", "env", number)
+
+
+def _of_container(
+    name: str, container: Mapping[str, Any], entry: str, command: str, variables: str, number: int | None
+) -> list[Server]:
+    environment = _variables(container.get(variables))
+    words = [*_list(container.get(entry)), *_list(container.get(command))]
+    image = str(container["image"]) if container.get("image") else None
+    return [
+        server._replace(name=name, num_devices=number if server.num_devices is None else server.num_devices)
+        for server in server_of([_dollar(word, environment) for word in words], environment, {}, image)
+    ]
+
+
+def _list(value: Any) -> list[str]:
+    if isinstance(value, str):
+        import shlex
+
+        try:
+            return shlex.split(value.replace("\\\n", " "))
+        except ValueError:
+            raise UsageError(f"{value[:40]!a}: a quote without its end") from None
+    return [str(word) for word in value] if isinstance(value, list) else []
+
+
+def _dollar(word: str, environment: Mapping[str, str]) -> str:
+    """A word with the container's variables, as Kubernetes writes them: $(NAME). $$ is a dollar sign."""
+    return re.sub(r"\$\((\w+)\)", lambda found: environment.get(found[1], found[0]), word).replace("$$", "$")
+
+
+def _variables(given: Any) -> dict[str, str]:
+    if isinstance(given, dict):
+        return {str(name): str(value) for name, value in given.items() if value is not None}
+    rows = given if isinstance(given, list) else []
+    named = {str(row["name"]): str(row.get("value", "")) for row in rows if isinstance(row, dict) and "name" in row}
+    pairs = dict(row.split("=", 1) for row in rows if isinstance(row, str) and "=" in row)
+    return {**named, **pairs}
+
+
+def _in_compose(service: Mapping[str, Any]) -> int | None:
+    """The devices that a service reserves (deploy.md of the compose specification)."""
+    rows: Any = service
+    for key in ("deploy", "resources", "reservations", "devices"):
+        rows = rows.get(key) if isinstance(rows, dict) else None
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, dict):
+            if isinstance(row.get("device_ids"), list):
+                return len(row["device_ids"])
+            if isinstance(row.get("count"), int):
+                return int(row["count"])
+    return None
+
+
+def _containers(document: Any) -> Iterator[Mapping[str, Any]]:
+    """Every container in a manifest, wherever its kind of resource has the pod."""
+    left, seen = [document], 0
+    while left:
+        node = left.pop(0)
+        seen += 1
+        if seen > _MOST_NODES:
+            raise UsageError("the manifest is too large")
+        if isinstance(node, dict):
+            found = node.get("containers")
+            if isinstance(found, list):
+                yield from (one for one in found if isinstance(one, dict))
+            left += [value for key, value in node.items() if key != "containers"]
+        elif isinstance(node, list):
+            left += node

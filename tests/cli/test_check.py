@@ -1,0 +1,170 @@
+"""`kvcalc check`: commands of engines as people write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcalc import check
+from kvcalc.engines.reading import READABLE, readers
+from kvcalc.planning.check.servers import servers_in
+from tests.conftest import ROOT
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+_LISTS = {
+    "vllm": "vllm-0.33.0", "sglang": "sglang-0.5.23", "tensorrt-llm": "tensorrt-llm-1.3",
+    "llama.cpp": "llama-server-2026",
+}  # fmt: skip
+
+
+def read(text: str) -> dict[str, Any]:
+    (server,) = servers_in(text)
+    found = server.read()
+    return {"engine": found.engine, "model": found.model, **found.fields, **found.settings, "drafting": found.drafting}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"vllm serve {LLAMA} -tp 4 --max_model_len=8k", {"tensor_parallel_size": "4", "max_model_len": "8k"}),
+        (f"vllm serve \\\n  {LLAMA} \\\n  --kv-cache-dtype fp8_e4m3 # half", {"kv_dtype": "fp8"}),
+        (f"python3 -m vllm.entrypoints.openai.api_server --model {LLAMA} --max-num-seqs 8", {"max-num-seqs": "8"}),
+        (f"M={LLAMA}\nvllm serve $M --enforce-eager 2>&1 | tee log", {"model": LLAMA, "enforce-eager": "true"}),
+        (f"vllm serve {LLAMA} -tp 2 -dp 4 --enable-expert-parallel", {"expert_parallel_size": "8"}),
+        (
+            f'vllm serve {LLAMA} --speculative-config \'{{"method": "mtp", "num_speculative_tokens": 2}}\'',
+            {"drafting": ("mtp", 2, None)},
+        ),
+        (
+            f"vllm serve {LLAMA} --speculative-config.method ngram --speculative-config.num_speculative_tokens 3",
+            {"drafting": ("ngram", 3, None)},
+        ),
+        (
+            f"docker run --rm -it --gpus all -p 80:80 vllm/vllm-openai:v0.11.0 --model {LLAMA}",
+            {"engine": "vllm@0.11.0", "model": LLAMA},
+        ),
+        (f"VLLM_PP_LAYER_PARTITION=10,22 vllm serve {LLAMA} -pp 2", {"pp-layer-partition": "10,22"}),
+        (f"bash -c 'vllm serve {LLAMA} -pp 2'", {"pipeline_parallel_size": "2"}),
+        (
+            "sglang serve --model-path a/b --tp 8 --dp 4 --enable-dp-attention",
+            {"tensor_parallel_size": "2", "data_parallel_size": "4"},
+        ),
+        (
+            "python -m sglang.launch_server --model a/b --speculative-algorithm EAGLE --speculative-num-steps 3",
+            {"drafting": ("mtp", 3, None)},
+        ),
+        (
+            "cat > c.yaml <<EOF\nkv_cache_config:\n  dtype: fp8\nenable_attention_dp: true\nEOF\n"
+            "trtllm-serve a/b --tp_size 4 --extra_llm_api_options c.yaml",
+            {"kv_dtype": "fp8", "tensor_parallel_size": "1", "data_parallel_size": "4"},
+        ),
+        ("llama-server -hf x/Qwen3-32B-GGUF:Q4_K_M -c 32768 -np 4", {"model": "Qwen3-32B", "context_tokens": "8192"}),
+        ("./llama-server -m m/gpt-oss-20b-mxfp4.gguf -ctk q8_0", {"model": "gpt-oss-20b", "cache-type-k": "q8_0"}),
+        ("mlx_lm.server --model x/y --port 80", {"engine": "mlx", "model": "x/y"}),
+    ],
+)
+def test_commands_are_read(text: str, said: dict[str, Any]) -> None:
+    found = read(text)
+    assert {key: found[key] for key in said} == said
+
+
+def test_every_option_that_is_read_exists() -> None:
+    """The names in the tables are those of the engine, or short names and names of earlier releases."""
+    for name, file in _LISTS.items():
+        text = (ROOT / "tests" / "engine_options" / f"{file}.txt").read_text()
+        listed = {word.lstrip("-").replace("_", "-") for word in text.split() if word.startswith("-")}
+        reader = next(one for one in readers() if one.engine == name)
+        assert any(field in listed for field in reader.fields or reader.model_options)
+        for field in dict.fromkeys(reader.fields.values()):
+            names = [option for option, found in reader.fields.items() if found == field]
+            assert set(names) & listed, (name, names)
+
+
+def test_own_options_stand_anywhere(kvcalc: Any) -> None:
+    words = ["vllm", "serve", LLAMA]
+    for arguments in (
+        ["--gpu", "h100", "--get", "starts", *words],
+        [*words, "--gpu", "h100", "--get", "starts"],
+        ["--gpu=h100", "--get=starts", "--", *words],
+        [" ".join(words), "--get", "starts", "--gpu", "h100"],
+    ):
+        assert kvcalc("check", *arguments).out == "true\n", arguments
+
+
+def test_it_says_why_and_what_helps(kvcalc: Any) -> None:
+    found = kvcalc("check", "vllm", "serve", LLAMA, "--max-model-len", "1M", "--gpu", "l40s", "--json")
+    document = json.loads(found.out)
+    assert found.status == 4
+    assert not document["starts"]
+    assert "does not fit" in document["reason"]
+    for change in document["changes"]:
+        words = ["vllm", "serve", LLAMA, "--max-model-len", "1M", change["option"], change["value"]]
+        again = kvcalc("check", *words, "--gpu", "l40s", "--get", "starts")
+        assert again.out.strip() == "true", change
+    assert document["changes"][0]["option"] == "--max-model-len"
+
+
+def test_unknown_options_are_named_once(kvcalc: Any) -> None:
+    found = kvcalc("check", "vllm", "serve", LLAMA, "--frobnicate", "3", "--port", "80", "--gpu", "h100", "--json")
+    document = json.loads(found.out)
+    assert document["command"]["not_counted"] == ["--frobnicate"]
+    assert document["command"]["ignored"] == ["--port"]
+    assert [one["text"] for one in document["warnings"] if one["part"] == "command"] == ["not counted: --frobnicate"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["vllm", "serve", "no/such", "--gpu", "h100"], 3, "is not known"),
+        (["vllm", "serve", "--gpu", "h100"], 2, "names no model"),
+        (["vllm", "serve", LLAMA], 2, "needs a device"),
+        (["echo", "hi", "--gpu", "h100"], 2, "no command of a server"),
+        (["vllm", "serve", LLAMA, "--max-model-len", "--gpu", "h100"], 2, "max-model-len"),
+        (["vllm", "serve", LLAMA, "--speculative-config", "{", "--gpu", "h100"], 2, "not a JSON object"),
+        (["vllm", "serve", LLAMA, "-tp", "3", "--gpu", "h100"], 4, "does not start"),
+        (["vllm", "serve", LLAMA, "--gpu", "h100", "--max-ttft", "1s"], 2, "needs the lengths"),
+        (["-f", "/no/such", "--gpu", "h100"], 2, "no such file"),
+        (["vllm serve 'a", "--gpu", "h100"], 2, "quote"),
+    ],
+)
+def test_errors_are_one_line(kvcalc: Any, arguments: list[str], status: int, message: str) -> None:
+    found = kvcalc("check", *arguments)
+    assert found.status == status
+    assert message in found.err.splitlines()[0]
+
+
+def test_several_services_have_an_answer_each(kvcalc: Any, tmp_path: Path) -> None:
+    file = tmp_path / "compose.yaml"
+    file.write_text(
+        "services:\n"
+        f"  a: {{image: 'vllm/vllm-openai:v0.33.0', command: '--model {LLAMA}'}}\n"
+        "  b: {image: redis}\n"
+        f"  c: {{image: 'lmsysorg/sglang:latest', command: 'sglang serve --model-path {LLAMA}'}}\n"
+    )
+    found = kvcalc("check", "-f", str(file), "--gpu", "h100", "--get", "command.service")
+    assert found.out.split() == ["a", "c"]
+    answer = check(file.read_text(), "h100", service="c")
+    assert answer["command"]["engine"] == "sglang"
+    assert answer["starts"]
+
+
+def test_the_largest_rate_keeps_the_target() -> None:
+    answer = check(
+        f"vllm serve {LLAMA}", "h100", input_tokens=2000, output_tokens=250, max_ttft_seconds=0.4, ttft_percentile=99
+    )
+    capacity = answer["capacity"]
+    assert capacity is not None
+    assert 0 < (capacity["ttft_p99_seconds"] or 0) <= 0.4
+    fewer = check(
+        f"vllm serve {LLAMA} --max-num-seqs 4", "h100", input_tokens=2000, output_tokens=250, max_ttft_seconds=0.4,
+        ttft_percentile=99,
+    )["capacity"]  # fmt: skip
+    assert fewer is not None
+    assert fewer["requests_per_second"] < capacity["requests_per_second"]
+
+
+def test_every_reader_reads_its_own_engine() -> None:
+    assert [reader.engine for reader in readers()] == list(READABLE)
