@@ -13,7 +13,6 @@ from kvcalc.engines.reading import Read, Reader, float_types, inverse, json_obje
 from kvcalc.engines.vllm.command import METHODS
 from kvcalc.model.drafting import DRAFT, MTP
 
-
 # Methods of --quantization that convert a checkpoint while it is loaded. Others name what its config says anyway.
 _CONVERTS = ("bitsandbytes", "experts_int8", "ptpc_fp8", "torchao")
 
