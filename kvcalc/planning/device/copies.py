@@ -44,6 +44,7 @@ def of_all_copies(case: Case, found: dict[str, Any]) -> dict[str, Any]:
         serving["tokens_per_second_per_device"] *= share / copies
     energy = found["energy"]
     if energy is not None:
-        found["energy"] = {name: size * copies / share for name, size in energy.items()}
+        # The ends of the range are None if it is not known.
+        found["energy"] = {name: size and size * copies / share for name, size in energy.items()}
         found["energy"]["watts"] = energy["watts"] * copies
     return found
