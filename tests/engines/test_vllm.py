@@ -153,10 +153,20 @@ def test_a_what_if_vllm_cannot_hold_is_null() -> None:
     assert answer["variants"][2]["own"]
 
 
-@pytest.mark.parametrize("model", ["falcon-40b", "recurrentgemma-2b"])
-def test_layouts_that_are_not_settled_are_refused(model: str) -> None:
+def test_layouts_that_are_not_settled_are_refused() -> None:
     with pytest.raises(ModelError, match="not modelled"):
-        pool(model, 4096)
+        pool("recurrentgemma-2b", 4096)
+
+
+def test_falcons_new_architecture_keeps_its_kv_heads() -> None:
+    """FalconAttention, models/falcon.py of 0.33.0: num_kv_heads heads, which Transformers repeats for all 128."""
+    answers = [
+        estimate(kvcalc.load_model("falcon-40b"), context_tokens=8192, engine="vllm", tensor_parallel_size=size)
+        for size in (1, 2, 8, 16)
+    ]
+    blocks = [answer["engine"]["bytes_per_block"] for answer in answers]
+    assert blocks == [16 * 60 * 2 * heads * 64 * 2 for heads in (8, 4, 1, 1)]
+    assert blocks[0] == 1_966_080
 
 
 @pytest.mark.parametrize(

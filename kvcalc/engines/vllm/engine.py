@@ -419,8 +419,6 @@ def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Re
 
 def _refuse(spec: ModelSpec) -> None:
     """Raise ModelError for models that vLLM reads in a way that is not modelled."""
-    if spec.model_type == "falcon" and spec.attention.num_kv_heads > 1:
-        raise ModelError(f"{spec.name}: vLLM's layout of Falcon's new architecture is not modelled")
     if spec.model_type == "minicpm3":
         # MiniCPM3Attention, models/minicpm3.py of vLLM 0.33.0: 27 times the latent.
         raise ModelError(f"{spec.name}: vLLM keeps K and V of every head, not the latent, and that is not modelled")
