@@ -21,7 +21,7 @@ from kvcalc.planning.plan.best import best_of, commands, given_up, ranked_by
 from kvcalc.planning.plan.pareto import front
 from kvcalc.planning.plan.replicas import Option, find_layout
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
-from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost
+from kvcalc.planning.plan.traffic import MOST_BUSY, Kind, Traffic, Trouble, describe_cost
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
@@ -36,8 +36,6 @@ __all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", 
 # The default: devices that are easy to rent.
 COMMON_GPUS = ("l40s", "a100", "h100", "h200", "b200", "mi300x")
 DEFAULT_MAX_DEVICES = 1024
-# Beyond this share of what a layout serves, a little more load makes a queue without end.
-_NEARLY_FULL = 0.9
 
 
 def plan(
@@ -253,11 +251,11 @@ def _notes(
 
 def _full_notes(kinds: Sequence[Kind], rows: Sequence[Mapping[str, Any]]) -> list[Note]:
     """A note about layouts that a little more load makes too slow."""
-    text = f"the load is more than {_NEARLY_FULL:.0%} of what the layout serves: --headroom 20% leaves room for more"
+    text = f"the load is more than {MOST_BUSY:.0%} of what the layout serves: --headroom 20% leaves room for more"
     full = [
         RowNote((kind.engine, kind.gpu.name), Note("plans", "nearly-full", text), kind.gpu)
         for kind, row in zip(kinds, rows)
-        if (row["utilisation"] or 0.0) > _NEARLY_FULL
+        if (row["utilisation"] or 0.0) > MOST_BUSY
     ]
     return group_notes(full, [(kind.engine, kind.gpu.name) for kind in kinds])
 

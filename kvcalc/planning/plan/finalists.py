@@ -78,6 +78,7 @@ def find_simulated(
 def find_replicas(traffic: Traffic, kind: Kind, judge: Judge, num_simulated: int | None) -> Option | Trouble:
     """The replicas of `find_layout`, judged by simulations if these decide. At most `num_simulated` are simulated."""
     if judge.decides:
+        traffic = traffic._replace(most_busy=1.0)
         most = num_simulated or DEFAULT_FINALISTS
         return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
     trouble, most = None, num_simulated or 1

@@ -59,13 +59,12 @@ class Option(NamedTuple):
     @property
     def utilisation(self) -> float | None:
         """The load as a share of what the replicas serve at most, without limits on their times. None for clients."""
-        rate, kind = self.traffic.targets.requests_per_second, self.kind
-        if rate is None:
-            return None
-        most = min(_wanted(self.traffic), max(self.probe.running, self.probe.memory.fit["max_batch_size"] or 0))
-        full = probe(self.traffic.without_limits(), kind, self.shape.tensor, self.shape.stages, most, is_brief=True)
-        serving = (self.probe if full.trouble is not None else full).serving
-        return rate / (self.replicas * float(serving["requests_per_second"]))
+        rate = self.traffic.targets.requests_per_second
+        return (
+            None
+            if rate is None
+            else rate / (self.replicas * _capacity(self.traffic, self.kind, self.shape, self.probe))
+        )
 
     @property
     def weight(self) -> float:
@@ -235,6 +234,9 @@ def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | Non
         return None
     most = _most_running(at, _wanted(traffic))
     replicas = _replicas(traffic, at, most)
+    if traffic.targets.requests_per_second is not None:
+        busy = traffic.targets.requests_per_second / _capacity(traffic, kind, shape, alone)
+        replicas = max(replicas, ceil(busy / traffic.most_busy))
     needed = (replicas + traffic.spare_replicas) * shape.devices
     if needed > kind.max_devices:
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
@@ -286,6 +288,13 @@ def _needs_more(traffic: Traffic, at: Callable[[int], Probe], alone: Probe, repl
         if found.trouble is not None:
             return True
     return False
+
+
+def _capacity(traffic: Traffic, kind: Kind, shape: Shape, one: Probe) -> float:
+    """The requests per second of one replica that runs as many as the memory holds, without limits on their times."""
+    most = min(_wanted(traffic), max(one.running, one.memory.fit["max_batch_size"] or 0))
+    full = probe(traffic.without_limits(), kind, shape.tensor, shape.stages, most, is_brief=True)
+    return float((one if full.trouble is not None else full).serving["requests_per_second"])
 
 
 def _replicas(traffic: Traffic, at: Callable[[int], Probe], most: int) -> int:

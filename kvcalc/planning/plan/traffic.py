@@ -24,6 +24,11 @@ MOST_RUNNING = 1024
 of 0.33.0). Numbers in between lie between the points of their neighbours."""
 
 
+MOST_BUSY = 0.9
+"""Requests at random come in groups. For replicas that are busier than this, the means of the closed form hide that a
+queue grows without end, so only a simulation may choose them."""
+
+
 class Kind(NamedTuple):
     """One row of a plan: at most `max_devices` of one kind of device, under one engine, with weights of one type.
 
@@ -119,7 +124,7 @@ class Traffic(NamedTuple):
 
     `strict` leaves out layouts whose fit is tight. With `all_layouts`, every combination of the ways to split a model
     is tried. `spare_replicas` are replicas of each layout that the load does not need. The load of the `targets` is
-    larger than the one that is paid for by the share `headroom`.
+    larger than the one that is paid for by the share `headroom`. No layout is busier than `most_busy`.
     """
 
     question: Question
@@ -130,6 +135,7 @@ class Traffic(NamedTuple):
     all_layouts: bool = False
     spare_replicas: int = 0
     headroom: float = 0.0
+    most_busy: float = MOST_BUSY
 
     def prompt_ranks(self, engine: str) -> int:
         """The copies of the attention that divide a prompt under an engine."""
