@@ -43,6 +43,22 @@ def split(command: str) -> list[str]:
     return [_OPERATORS.get(word) or "".join(map(_meant, re.finditer(_PIECE, word))) for word in words]
 
 
+def words_of(line: str) -> list[str] | None:
+    """The words and the operators of a line that a person has written. None if a quote has no end."""
+    # Python's shlex has no $'...', which `join` writes.
+    line = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda found: shlex.quote(found[1].encode().decode("unicode_escape")), line)
+    reader = shlex.shlex(line, posix=True, punctuation_chars=";&|<>()")
+    reader.whitespace_split, reader.commenters = True, ""
+    try:
+        words = list(reader)
+    except ValueError:
+        return None
+    for place, word in enumerate(words):
+        if word.startswith("#"):
+            return words[:place]
+    return words
+
+
 def comment(text: str) -> str:
     """A line that the shell skips."""
     return f"# {one_line(text)}"

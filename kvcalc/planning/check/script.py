@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
+from kvcalc.writing.shell import words_of
 
 _OPERATORS = set(";&|()<>\n")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
@@ -52,32 +52,16 @@ def parse_script(text: str) -> Script:
             if target is not None:
                 files[target[1]] = "\n".join(body)
             continue
-        words = _words(line)
+        words = words_of(line)
         while words is None and lines and line.count("'") % 2 and len(line) < 100_000:
             line += "\n" + lines.pop(0)  # a quoted text of several lines
-            words = _words(line)
+            words = words_of(line)
         if words is None:
             if is_alone:
                 raise UsageError("the command has a quote without its end", "put the whole command in quotes")
             continue
         found += _statements(words, variables, files)
     return Script(found, files)
-
-
-def _words(line: str) -> list[str] | None:
-    """The words and the operators of a line. None if a quote has no end."""
-    # Python's shlex has no $'...', which `writing.shell` prints.
-    line = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda found: shlex.quote(found[1].encode().decode("unicode_escape")), line)
-    reader = shlex.shlex(line, posix=True, punctuation_chars=";&|<>()")
-    reader.whitespace_split, reader.commenters = True, ""
-    try:
-        words = list(reader)
-    except ValueError:
-        return None
-    for place, word in enumerate(words):
-        if word.startswith("#"):
-            return words[:place]
-    return words
 
 
 def _statements(words: list[str], variables: dict[str, str], files: dict[str, str]) -> list[Statement]:

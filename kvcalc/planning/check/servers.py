@@ -12,6 +12,7 @@ from kvcalc.errors import UsageError
 from kvcalc.planning.check.script import parse_script
 from kvcalc.records import NamedTuple
 from kvcalc.writing.manifest import read_documents
+from kvcalc.writing.shell import words_of
 
 _RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:-.*)?")
 # The options of `docker run` that are not read have a value or not; these are the ones without (docker run --help).
@@ -187,12 +188,10 @@ def _of_container(
 
 def _list(value: Any) -> list[str]:
     if isinstance(value, str):
-        import shlex
-
-        try:
-            return shlex.split(value.replace("\\\n", " "))
-        except ValueError:
-            raise UsageError(f"{value[:40]!a}: a quote without its end") from None
+        words = words_of(value.replace("\\\n", " "))
+        if words is None:
+            raise UsageError(f"{value[:40]!a}: a quote without its end")
+        return words
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
