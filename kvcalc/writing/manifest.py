@@ -80,3 +80,8 @@ def read_documents(text: str) -> list[Any]:
     except (yaml.YAMLError, ValueError, RecursionError):
         return []
     return [one for one in found if isinstance(one, dict)]
+
+
+def resolved(word: str, variables: Mapping[str, str]) -> str:
+    """A word with the container's variables, which Kubernetes writes as $(NAME). $$ is a dollar sign."""
+    return re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), word).replace("$$", "$")

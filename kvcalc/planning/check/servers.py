@@ -9,9 +9,9 @@ from typing import Any
 
 from kvcalc.engines.reading import Read, Reader, readers
 from kvcalc.errors import UsageError
-from kvcalc.planning.check.script import parse_script
 from kvcalc.records import NamedTuple
-from kvcalc.writing.manifest import read_documents
+from kvcalc.writing.manifest import read_documents, resolved
+from kvcalc.writing.script import parse_script
 from kvcalc.writing.shell import words_of
 
 _RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:-.*)?")
@@ -182,7 +182,7 @@ def _of_container(
     image = str(container["image"]) if container.get("image") else None
     return [
         server._replace(name=name, num_devices=number if server.num_devices is None else server.num_devices)
-        for server in server_of([_dollar(word, environment) for word in words], environment, {}, image)
+        for server in server_of([resolved(word, environment) for word in words], environment, {}, image)
     ]
 
 
@@ -193,11 +193,6 @@ def _list(value: Any) -> list[str]:
             raise UsageError(f"{value[:40]!a}: a quote without its end")
         return words
     return [str(word) for word in value] if isinstance(value, list) else []
-
-
-def _dollar(word: str, environment: Mapping[str, str]) -> str:
-    """A word with the container's variables, as Kubernetes writes them: $(NAME). $$ is a dollar sign."""
-    return re.sub(r"\$\((\w+)\)", lambda found: environment.get(found[1], found[0]), word).replace("$$", "$")
 
 
 def _variables(given: Any) -> dict[str, str]:
