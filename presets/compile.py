@@ -79,7 +79,7 @@ def _check(root: Path, table: str, rows: dict[str, Any]) -> None:
     sys.path.insert(0, str(root))
     try:
         from kvcalc.engines import declarations
-        from kvcalc.model.type_check import check_table
+        from presets.check import check_table
     finally:
         sys.path.remove(str(root))
     check_table(table, rows)
