@@ -174,7 +174,7 @@ def test_few_files_name_engines_in_words() -> None:
         "if isinstance(setup.rules, Vllm): pass",
         "if isinstance(case.engine, (sglang.DeepseekV4, Other)): pass",
         'if type(engine).__name__ == "LlamaCpp": pass',
-        "from kvcalc.engines.vllm.blocks import default_block",
+        "from kvcalc.engines.vllm.defaults import default_block",
         "def later() -> None:\n    from kvcalc.engines.llama_cpp.splitting import count_devices",
         "from kvcalc.engines import sglang",
         "import kvcalc.engines.mlx",
