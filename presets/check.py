@@ -1,7 +1,8 @@
-"""The check of the tables in presets/types, when kvcalc is built and in its tests. It is no part of the package."""
+"""The check of the tables in presets/types and kvcalc/engines, when kvcalc is built and in its tests."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -27,6 +28,21 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
     checks[name](rows)
+
+
+def check_engines() -> None:
+    """Raise ValueError, TypeError or KeyError for a mistake in a declaration or another table of an engine."""
+    from kvcalc.engines.declarations import ENGINES, LOGS
+    from kvcalc.engines.log_lines import lines_of
+
+    if not ENGINES:
+        raise ValueError("kvcalc/engines has no engine.yaml")
+    for engine in LOGS:
+        lines = lines_of(engine)
+        for pattern in (*lines.facts, *lines.records):
+            groups = re.compile(pattern.expression).groupindex
+            if not groups or (pattern in lines.facts and [*groups] != ["value"]):
+                raise ValueError(f"{engine}: {pattern.name} has no part, or other parts than value")
 
 
 def _check_fields(row: str, own: Collection[str], known: Collection[str]) -> None:

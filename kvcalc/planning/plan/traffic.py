@@ -315,7 +315,7 @@ def _brief(case: Case, needs_speed: bool) -> Answer | None:
     workload, allocation = case.workload, case.allocation
     sizes = case.share, workload.kv_dtype, workload.context_tokens
     held = allocation.batch_bytes(*sizes, workload.attention_batch(workload.batch_size))
-    fits = holds(case, room.pool_bytes, held)
+    fits = holds(case, room.pool_bytes)
     free = room.pool_bytes - held
     low, _ = free_range(room, free)
     throughput = None
