@@ -23,7 +23,7 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     checks = {
         "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
         "families": _check_families, "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
-        "sequences": _check_sequences, "towers": _check_towers, "wrappers": _check_wrappers,
+        "sequences": _check_sequences, "towers": _check_towers, "unread": _check_unread, "wrappers": _check_wrappers,
     }  # fmt: skip
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
@@ -32,11 +32,17 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
 
 def check_engines() -> None:
     """Raise ValueError, TypeError or KeyError for a mistake in a declaration or another table of an engine."""
-    from kvcalc.engines.declarations import ENGINES, LOGS
+    from kvcalc.engines.declarations import ENGINES, LOGS, has_table, table
     from kvcalc.engines.log_lines import lines_of
+    from kvcalc.model.hf_config import known_types
 
     if not ENGINES:
         raise ValueError("kvcalc/engines has no engine.yaml")
+    types = {*known_types()}
+    for engine in ENGINES:
+        if has_table(engine, "models"):
+            for names in table(engine, "models").values():
+                _check_types(engine, names if isinstance(names, str) else " ".join(names), types)
     for engine in LOGS:
         lines = lines_of(engine)
         for pattern in (*lines.facts, *lines.records):
@@ -108,6 +114,20 @@ def _check_wrappers(rows: Mapping[str, Any]) -> None:
     for name, sizes in rows["sizes"].items():
         if name not in types or [*map(type, sizes)] != [int] * 3:
             raise ValueError(f"{name} must be a known type, and have three sizes")
+
+
+def _check_unread(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.hf_config import known_types
+
+    for engine, names in rows.items():
+        _check_types(f"unread in {engine}", names, {*known_types()})
+
+
+def _check_types(whose: str, names: str, known: Collection[str]) -> None:
+    own = names.split()
+    for name in own:
+        if name not in known or own.count(name) > 1:
+            raise ValueError(f"{whose}: {name} is not known, or there twice")
 
 
 def _check_releases(rows: Mapping[str, Any]) -> None:

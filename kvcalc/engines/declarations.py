@@ -9,7 +9,7 @@ import os
 from functools import cache
 from typing import Any
 
-from kvcalc.model.presets import shipped_mapping, shipped_mappings
+from kvcalc.model.presets import shipped_mapping, shipped_mappings, shipped_table
 from kvcalc.records import NamedTuple
 
 FILE = "engine.yaml"
@@ -67,8 +67,28 @@ def declare(folder: str, declared: dict[str, Any]) -> None:
 @cache
 def table(engine: str, name: str) -> dict[str, Any]:
     """The table in NAME.yaml of an engine's folder. It is read when it is needed, unlike the declarations."""
-    folder = ENGINES[engine][0]
-    return shipped_mapping(os.path.join(_HERE, folder, f"{name}.yaml"), "engines", f"{folder}.{name}")
+    return shipped_mapping(_file(engine, name), "engines", f"{ENGINES[engine][0]}.{name}")
+
+
+def has_table(engine: str, name: str) -> bool:
+    """Whether an engine's folder has NAME.yaml."""
+    return os.path.exists(_file(engine, name))
+
+
+def _file(engine: str, name: str) -> str:
+    return os.path.join(_HERE, ENGINES[engine][0], f"{name}.yaml")
+
+
+@cache
+def types_of(engine: str, name: str) -> frozenset[str]:
+    """The model types in the list NAME of `models.yaml` in an engine's folder."""
+    return frozenset(table(engine, "models")[name].split())
+
+
+def unread_types(engine: str) -> frozenset[str]:
+    """The model types whose layout in an engine nobody has read, for an engine that does not list those it knows."""
+    rows = shipped_table("unread")
+    return frozenset(f"{rows['anywhere']} {rows[engine]}".split())
 
 
 def _option(name: str, row: dict[str, Any]) -> Option:
