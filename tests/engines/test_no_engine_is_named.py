@@ -21,7 +21,6 @@ PACKAGE = ROOT / "kvcalc"
 
 # Files that name engines in words for people, or as documents, other programs and publishers spell them.
 IN_WORDS = {
-    "release_dates.py": "how publishers name their releases, and on which day each came out",
     "throughput/bench_results/serving_clients.py": "the names of backends in the results of benchmarks",
     "output/human/compare.py": "the heading names an engine, and not the formula",
     "output/human/estimate.py": "the heading names an engine, and not the formula",

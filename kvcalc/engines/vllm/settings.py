@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.vllm.defaults import default_block, step_of
-from kvcalc.engines.vllm.flags import check_flags
 from kvcalc.engines.vllm.releases import Rules
 from kvcalc.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -70,7 +69,6 @@ def parse_settings(
     each other, or flags and choices that the release does not have.
     """
     given = Given("vllm", settings)
-    check_flags(settings, place)
     step, drafted = step_of(spec), given.count("num-speculative-tokens", 0)
     block_size = given.count("block-size", default_block(spec, None, place))
     if block_size % step:
