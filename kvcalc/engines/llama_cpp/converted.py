@@ -35,14 +35,15 @@ _FULL_LENGTH = (
 
 # Types whose windows are not read. A model of these types with a window is refused.
 _PLAIN = (
-    "apertus arcee arctic baichuan bailing_moe bamba bitnet bloom chameleon chatglm cohere dbrx deepseek deepseek_v2 "
-    "deepseek_v3 deepseek_v32 ernie4_5 ernie4_5_moe exaone falcon falcon_h1 falcon_mamba gemma generic glm glm4 "
-    "glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_moe_dsa glm_ocr_text gpt2 gpt_bigcode gpt_neox granite "
-    "granitemoe granitemoehybrid granitemoeshared grok-1 hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text hy_v3 hy_v4 "
-    "internlm2 internlm3 iquestcoder jais jais2 jamba kimi_k2 kimi_linear lfm2 lfm2_moe llama llava mamba mamba2 "
-    "minicpm minicpm3 minimax minimax_m2 minimax_m3 minimax_m3_vl_text mistral4 mpt mt5 nemotron nemotron-nas "
-    "nemotron_h olmo olmo2 olmoe openelm orion paddleocr_vl_text phi qwen qwen3_5_moe_text qwen3_5_text qwen3_next "
-    "qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text rwkv6 seed_oss solar_open stablelm t5 umt5 xverse youtu"
+    "apertus arcee arctic baichuan bailing_moe bailing_moe_v2 bamba bitnet bloom chameleon chatglm cohere dbrx "
+    "deepseek deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5 ernie4_5_moe exaone falcon falcon_h1 falcon_mamba gemma "
+    "generic glm glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_moe_dsa glm_ocr_text gpt2 gpt_bigcode "
+    "gpt_neox granite granitemoe granitemoehybrid granitemoeshared grok-1 hunyuan_v1_dense hunyuan_v1_moe "
+    "hunyuan_vl_text hy_v3 hy_v4 internlm2 internlm3 iquestcoder jais jais2 jamba kimi_k2 kimi_linear lfm2 lfm2_moe "
+    "llama llava mamba mamba2 minicpm minicpm3 minimax minimax_m2 minimax_m3 minimax_m3_vl_text mistral4 mpt mt5 "
+    "nemotron nemotron-nas nemotron_h olmo olmo2 olmoe openelm orion paddleocr_vl_text phi qwen qwen3_5_moe_text "
+    "qwen3_5_text qwen3_next qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text rwkv6 seed_oss solar_open stablelm "
+    "t5 umt5 xverse youtu"
 ).split()
 
 # Types for whose architecture no class is registered in conversion/.

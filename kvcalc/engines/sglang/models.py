@@ -37,12 +37,12 @@ WITH_EXTRA_STATES = (
 )  # fmt: skip
 
 _KNOWN = (
-    "afmoe apertus arcee baichuan bailing_moe chatglm cohere cohere2 cohere2_moe dbrx deepseek deepseek_v2 "
-    "deepseek_v3 deepseek_v32 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone exaone4 exaone_moe falcon_h1 gemma "
-    "gemma2 gemma3_text gemma3n_text generic glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_moe_dsa "
-    "glm_ocr_text gpt2 gpt_bigcode gptj granite granitemoe granitemoehybrid granitemoeshared grok-1 hunyuan_v1_dense "
-    "hunyuan_v1_moe hy_v3 hy_v4 internlm2 internlm3 iquestcoder kimi_k2 kimi_linear lfm2 lfm2_moe llama llava "
-    "llava_llama llava_mistral llava_qwen longcat_flash mimo minicpm minicpm3 minimax_m2 minimax_m3 "
+    "afmoe apertus arcee baichuan bailing_moe bailing_moe_v2 chatglm cohere cohere2 cohere2_moe dbrx deepseek "
+    "deepseek_v2 deepseek_v3 deepseek_v32 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text exaone exaone4 exaone_moe "
+    "falcon_h1 gemma gemma2 gemma3_text gemma3n_text generic glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text "
+    "glm_moe_dsa glm_ocr_text gpt2 gpt_bigcode gptj granite granitemoe granitemoehybrid granitemoeshared grok-1 "
+    "hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 internlm2 internlm3 iquestcoder kimi_k2 kimi_linear lfm2 lfm2_moe "
+    "llama llava llava_llama llava_mistral llava_qwen longcat_flash mimo minicpm minicpm3 minimax_m2 minimax_m3 "
     "minimax_m3_vl_text ministral3 mistral mixtral mllama_text_model nemotron-nas nemotron_h olmo olmo2 olmo3 olmoe "
     "opt orion paddleocr_vl_text persimmon phi phi3 phi4mm phimoe qwen qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text "
     "qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text "
