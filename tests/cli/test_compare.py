@@ -36,7 +36,7 @@ def test_one_context_for_all_the_shortest_default(kvcalc: Any) -> None:
 
 def test_a_refused_model_has_its_reason_and_the_rest_are_answered(kvcalc: Any) -> None:
     result = kvcalc("compare", "llama-3-8b", "lama-3-8c", "--json")
-    assert result.status == 0
+    assert result.status == 1
     good, bad = result.json["models"]
     assert good["total_bytes"] > 0
     assert bad["total_bytes"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ Column = tuple[str, str, Callable[[Any], str]]
 """A table column: its heading for `plain_table`, the key of its values, and the function that formats a value."""
 
 
-_LEAST_COLUMNS = 20
+_LEAST_COLUMNS, _OFF_A_TERMINAL = 20, 80
+# Without a height, rich takes 80 columns if TERM is dumb.
+_HEIGHT = 25
 
 
 class _Console(Console):
@@ -29,18 +32,18 @@ class _Console(Console):
 def make_console(color: bool) -> Console:
     """A console on stdout. No colour if stdout is not a terminal, with NO_COLOR or TERM=dumb, or if `color` is false.
 
-    Markup, emoji and highlighting are off, because model names may contain brackets and colons.
+    It has $COLUMNS columns, else those of the terminal, and 80 in a pipe or a file. Markup, emoji and highlighting are
+    off, because model names may contain brackets and colons.
     """
-    return _Console(no_color=None if color else True, markup=False, emoji=False, highlight=False, width=_odd_width())
-
-
-def _odd_width() -> int | None:
-    """A width that can be printed, if COLUMNS is set to a few columns or to 0. None: rich finds the width."""
-    columns = os.environ.get("COLUMNS", "")
-    if not columns.isdecimal() or int(columns) >= _LEAST_COLUMNS:
-        return None
-    # 0 means that the width is not known, as in the standard library.
-    return max(int(columns), _LEAST_COLUMNS) if int(columns) else shutil.get_terminal_size().columns
+    is_terminal, columns = sys.stdout.isatty(), os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        width = max(int(columns), _LEAST_COLUMNS)
+    else:
+        width = shutil.get_terminal_size().columns if is_terminal else _OFF_A_TERMINAL
+    return _Console(
+        no_color=None if color else True, markup=False, emoji=False, highlight=False, width=width, height=_HEIGHT,
+        force_terminal=None if is_terminal else False,
+    )  # fmt: skip
 
 
 def plain_table(*headings: str) -> Table:

@@ -36,8 +36,8 @@ QUESTIONS = {
     "sweep": ("sweep", "gemma-3-27b", "--context", "1k..64k", "--batch", "1,8", "--gpu", "h100"),
     "prefix": ("prefix", LOGS / "mooncake.jsonl", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm", "--offload",
                "cpu=20GiB"),
-    "simulate": ("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests-per-second", "20", "--prompt-tokens",
-                 "uniform:500..1500", "--answer-tokens", "200", "--requests", "100", "--max-ttft", "100ms"),
+    "simulate": ("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests-per-second", "20", "--input-tokens",
+                 "uniform:500..1500", "--output-tokens", "200", "--requests", "100", "--max-ttft", "100ms"),
 }  # fmt: skip
 EMPTY = {"meta", "link", "br", "hr", "img", "input"}
 

@@ -1,0 +1,20 @@
+"""Text in lines of a given width, broken between words: never inside a name, or between a number and its unit."""
+
+from __future__ import annotations
+
+import re
+from textwrap import wrap
+
+# What stays beside the number before it. The parts of `16 x h100-sxm` stay together too.
+_UNIT = re.compile(r"(?<=[\d)]) (?=(?:[KMGTP]?i?B(?:/s)?|[mu]?s|W|J|%|x \S+)(?![\w-]))|(?<=\d x) (?=\S)")
+# A blank that `textwrap` does not break at.
+_GLUE = "\xa0"
+
+
+def wrapped(text: str, columns: int) -> list[str]:
+    """The lines of `text`. A line is longer than `columns` only if a word is."""
+    lines = wrap(
+        _UNIT.sub(_GLUE, text), max(columns, 1), break_long_words=False, break_on_hyphens=False, drop_whitespace=True,
+        replace_whitespace=False,
+    )  # fmt: skip
+    return [line.replace(_GLUE, " ") for line in lines] or [""]
