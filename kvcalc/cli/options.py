@@ -232,11 +232,10 @@ def output(
 ) -> list[Declared]:
     """The output options. `path` is an example of a --get path in the command's document, which may be a list."""
     default = "human on a terminal, tsv elsewhere" if is_list else "human"
+    formats = f"Output format. Default: that of KVCALC_FORMAT, else {default}.{more}"
     example = f": --get {path}" if path else ""
     return [
-        value(
-            "--format", metavar, f"Output format. Default: that of KVCALC_FORMAT, else {default}.{more}", panel=_OUTPUT
-        ),
+        value("--format", metavar, formats, panel=_OUTPUT),
         flag("--json", "Print JSON. Short for --format json.", _OUTPUT),
         value("--get", "PATH", f"Print one value of the JSON{example}.", panel=_OUTPUT),
         flag("--no-color", "Print without colours.", _OUTPUT),

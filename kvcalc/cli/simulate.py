@@ -91,14 +91,16 @@ def _load_of(given: Mapping[str, Any]) -> "Load":
     from kvcalc.simulation.loads.requests import parse_distribution
 
     burstiness, scale = value_of(given, "burstiness"), value_of(given, "scale_rate")
+    prompt, answer = (
+        None if given[name] is None else parse_distribution(given[name], FIELDS[name].long)
+        for name in ("prompt_tokens", "answer_tokens")
+    )
     trace = _trace_of(given["trace"], given["trace_format"])
     if given["cold"] and given["warm"]:
         raise UsageError("--cold and --warm cannot be combined", "use one")
     return Load(
-        *(
-            None if given[name] is None else parse_distribution(given[name], FIELDS[name].long)
-            for name in ("prompt_tokens", "answer_tokens")
-        ),
+        prompt,
+        answer,
         value_of(given, "requests_per_second"),
         value_of(given, "concurrency"),
         1.0 if burstiness is None else burstiness,
