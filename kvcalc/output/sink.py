@@ -110,11 +110,6 @@ def choose(
 def warn(warnings: Iterable[Mapping[str, str]]) -> None:
     """Print a document's warnings and notes to stderr, one per line, wrapped if stderr is a terminal."""
     for warning in warnings:
-        text = f"{'warning' if is_warning(warning) else 'note'}: {one_line(sentence(warning))}"
-        if sys.stderr.isatty():
-            from shutil import get_terminal_size
+        from kvcalc.output.wrapping import tell
 
-            from kvcalc.output.wrapping import wrapped
-
-            text = "\n  ".join(wrapped(text, get_terminal_size().columns - 3))
-        print(text, file=sys.stderr)
+        tell(f"{'warning' if is_warning(warning) else 'note'}: {one_line(sentence(warning))}")

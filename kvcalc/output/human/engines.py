@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import Column, count, describe_workload, size, split, table_of, text, yes_or_no
+from kvcalc.output.human.figures import count, describe_workload, size, split, text, yes_or_no
+from kvcalc.output.human.tables import Column, table_of
 
 
 def render(document: dict[str, Any], console: Console) -> None:
