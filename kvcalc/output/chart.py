@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise, zip_longest
 from math import log2
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.output.wrapping import wrapped
 from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 _WIDTH, _HEIGHT = 60, 15
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
@@ -19,7 +22,7 @@ _GUTTER = 11
 _LOGARITHMIC = 8
 
 
-def draw_chart(chart: dict[str, Any], columns: int) -> list[str]:
+def draw_chart(chart: documents.Chart, columns: int) -> list[str]:
     """The lines of text of a chart in at most `columns` columns; none if fewer than two contexts have bytes.
 
     `chart` has `contexts` in ascending order; `lines`, each with a `label` and the `bytes` (None if refused) at these
