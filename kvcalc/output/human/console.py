@@ -36,8 +36,10 @@ class PlainConsole(Console):
             if left_out:
                 self.print(f"not shown at {self.width} columns: {', '.join(left_out)}", style="dim")
         elif isinstance(one, (str, Text)):
-            for line in _lines(one if isinstance(one, Text) else Text(one), self.width):
-                super().print(line, style=style, soft_wrap=True, **others)
+            whole = one if isinstance(one, Text) else Text(one)
+            for part in whole.split("\n", allow_blank=True):
+                for line in _lines(part, self.width):
+                    super().print(line, style=style, soft_wrap=True, **others)
         else:
             super().print(*objects, style=style, soft_wrap=soft_wrap, **others)
 

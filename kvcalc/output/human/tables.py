@@ -37,13 +37,15 @@ class Table(rich.table.Table):
         names = self.columns[0].justify == "left"
         for column in self.columns:
             column.no_wrap = column is self.columns[0] or self._least(column) == self._widest(column)
-        if names:
-            self._fold(width, _COMFORTABLE)
-        while self._width() > width and (place := self._next()) is not None:
+        while self._width(_COMFORTABLE if names else None) > width and (place := self._next()) is not None:
             del self.columns[place]
             left_out.append(self.labels.pop(place))
-        if names:
-            self._fold(width, _NARROWEST)
+        if names and self._width() > width:
+            room = max(width - self._width(0), _NARROWEST)
+            first = self.columns[0]
+            first._cells[:] = [  # noqa: SLF001 - rich has no other way to change a cell
+                fold(cell, room) if isinstance(cell, str) else cell for cell in first._cells
+            ]
         for place, each in enumerate(self.columns):
             each._index = place
         return [label for label in left_out if label]
@@ -56,15 +58,12 @@ class Table(rich.table.Table):
         numbers = [place for place, column in enumerate(self.columns) if place and column.justify == "right"]
         return numbers[-1] if len(self.columns) > 2 and numbers else None
 
-    def _fold(self, width: int, least: int) -> None:
-        first = self.columns[0]
-        room = max(width - self._width() + self._widest(first), least)
-        if room < self._widest(first):
-            first._cells[:] = [fold(cell, room) if isinstance(cell, str) else cell for cell in first._cells]
-
-    def _width(self) -> int:
+    def _width(self, most_of_first: int | None = None) -> int:
+        """The width of the table, with at most this width of the first column."""
         first, *others = self.columns
-        return self._widest(first) + sum(_GAP + self._least(column) for column in others)
+        widest = self._widest(first)
+        own = widest if most_of_first is None else min(widest, most_of_first)
+        return own + sum(_GAP + self._least(column) for column in others)
 
     def _widest(self, column: rich.table.Column) -> int:
         texts = [str(cell) for cell in column._cells]
