@@ -43,9 +43,7 @@ class Table(rich.table.Table):
         if names and self._width() > width:
             room = max(width - self._width(0), _NARROWEST)
             first = self.columns[0]
-            first._cells[:] = [  # noqa: SLF001 - rich has no other way to change a cell
-                fold(cell, room) if isinstance(cell, str) else cell for cell in first._cells
-            ]
+            first._cells[:] = [fold(cell, room) if isinstance(cell, str) else cell for cell in first._cells]
         for place, each in enumerate(self.columns):
             each._index = place
         return [label for label in left_out if label]
