@@ -47,8 +47,7 @@ from kvcalc.units import Number
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.engines.scheduler import Schedule
     from kvcalc.engines.starts import Start
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
@@ -77,6 +76,7 @@ class Sglang(Engine):
     name = "sglang"
     title = "SGLang"
     reuse_class = ("sglang.reuse", "SglangReuse")
+    has_instances = True
     classes_of_transformers = "config"
     pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
     running_option = "max-running-requests"
@@ -173,14 +173,14 @@ class Sglang(Engine):
         """Remaining layers go to the last ranks, one each (get_pp_indices, srt/distributed/utils.py)."""
         return longer_last(num_layers, stages)
 
-    @classmethod
+    @staticmethod
     def device_settings(
-        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
     ) -> dict[str, str]:
         return {"chunked-prefill-size": str(steps_by_memory(memory_bytes)[0])}
 
-    @classmethod
-    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+    @staticmethod
+    def device_defaults(release: Release | None) -> list[DeviceDefault]:
         return device_defaults()
 
     @classmethod
@@ -189,11 +189,6 @@ class Sglang(Engine):
         from kvcalc.engines.sglang.context_parallel import strategy_of
 
         return None if settings.get("attn-cp-size", "1") == "1" else strategy_of(spec)
-
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.sglang.reserve import reserve
-
-        return reserve(question)
 
     @staticmethod
     def kv_dtype(
@@ -302,12 +297,6 @@ class Sglang(Engine):
         from kvcalc.engines.sglang.scheduler import schedule
 
         return schedule(self.chosen.chunked_prefill_size)
-
-    @classmethod
-    def disaggregation(cls) -> Disaggregation:
-        from kvcalc.engines.sglang.scheduler import DISAGGREGATION
-
-        return DISAGGREGATION
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.
