@@ -13,16 +13,17 @@ from kvcalc.engines.declarations import types_of
 from kvcalc.engines.engine import AutoContext, DividedRows, Engine, Line, Resolved
 from kvcalc.engines.llama_cpp.account import Cells, account, cells_for, read_row
 from kvcalc.engines.llama_cpp.architectures import layers_of
-from kvcalc.engines.llama_cpp.placement import OPTIONS, parse_placement
-from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
-from kvcalc.engines.llama_cpp.splitting import (
+from kvcalc.engines.llama_cpp.placement import (
+    OPTIONS,
     ROW,
     SPLIT,
     layers_per_device,
     parse_mode,
+    parse_placement,
     parse_shares,
     split_layers,
 )
+from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.placement import count_placed_layers, without_tables

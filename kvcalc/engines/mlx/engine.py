@@ -8,8 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.engines.engine import Engine, Line, Resolved, lines_of
-from kvcalc.engines.mlx.models import VERSION, check_model, kept, makes_own_cache, rotates, why_not_quantized
-from kvcalc.engines.mlx.weights import weight_dtype
+from kvcalc.engines.mlx.models import (
+    VERSION,
+    check_model,
+    kept,
+    makes_own_cache,
+    rotates,
+    weight_dtype,
+    why_not_quantized,
+)
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import round_up
