@@ -23,8 +23,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.release_dates import DATES
-from kvcalc.releases import Asked, Release
+from kvcalc.releases import Asked, Release, dates_of
 
 if TYPE_CHECKING:
     from kvcalc.engines.placement import Placement, PlacementOptions
@@ -299,7 +298,7 @@ class Engine(ABC):
     @classmethod
     def known_releases(cls) -> list[str]:
         """The releases that users choose from, as they stand after @."""
-        return [release for _, release in DATES.get(cls.name, ())]
+        return [release for _, release in dates_of(cls.name)]
 
     @staticmethod
     def split_layers(
