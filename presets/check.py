@@ -1,7 +1,8 @@
-"""The check of the tables in presets/types, when kvcalc is built and in its tests. It is no part of the package."""
+"""The check of the tables in presets/types and kvcalc/engines, when kvcalc is built and in its tests."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -22,11 +23,32 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     checks = {
         "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
         "families": _check_families, "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
-        "sequences": _check_sequences, "towers": _check_towers, "wrappers": _check_wrappers,
+        "sequences": _check_sequences, "towers": _check_towers, "unread": _check_unread, "wrappers": _check_wrappers,
     }  # fmt: skip
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
     checks[name](rows)
+
+
+def check_engines() -> None:
+    """Raise ValueError, TypeError or KeyError for a mistake in a declaration or another table of an engine."""
+    from kvcalc.engines.declarations import ENGINES, LOGS, has_table, table
+    from kvcalc.engines.log_lines import lines_of
+    from kvcalc.model.hf_config import known_types
+
+    if not ENGINES:
+        raise ValueError("kvcalc/engines has no engine.yaml")
+    types = {*known_types()}
+    for engine in ENGINES:
+        if has_table(engine, "models"):
+            for names in table(engine, "models").values():
+                _check_types(engine, names if isinstance(names, str) else " ".join(names), types)
+    for engine in LOGS:
+        lines = lines_of(engine)
+        for pattern in (*lines.facts, *lines.records):
+            groups = re.compile(pattern.expression).groupindex
+            if not groups or (pattern in lines.facts and [*groups] != ["value"]):
+                raise ValueError(f"{engine}: {pattern.name} has no part, or other parts than value")
 
 
 def _check_fields(row: str, own: Collection[str], known: Collection[str]) -> None:
@@ -92,6 +114,20 @@ def _check_wrappers(rows: Mapping[str, Any]) -> None:
     for name, sizes in rows["sizes"].items():
         if name not in types or [*map(type, sizes)] != [int] * 3:
             raise ValueError(f"{name} must be a known type, and have three sizes")
+
+
+def _check_unread(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.hf_config import known_types
+
+    for engine, names in rows.items():
+        _check_types(f"unread in {engine}", names, {*known_types()})
+
+
+def _check_types(whose: str, names: str, known: Collection[str]) -> None:
+    own = names.split()
+    for name in own:
+        if name not in known or own.count(name) > 1:
+            raise ValueError(f"{whose}: {name} is not known, or there twice")
 
 
 def _check_releases(rows: Mapping[str, Any]) -> None:
