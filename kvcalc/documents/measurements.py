@@ -504,13 +504,8 @@ class MeasureCompareA(TypedDict):
     taken_at: str | None
 
 
-class MeasureCompareB(TypedDict):
+class MeasureCompareB(MeasureCompareA):
     """the second record"""
-
-    file: str
-    model: str | None
-    device: str | None
-    taken_at: str | None
 
 
 class MeasureCompareDifferencesItem(TypedDict):
