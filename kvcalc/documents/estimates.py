@@ -52,7 +52,7 @@ class Engines(TypedDict):
     tensor_parallel_size: Whole
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     stored_bytes: Whole
     """bytes attention must keep for the whole batch, in the dtype of the formula"""
     engines: list[EngineRow]
@@ -92,7 +92,7 @@ class SmallestLayout(TypedDict):
     tensor_parallel_size: Count
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
 
 
 class HostOffloadNGpuLayers(TypedDict):
@@ -220,7 +220,7 @@ class SweepPoint(TypedDict):
     """devices of the layout"""
     tensor_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     context_tokens: Count
     batch_size: Count
     stored_bytes: Whole | None
@@ -288,7 +288,7 @@ class CompareRow(TypedDict):
     """devices of the layout"""
     tensor_parallel_size: Count | None
     data_parallel_size: Count | None
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     attention: str | None
     num_layers: Whole | None
     num_kv_heads: Whole | None

@@ -146,7 +146,7 @@ class PlanRow(TypedDict):
     tensor_parallel_size: Count | None
     pipeline_parallel_size: Count | None
     data_parallel_size: Count | None
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     expert_parallel_size: Count | None
     """devices that each hold whole experts; 1 if every expert is split"""
     decode_context_parallel_size: Count | None
@@ -503,7 +503,7 @@ class PrefixTier(TypedDict):
 
 
 class SimulateEngine(TypedDict):
-    """the engine's scheduler, and the blocks; both of one attention replica if there are several"""
+    """the engine's scheduler, and the blocks; both of one DP rank if there are several"""
 
     name: str
     version: str | None
@@ -520,7 +520,7 @@ class SimulateEngine(TypedDict):
     tokens_per_step: Annotated[float, {"minimum": 1}]
     """mean tokens that a decode step gives a sequence; more than 1 if tokens are drafted"""
     blocks: Whole | None
-    """blocks of the cache of a replica, or of each attention replica; tokens for SGLang; null if slots limit the
+    """blocks of the cache of a replica, or of each DP rank; tokens for SGLang; null if slots limit the
     requests"""
     block_tokens: Count | None
 
@@ -605,7 +605,7 @@ class SimulatePrefill(TypedDict):
     """of one prefill instance"""
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas of one prefill instance"""
+    """DP ranks of one prefill instance"""
     expert_parallel_size: Count
     """ranks of one prefill instance that hold whole experts"""
     link: str | None

@@ -171,7 +171,7 @@ class ScoreRow(TypedDict):
     tensor_parallel_size: Count
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     input_tokens: Whole
     """the mean length of a prompt; for decode, the tokens cached before the first step"""
     output_tokens: Whole

@@ -152,7 +152,7 @@ class Engine(Open):
     tensor_parallel_size: Whole
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     expert_parallel_size: Count
     """devices that each hold whole experts; 1: every expert is split"""
     kv_dtype_reason: str | None

@@ -282,7 +282,7 @@ _FIELDS = (
     Field("pipeline_parallel_size", _COUNT, "--pp --pipeline-parallel-size", "P",
           "Number of pipeline stages. Default: 1."),
     Field("data_parallel_size", _COUNT, "--dp --data-parallel-size", "D",
-          "Number of attention replicas, which divide the requests among them and share the experts. Default: 1. Each "
+          "Number of DP ranks, which divide the requests among them and share the experts. Default: 1. Each "
           "is split over --tp devices."),
     Field("kv_memory_bytes", _BYTES, "--kv-memory", "SIZE",
           "Cache memory per device: 80G, 80GiB. Prints the longest context and the largest batch that fit. With --gpu "

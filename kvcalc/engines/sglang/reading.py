@@ -48,7 +48,7 @@ class SglangReader(Reader):
     needs_context = False  # it limits requests to its pool (ModelRunner.init_memory_pool, srt/model_executor)
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
-        """The sizes are those of all attention replicas, or of one of several whole copies (`command.py`)."""
+        """The sizes are those of all DP ranks, or of one of several whole copies (`command.py`)."""
         left, settings = found.left, found.settings
         if "context-length" in settings:
             found.fields["context_tokens"] = settings["context-length"]
