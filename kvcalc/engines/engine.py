@@ -23,8 +23,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.release_dates import DATES
-from kvcalc.releases import Asked, Release
+from kvcalc.releases import Asked, Release, dates_of
 
 if TYPE_CHECKING:
     from kvcalc.engines.placement import Placement, PlacementOptions
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.engines.starts import Start
     from kvcalc.model.tensors import ModelWeights
     from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -298,7 +298,7 @@ class Engine(ABC):
     @classmethod
     def known_releases(cls) -> list[str]:
         """The releases that users choose from, as they stand after @."""
-        return [release for _, release in DATES.get(cls.name, ())]
+        return [release for _, release in dates_of(cls.name)]
 
     @staticmethod
     def split_layers(
@@ -479,6 +479,9 @@ class Engine(ABC):
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:  # noqa: B027 - most engines need no check
         """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit this number of ranks."""
+
+    def check_start(self, start: Start) -> None:  # noqa: B027 - what some engines refuse to start is not read
+        """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.py`)."""
 
     def check_context(self, tokens: int) -> None:  # noqa: B027 - most engines accept any context
         """Raise UsageError (exit 2) for a context that the settings do not allow."""
