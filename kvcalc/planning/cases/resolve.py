@@ -211,7 +211,7 @@ def laid_out(asked: Question, spec: ModelSpec, engine: Engine, workload: Workloa
     engine.check_context(workload.context_tokens)
     if asked.devices is not None or (workload.num_devices > 1 and spec.quantization):
         from kvcalc.engines.starts import Start
-        from kvcalc.planning.cases.attention_replicas import spread_of
+        from kvcalc.planning.cases.dp_attention import spread_of
 
         gpu = None if asked.devices is None else asked.devices.gpu
         engine.check_start(Start(spec, workload, spread_of(spec, engine, workload), asked.dtype, gpu))
