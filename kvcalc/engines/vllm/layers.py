@@ -38,8 +38,10 @@ from kvcalc.records import NamedTuple
 
 # Families whose state is in fp32 by default, and families whose config may set the state's dtype. In other families the
 # state has the model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
-_FP32_STATES = ("nemotron_h", "kimi_linear")
+_FP32_STATES = ("nemotron_h", "kimi_linear", "bailing_hybrid")
 _STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text")
+# Its layers do not read --mamba-ssm-cache-dtype (BailingMoeV3KimiDeltaAttention.get_state_dtype).
+_OWN_STATES = ("bailing_hybrid",)
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 # vLLM's window has one token less than the model's (sliding_window_size; MiMoV2Attention, models/mimo_v2.py). In the
@@ -168,7 +170,7 @@ def _state_bytes(spec: ModelSpec, cache: RecurrentState, settings: Settings, col
     layers/mamba/mamba_utils.py, vLLM 0.33.0).
     """
     conv = _STATE_DTYPES.get(settings.mamba_cache_dtype, cache.conv_dtype or "bf16")
-    asked = _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
+    asked = None if spec.model_type in _OWN_STATES else _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
     if asked == "fp16" and spec.model_type == "kimi_linear":
         raise UsageError("--mamba-ssm-cache-dtype float16: not supported for KDA", "one of float32, bfloat16")
     state = DTYPES[conv]
