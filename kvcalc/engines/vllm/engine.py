@@ -77,7 +77,7 @@ class Vllm(Engine):
     context_option = "--max-model-len"
     starts_short = False  # _check_enough_kv_cache_memory, core/kv_cache_utils.py
     # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
-    has_attention_replicas = True
+    has_dp_ranks = True
     # The cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).
     joins_drafts = True
     lora_option = "max-loras"
