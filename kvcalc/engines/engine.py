@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.declarations import ENGINES
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -24,7 +24,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.releases import Asked, Release, dates_of
+from kvcalc.releases import Release, RequestedRelease, dates_of
 
 if TYPE_CHECKING:
     from kvcalc.engines.placement import Placement, PlacementOptions
@@ -219,7 +219,7 @@ class Engine(ABC):
         self.spec = spec
         self.settings: dict[str, object] = {}
         option = self.running_option
-        self._most_asked = None if option is None else Given(self.name, settings).optional_count(option)
+        self._most_asked = None if option is None else SettingsReader(self.name, settings).optional_count(option)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
 
     @classmethod
@@ -261,7 +261,7 @@ class Engine(ABC):
         """The settings of one DP rank, from settings that count for all `replicas` together."""
         return settings
 
-    def rules_used(self, asked: Asked) -> str | None:
+    def rules_used(self, asked: RequestedRelease) -> str | None:
         """The release whose rules count for another release that was asked for. None if they are its own rules.
 
         Most engines have the rules of one release only.

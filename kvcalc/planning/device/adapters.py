@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.errors import ModelError
 from kvcalc.memory.sharding import stage_weights
 from kvcalc.model.spec import weights_of
@@ -25,7 +25,7 @@ def adapter_buffers(case: Case) -> tuple[tuple[str, int], ...]:
     weights = weights_of(case.spec)
     if weights is None:
         raise ModelError(f"--max-lora-rank: the linear layers of {case.spec.name} are not known")
-    given, option = Given(case.engine_name, case.settings), case.engine_class.lora_option
+    given, option = SettingsReader(case.engine_name, case.settings), case.engine_class.lora_option
     if option is None:
         raise ValueError(f"{case.engine_name} has no option for adapters")
     slots, rank = given.count(option), given.count("max-lora-rank")
