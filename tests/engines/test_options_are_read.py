@@ -167,7 +167,7 @@ def test_an_option_is_in_the_command(engine: str, name: str) -> None:
 
 # Methods of `SettingsReader` that read a setting by its name.
 READERS = ("count", "optional_count", "choice", "share", "ratio")
-SETTINGS = ("settings", "given", "plain")
+SETTINGS = ("settings", "given", "settingsreader", "plain")
 
 
 def names_read_in(tree: ast.AST) -> Iterator[str]:
