@@ -160,9 +160,8 @@ class Engine(ABC):
     `has_dp_ranks` is whether the engine can copy the attention and split the experts. If it can:
     `splits_dp_ranks` is whether a DP rank may be split over several devices,
     `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
-    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
-    `spreads_head` whether the output head is, whatever the MLPs, and
-    `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
+    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas, and
+    `spreads_head` whether the output head is, whatever the MLPs.
 
     `is_formula` is whether this is no engine, but the formulas alone. `classes_of_transformers` is "config" if it reads
     configs through Transformers' classes (`ModelSpec.with_its_classes`). `by_type` has the module (in this
@@ -186,7 +185,6 @@ class Engine(ABC):
     splits_uneven_experts = True
     spreads_mlps = False
     spreads_head = False
-    limits_all_replicas = False
     older_rules = ""
     running_option: str | None = None
     context_option: str | None = None

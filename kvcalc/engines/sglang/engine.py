@@ -100,7 +100,6 @@ class Sglang(Engine):
     spreads_mlps = True
     spreads_head = True
     divides_decode = False
-    limits_all_replicas = True  # each replica runs max_running_requests // dp_size (ModelRunner)
     lora_option = "max-loras-per-batch"
     # InferenceX serves DeepSeek-R1 in fp8 on four B200 with it (benchmarks/dsr1_fp8_b200.sh).
     largest_share = ("mem-fraction-static", "0.95")
