@@ -28,7 +28,8 @@ class Read:
     `fields` maps the fields of a question to their text, and `settings` the engine's own options to theirs. `left` has
     the options with a meaning of the engine's own until its reader has read them. `drafting` is the method, the number
     of tokens and the checkpoint that drafts, or None. `unknown` are options that kvcalc does not count, and `notes`
-    what else it does not. `copies` are whole copies behind one server.
+    what else it does not. `copies` are whole copies behind one server, and `nodes` the machines that run the same
+    command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's.
     """
 
     def __init__(self, engine: str) -> None:
@@ -41,7 +42,8 @@ class Read:
         self.ignored: list[str] = []
         self.unknown: list[str] = []
         self.notes: list[str] = []
-        self.copies = 1
+        self.copies = self.nodes = 1
+        self.lifts_limit = False
 
     def size(self, name: str) -> int:
         """A number of devices or sequences, 1 if it is not given. UsageError (exit 2) for another text."""
@@ -77,6 +79,8 @@ class Reader:
     splits_layers = False  # whether it divides the layers among the devices without being told
     context_option = ""  # its option for the longest context, if `fields` has none
     chooses_context = False  # whether it takes the longest context that fits if none is given
+    limit_variable = ""  # the variable without which it refuses a context beyond the model's
+    limit_options: tuple[str, ...] = ()  # its options that may change the model's
 
     @cached_property
     def known(self) -> dict[str, bool]:
@@ -103,6 +107,10 @@ class Reader:
     def name_of(self, word: str) -> str:
         """The name of an option in a word, as the tables have it."""
         name = word.lstrip("-").replace("_", "-")
+        if name not in self.known and "-" in name:
+            # argparse takes the beginning of a name, if it is that of one option.
+            longer = [known for known in self.known if known.startswith(name)]
+            name = longer[0] if len(longer) == 1 and longer[0] in self.fields else name
         return name[3:] if name.startswith("no-") and name not in self.known and name[3:] in self.known else name
 
     def flag_for(self, field: str) -> str:
@@ -141,6 +149,10 @@ class Reader:
         if not found.model:
             raise UsageError(f"{' '.join(self.programs[0])}: the command names no model")
         found.unknown += stray
+        found.lifts_limit = environment.get(self.limit_variable, "0").casefold() in ("1", "true")
+        found.lifts_limit |= any(option.split(".")[0].lstrip("-") in self.limit_options for option in found.unknown)
+        nodes = found.left.get("nnodes")
+        found.nodes = 1 if nodes is None else whole(nodes, "--nnodes")
         self.finish(found, environment, files)
         return found
 

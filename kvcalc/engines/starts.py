@@ -54,7 +54,8 @@ class Rules(NamedTuple):
 
     - `inputs`, `outputs`, `joined`, `experts`: whether a device must have whole blocks of the inputs of a matrix, of
       its outputs, of the outputs of a matrix that is a part of a joined one, and of experts.
-    - `least_block`: the smallest size to which the blocks of experts are refined while they are loaded. 0 means never.
+    - `least_block`: the smallest size to which the blocks of experts are refined while they are loaded (method fp8). 0
+      means never.
     - `capabilities`: the least compute capability for a way to store weights (`method` or `method type`), times ten.
       The empty name is that of the engine itself.
     - `bf16`: the least compute capability for --dtype bf16.
@@ -142,8 +143,7 @@ def _is_sparse(spec: ModelSpec) -> bool:
 def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
     """The matrices with a scale per block, with their names and their blocks.
 
-    Other matrices than experts are left out if they do not consist of whole blocks: published checkpoints keep these in
-    16 bits.
+    Published checkpoints keep matrices of no whole blocks in 16 bits, and gates of a few outputs, but for experts.
     """
     scheme, weights = _scheme_of(spec), weights_of(spec)
     found: list[tuple[str, Weight, tuple[int, int]]] = []
@@ -155,7 +155,8 @@ def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
             form = scheme.format_of(prefix + weight.name, weight.role) if weight.role == LINEAR else None
             if form is not None and form.block is not None and weight.split != WHOLE:
                 rows, columns = form.block
-                if weight.copies > 1 or not (weight.rows % rows or weight.columns % columns):
+                is_whole = weight.rows > rows and not (weight.rows % rows or weight.columns % columns)
+                if weight.copies > 1 or is_whole:
                     found.append((weight.name, weight, form.block))
     return found
 
@@ -170,6 +171,8 @@ def _of_blocks(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
 
 def _partial_block(start: Start, rules: Rules) -> str | None:
     """The first matrix of which a device has no whole blocks, in words."""
+    stated = start.spec.quantization
+    refines = isinstance(stated, Mapping) and stated.get("quant_method") == "fp8"
     for name, weight, (rows, columns) in _blocks_of(start.spec):
         ranks, leaf = start.ranks(weight), name.rpartition(".")[2]
         by_inputs = leaf in _BY_INPUTS
@@ -181,7 +184,7 @@ def _partial_block(start: Start, rules: Rules) -> str | None:
         if weight.copies > 1:
             is_checked = rules.experts
             smallest = math.gcd(rows, columns, part)
-            if rules.least_block and smallest >= rules.least_block:
+            if refines and rules.least_block and smallest >= rules.least_block:
                 continue
         else:
             is_checked = rules.inputs if by_inputs else rules.joined if leaf in _JOINED else rules.outputs

@@ -1,6 +1,6 @@
 """Read the commands that start MLX's server.
 
-Names of options as in the help of mlx_lm.server, which was not read again in a source.
+Source: mlx_lm/server.py, mlx-lm 0.32.0.
 """
 
 from __future__ import annotations

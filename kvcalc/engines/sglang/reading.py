@@ -1,7 +1,6 @@
 """Read the commands that start SGLang.
 
-Source of what counts: sglang/srt/arg_groups/fields in SGLang 0.5.23. Other harmless options have their usual names;
-not each was read.
+Source: sglang/srt/arg_groups/fields in SGLang 0.5.23, and its parsers of tools and reasoning.
 """
 
 from __future__ import annotations
@@ -31,18 +30,32 @@ class SglangReader(Reader):
     special = """
         dp-size data-parallel-size dp attn-dp-size enable-dp-attention! quantization enable-prefill-cp! cp-strategy
         speculative-algorithm speculative-algo speculative-num-steps speculative-draft-model-path
-        speculative-draft-model
+        speculative-draft-model nnodes
     """
+    limit_variable = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+    limit_options = ("json-model-override-args",)
     # How requests come in, are shown and are logged; where files are; and how the processes find each other.
     harmless = """
         host port api-key served-model-name trust-remote-code! chat-template tool-call-parser reasoning-parser
         log-level log-level-http log-requests! log-requests-level enable-metrics! show-time-cost! decode-log-interval
         tokenizer-path tokenizer-mode tokenizer-worker-num skip-tokenizer-init! revision load-format download-dir
-        random-seed watchdog-timeout nccl-port dist-init-addr nnodes node-rank dist-timeout base-gpu-id
+        random-seed watchdog-timeout nccl-port dist-init-addr node-rank dist-timeout base-gpu-id
         enable-cache-report! hf-chat-template-name completion-template file-storage-path sampling-defaults
         schedule-policy stream-interval grammar-backend sampling-backend
-        json-model-override-args model-loader-extra-config warmups skip-server-warmup! enable-multimodal!
+        model-loader-extra-config warmups skip-server-warmup! enable-multimodal!
         allow-auto-truncate! weight-version fastapi-root-path device admin-api-key enable-request-time-stats-logging!
+        allowed-media-domains bucket-e2e-request-latency bucket-inter-token-latency bucket-time-to-first-token
+        crash-dump-folder default-chat-template-kwargs enable-http2! enable-metrics-for-all-schedulers!
+        enable-mfu-metrics!
+        enable-ssl-refresh! enable-trace! export-metrics-to-file! export-metrics-to-file-dir
+        extra-metric-labels gc-threshold gc-warning-threshold-secs generation-tokens-buckets gpu-id-step grpc-mode!
+        grpc-port incremental-streaming-output! kv-events-config log-requests-format log-requests-target model-checksum
+        model-impl nccl-init-addr numa-node otlp-service-name otlp-traces-endpoint preferred-sampling-params
+        prompt-tokens-buckets sleep-on-idle! soft-watchdog-timeout ssl-ca-certs ssl-certfile ssl-keyfile
+        ssl-keyfile-password stream-response-default-include-usage! tokenizer-backend
+        tokenizer-metrics-allowed-custom-labels tokenizer-metrics-custom-labels-header tool-server
+        trust-request-chat-template! weight-loader-disable-mmap! weight-loader-prefetch-checkpoints!
+        weight-loader-prefetch-num-threads
     """
     context_option = "--context-length"
     needs_context = False  # it limits requests to its pool (ModelRunner.init_memory_pool, srt/model_executor)

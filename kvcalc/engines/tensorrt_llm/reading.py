@@ -32,7 +32,8 @@ class TensorrtLlmReader(Reader):
     fields: ClassVar = {
         "tp-size": "tensor_parallel_size", "tensor-parallel-size": "tensor_parallel_size",
         "pp-size": "pipeline_parallel_size", "pipeline-parallel-size": "pipeline_parallel_size",
-        "ep-size": "expert_parallel_size", "max-seq-len": "context_tokens",
+        "ep-size": "expert_parallel_size", "moe-expert-parallel-size": "expert_parallel_size",
+        "max-seq-len": "context_tokens",
     }  # fmt: skip
     settings: ClassVar = {"kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction"}
     special = "config extra-llm-api-options dtype kv-cache-dtype"
@@ -40,7 +41,8 @@ class TensorrtLlmReader(Reader):
         host port backend log-level tokenizer trust-remote-code! reasoning-parser tool-parser tool-call-parser
         metadata-server-config-file server-role fail-fast-on-attention-window-too-large! num-postprocess-workers
         served-model-name chat-template revision gpus-per-node print-iter-log enable-chunked-prefill! stream-interval
-        custom-tokenizer postprocess-tokenizer-dir
+        custom-tokenizer postprocess-tokenizer-dir custom-module-dirs disagg-cluster-uri media-io-kwargs
+        otlp-traces-endpoint
     """
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:

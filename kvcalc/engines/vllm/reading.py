@@ -1,7 +1,8 @@
 """Read the commands that start vLLM.
 
-Source of what counts: vllm/engine/arg_utils.py and SpeculativeConfig (config/speculative.py) in vLLM 0.33.0. Harmless
-options that are not in the first file are those of its HTTP server, under their usual names; not each was read.
+Source: vllm/engine/arg_utils.py, entrypoints/common/cli_args.py and SpeculativeConfig (config/speculative.py) in vLLM
+0.33.0; `disable-log-requests`, `enable-reasoning`, `guided-decoding-backend` and `swap-space` are options of older
+releases.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ class VllmReader(Reader):
         "kv-cache-memory-bytes": "kv_memory_bytes",
     }  # fmt: skip
     values: ClassVar = {"kv_dtype": {"fp8_e4m3": "fp8"}, "dtype": float_types()}
-    special = "enable-expert-parallel! ep! enable-lora! quantization q speculative-config sc"
+    special = """
+        enable-expert-parallel! ep! enable-lora! quantization q speculative-config sc nnodes n
+        data-parallel-size-local dpl
+    """
+    limit_variable = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+    limit_options = ("hf-overrides", "rope-scaling", "config")
     # How requests come in, are shown and are logged; where files are; and how the processes find each other.
     harmless = """
         host port api-key api-server-count asc uvicorn-log-level trust-remote-code! served-model-name chat-template
@@ -46,19 +52,33 @@ class VllmReader(Reader):
         tokenizer-mode config-format download-dir load-format seed allowed-local-media-path
         allowed-media-domains guided-decoding-backend
         structured-outputs-config max-logprobs logprobs-mode distributed-executor-backend async-scheduling!
-        headless! nnodes node-rank master-addr master-port data-parallel-address data-parallel-rpc-port
+        headless! node-rank r master-addr master-port data-parallel-address data-parallel-rpc-port
         data-parallel-backend data-parallel-start-rank data-parallel-hybrid-lb! data-parallel-external-lb!
         safetensors-load-strategy ignore-patterns use-tqdm-on-load! disable-custom-all-reduce! shutdown-timeout
         enable-tokenizer-info-endpoint! show-hidden-metrics-for-version collect-detailed-traces
         kv-events-config profiler-config mm-processor-cache-type max-parallel-loading-workers enable-chunked-prefill!
-        scheduling-policy data-parallel-size-local dpl
-        stream-interval interleave-mm-strings! renderer-num-workers
+        scheduling-policy stream-interval interleave-mm-strings! renderer-num-workers
+        aggregate-engine-logging! allow-deprecated-quantization! convert cudagraph-metrics! custom-histogram-buckets
+        disable-access-log-for-endpoints distributed-timeout-seconds enable-flashinfer-autotune!
+        enable-log-deltas! enable-logging-iteration-details! enable-mfu-metrics! enable-offline-docs!
+        enable-per-request-metrics! enable-ssl-refresh! fail-on-environ-validation! h11-max-header-count
+        h11-max-incomplete-event-size io-processor-plugin kv-cache-metrics! kv-cache-metrics-sample log-config-file
+        log-error-stack! logits-processors media-io-kwargs mm-hasher-algorithm mm-processor-cache-gb model-impl
+        numa-bind!
+        numa-bind-cpus numa-bind-nodes pooler-config prefix-caching-hash-algo ray-workers-use-nsight! reasoning-config
+        reasoning-effort-map
+        runner sse-keep-alive-interval ssl-cert-reqs ssl-ciphers swap-space tokens-only!
+        tool-server tool-strict-level uds dpa dpb dpe! dph! dpp dpr data-parallel-rank
     """
     _lists = ("kv-cache-dtype-skip-layers", "served-model-name", "allowed-origins")
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """--enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py)."""
         left = found.left
+        found.nodes = found.nodes if left.get("n") is None else whole(left["n"], "--nnodes")
+        local = left.get("data-parallel-size-local") or left.get("dpl")
+        if local is not None and whole(local, "--data-parallel-size-local") < found.size("data_parallel_size"):
+            found.nodes = -(-found.size("data_parallel_size") // int(local))
         if left.get("enable-expert-parallel") or left.get("ep"):
             replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
             found.fields["expert_parallel_size"] = str(replicas)
