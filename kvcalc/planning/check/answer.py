@@ -59,7 +59,7 @@ def check(
         found["speculative"]["acceptance_length"] = None
     part = found["fit"]
     starts = bool(part["fits"])
-    if not starts and not server.reader.needs_context:
+    if not starts and not server.reader.words.needs_context:
         starts = bool(part["max_context_tokens"])
     reason = None if starts else _reason(part, found["workload"]["context_tokens"])
     limit = limit_of(read, server.reader, question)
@@ -116,7 +116,7 @@ def _changes(
     names = dict.fromkeys(reader.fields.values())
     if part["max_context_tokens"] and question.context_tokens:
         named = next((name for name in ("max_model_len", "context_tokens") if name in names), None)
-        option = reader.context_option or (reader.flag_for(named) if named else "")
+        option = reader.words.context_option or (reader.flag_for(named) if named else "")
         # The slots of llama.cpp have one option together.
         tokens = part["max_context_tokens"] if limit is None else min(part["max_context_tokens"], limit)
         yield {"option": option, "value": str(tokens * question.batch_size)}

@@ -42,11 +42,11 @@ def asked_by(
     fits_context = "max_model_len" in values and values["max_model_len"] is None
     context = values.pop("context_tokens", None) or values.pop("max_model_len", None)
     values.pop("max_model_len", None)
-    if context is None and reader.chooses_context:
+    if context is None and reader.words.chooses_context:
         fits_context = True
     if context is None and not fits_context:
         context = spec.max_position_embeddings
-    if reader.splits_layers and "tensor_parallel_size" not in values:
+    if reader.words.splits_layers and "tensor_parallel_size" not in values:
         values.setdefault("pipeline_parallel_size", devices.num_devices)
     values.setdefault("tensor_parallel_size", 1)
     if read.unknown:
@@ -65,16 +65,14 @@ def asked_by(
 def limit_of(read: Read, reader: Reader, question: Question) -> int | None:
     """The model's longest context, if the server's is beyond it and the engine refuses that."""
     longest, tokens = question.model.max_position_embeddings, question.context_tokens
-    is_beyond = reader.limit_variable and longest and tokens and tokens > longest and not read.lifts_limit
+    is_beyond = reader.words.limit_variable and longest and tokens and tokens > longest and not read.lifts_limit
     return longest if is_beyond else None
 
 
 def beyond_limit(read: Read, reader: Reader, tokens: int, limit: int) -> str:
     """Why a server with a context of `tokens` tokens does not start."""
-    title = engine_class(read.engine).title
-    return (
-        f"{tokens:,} tokens are beyond the model's {limit:,}, which {title} refuses without {reader.limit_variable}=1"
-    )
+    title, variable = engine_class(read.engine).title, reader.words.limit_variable
+    return f"{tokens:,} tokens are beyond the model's {limit:,}, which {title} refuses without {variable}=1"
 
 
 def _parsed(name: str, text: str, reader: Reader) -> Any:
