@@ -97,7 +97,9 @@ TESTS = {
         "sglang", "sglang", "sglang_shortcuts", "sglang_types", "sglang_drafts", "sglang_deepseek_v4"
     ),
     "kvcalc/engines/sglang/log": _LOGS,
-    "kvcalc/engines/tensorrt_llm": _engine("tensorrt-llm", "tensorrt_llm", "tensorrt_llm_groups", "tensorrt_llm_hybrid"),
+    "kvcalc/engines/tensorrt_llm": _engine(
+        "tensorrt-llm", "tensorrt_llm", "tensorrt_llm_groups", "tensorrt_llm_hybrid",
+    ),
     "kvcalc/engines/tensorrt_llm/log": _LOGS,
     "kvcalc/engines/vllm": _engine(
         "vllm", "vllm", "vllm_pages", "vllm_stages", "vllm_dtypes", "vllm_flags", "vllm_states", "vllm_compressed",
