@@ -32,7 +32,11 @@ def _tests(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/{folder}/test_{name}.py" for name in names)
 
 
-_RECORDED = "tests/recorded/test_recorded.py"
+def _recorded(kind: str, engine: str = "*") -> tuple[str, ...]:
+    """The tests of an engine's recorded figures, or those of all engines."""
+    test = "tests/recorded/test_recorded.py::test_the_figures_are_those_that_were_recorded"
+    files = sorted((ROOT / "tests" / "recorded" / kind).glob(f"{engine}.jsonl"))
+    return tuple(f"{test}[{kind}-{file.stem}]" for file in files)
 
 
 def _engine(name: str, *own: str) -> tuple[str, ...]:
@@ -49,16 +53,19 @@ def _engine(name: str, *own: str) -> tuple[str, ...]:
         "prefixes",
     )
     planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse attention_replicas check_plans".split()
-    recorded = f"{_RECORDED}::test_the_figures_are_those_that_were_recorded[{name}]" if name else _RECORDED
-    return (recorded, *_tests("engines", *own, *of_all), *_tests("planning", *planned), *_tests("cli", "check"))
+    recorded = _recorded("memory", name) + _recorded("loads", name)
+    return (*recorded, *_tests("engines", *own, *of_all), *_tests("planning", *planned), *_tests("cli", "check"))
 
 
 _LOGS = _tests("engines", "logs", "log_pools", "log_reader", "log_drafting", "log_settings")
+_LOADS = _recorded("loads")
 _REUSE = (
+    *_LOADS,
     *_tests("planning", "reused_sessions", "cache_tiers", "drafted_reuse", "prefix_hits", "prefix"),
     *_tests("cli", "reuse"),
 )
 _SIMULATED = (
+    *_LOADS,
     *_tests(
         "simulation",
         "conservation",
@@ -77,6 +84,7 @@ _SPLIT = _tests(
     "planning", "disaggregated_limits", "disaggregated_matching", "disaggregated", "disaggregated_mixed", "split"
 )
 _PLANS = (
+    *_LOADS,
     *_tests("planning", "fewest_finalists", "refused_plans", "pareto", "plan"),
     *_tests("cli", "plan"),
     *_tests("planning", "shapes", "running_requests"),
@@ -88,7 +96,7 @@ TESTS = {
     "kvcalc/throughput/roofline.py": _tests("throughput", "steps"),
     "kvcalc/memory/sharding.py": _tests("memory", "shares"),
     "kvcalc/planning/device/budget.py": _tests("planning", "budget"),
-    "kvcalc/engines": _engine(""),
+    "kvcalc/engines": _engine("*"),
     "kvcalc/engines/llama_cpp": _engine("llama.cpp", "llama_cpp", "llama_cpp_types"),
     "kvcalc/engines/llama_cpp/log": _tests("engines", "llama_cpp_log", "llama_cpp_log_passes") + _LOGS,
     "kvcalc/engines/log": _LOGS,
