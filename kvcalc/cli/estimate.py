@@ -49,7 +49,7 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
 def answer(question: "Question") -> tuple[dict[str, Any], str]:
     """The document that answers a question, and its kind."""
     if question.asks_several:
-        from kvcalc.planning.answers.engines import compare_engines
+        from kvcalc.planning.answers.compare import compare_engines
 
         return compare_engines(question), "engines"
     from kvcalc.planning.answers.estimate import answer as ask

@@ -12,8 +12,8 @@ from kvcalc.errors import UsageError
 from kvcalc.question.fields import OPTIONS as OF_FIELDS
 
 if TYPE_CHECKING:
+    from kvcalc.planning.cases.layout import Devices, Gpu
     from kvcalc.planning.cases.lengths import Lengths
-    from kvcalc.planning.device.devices import Devices, Gpu
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.simulation.planned import PlannedLoad
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from kvcalc.notes import Note
 from kvcalc.planning.cases.lengths import Lengths as PlannedLengths
-from kvcalc.planning.plan.simulates import Pools, Simulated
-from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.targets import Pools, Simulated, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import Load

@@ -9,7 +9,7 @@ import pytest
 import kvcalc
 from kvcalc.engines import ENGINES
 from kvcalc.errors import UsageError
-from kvcalc.planning.answers.engines import compare_engines
+from kvcalc.planning.answers.compare import compare_engines
 from kvcalc.question.question import Question
 from tests.documents import estimate
 from tests.test_schema import check

@@ -13,8 +13,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, layer_parameters, side_by_side
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.answers.figures import FIGURES, CacheFigures, cache_figures
-from kvcalc.planning.answers.formula import formulas
+from kvcalc.planning.answers.figures import FIGURES, CacheFigures, cache_figures, formulas
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.device.capacity import capacity
 from kvcalc.planning.device.weights import describe_weights

@@ -139,8 +139,7 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
         option = case.engine.running_option
         raises = f" (--{option} sets it)" if option and most == max_running_requests(case, None) else ""
         return f"{workload.batch_size:,} {asked} of {tokens}: {case.engine.name} runs at most {most:,} at once{raises}"
-    sizes = case.share, workload.kv_dtype, workload.context_tokens
-    one = max(case.allocation.batch_bytes(*sizes, 1), case.allocation.start_bytes(*sizes))
+    one = case.needed_bytes(workload.context_tokens, 1)
     there = format_size(found.pool_bytes, capacity=True)
     if one > found.pool_bytes:
         longest = fit["max_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
@@ -151,7 +150,8 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
         return f"{stops}one request of {tokens} needs {needed}, but only {there} is available{tried}"
     replicas = workload.data_parallel_size
     divided = f" over {replicas} attention replicas" if replicas > 1 else ""
+    together = case.needed_bytes(workload.context_tokens, workload.attention_batch(workload.batch_size))
     return (
-        f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(fit['kv_cache_bytes'])} of cache per "
+        f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(together)} of cache per "
         f"device, but only {there} is available; the largest batch that fits is {fit['max_batch_size']:,}"
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvcalc.engines import engine_class, load_engine, log_reader, resolve_kv_dtype
-from kvcalc.engines.log import LogReader, Reading, Setup
-from kvcalc.engines.log_lines import INPUT, Figure, Log, count_equal, count_unexplained
+from kvcalc.engines.log import Reading, Setup
+from kvcalc.engines.log_lines import INPUT, Figure, Log, count_equal, count_unexplained, lines_of
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, parse_dtype
 from kvcalc.memory.kv_cache import on_device
@@ -86,8 +86,8 @@ def audit(
     reader = log_reader(log.engine)
     run = Run(
         log.engine, spec, context_tokens or _context(log), tensor_parallel_size or reader.tensor_parallel_size(log),
-        reader.pipeline_parallel_size(log), _dtype(log.text("dtype"), reader),
-        (_dtype(log.text("kv_dtype"), reader) or "auto") if kv_dtype is None else kv_dtype, log.release,
+        reader.pipeline_parallel_size(log), _dtype(log, "dtype"),
+        (_dtype(log, "kv_dtype") or "auto") if kv_dtype is None else kv_dtype, log.release,
     )  # fmt: skip
     answer = _best(log, run)
     return {
@@ -204,13 +204,14 @@ def _context(log: Log) -> int | None:
     return None if text is None else parse_vllm_tokens(text, "the log's length")
 
 
-def _dtype(text: str | None, reader: LogReader) -> str | None:
+def _dtype(log: Log, fact: str) -> str | None:
     """kvcalc's name of a type that the log names. UsageError if kvcalc does not know it."""
+    text = log.text(fact)
     if text is None:
         return None
     name = text.removeprefix("torch.").casefold()
     try:
-        return parse_dtype(reader.dtypes.get(name, name), "the log's type").name
+        return parse_dtype(lines_of(log.engine).types.get(name, name), "the log's type").name
     except UsageError as error:
         raise UsageError(error.message, "give the type with --kv-dtype") from None
 

@@ -33,7 +33,7 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.throughput.applied import Applied
 from kvcalc.throughput.bench_results import KNOWN_RESULTS, MAX_RESULT_BYTES, Point, read_results
-from kvcalc.throughput.calibrate import Record, Records, combine, is_record, read_record
+from kvcalc.throughput.calibrate import Measured, Record, Records, combine, is_record, read_record
 from kvcalc.throughput.factor_fit import Fit, fit, neighbours
 from kvcalc.throughput.factors import OF_ENGINE
 from kvcalc.throughput.hardware import Devices, find_devices
@@ -89,7 +89,7 @@ class Calibration:
         }
 
     def _nearest(
-        self, case: Case, speed: Speed, record: Record | None, notes: list[Note]
+        self, case: Case, speed: Speed, record: Measured | None, notes: list[Note]
     ) -> tuple[int, list[Observed]]:
         """How near the runs are that say most about `case`, and their times.
 
@@ -256,7 +256,7 @@ def _dtype_of(case: Case) -> str | None:
     return None if isinstance(speed, str) else speed.weight_dtype
 
 
-def _with_record(speed: Speed, record: Record | None) -> Speed:
+def _with_record(speed: Speed, record: Measured | None) -> Speed:
     return speed if record is None else speed._replace(model=record.apply(speed.model, speed.weight_dtype))
 
 

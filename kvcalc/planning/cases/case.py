@@ -17,7 +17,7 @@ from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds, stages_of
 from kvcalc.memory.workload import BEYOND_MODEL, Workload, bind_workload, resolve_context
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, has_cross_attention
+from kvcalc.model.spec import ModelSpec, has_cross_attention, largest_at
 from kvcalc.notes import Note
 from kvcalc.planning.cases.resolve import (
     allocation_of,
@@ -159,11 +159,15 @@ class Case(NamedTuple):
         return self.allocation.prefixes(stage, dtype)
 
     def needed_bytes(self, tokens: int, sequences: int) -> int:
-        """`cache_bytes`, or what the engine asks of a device before it starts, if that is more."""
+        """The most bytes that the sequences take on a device until they have `tokens` tokens.
+
+        If the engine asks for more before it starts, that is what is needed.
+        """
         is_other = tokens != self.workload.context_tokens and self.encoder_follows_context
         there = self.of_length(tokens) if is_other else self
-        sizes = there.share, there.workload.kv_dtype, tokens
-        return max(there.allocation.batch_bytes(*sizes, sequences), there.allocation.start_bytes(*sizes))
+        allocation, share, dtype = there.allocation, there.share, there.workload.kv_dtype
+        held = [allocation.batch_bytes(share, dtype, length, sequences) for length in largest_at(share, tokens)]
+        return max(allocation.start_bytes(share, dtype, tokens), *held)
 
 
 def make_case(question: Question) -> Case:

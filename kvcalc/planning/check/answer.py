@@ -12,8 +12,7 @@ from kvcalc.planning.answers.fit import fit
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.capacity import capacity_of
 from kvcalc.planning.check.servers import Server
-from kvcalc.planning.plan.simulates import Simulates
-from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.targets import Simulates, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import Devices
 from kvcalc.units import format_size

@@ -6,8 +6,7 @@ from typing import Any
 
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.plan.judge import STATISTICS, Judged
-from kvcalc.planning.plan.simulates import Simulates
-from kvcalc.planning.plan.targets import METRICS, Targets
+from kvcalc.planning.plan.targets import METRICS, Simulates, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 
 # The rate is found within this share of itself, with so many requests a run. A run at the rate that is found has so

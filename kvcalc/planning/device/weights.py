@@ -1,4 +1,4 @@
-"""The `weights` part of a document: the parameters and their bytes."""
+"""The `weights` part of a document: the parameters and their bytes; and the vision and audio towers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from kvcalc.memory.dtypes import Dtype, parse_weight_dtype
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.towers import towers_of
+from kvcalc.model.towers.image_rule import ImageRule
+from kvcalc.model.towers.images import image_rule
 from kvcalc.notes import Note
+from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.weight_storage import bytes_of, known_weights
+from kvcalc.records import NamedTuple
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
@@ -36,8 +41,6 @@ def describe_weights(
     notes += remarks
     towers: list[dict[str, Any]] = []
     if model.multimodal is not None and model.gguf is None:
-        from kvcalc.planning.device.towers import described_towers
-
         towers = described_towers(model)
     return {**found, "towers": towers}
 
@@ -87,8 +90,6 @@ def _tower_bytes(model: ModelSpec) -> int | None:
     """The bytes of the model's towers in 16 bits. None if the files may hold them in fewer, or a rule is not known."""
     if model.multimodal is None:
         return 0
-    from kvcalc.planning.device.towers import described_towers
-
     sizes = [tower["bytes"] for tower in described_towers(model)]
     if model.quantization or not all(isinstance(size, int) for size in sizes):
         return None
@@ -182,3 +183,51 @@ def believed_bytes(stored: FoundFiles, counted: int | None, towers: int | None) 
 def _not_believed(text: str, counted: int | None) -> Note:
     instead = "the size is not known" if counted is None else "the size is computed from the config"
     return Note("weights", "incomplete-files", f"{text}; {instead}")
+
+
+_ELEMENT_BYTES = 2
+
+
+class LoadedTowers(NamedTuple):
+    """The towers on a device: a name and bytes for each, notes about those that are not counted, and what the vision
+    tower needs in a step."""
+
+    lines: tuple[tuple[str, int], ...] = ()
+    notes: tuple[Note, ...] = ()
+    images: ImageRule | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all lines."""
+        return sum(size for _, size in self.lines)
+
+
+def loaded_towers(case: Case) -> LoadedTowers:
+    """The towers that the case's engine loads. Quantized checkpoints leave them in 16 bits."""
+    model = case.model
+    if model.multimodal is None or model.gguf is not None or not case.engine_class.loads_towers:
+        return LoadedTowers()
+    if "language-model-only" in case.settings:
+        return LoadedTowers()
+    lines, notes = [], []
+    for tower in towers_of(model):
+        if tower.parameters is None:
+            notes.append(Note("fit", "tower-not-counted", f"the {tower.name} is not counted: {tower.reason}"))
+        else:
+            lines.append((tower.name, tower.on_rank(case.workload.tensor_parallel_size) * _ELEMENT_BYTES))
+    return LoadedTowers(tuple(lines), tuple(notes), image_rule(model))
+
+
+@remembered
+def described_towers(model: ModelSpec) -> list[dict[str, object]]:
+    """The `towers` part of the weights in a document."""
+    return [
+        {
+            "name": tower.name,
+            "type": tower.kind,
+            "parameters": tower.parameters,
+            "bytes": None if tower.parameters is None else tower.parameters * _ELEMENT_BYTES,
+            "reason": tower.reason,
+        }
+        for tower in towers_of(model)
+    ]

@@ -17,8 +17,7 @@ from kvcalc.planning.cases.attention_replicas import WHOLE_COPIES
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
-from kvcalc.planning.plan.best import best_of, commands, given_up, ranked_by
-from kvcalc.planning.plan.pareto import front
+from kvcalc.planning.plan.pareto import best_of, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.replicas import Option, find_layout
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import MOST_BUSY, Kind, Traffic, Trouble, describe_cost
@@ -29,7 +28,7 @@ from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
     from kvcalc.planning.plan.judge import Judge
-    from kvcalc.planning.plan.simulates import Simulates
+    from kvcalc.planning.plan.targets import Simulates
 
 __all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", "refuse_empty"]
 

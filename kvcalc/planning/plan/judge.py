@@ -11,8 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Union
 
 from kvcalc.notes import Note
-from kvcalc.planning.plan.simulates import Simulated, Simulates
-from kvcalc.planning.plan.targets import METRICS, PERCENTILES, Limit, Targets
+from kvcalc.planning.plan.targets import METRICS, PERCENTILES, Limit, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.records import NamedTuple
 

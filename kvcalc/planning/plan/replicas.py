@@ -21,8 +21,7 @@ from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Tro
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
-    from kvcalc.planning.plan.simulates import Simulated, Simulates
-    from kvcalc.planning.plan.targets import Targets
+    from kvcalc.planning.plan.targets import Simulated, Simulates, Targets
 
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4

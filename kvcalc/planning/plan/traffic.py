@@ -1,4 +1,9 @@
-"""The traffic to serve, and one replica that serves a part of it, with the figures of `kvcalc estimate`."""
+"""The traffic to serve, and one replica that serves a part of it, with the figures of `kvcalc estimate`.
+
+A search looks at thousands of cases, and only asks whether each fits and how fast it serves. So it takes a part of the
+estimate (`brief_answer`), whose figures are those of `planning.estimate.answer_case`, by the same functions. What few
+layouts have, such as devices with different layers, is left to that.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,20 @@ from typing import Any
 
 from kvcalc.engines.options import settings_of
 from kvcalc.errors import ModelError
-from kvcalc.planning.answers.brief import brief_answer
 from kvcalc.planning.answers.estimate import Answer, answer_case
+from kvcalc.planning.cases.attention_replicas import whole_copies
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.cases.layout import prompt_ranks_of
 from kvcalc.planning.cases.lengths import Lengths
+from kvcalc.planning.device.budget import Budget, budget, free_range
+from kvcalc.planning.device.capacity import holds
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.serving.throughput import describe_serving, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu
+from kvcalc.throughput.speed import hide_wide_ranges
 from kvcalc.units import format_size
 
 MOST_RUNNING = 1024
@@ -184,7 +193,7 @@ def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas:
 def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, is_brief: bool = False) -> Probe:
     """One replica with `running` requests. LayoutError if the model cannot be split this way.
 
-    One that `is_brief` has only what a search needs of the answers (`planning.brief`).
+    One that `is_brief` has only what a search needs of the answers (`brief_answer`).
     """
     lengths, replica = traffic.lengths, replica_of(traffic, kind, tensor, stages)
     total = lengths.input_tokens + lengths.output_tokens
@@ -277,3 +286,41 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
     return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+def brief_answer(case: Case, needs_speed: bool) -> Answer:
+    """The estimate of a case with requests to serve, whose batch is final.
+
+    Its document may have only `fits`, `free_bytes` and `free_low_bytes` of `fit`, `serving` of `throughput`, and the
+    size of expert parallelism. `throughput` is null without `needs_speed`, and may be null if it does not fit.
+    """
+    found = _brief(case, needs_speed)
+    return answer_case(case) if found is None else found
+
+
+def _brief(case: Case, needs_speed: bool) -> Answer | None:
+    """None if only the whole estimate knows."""
+    room = budget(case)
+    if not isinstance(room, Budget) or room.devices or room.host is not None:
+        return None
+    workload, allocation = case.workload, case.allocation
+    sizes = case.share, workload.kv_dtype, workload.context_tokens
+    held = allocation.batch_bytes(*sizes, workload.attention_batch(workload.batch_size))
+    fits = holds(case, room.pool_bytes)
+    free = room.pool_bytes - held
+    low, _ = free_range(room, free)
+    throughput = None
+    if needs_speed and free >= 0:
+        if not fits or (workload.data_parallel_size > 1 and whole_copies(case.spec, workload)):
+            return None
+        speed = speed_of(case, [])
+        if isinstance(speed, str) or speed.calibration is not None:
+            return None
+        throughput = {"serving": describe_serving(case, speed, [])}
+        hide_wide_ranges(throughput)
+    document = {
+        "engine": {"expert_parallel_size": workload.expert_parallel_size},
+        "fit": {"fits": fits, "free_bytes": free, "free_low_bytes": low},
+        "throughput": throughput,
+    }
+    return Answer(document, ())

@@ -21,16 +21,17 @@ from kvcalc.planning.prefix.cost import (
     prefixes_of,
 )
 from kvcalc.planning.prefix.rows import (
+    Profile,
     Setup,
     describe_engine,
     describe_prefill,
     describe_size,
     describe_tiers,
     describe_trace,
+    profile,
 )
-from kvcalc.planning.prefix.trace import Profile, profile
 from kvcalc.planning.reuse import check_tiers
-from kvcalc.planning.reuse.tiers import check_engine_tiers
+from kvcalc.planning.reuse.document import check_engine_tiers
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION

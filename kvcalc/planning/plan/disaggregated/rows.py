@@ -34,7 +34,7 @@ from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
     from kvcalc.planning.plan.judge import Judge
-    from kvcalc.planning.plan.simulates import Simulates
+    from kvcalc.planning.plan.targets import Simulates
 
 # An instance runs at most so many prompts at once, however many fit.
 _MOST_PROMPTS = 256

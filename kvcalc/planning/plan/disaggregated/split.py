@@ -10,8 +10,7 @@ from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.kinds import PoolKinds
 from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
-from kvcalc.planning.plan.simulates import Pools, Simulated, Simulates
-from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.targets import Pools, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import Traffic
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
