@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from kvcalc.records import NamedTuple
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 BAD_ROWS = "bad-rows"
 """The code of the warning about rows of a trace that cannot be read. The exit code is then 1."""
+
+# Notes that say that figures are missing, doubtful or of something else than was asked. Every other note says what was
+# assumed, or explains a figure.
+_WARNINGS = frozenset(
+    "unknown refused left-out bad-rows without-answer does-not-fit does-not-fit-host tight host-not-checked "
+    "tower-not-counted not-fitted disaggregated-not-fitted nearly-full preemptions other-attention type-not-modelled "
+    "incomplete-files contradiction other-device other-engine other-model records-differ not-shared command".split()
+)
 
 # The text of a note about one of these parts does not name the part, so it is printed in front.
 _NAMED_PARTS = ("weights", "throughput")
@@ -30,11 +42,16 @@ class Note(NamedTuple):
         return self.text
 
 
-def describe_notes(notes: Iterable[Note]) -> list[dict[str, str]]:
+def describe_notes(notes: Iterable[Note]) -> list[documents.Warning]:
     """Return the `warnings` of a document, with each note once."""
-    return [note._asdict() for note in dict.fromkeys(notes)]
+    return [{"part": part, "code": code, "text": text} for part, code, text in dict.fromkeys(notes)]
 
 
-def sentence(warning: Mapping[str, str]) -> str:
+def is_warning(note: documents.Warning) -> bool:
+    """Whether an item of a document's `warnings` is a warning. The others are notes."""
+    return note["code"] in _WARNINGS or (note["part"], note["code"]) == ("workload", "beyond-model")
+
+
+def sentence(warning: documents.Warning) -> str:
     """Return a warning of a document as stderr prints it."""
     return str(Note(**warning))

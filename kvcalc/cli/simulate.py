@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import ModelOf, output_of, parsed, question_of, value_of
+from kvcalc.cli.question import ModelOf, output_of, question_of, value_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
+from kvcalc.question.fields import FIELDS
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.simulation.loads.load import Load
     from kvcalc.simulation.pools import Prefills
 
@@ -34,7 +36,7 @@ def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise typer.Exit(1)
 
 
-def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progress: Any = None) -> dict[str, Any]:
+def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progress: Any = None) -> "documents.Simulate":
     """The document that answers the parameters of the command."""
     from functools import partial
 
@@ -42,7 +44,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
     from kvcalc.simulation.simulate import simulate
 
     prefills = _prefills_of(given)
-    ask: Callable[..., dict[str, Any]] = simulate
+    ask: Callable[..., documents.Simulate] = simulate
     if prefills is not None:
         from kvcalc.simulation.pools import simulate_pools
 
@@ -90,12 +92,16 @@ def _load_of(given: Mapping[str, Any]) -> "Load":
     from kvcalc.simulation.loads.requests import parse_distribution
 
     burstiness, scale = value_of(given, "burstiness"), value_of(given, "scale_rate")
+    prompt, answer = (
+        None if given[name] is None else parse_distribution(given[name], FIELDS[name].long)
+        for name in ("prompt_tokens", "answer_tokens")
+    )
     trace = _trace_of(given["trace"], given["trace_format"])
     if given["cold"] and given["warm"]:
         raise UsageError("--cold and --warm cannot be combined", "use one")
     return Load(
-        parsed(given, "--prompt-tokens", parse_distribution),
-        parsed(given, "--answer-tokens", parse_distribution),
+        prompt,
+        answer,
         value_of(given, "requests_per_second"),
         value_of(given, "concurrency"),
         1.0 if burstiness is None else burstiness,

@@ -254,7 +254,7 @@ class SweepPoint(TypedDict):
     free_bytes: int | None
     """free memory per device; negative if it does not fit"""
     decode_step_seconds: Amount | None
-    """one step of the whole batch; null if not even one sequence fits"""
+    """one step of the whole batch; null if it does not fit"""
     decode_step_low_seconds: Amount | None
     """the low end of the step's range: its 10th percentile, but at least the roofline"""
     decode_step_high_seconds: Amount | None

@@ -114,10 +114,13 @@ def reserve_of(engine: Engine, question: Question) -> Reserve:
     """The memory that `engine` does not give to the cache. Raises UsageError (exit 2) for a setting out of range."""
     found = engine.reserve(question)
     if question.is_apple:
-        from kvcalc.engines.reserve import RESERVE, Held
+        from kvcalc.engines.reserve import GIB, RESERVE, Held
 
-        # Metal's recommendedMaxWorkingSetSize is about three quarters of the machine's memory.
-        found.held.append(Held(RESERVE, "reserved by macOS (25 %)", question.memory_bytes // 4))
+        # Metal's recommendedMaxWorkingSetSize: two thirds of up to 32 GB (10,922.67 MiB of 16: llama-cpp-python#687;
+        # 21,845.34 of 32: ollama#434), three quarters of more (49,152 of 64: llama.cpp#1870; 73,728 of 96: #3213).
+        share, percent = (3, 33) if question.memory_bytes <= 32 * GIB else (4, 25)
+        held = -(-question.memory_bytes // share)
+        found.held.append(Held(RESERVE, f"reserved by macOS ({percent} %)", held))
     return found
 
 

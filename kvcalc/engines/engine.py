@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.engines.starts import Start
     from kvcalc.model.tensors import ModelWeights
     from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -479,6 +480,9 @@ class Engine(ABC):
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:  # noqa: B027 - most engines need no check
         """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit this number of ranks."""
+
+    def check_start(self, start: Start) -> None:  # noqa: B027 - what some engines refuse to start is not read
+        """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.py`)."""
 
     def check_context(self, tokens: int) -> None:  # noqa: B027 - most engines accept any context
         """Raise UsageError (exit 2) for a context that the settings do not allow."""

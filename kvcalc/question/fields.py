@@ -233,7 +233,8 @@ class Field:
     """A value that commands and functions take.
 
     `name` is that of the Python argument or of the record's field, with its unit; `option` has the names of the option.
-    `long` is the first of them, which messages name, and `parameter` its key in a batch line. A value with one of the
+    `long` is the first of them, which messages name, and `parameter` its key in a batch line: a word without dashes
+    before the names, else made from `long`. A value with one of the
     two may lack the other. The first sentence of `help` is the help of -h. A list is separated by commas or given by
     repetition; one that is REPEATED, by repetition alone. Python refuses a field without the one that it `needs`, and
     beside those that it `excludes`.
@@ -260,8 +261,8 @@ class Field:
     ) -> None:  # fmt: skip
         self.name, self.kind, self.option, self.metavar, self.help = name, kind, option, metavar, help
         self.default, self.panel, self.several, self.needs, self.excludes = default, panel, several, needs, excludes
-        self.long = option.partition(" ")[0]
-        self.parameter = self.long[2:].replace("-", "_")
+        self.long = next((word for word in option.split() if word.startswith("--")), "")
+        self.parameter = option.partition(" ")[0].removeprefix("--").replace("-", "_")
 
 
 # Headings in the help.
@@ -321,9 +322,9 @@ _FIELDS = (
           "Your own measurements, from which the speed's constants are corrected: results of a benchmark (those that "
           "kvcalc score reads), records of kvcalc measure --json on this device, or a folder of them. Several as "
           "a.json,b.json, or repeated.", None, _SPEED, REPEATED),
-    Field("input_tokens", _TOKENS, "--input-tokens", "N",
+    Field("input_tokens", _TOKENS, "--input-tokens --prompt-tokens", "N",
           "Tokens per prompt. The context is --input-tokens plus --output-tokens.", None, _LOAD),
-    Field("output_tokens", _TOKENS, "--output-tokens", "N", "Tokens per answer.", None, _LOAD),
+    Field("output_tokens", _TOKENS, "--output-tokens --answer-tokens", "N", "Tokens per answer.", None, _LOAD),
     Field("concurrency", _COUNT, "--concurrency", "N",
           "Concurrent requests. Default: as many as fit. Requests that do not fit wait.", None, _LOAD),
     Field("prefix_hit_rate", _SHARE, "--prefix-hit-rate", "R",
@@ -399,8 +400,8 @@ _FIELDS = (
           "Divide the times between the arrivals of --trace by F.", "1", needs="trace"),
     Field("requests_per_second", _NUMBER, "--requests-per-second", "R"),
     Field("burstiness", _NUMBER, "--burstiness", "B", "", "1", needs="requests_per_second"),
-    Field("prompt_tokens", _LENGTHS, "--prompt-tokens --input-tokens", "LENGTH"),
-    Field("answer_tokens", _LENGTHS, "--answer-tokens --output-tokens", "LENGTH"),
+    Field("prompt_tokens", _LENGTHS, "prompt_tokens --input-tokens --prompt-tokens", "LENGTH"),
+    Field("answer_tokens", _LENGTHS, "answer_tokens --output-tokens --answer-tokens", "LENGTH"),
     Field("requests", _COUNT, "--requests", "N"),
     Field("distinct_prompts", _COUNT, "--distinct-prompts", "N", excludes="trace prefix_tokens prefix_hit_rate"),
     Field("router", _ROUTER, "--router", "|".join(ROUTERS), "", "round-robin"),

@@ -117,9 +117,19 @@ class Question(NamedTuple):
 
 
 def setting_texts(given: Mapping[str, Any]) -> dict[str, str]:
-    """An engine's settings as text, without those that are None or False. A number needs no unit."""
+    """An engine's settings as text, without those that are None or False. A number needs no unit.
+
+    A percentage becomes the number that the engine's own command takes: `90%` is `0.9`.
+    """
     return {
-        name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else str(value).casefold()
+        name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else _setting(str(value))
         for name, value in given.items()
         if value is not None and value is not False
     }
+
+
+def _setting(text: str) -> str:
+    number = text.strip().removesuffix("%")
+    if number != text.strip() and number.replace(".", "", 1).isdecimal():
+        return f"{float(number) / 100:.10g}"
+    return text.casefold()

@@ -262,8 +262,14 @@ def test_transformers_follows_the_prompt() -> None:
     assert lines(short)["prefill activations"] == 4096 * by_token + 128256 * 6
 
 
-def test_macos_keeps_a_quarter() -> None:
+def test_macos_keeps_a_quarter_and_of_small_machines_a_third() -> None:
+    # recommendedMaxWorkingSetSize in MiB: ggml-org/llama.cpp#1870 and #3213, ollama/ollama#434, and
+    # abetlen/llama-cpp-python#687.
     assert lines(ask("llama.cpp", is_apple=True))["reserved by macOS (25 %)"] == 20 * GIB
+    for memory, left in ((64, 49152.0), (96, 73728.0), (32, 21845.34), (16, 10922.67)):
+        held = lines(ask("llama.cpp", is_apple=True, memory_bytes=memory * GIB))
+        (size,) = (size for name, size in held.items() if name.startswith("reserved by macOS"))
+        assert (memory * GIB - size) / MIB == pytest.approx(left, abs=0.01)
 
 
 @pytest.mark.parametrize("value", ["0", "1.01", "-1", "nan", "inf", "much", ""])

@@ -198,7 +198,7 @@ def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> 
     ],
 )
 def test_what_cannot_be_simulated_is_refused(kvcalc: Any, options: tuple[str, ...], message: str) -> None:
-    result = kvcalc("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests-per-second", "1", "--prompt-tokens",
-                    "100", "--answer-tokens", "10", *options)  # fmt: skip
+    result = kvcalc("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests-per-second", "1", "--input-tokens",
+                    "100", "--output-tokens", "10", *options)  # fmt: skip
     assert result.status == 2
     assert message in result.err

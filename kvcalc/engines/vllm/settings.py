@@ -23,6 +23,9 @@ _DEFAULT_BATCHED_TOKENS = 8192
 # platforms/xpu.py), and for every model since 0.32 (get_supported_kernel_block_sizes, flash_attn.py).
 XPU_BLOCK = 64
 
+# The values of --max-lora-rank. 1 is not in 0.11.0.
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
 
 class Settings(NamedTuple):
     """`max_num_batched_tokens` is the number of tokens in one step.
@@ -106,7 +109,25 @@ def parse_settings(
         prefill_context_parallel_size=given.count("prefill-context-parallel-size", 1),
         overlaps_stages=rules.overlaps_stages,
     )
+    check_requests(given, found.max_num_batched_tokens)
     return found, states
+
+
+def check_requests(given: Given, batched_tokens: int) -> None:
+    """Raise LayoutError (exit 2) for numbers of requests and of LoRA adapters with which vLLM does not start.
+
+    Source: SchedulerConfig.verify_max_model_len (config/scheduler.py) and MaxLoRARanks (config/lora.py), vLLM 0.11.0 to
+    0.33.0.
+    """
+    requests = given.optional_count("max-num-seqs")
+    if requests is not None and requests > batched_tokens:
+        text = f"vLLM does not start with fewer tokens in a step than requests: {batched_tokens:,}"
+        raise LayoutError(f"--max-num-seqs {requests}: {text}", f"--max-num-batched-tokens {requests}")
+    rank = given.optional_count("max-lora-rank")
+    if rank is not None and rank not in _LORA_RANKS:
+        larger = next((known for known in _LORA_RANKS if known > rank), _LORA_RANKS[-1])
+        known = ", ".join(map(str, _LORA_RANKS))
+        raise LayoutError(f"--max-lora-rank {rank}: vLLM does not start, the ranks are {known}", f"use {larger}")
 
 
 def _state_dtype(given: Given, name: str, place: Place) -> str:

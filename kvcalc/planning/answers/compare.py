@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvcalc.engines import RELEASE, engine_class
 from kvcalc.engines.options import check_settings, settings_of
@@ -22,8 +22,11 @@ from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.throughput.hardware import Devices
 
+
+_Described = TypeVar("_Described")
 
 # The keys that a row takes from its estimate, by part of the document; below, the keys that have another name in a row.
 _TAKEN = {
@@ -77,7 +80,7 @@ def compare(
     attentions: Sequence[str | None] = (None,),
     engines: Sequence[str] = ("logical",),
     devices: Sequence[Devices] = (),
-) -> dict[str, Any]:
+) -> documents.Compare:
     """The compare document: a row for each model, kind of attention, engine and devices, in the order given.
 
     `loaded` are the models (`load_each`), and `question` is asked about each of them with the row's engine, devices
@@ -97,14 +100,18 @@ def compare(
         question = question._replace(context_tokens=context_tokens)
     rows = list(_rows(loaded, attentions, engines, devices or (None,)))
     answers = [_answer(row, question._replace(engine_settings=settings_of(row.engine, settings))) for row in rows]
-    documents = [found.document for found in answers if isinstance(found, Answer)]
-    if not documents:
+    answered = [found.document for found in answers if isinstance(found, Answer)]
+    if not answered:
         raise next(found for found in answers if isinstance(found, KvcalcError))
+    workload = answered[0]["workload"]
+    engines_used: Iterator[documents.CompareEnginesItem] = (
+        {"name": one["engine"]["name"], "version": one["engine"]["version"]} for one in answered
+    )
     return {
         "schema_version": SCHEMA_VERSION,
-        "workload": {key: documents[0]["workload"][key] for key in ("context_tokens", "batch_size")},
-        "hardware": _distinct(document["hardware"] for document in documents if document["hardware"] is not None),
-        "engines": _distinct({key: document["engine"][key] for key in ("name", "version")} for document in documents),
+        "workload": {"context_tokens": workload["context_tokens"], "batch_size": workload["batch_size"]},
+        "hardware": _distinct(one["hardware"] for one in answered if one["hardware"] is not None),
+        "engines": _distinct(engines_used),
         "models": [_describe(row, found) for row, found in zip(rows, answers)],
         "warnings": describe_notes(_notes(rows, answers)),
     }
@@ -153,7 +160,7 @@ def _answer(row: Row, question: Question) -> Answer | KvcalcError:
         return error
 
 
-def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
+def _describe(row: Row, found: Answer | KvcalcError) -> documents.CompareRow:
     described: dict[str, Any] = {
         "model": row.name,
         "engine": row.engine,
@@ -167,8 +174,9 @@ def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
         "exit_code": 0,
     }
     if isinstance(found, KvcalcError):
-        return {**described, "attention": row.attention, "reason": found.message, "exit_code": found.exit_code}
-    document = found.document
+        described.update(attention=row.attention, reason=found.message, exit_code=found.exit_code)
+        return cast("documents.CompareRow", described)
+    document: Any = found.document
     if document["hardware"] is not None:
         described["num_devices"] = document["hardware"]["num_devices"]
     described.update({key: document["engine"][key] for key in ("tensor_parallel_size", "data_parallel_size")})
@@ -176,7 +184,7 @@ def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
     energy = document["throughput"] and document["throughput"]["energy"]
     if energy:
         described["joules_per_token"] = energy["joules_per_token"]
-    return described
+    return cast("documents.CompareRow", described)
 
 
 def _notes(rows: Sequence[Row], answers: Sequence[Answer | KvcalcError]) -> list[Note]:
@@ -202,8 +210,8 @@ def _words(row: Row) -> tuple[str, ...]:
     return row.name, kind, row.engine, gpu, number
 
 
-def _distinct(values: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _distinct(values: Iterator[_Described]) -> list[_Described]:
+    found: list[_Described] = []
     for value in values:
         if value not in found:
             found.append(value)
@@ -218,7 +226,7 @@ _FROM_CACHE = (
 )  # fmt: skip
 
 
-def compare_engines(question: Question) -> dict[str, Any]:
+def compare_engines(question: Question) -> documents.Engines:
     """The document of `estimate --engine all`, or of several engines: plain data, exact integers, one row per engine.
 
     The question's engine is `all` or a comma-separated list. Each engine takes the settings it knows, and at least one
@@ -251,14 +259,15 @@ def compare_engines(question: Question) -> dict[str, Any]:
     }
 
 
-def _row(name: str, question: Question) -> tuple[dict[str, Any], list[dict[str, str]]]:
+def _row(name: str, question: Question) -> tuple[documents.EngineRow, list[documents.Warning]]:
     """The row of one engine, and the warnings about its release. The row cannot show which release's rules count."""
-    row: dict[str, Any] = {"model": question.model.name, "engine": name, **dict.fromkeys((*_FROM_ENGINE, *_FROM_CACHE))}
+    row: Any = {"model": question.model.name, "engine": name, **dict.fromkeys((*_FROM_ENGINE, *_FROM_CACHE))}
     row.update(fits=None, reason=None)
     try:
-        found = answer(question).document
+        found: Any = answer(question).document
     except (ModelError, UsageError) as error:
-        return {**row, "reason": error.message}, []
+        row["reason"] = error.message
+        return row, []
     row.update({key: found["engine"].get(key) for key in _FROM_ENGINE})
     row.update({key: found["kv_cache"][key] for key in _FROM_CACHE})
     row["fits"] = found["fit"]["fits"] if found["fit"] else None

@@ -5,7 +5,7 @@ A formula has symbols and numbers, so that a user can check it by hand.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.memory.curves import SizedCache, sized_caches, stored_sequence_bytes
 from kvcalc.memory.dtypes import Dtype
@@ -13,6 +13,9 @@ from kvcalc.model.caches import HEADS_CACHES, CompressedAttention, HeadsCache, R
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.cases.case import Case
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
 class CacheFigures(NamedTuple):
@@ -51,7 +54,7 @@ def cache_figures(case: Case) -> CacheFigures:
     )
 
 
-def formulas(spec: ModelSpec, tokens: int, batch_size: int, dtype: Dtype) -> list[dict[str, Any]]:
+def describe_formulas(spec: ModelSpec, tokens: int, batch_size: int, dtype: Dtype) -> list[documents.Formula]:
     """One formula for each kind of cache, for all its layers together.
 
     Each is `{"kind", "window", "num_layers", "symbols", "numbers", "bytes"}`. `bytes` is the product of the numbers:
@@ -60,7 +63,7 @@ def formulas(spec: ModelSpec, tokens: int, batch_size: int, dtype: Dtype) -> lis
     return [_formula(sized, tokens, batch_size, dtype) for sized in sized_caches(spec, dtype)]
 
 
-def _formula(sized: SizedCache, tokens: int, batch_size: int, dtype: Dtype) -> dict[str, Any]:
+def _formula(sized: SizedCache, tokens: int, batch_size: int, dtype: Dtype) -> documents.Formula:
     cache, num_layers, stored = sized.cache, sized.num_layers, sized.stored_bytes(tokens, dtype)
     terms = [("layers", f"{num_layers:,}"), ("batch", f"{batch_size:,}")]
     if isinstance(cache, RecurrentState):

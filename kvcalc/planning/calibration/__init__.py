@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.model.files import list_folder, read_text
@@ -37,6 +37,9 @@ from kvcalc.throughput.calibrate import Measured, Record, Records, combine, is_r
 from kvcalc.throughput.factor_fit import Fit, fit, neighbours
 from kvcalc.throughput.factors import OF_ENGINE
 from kvcalc.throughput.hardware import Devices, find_devices
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # Times of other models count with this many times the spread. With less, the error of the prediction for one model is
 # taken for that of the engine, and other models are predicted worse (benchmarks/calibrate.py --carry).
@@ -264,10 +267,10 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _describe(records: Records, applied: str, found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:
+def _describe(records: Records, applied: str, found: Fit | None, observed: Sequence[Observed]) -> documents.Calibration:
     return {
-        "record": None if records.record is None else records.record._asdict(),
+        "record": None if records.record is None else cast("documents.CalibrationRecord", records.record._asdict()),
         "records": records.number,
-        "applied": applied,
+        "applied": cast(Any, applied),
         **describe_fit(found, observed),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcalc.engines import engine_class
 from kvcalc.engines.allocation import Allocation
@@ -32,6 +32,7 @@ from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.memory.reads import Reads
     from kvcalc.question.question import SpeedQuestion
@@ -61,7 +62,7 @@ class Case(NamedTuple):
     settings: Mapping[str, str]
     kv_dtype_reason: str | None
     notes: tuple[Note, ...]
-    device_defaults: list[dict[str, Any]] | None = None
+    device_defaults: list[documents.DeviceDefault] | None = None
     device: int | None = None
 
     @property

@@ -209,6 +209,12 @@ def laid_out(asked: Question, spec: ModelSpec, engine: Engine, workload: Workloa
     elif experts is not None:
         workload = workload._replace(expert_parallel_size=experts)
     engine.check_context(workload.context_tokens)
+    if asked.devices is not None or (workload.num_devices > 1 and spec.quantization):
+        from kvcalc.engines.starts import Start
+        from kvcalc.planning.cases.attention_replicas import spread_of
+
+        gpu = None if asked.devices is None else asked.devices.gpu
+        engine.check_start(Start(spec, workload, spread_of(spec, engine, workload), asked.dtype, gpu))
     if asked.devices is not None:
         from kvcalc.planning.cases.layout import check_speed, count_replicas
 

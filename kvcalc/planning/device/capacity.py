@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.memory import kv_cache
 from kvcalc.model.spec import period
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # The code of the note that memory does not limit the context.
 NO_LIMIT = "no-limit"
@@ -27,7 +30,7 @@ Limits = tuple[int | None, int | None]
 def capacity(
     case: Case, kv_memory_bytes: int, notes: list[Note], pool_shrinkage: PoolShrinkage | None = None,
     limits: Limits | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> documents.Fit:  # fmt: skip
     """The `fit` part of a document if each device has `kv_memory_bytes` for the cache.
 
     `max_context_tokens` is for this batch, `max_batch_size` for this context. Both are null if memory sets no limit;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.memory.dtypes import Dtype, parse_weight_dtype
 from kvcalc.memory.weights import count_parameters
@@ -18,6 +18,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.model.checkpoint import StoredWeights as FoundFiles
 
 
@@ -30,7 +31,7 @@ _EXCESS_PER_MILLE = 5
 
 def describe_weights(
     model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, notes: list[Note]
-) -> dict[str, Any]:
+) -> documents.Weights:
     """The `weights` part of a document. `model` is the model itself, `spec` is the same model with the what-if.
 
     `dtype` is the requested one. It overrides the config's quantisation and the files in the model's folder.
@@ -39,16 +40,14 @@ def describe_weights(
     """
     found, remarks = language_model_weights(model, spec, dtype, model_dtype)
     notes += remarks
-    towers: list[dict[str, Any]] = []
-    if model.multimodal is not None and model.gguf is None:
-        towers = described_towers(model)
-    return {**found, "towers": towers}
+    has_towers = model.multimodal is not None and model.gguf is None
+    return {**found, "towers": described_towers(model) if has_towers else []}
 
 
 @remembered_of_two
 def language_model_weights(
     model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype
-) -> tuple[dict[str, Any], list[Note]]:
+) -> tuple[documents.Weights, list[Note]]:
     """`describe_weights` without the towers, and its notes. Both are remembered, so callers must not change them."""
     notes: list[Note] = []
     if spec.gguf is not None:
@@ -96,7 +95,7 @@ def _tower_bytes(model: ModelSpec) -> int | None:
     return sum(size for size in sizes if isinstance(size, int))
 
 
-def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: list[Note]) -> dict[str, Any]:
+def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: list[Note]) -> documents.Weights:
     """The weights of a GGUF file from its header, or their size in another dtype of 16 or 32 bits."""
     held = spec.gguf.weights if spec.gguf else None
     reason = None
@@ -127,8 +126,8 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: 
 def _document(
     parameters: tuple[int | None, ...], sizes: tuple[int | None, int | None], dtype: str | None, source: str | None,
     reason: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    """The `weights` part of a document.
+) -> documents.Weights:  # fmt: skip
+    """The `weights` part of a document, without the towers.
 
     `parameters` are the total, those active per token and those of the input embedding. `sizes` are the total bytes and
     the bytes active per token. `source` says where the bytes are from, `reason` why figures are missing.
@@ -141,8 +140,9 @@ def _document(
         "bytes": sizes[0],
         "active_bytes_per_token": sizes[1],
         "dtype": dtype,
-        "bytes_source": source,
+        "bytes_source": cast(Any, source),
         "reason": reason,
+        "towers": [],
     }
 
 
@@ -219,7 +219,7 @@ def loaded_towers(case: Case) -> LoadedTowers:
 
 
 @remembered
-def described_towers(model: ModelSpec) -> list[dict[str, object]]:
+def described_towers(model: ModelSpec) -> list[documents.Tower]:
     """The `towers` part of the weights in a document."""
     return [
         {

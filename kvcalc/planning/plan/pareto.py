@@ -5,8 +5,9 @@ Each of these is cheaper, or faster for one user, than every other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, command_key
 from kvcalc.errors import KvcalcError
@@ -14,10 +15,16 @@ from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Traffic, probe, seconds_text
 
 if TYPE_CHECKING:
+    from typing import Literal
+
+    import kvcalc.documents as documents
     from kvcalc.planning.plan.disaggregated.rows import SplitPlan
 
+    Ranking = Literal["cost_per_hour", "cost_per_million_output_tokens", "num_devices"]
+    Time = Literal["ttft_seconds", "tpot_seconds"]
 
-def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = None) -> list[dict[str, Any]]:
+
+def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = None) -> list[documents.ParetoPoint]:
     """The Pareto front over kinds of device, layouts and running requests, the fastest for one user first.
 
     A point is one replica with a power of two of running requests that fits and meets the targets. It is compared by
@@ -29,22 +36,23 @@ def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = Non
     if split is not None:
         from kvcalc.planning.plan.disaggregated.front import split_points
 
-        points = [{**point, "layout": None} for point in points]
+        for point in points:
+            point["layout"] = None
         points += split_points(split, kinds, priced=priced)
     points.sort(key=lambda point: (-point["tokens_per_second_per_user"], _burden(point, priced)))
-    found: list[dict[str, Any]] = []
+    found: list[documents.ParetoPoint] = []
     for point in points:
         if not found or _burden(point, priced) < _burden(found[-1], priced):
             found.append(point)
     return found
 
 
-def _burden(point: Mapping[str, Any], priced: bool) -> float:
+def _burden(point: documents.ParetoPoint, priced: bool) -> float:
     """What a user pays for a token: money, or devices."""
-    return float(point["cost_per_million_output_tokens"]) if priced else -float(point["tokens_per_second_per_device"])
+    return (point["cost_per_million_output_tokens"] or 0.0) if priced else -point["tokens_per_second_per_device"]
 
 
-def _points(traffic: Traffic, kind: Kind) -> Iterator[dict[str, Any]]:
+def _points(traffic: Traffic, kind: Kind) -> Iterator[documents.ParetoPoint]:
     for shape in shapes_of(traffic, kind):
         own, running = traffic.of(shape), 1
         while running <= MOST_RUNNING:
@@ -60,7 +68,7 @@ def _points(traffic: Traffic, kind: Kind) -> Iterator[dict[str, Any]]:
             yield {
                 "gpu": kind.gpu.name,
                 "engine": kind.engine,
-                **shape.describe(one.expert_parallel_size),
+                **shape.describe(one.expert_parallel_size),  # type: ignore[typeddict-item]  # layout is a key with pools alone
                 "num_devices": shape.devices,
                 "requests_per_replica": running,
                 "ttft_seconds": serving["ttft_seconds"],
@@ -73,12 +81,12 @@ def _points(traffic: Traffic, kind: Kind) -> Iterator[dict[str, Any]]:
 
 
 # The times that a cheaper row may give up, by name.
-_TIMES = {"TTFT": "ttft_seconds", "TPOT": "tpot_seconds"}
+_TIMES: dict[str, Time] = {"TTFT": "ttft_seconds", "TPOT": "tpot_seconds"}
 # A time that is longer by less than this factor is not named.
 _LONGER = 1.5
 
 
-def ranked_by(rows: Sequence[Mapping[str, Any]], has_targets: bool) -> str:
+def ranked_by(rows: Sequence[documents.PlanRow], has_targets: bool) -> Ranking:
     """What the best row has least of.
 
     Costs are compared if they are known for all rows that fit: per hour, because each of them meets the targets, or per
@@ -89,28 +97,32 @@ def ranked_by(rows: Sequence[Mapping[str, Any]], has_targets: bool) -> str:
     return "cost_per_hour" if has_targets else "cost_per_million_output_tokens"
 
 
-def best_of(rows: Sequence[dict[str, Any]], key: str) -> dict[str, Any] | None:
+def best_of(rows: Sequence[documents.PlanRow], key: Ranking) -> documents.PlanRow | None:
     """The row that fits and has least of `key`. Of equal ones, it is the fastest per device. None if no row fits."""
     fitting = (row for row in rows if row["fits"])
-    return min(fitting, key=lambda row: (row[key], -row["tokens_per_second_per_device"]), default=None)
+    return min(fitting, key=lambda row: (row[key] or 0.0, -(row["tokens_per_second_per_device"] or 0.0)), default=None)
 
 
-def commands(rows: Sequence[dict[str, Any]], best: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+def commands(
+    rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking
+) -> list[documents.PlanCommand]:
     """The command of each engine's best row that fits, that of the `best` row first.
 
     Engines without a server have none, and separate instances have their own (`disaggregated`).
     """
-    found = []
+    found: list[documents.PlanCommand] = []
     for name in dict.fromkeys(row["engine"] for row in [best, *rows] if row is not None):
         own = [best] if best is not None and best["engine"] == name else [row for row in rows if row["engine"] == name]
         row = best_of(own, key)
-        command = None if row is None or name.partition("@")[0] not in SERVERS else row[command_key(name)]
+        has_server = name.partition("@")[0] in SERVERS
+        command = None if row is None or not has_server else cast(Any, row)[command_key(name)]
         if row is not None and command is not None:
-            found.append({"engine": name, "gpu": row["gpu"], "replicas": row["replicas"], "command": command})
+            replicas = row["replicas"] or 1
+            found.append({"engine": name, "gpu": row["gpu"], "replicas": replicas, "command": command})
     return found
 
 
-def given_up(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, key: str) -> str | None:
+def given_up(rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking) -> str | None:
     """What a row that is ranked by its cost per token gives up: the fastest other row, and what it costs.
 
     None if no other row is much faster, or if rows are ranked by something else.
@@ -118,15 +130,16 @@ def given_up(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None, 
     if best is None or key != "cost_per_million_output_tokens":
         return None
     faster = [
-        (row[name] / best[name], row, title)
+        (time / of_best, row, title)
         for row in rows
         for title, name in _TIMES.items()
-        if row["fits"] and row[name] is not None and row[name] * _LONGER < best[name]
+        if row["fits"] and (time := row[name] or inf) * _LONGER < (of_best := best[name] or 0.0)
     ]
     if not faster:
         return None
     _, row, title = min(faster, key=lambda one: one[0])
-    name = _TIMES[title]
+    time, of_best = (one[_TIMES[title]] or 0.0 for one in (row, best))
+    cost = (row[key] or 0.0) / (best[key] or 1.0)
     where = row["gpu"] if row["engine"] == best["engine"] else f"{row['gpu']} with {row['engine']}"
-    times = f"{seconds_text(row[name])} instead of {seconds_text(best[name])}"
-    return f"{where}: {title} {times}, for {row[key] / best[key]:.2g} times the cost per token"
+    times = f"{seconds_text(time)} instead of {seconds_text(of_best)}"
+    return f"{where}: {title} {times}, for {cost:.2g} times the cost per token"

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_seconds
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # The only range known for a time: from the 10th to the 90th percentile.
 RANGE_CONFIDENCE, POINT_CONFIDENCE = 80, 50
@@ -172,7 +175,7 @@ class Simulates(Protocol):
         """Which replica gets a request (`simulation.routed`)."""
 
     @property
-    def trace(self) -> Mapping[str, Any] | None:
+    def trace(self) -> documents.PlanTrace | None:
         """The `trace` part of the plan's document, with the rates of a trace that has the arrivals. None without."""
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.errors import UsageError
@@ -38,6 +38,9 @@ from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.traces import read_trace
 from kvcalc.traces.reuse import MOST_BLOCKS
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 KNEE_SHARE = 0.9
 """The knee is the smallest cache that finds this share of what a cache without a limit finds."""
 
@@ -69,7 +72,7 @@ def prefix_curve(
     after: float = 0.0,
     optimal: bool = False,
     report: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
+) -> documents.Prefix:
     """The prefix document of the trace at `path`, or on standard input if it is `-`.
 
     `question` has the model, the engine and the devices; without it, there are only hit rates. `offload` are tiers and

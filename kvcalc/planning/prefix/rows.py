@@ -6,7 +6,7 @@ They follow from the prompts of the trace, run through the stack of a prefix cac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.errors import UsageError
@@ -21,6 +21,7 @@ from kvcalc.traces.reuse import MOST_BLOCKS, LruStack, NotAPrefixError
 from kvcalc.traces.reuse_counts import Reuse
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.throughput.hardware import Gpu
 
@@ -44,21 +45,11 @@ class Setup(NamedTuple):
         return None if devices is None else devices.gpu
 
 
-def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> dict[str, Any]:
+def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> documents.PrefixRow:
     """A row of the curve: what a cache of one size finds, saves and costs."""
     stack, blocks = found.stack, reuse.cache_blocks
     total = stack.counted_tokens
     best = None if stack.next_uses is None else stack.next_uses.hit_tokens(blocks) / total
-    row: dict[str, Any] = {
-        "cache_blocks": blocks,
-        "cache_tokens": blocks * stack.block_tokens,
-        "cache_bytes": None if setup is None else blocks * setup.block.of_replica,
-        "cache_bytes_per_device": None if setup is None else blocks * setup.block.per_device,
-        "hit_rate": reuse.hit_tokens / total,
-        "hit_rate_low": reuse.low_tokens / total,
-        "hit_rate_high": reuse.high_tokens / total,
-        "optimal_hit_rate": best,
-    }
     saved = gpu_seconds = None
     costs: dict[str, float | None] = {DEVICE: None, CPU: None, DISK: None}
     if setup is not None and setup.prefill is not None:
@@ -69,7 +60,14 @@ def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> dict[str
     if saved is not None and setup is not None and setup.prefill is not None:
         share = saved / setup.prefill.seconds(total, stack.counted_squares)
     return {
-        **row,
+        "cache_blocks": blocks,
+        "cache_tokens": blocks * stack.block_tokens,
+        "cache_bytes": None if setup is None else blocks * setup.block.of_replica,
+        "cache_bytes_per_device": None if setup is None else blocks * setup.block.per_device,
+        "hit_rate": reuse.hit_tokens / total,
+        "hit_rate_low": reuse.low_tokens / total,
+        "hit_rate_high": reuse.high_tokens / total,
+        "optimal_hit_rate": best,
         "saved_prefill_seconds": saved,
         "saved_prefill_share": share,
         "saved_ttft_seconds": None if saved is None else saved / stack.num_counted,
@@ -98,12 +96,12 @@ def _each(cost: float | None, number: float) -> float | None:
     return None if cost is None or not number else cost / number
 
 
-def describe_trace(found: Profile) -> dict[str, Any]:
+def describe_trace(found: Profile) -> documents.PrefixTrace:
     """The `trace` part of a prefix document."""
     trace, stack = found.trace, found.stack
     return {
         "file": trace.name,
-        "format": trace.format,
+        "format": cast(Any, trace.format),
         "num_requests": stack.num_requests,
         "warm_up_requests": stack.num_requests - stack.num_counted,
         "num_bad_rows": trace.num_bad_rows,
@@ -120,7 +118,7 @@ def describe_trace(found: Profile) -> dict[str, Any]:
     }
 
 
-def describe_engine(setup: Setup) -> dict[str, Any]:
+def describe_engine(setup: Setup) -> documents.PrefixEngine:
     """The `engine` part of a prefix document. Bytes are those of one block of the trace."""
     case, workload = setup.case, setup.case.workload
     return {
@@ -136,7 +134,7 @@ def describe_engine(setup: Setup) -> dict[str, Any]:
     }
 
 
-def describe_prefill(setup: Setup, prefill: PrefillTime) -> dict[str, Any]:
+def describe_prefill(setup: Setup, prefill: PrefillTime) -> documents.PrefixPrefill:
     """The `prefill` part of a prefix document: computing the counted prompts without a cache."""
     stack = setup.profile.stack
     seconds = prefill.seconds(stack.counted_tokens, stack.counted_squares)
@@ -150,7 +148,7 @@ def describe_prefill(setup: Setup, prefill: PrefillTime) -> dict[str, Any]:
 
 def describe_tiers(
     setup: Setup, offload: Sequence[tuple[str, int]], bandwidths: Mapping[str, int], notes: list[Note]
-) -> list[dict[str, Any]]:
+) -> list[documents.PrefixTier]:
     """A row for the device's memory, if it is known, and for each tier: what is found there and not before it."""
     memory = _device_memory(setup.case, notes)
     block, stack = setup.block, setup.profile.stack
@@ -160,23 +158,22 @@ def describe_tiers(
     own = [size // max(each, 1) for size, each in zip(sizes, per_block)]
     reach = reach_of(setup.case, own)
     found = stack.at(reach)
-    rows = []
+    rows: list[documents.PrefixTier] = []
     before = Reuse(0, 0.0, 0.0, 0.0, 0.0)
     for name, size, blocks, reuse in zip(names, sizes, own, found):
         tokens, squares = reuse.hit_tokens - before.hit_tokens, reuse.hit_squares - before.hit_squares
         rate = None if name == DEVICE else tier_rate(name, setup.gpu, bandwidths, notes, "tiers")
         moved = tokens / stack.block_tokens * (block.per_device if name == CPU else block.in_tier)
-        row = {
-            "name": name,
-            "memory_bytes": size,
-            "cache_blocks": blocks,
-            "hit_rate": tokens / stack.counted_tokens,
-            "prefill_seconds": None if setup.prefill is None else setup.prefill.seconds(tokens, squares),
-            "bandwidth_bytes_per_second": rate,
-            "load_seconds": None if rate is None else moved / rate,
-        }
         if name != DEVICE or memory is not None:
-            rows.append(row)
+            rows.append({
+                "name": cast(Any, name),
+                "memory_bytes": size,
+                "cache_blocks": blocks,
+                "hit_rate": tokens / stack.counted_tokens,
+                "prefill_seconds": None if setup.prefill is None else setup.prefill.seconds(tokens, squares),
+                "bandwidth_bytes_per_second": rate,
+                "load_seconds": None if rate is None else moved / rate,
+            })  # fmt: skip
         before = reuse
     return rows
 

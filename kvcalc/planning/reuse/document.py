@@ -11,7 +11,7 @@ LMCache has chunks of 256 tokens (chunk_size, lmcache/v1/config.py); a chunk tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
 from kvcalc.engines.prefixes import Prefixes
@@ -37,18 +37,19 @@ from kvcalc.question.question import CacheReuse
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.throughput.roofline import SpeedModel
 
 
 def describe_reuse(
-    case: Case, fit: dict[str, Any] | None, model: SpeedModel | None, notes: list[Note]
-) -> dict[str, Any]:
+    case: Case, fit: documents.Fit | None, model: SpeedModel | None, notes: list[Note]
+) -> documents.Reuse:
     """The `reuse` part of a document. Bytes are those of one device unless a field says otherwise.
 
     `fit` is the document's part, `model` the speed if it is known. Raises what the engine's `prefixes` raises.
     """
     reuse = case.question.reuse or CacheReuse()
-    described: dict[str, Any] = {"prefix": None, "sessions": None, "tiers": None}
+    described: documents.Reuse = {"prefix": None, "sessions": None, "tiers": None}
     if reuse.prefix_tokens:
         described["prefix"] = _describe_prefix(case, reuse, fit)
     if reuse.turns:
@@ -58,7 +59,7 @@ def describe_reuse(
     return described
 
 
-def _describe_prefix(case: Case, reuse: CacheReuse, fit: dict[str, Any] | None) -> dict[str, Any]:
+def _describe_prefix(case: Case, reuse: CacheReuse, fit: documents.Fit | None) -> documents.ReusePrefix:
     prefixes, workload, allocation = case.prefixes(), case.workload, case.allocation
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
     prompt = prompt_tokens_of(case.question.speed, workload)
@@ -79,7 +80,7 @@ def _describe_prefix(case: Case, reuse: CacheReuse, fit: dict[str, Any] | None) 
     }
 
 
-def _most_alone(case: Case, fit: dict[str, Any] | None) -> int | None:
+def _most_alone(case: Case, fit: documents.Fit | None) -> int | None:
     """The most sequences that fit if they share nothing. None if no memory is known, or if it sets no limit."""
     if fit is None:
         return None
@@ -96,8 +97,8 @@ def _most_alone(case: Case, fit: dict[str, Any] | None) -> int | None:
 
 
 def _describe_sessions(
-    case: Case, reuse: CacheReuse, fit: dict[str, Any] | None, model: SpeedModel | None
-) -> dict[str, Any]:
+    case: Case, reuse: CacheReuse, fit: documents.Fit | None, model: SpeedModel | None
+) -> documents.ReuseSessions:
     prefixes, workload = case.prefixes(), case.workload
     prompt, replicas = prompt_tokens_of(case.question.speed, workload), workload.data_parallel_size
     turns = turns_of(reuse, prompt, workload.context_tokens, prefixes)
@@ -190,7 +191,7 @@ class Store(NamedTuple):
         return self.copies * held
 
 
-def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, notes: list[Note]) -> dict[str, Any]:
+def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, notes: list[Note]) -> documents.ReuseTiers:
     """The `tiers` part. Seconds are null if the speed or a link's rate is not known.
 
     Raises UsageError (exit 2) for a tier that the engine does not have, and ModelError (exit 3) if how it divides the
@@ -210,7 +211,7 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
     tiers = [Tier(name, size, tier_rate(name, gpu, given, notes, "reuse")) for name, size in reuse.offload]
     limit = max(case.spec.max_position_embeddings or 0, case.workload.context_tokens)
     return {
-        "backend": reuse.backend,
+        "backend": cast(Any, reuse.backend),
         "unit_tokens": store.unit_tokens,
         "unit_bytes": store.unit_bytes,
         "session_tokens": tokens,
@@ -268,7 +269,7 @@ def _checked_store(case: Case, reuse: CacheReuse) -> Store:
 
 def _describe_tier(
     tier: Tier, store: Store, lengths: tuple[int, int], model: SpeedModel | None, limit: int
-) -> dict[str, Any]:
+) -> documents.ReuseTier:
     """A row of the table. `lengths` are the tokens of the common prefix, and those of a context."""
     rate, unit, (shared, tokens) = tier.bytes_per_second, store.unit_tokens, lengths
     left = tier.memory_bytes - store.tier_bytes(shared)
@@ -283,7 +284,7 @@ def _describe_tier(
         speed = model
         break_even = break_even_tokens(load, lambda count: _computed_again(speed, count), unit, limit)
     return {
-        "name": tier.name,
+        "name": cast(Any, tier.name),
         "memory_bytes": tier.memory_bytes,
         "bandwidth_bytes_per_second": rate,
         "sessions": contexts_kept(left, store.tier_bytes(tokens, shared)),
