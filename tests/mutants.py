@@ -80,7 +80,7 @@ _SIMULATED = (
     *_tests("cli", "simulate"),
     *_tests("simulation", "reference"),
 )
-_SPLIT = _tests(
+_SPLIT = _recorded("pools") + _tests(
     "planning", "disaggregated_limits", "disaggregated_matching", "disaggregated", "disaggregated_mixed", "split"
 )
 _PLANS = (

@@ -32,7 +32,10 @@ MEMORY = {
 """The engines, and the number of questions about memory that each answers."""
 LOADS = {"vllm": 60, "sglang": 60, "tensorrt-llm": 60, "llama.cpp": 40}
 """The engines that serve requests, and the number of simulations and plans of each."""
-FILES = [("memory", engine) for engine in MEMORY] + [("loads", engine) for engine in LOADS]
+POOLS = {"vllm": 40, "sglang": 40, "tensorrt-llm": 40}
+"""The engines with separate prefill and decode instances, and the number of simulations and plans of these."""
+NUMBERS = {"memory": MEMORY, "loads": LOADS, "pools": POOLS}
+FILES = [(kind, engine) for kind, numbers in NUMBERS.items() for engine in numbers]
 
 _MEMORY = """
 kv_cache.stored_bytes kv_cache.total_bytes kv_cache.bytes_per_sequence kv_cache.bytes_per_token
@@ -49,13 +52,17 @@ times.3.mean_seconds
 _PLANNED = """
 gpu fits num_devices replicas tensor_parallel_size pipeline_parallel_size data_parallel_size expert_parallel_size
 requests_per_replica utilisation free_bytes max_batch_size ttft_seconds tpot_seconds tokens_per_second
-prefill.replicas prefill.tensor_parallel_size decode.replicas decode.tensor_parallel_size decode.max_batch_size
 """
+_POOL = "instances tensor_parallel_size requests_per_instance requests_held max_requests_per_second free_bytes".split()
+_SPLIT = " ".join(f"disaggregated.{pool}.{name}" for pool in ("prefill", "decode") for name in _POOL)
+_SPLIT += (
+    " disaggregated.transfer.bytes_per_device disaggregated.transfer.seconds disaggregated.ttft_parts.queue_seconds"
+)
 FIGURES = {
     "estimate": _MEMORY.split(),
     "fit": _MEMORY.split(),
     "simulate": _SIMULATED.split(),
-    "plan": [f"plans.{row}.{name}" for row in range(3) for name in _PLANNED.split()],
+    "plan": [f"plans.{row}.{name}" for row in range(3) for name in (_PLANNED + _SPLIT).split()],
 }
 """The paths of a command's recorded figures, in the order of a row."""
 
@@ -119,12 +126,13 @@ def answers_of(kind: str, engine: str) -> Iterator[Recorded]:
     random = Random(f"{SEED} {kind} {engine}")
     types = one_of_each_type()
     random.shuffle(types)
-    commands, left = (
-        (("estimate", "fit"), MEMORY[engine]) if kind == "memory" else (("simulate", "plan"), LOADS[engine])
-    )
+    commands = ("estimate", "estimate", "fit") if kind == "memory" else ("simulate", "simulate", "plan")
+    left = NUMBERS[kind][engine]
     while left:
-        command = random.choice((commands[0], *commands))
+        command = random.choice(commands)
         model, options = draw(random, command, engine)
+        if kind == "pools" and not options.keys() & {"disaggregate", "prefill-replicas"}:
+            continue
         if kind == "memory" and left % 2:
             types = [*types[1:], model := types[0]]
         if (document := asked(command, model, options)) is not None:
