@@ -52,7 +52,7 @@ def _engine(name: str, *own: str) -> tuple[str, ...]:
         "kv_dtype",
         "prefixes",
     )
-    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse attention_replicas check_plans".split()
+    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse dp_ranks check_plans".split()
     recorded = _recorded("memory", name) + _recorded("loads", name)
     return (*recorded, *_tests("engines", *own, *of_all), *_tests("planning", *planned), *_tests("cli", "check"))
 
