@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from kvcalc.atomic_file import move, replace
+
 SOURCE = Path(__file__).with_name("decode.c")
 
 # -ffast-math allows sums per lane. Infinities must keep their meaning, because they mask tokens.
@@ -97,16 +99,11 @@ def _built(compiler: _Compiler, folder: Path) -> Path:
     if _is_intact(library):
         return library
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made, compiled, checksum = Path(scratch, "decode.o"), Path(scratch, "decode.so"), Path(scratch, "sum")
+        made, compiled = Path(scratch, "decode.o"), Path(scratch, "decode.so")
         _compile(compiler, made)
         _link(compiler, made, compiled)
-        checksum.write_text(hashlib.sha256(compiled.read_bytes()).hexdigest())
-        # The data must be on the disk before the names are: after a power cut, the file may be shorter otherwise.
-        for file in (compiled, checksum):
-            with file.open("rb+") as opened:
-                os.fsync(opened.fileno())
-        os.replace(compiled, library)
-        os.replace(checksum, _checksum_of(library))
+        move(str(compiled), str(library))
+        replace(str(_checksum_of(library)), hashlib.sha256(library.read_bytes()).hexdigest().encode())
     return library
 
 
@@ -161,7 +158,10 @@ def _processor() -> str:
 
 def _folder() -> Path:
     """kvcalc's folder in the user's cache. Only the user may write to it, because its files are executed."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    home = os.path.expanduser("~")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    if not os.path.isdir(home) and not os.path.isdir(base):
+        raise OSError("the user's home folder does not exist, so compiled code is not stored")
     folder = Path(base, "kvcalc").absolute()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hasattr(os, "getuid"):
