@@ -83,10 +83,10 @@ class TensorrtLlm(Engine):
     has_pools = False  # whether the memory is divided among several pools, as requests of --avg-seq-len need it
     version = "commit 001541bad83b"
     context_option = "--max_seq_len"
-    # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
+    # With enable_attention_dp, every tensor-parallel rank is a DP rank (Mapping.dp_size, mapping.py). The
     # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
-    has_attention_replicas = True
-    splits_attention_replicas = False
+    has_dp_ranks = True
+    splits_dp_ranks = False
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

@@ -95,7 +95,7 @@ def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | T
     rates = Prefill(
         shape.devices,
         between_counts(lambda prompts: model.prefill(lengths.input_tokens, prompts, cached).seconds),
-        min(each, _MOST_PROMPTS) * shape.attention_replicas,
+        min(each, _MOST_PROMPTS) * shape.dp_ranks,
         shape.stages,
         found.slots,
         model.constants.ttft_seconds + model.constants.ttft_token_seconds * lengths.input_tokens,
