@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.plan.disaggregated.instances import Instance
-from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.matching import Load
+from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.rows import SplitPlan
 from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, find_judge, pair_of
 from kvcalc.planning.plan.disaggregated.split import Split
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -24,7 +24,7 @@ _MOST_DECODES = 4
 _MOST_UTILIZATION = 0.9
 
 
-def split_points(asked: SplitPlan, kinds: Sequence[Kind], *, priced: bool) -> Iterator[documents.ParetoPoint]:
+def split_points(asked: SplitPlan, kinds: Sequence[Platform], *, priced: bool) -> Iterator[documents.ParetoPoint]:
     """The points of every kind of device, and of two kinds that can be joined.
 
     Of the ratios of two kinds, the cheapest ones if they are `priced`, else those with the fewest devices.
@@ -44,7 +44,7 @@ def split_points(asked: SplitPlan, kinds: Sequence[Kind], *, priced: bool) -> It
 
 
 def _points(
-    known: Instances, kinds: PoolKinds, layouts: list[tuple[Instance, Instance]], priced: bool
+    known: Instances, kinds: PoolPlatforms, layouts: list[tuple[Instance, Instance]], priced: bool
 ) -> Iterator[documents.ParetoPoint]:
     """For every pair of layouts and a power of two of running requests: the ratio of instances that wastes the least.
 

@@ -14,7 +14,7 @@ from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.cases.dp_attention import most_experts
 from kvcalc.planning.device.checkpoint import drafting_of
 from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
-from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
+from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.search import Instances, find_split
 from kvcalc.planning.plan.disaggregated.split import (
     Split,
@@ -25,7 +25,7 @@ from kvcalc.planning.plan.disaggregated.split import (
 )
 from kvcalc.planning.plan.replicas import more_devices
 from kvcalc.planning.plan.targets import Targets
-from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
+from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.serving.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
@@ -102,7 +102,7 @@ class SplitPlan(NamedTuple):
         return Judge(self.known.traffic.targets, self.simulation)
 
 
-def with_splits(asked: SplitPlan, kinds: Sequence[Kind], rows: Sequence[documents.PlanRow]) -> SplitRows:
+def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> SplitRows:
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost.
 
     For each engine, there is also a row with the best pools on two kinds of device, if there are any.
@@ -124,7 +124,7 @@ def with_splits(asked: SplitPlan, kinds: Sequence[Kind], rows: Sequence[document
     return _with_mixed(asked, kinds, SplitRows(all_rows, all_notes, finalists))
 
 
-def _with_mixed(asked: SplitPlan, kinds: Sequence[Kind], rows: SplitRows) -> SplitRows:
+def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) -> SplitRows:
     added, finalists = list["documents.PlanRow"](), list["documents.PlanFinalist"]()
     about_rows: list[RowNote] = []
     for engine in dict.fromkeys(kind.engine for kind in kinds):
@@ -150,16 +150,16 @@ def _with_mixed(asked: SplitPlan, kinds: Sequence[Kind], rows: SplitRows) -> Spl
     return SplitRows([*rows.rows, *added], notes, [*rows.finalists, *finalists])
 
 
-def _find(asked: SplitPlan, joined: Sequence[PoolKinds], judge: Judge | None) -> Split | Trouble:
+def _find(asked: SplitPlan, joined: Sequence[PoolPlatforms], judge: Judge | None) -> Split | Trouble:
     if judge is None:
         return find_split(asked.known, joined)
-    from kvcalc.planning.plan.disaggregated.finalists import find_pools
+    from kvcalc.planning.plan.finalists import find_pools
 
     return find_pools(asked.known, joined, judge, asked.num_simulated)
 
 
 def _in_order(
-    kind: Kind, row: documents.PlanRow, split: documents.PlanRow, targets: Targets
+    kind: Platform, row: documents.PlanRow, split: documents.PlanRow, targets: Targets
 ) -> list[documents.PlanRow]:
     """The better row first. Its `next_mode` says why the other one lost.
 
@@ -177,7 +177,7 @@ def _in_order(
     return [first, second]
 
 
-def _why_lost(kind: Kind, first: documents.PlanRow, second: documents.PlanRow, is_rate: bool) -> str:
+def _why_lost(kind: Platform, first: documents.PlanRow, second: documents.PlanRow, is_rate: bool) -> str:
     if not second["fits"]:
         return str(second["reason"])
     more, fewer = (row["num_devices"] or 0 for row in (second, first))
@@ -264,7 +264,7 @@ def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
     )  # fmt: skip
 
 
-def _notes(kind: Kind, answers: tuple[Answer, Answer]) -> list[Note]:
+def _notes(kind: Platform, answers: tuple[Answer, Answer]) -> list[Note]:
     notes = [
         note
         for answer in answers
