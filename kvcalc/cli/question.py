@@ -292,7 +292,7 @@ def _pairs(given: _Given, name: str, parse: Callable[[str, str], int], example: 
 
 def _rate(text: str, option: str) -> int:
     """Bytes per second of a rate or a named network."""
-    from kvcalc.planning.reuse.links import network_bytes_per_second
+    from kvcalc.planning.reuse import network_bytes_per_second
 
     found = network_bytes_per_second(text)
     return parse_bandwidth(text, option) if found is None else found

@@ -17,7 +17,7 @@ from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, fin
 from kvcalc.planning.plan.disaggregated.split import Split
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
-from kvcalc.planning.reuse.links import move_seconds
+from kvcalc.planning.reuse import move_seconds
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 from tests.test_schema import check

@@ -34,7 +34,7 @@ def front(traffic: Traffic, kinds: Sequence[Platform], split: SplitPlan | None =
     priced = all(kind.price is not None for kind in kinds)
     points = [point for kind in kinds for point in _points(traffic, kind)]
     if split is not None:
-        from kvcalc.planning.plan.disaggregated.front import split_points
+        from kvcalc.planning.plan.disaggregated.rows import split_points
 
         for point in points:
             point["layout"] = None

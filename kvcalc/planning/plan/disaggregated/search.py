@@ -24,7 +24,7 @@ from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
-from kvcalc.planning.reuse.links import move_seconds
+from kvcalc.planning.reuse import move_seconds
 
 
 class Instances:
