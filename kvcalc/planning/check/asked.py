@@ -79,9 +79,9 @@ def _parsed(name: str, text: str, reader: Reader) -> Any:
     field = FIELDS[name]
     if name == "max_model_len" and text.casefold() in ("auto", "-1"):
         return None
-    if field.kind.parse is None:
+    if field.type.parse is None:
         return text
-    return field.kind.parse(text, reader.flag_for(name) if name in reader.fields.values() else name)
+    return field.type.parse(text, reader.flag_for(name) if name in reader.fields.values() else name)
 
 
 def _drafting(read: Read, acceptance_length: float | None, notes: list[str]) -> Speculation | None:
