@@ -25,8 +25,8 @@ def read_roof(device: torch.device, dtype: torch.dtype, effort: Effort) -> dict[
 
     For reading, two plain reductions run `_REPEATS` times each, and the fastest single pass counts. So it does for
     multiplying on a CPU. On a GPU it is the median, because a GPU that multiplies for long lowers its clock. Both use
-    random numbers: on constants a GPU draws less power and is faster. Matrices have the `dtype` in which the run computes. The buffer is smaller if
-    there is little memory, and it is given back.
+    random numbers: on constants a GPU draws less power and is faster. Matrices have the `dtype` in which the run
+    computes. The buffer is smaller if there is little memory, and it is given back.
     """
     size = effort.read_bytes or min(_BUFFER_BYTES[device.type], max(64 << 20, free_bytes(device) // 4)) & ~0xFFF
     best = _read_seconds(device, size, effort)
