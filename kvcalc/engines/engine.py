@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.declarations import ENGINES
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.errors import ModelError, UsageError
@@ -197,6 +198,7 @@ class Engine(ABC):
     joins_drafts = False  # whether any drafter's layers are in the model's own cache
     drafts_for_one = False  # whether it drafts tokens for one sequence at a time
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
+    has_instances = False  # whether it has separate prefill and decode instances (`DISAGGREGATION` of `scheduler`)
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
     by_type: Mapping[str, tuple[str, str]] = {}
@@ -267,19 +269,23 @@ class Engine(ABC):
         own = self.version
         return None if own is None or asked.text.removeprefix("v") == own.split()[-1] else own
 
-    @abstractmethod
     def reserve(self, question: Question) -> Reserve:
-        """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range."""
+        """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range.
 
-    @classmethod
+        That is the function `reserve` of the module `reserve` in the engine's folder, unless the class has its own.
+        """
+        found: Reserve = part_of(self.name, "reserve").reserve(question)
+        return found
+
+    @staticmethod
     def device_settings(
-        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
     ) -> dict[str, str]:
         """The default settings that the engine chooses by device."""
         return {}
 
-    @classmethod
-    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+    @staticmethod
+    def device_defaults(release: Release | None) -> list[DeviceDefault]:
         """Every default that `device_settings` may give for an option that does not need a device."""
         return []
 
@@ -445,7 +451,8 @@ class Engine(ABC):
     @classmethod
     def disaggregation(cls) -> Disaggregation | None:
         """What prefill and decode on separate instances need. None if the engine has no such instances."""
-        return None
+        found: Disaggregation | None = part_of(cls.name, "scheduler").DISAGGREGATION if cls.has_instances else None
+        return found
 
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes that a batch takes in host memory. 0 if no part of the model is there (`placement`)."""
@@ -512,6 +519,10 @@ class Engine(ABC):
 
         Raises UsageError (exit 2) if the engine has none, and ModelError (exit 3) if it is not modelled.
         """
+        if self.copies_prefixes:
+            from kvcalc.engines.prefixes import CopiedPrefixes
+
+            return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
         hint = "leave --prefix-tokens, --turns, --offload and --transfer-bandwidth out, or use another engine"
         raise UsageError(f"{self.name} has no prefix cache for {share.name}", hint)
 
@@ -551,6 +562,11 @@ class NoCache(Engine):
 
     def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
         return []
+
+
+def part_of(engine: str, module: str) -> Any:
+    """A module in the folder of an engine, which is imported when it is needed."""
+    return import_module(f"kvcalc.engines.{ENGINES[engine][0]}.{module}")
 
 
 @cache

@@ -58,6 +58,7 @@ class Rules(NamedTuple):
     - `capabilities`: the least compute capability for a way to store weights (`method` or `method type`), times ten.
       The empty name is that of the engine itself.
     - `bf16`: the least compute capability for --dtype bf16.
+    - `unchecked`: the matrices of a type of models whose outputs the engine does not check.
     - `sparse_latent`: the major compute capabilities that have a kernel for sparse latent attention. Empty means any.
     """
 
@@ -70,6 +71,7 @@ class Rules(NamedTuple):
     capabilities: Mapping[str, int] = {}
     bf16: int = 0
     sparse_latent: tuple[int, ...] = ()
+    unchecked: Mapping[str, Sequence[str]] = {}
 
 
 def rules_at(table: Sequence[Rules], release: Release | None) -> Rules | None:
@@ -170,8 +172,11 @@ def _of_blocks(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
 
 def _partial_block(start: Start, rules: Rules) -> str | None:
     """The first matrix of which a device has no whole blocks, in words."""
+    unchecked = rules.unchecked.get(start.spec.model_type, ())
     for name, weight, (rows, columns) in _blocks_of(start.spec):
         ranks, leaf = start.ranks(weight), name.rpartition(".")[2]
+        if leaf in unchecked:
+            continue
         by_inputs = leaf in _BY_INPUTS
         whole, block = (weight.columns, columns) if by_inputs else (weight.rows, rows)
         ranks = min(ranks, weight.kv_heads) if weight.kv_heads else ranks

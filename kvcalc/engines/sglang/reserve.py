@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kvcalc.engines.options import Given
 from kvcalc.engines.reserve import ACTIVATION, MIB, RESERVE, Held, Question, Reserve
-from kvcalc.engines.sglang.device import steps_by_memory
+from kvcalc.engines.sglang.settings import steps_by_memory
 
 # The memory SGLang reserves for the prefill graphs of an MLA model (reserve_for_graph_mb). Other models: 8 MiB per
 # captured size.

@@ -1,6 +1,7 @@
 """What SGLang refuses to start (`engines/starts.py`). Read from the wheel of 0.5.23, and counted for every release.
 
 - Blocks of fp8: `validate_block_quant_shapes` and the experts' `create_weights` (srt/layers/quantization/fp8.py).
+  `skip_block_quant_check` in srt/models/mimo_v2_flash.py: MiMo-V2's queries, keys and values are not checked.
 - Compute capabilities: `maybe_downgrade_dtype_for_legacy_gpu` (srt/model_executor/model_runner_components), which takes
   fp16 for bf16 before 8.0, and `get_min_capability` of each method (srt/layers/quantization), as model_loader/loader.py
   asks for them.
@@ -16,4 +17,6 @@ _CAPABILITIES = {
     "compressed-tensors int4": 80, "compressed-tensors int8": 80, "mxfp8": 100,
 }  # fmt: skip
 
-RULES = Rules(None, capabilities=_CAPABILITIES)
+_QKV = ("q_proj", "k_proj", "v_proj")
+
+RULES = Rules(None, capabilities=_CAPABILITIES, unchecked=dict.fromkeys(("mimo_v2", "mimo_v2_flash"), _QKV))

@@ -29,8 +29,7 @@ from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.engines.scheduler import Schedule
     from kvcalc.engines.starts import Start
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
@@ -70,6 +69,7 @@ class TensorrtLlm(Engine):
     name = "tensorrt-llm"
     title = "TensorRT-LLM"
     reuse_class = ("tensorrt_llm.reuse", "TensorrtLlmReuse")
+    has_instances = True
     classes_of_transformers = "config"
     unread = unread_types("tensorrt-llm")
     running_option = "max-batch-size"
@@ -121,11 +121,6 @@ class TensorrtLlm(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the first ranks, one each (Mapping.pp_layers, tensorrt_llm/mapping.py)."""
         return longer_first(num_layers, stages)
-
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.tensorrt_llm.reserve import reserve
-
-        return reserve(question)
 
     @staticmethod
     def kv_dtype(
@@ -181,12 +176,6 @@ class TensorrtLlm(Engine):
         from kvcalc.engines.tensorrt_llm.scheduler import schedule
 
         return schedule(max(1, len(self.bounds)))
-
-    @classmethod
-    def disaggregation(cls) -> Disaggregation:
-        from kvcalc.engines.tensorrt_llm.scheduler import DISAGGREGATION
-
-        return DISAGGREGATION
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """A step is prepared while the last one runs, so requests may grow by the drafted tokens of both.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.engines.declarations import unread_types
-from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, block_table
+from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, RunningPool, block_table
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
@@ -48,8 +48,7 @@ from kvcalc.releases import Asked, Release, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.engines.scheduler import Schedule
     from kvcalc.engines.starts import Start
     from kvcalc.throughput.hardware import Gpu
 
@@ -69,6 +68,8 @@ class Vllm(Engine):
     name = "vllm"
     title = "vLLM"
     reuse_class = ("vllm.reuse", "VllmReuse")
+    has_instances = True
+    device_settings, device_defaults = staticmethod(device_settings), staticmethod(device_defaults)
     classes_of_transformers = "config"
     unread = unread_types("vllm")
     running_option = "max-num-seqs"
@@ -113,16 +114,6 @@ class Vllm(Engine):
         self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
         self._layers: dict[tuple[int, int], tuple[ModelSpec, Dtype, tuple[ModelSpec, list[Layer]]]] = {}
         self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
-
-    @classmethod
-    def device_settings(
-        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
-    ) -> dict[str, str]:
-        return device_settings(memory_bytes, device_name, device_class, release)
-
-    @classmethod
-    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
-        return device_defaults(release)
 
     @classmethod
     def with_default_block(
@@ -173,11 +164,6 @@ class Vllm(Engine):
         from kvcalc.engines.vllm.loading import rotary_tables
 
         return rotary_tables(spec)
-
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.vllm.reserve import reserve
-
-        return reserve(question)
 
     @staticmethod
     def kv_dtype(
@@ -316,12 +302,6 @@ class Vllm(Engine):
         from kvcalc.engines.vllm.scheduler import schedule
 
         return schedule(self.chosen)
-
-    @classmethod
-    def disaggregation(cls) -> Disaggregation:
-        from kvcalc.engines.vllm.scheduler import DISAGGREGATION
-
-        return DISAGGREGATION
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """At most up to max_model_len (allocate_slots, v1/core/kv_cache_manager.py)."""
