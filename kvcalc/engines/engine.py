@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.declarations import ENGINES
+from kvcalc.engines.declarations import ENGINES, has_table
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.errors import ModelError, UsageError
@@ -24,7 +24,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.releases import Asked, Release, dates_of
+from kvcalc.releases import Asked, Release, dates_of, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.placement import Placement, PlacementOptions
@@ -487,8 +487,13 @@ class Engine(ABC):
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:  # noqa: B027 - most engines need no check
         """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit this number of ranks."""
 
-    def check_start(self, start: Start) -> None:  # noqa: B027 - what some engines refuse to start is not read
-        """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.py`)."""
+    def check_start(self, start: Start) -> None:
+        """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.yaml` of its folder)."""
+        if has_table(self.name, "starts"):
+            from kvcalc.engines.starts import check, rules_of
+
+            release = parse_release(self.name, self.version or "").release
+            check(start, rules_of(self.name, release), f"{self.title} {self.version}")
 
     def check_context(self, tokens: int) -> None:  # noqa: B027 - most engines accept any context
         """Raise UsageError (exit 2) for a context that the settings do not allow."""

@@ -58,7 +58,6 @@ from kvcalc.units import Number
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.scheduler import Schedule
-    from kvcalc.engines.starts import Start
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -167,12 +166,6 @@ class Sglang(Engine):
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
         if self.prompt_ranks > 1:
             check_devices(spec, self.prompt_ranks, tensor_parallel_size)
-
-    def check_start(self, start: Start) -> None:
-        from kvcalc.engines.sglang.starts import RULES
-        from kvcalc.engines.starts import check
-
-        check(start, RULES, f"{self.title} {self.version}")
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:

@@ -30,7 +30,6 @@ from kvcalc.units import parse_tokens
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.scheduler import Schedule
-    from kvcalc.engines.starts import Start
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -100,12 +99,6 @@ class TensorrtLlm(Engine):
         if self.chosen.avg_seq_len is not None and not self.has_pools:
             text = f"--avg-seq-len changes nothing: TensorRT-LLM has one pool for {spec.name} in this release"
             self.notes = (*self.notes, Note("engine", "one-pool", text))
-
-    def check_start(self, start: Start) -> None:
-        from kvcalc.engines.starts import check
-        from kvcalc.engines.tensorrt_llm.starts import RULES
-
-        check(start, RULES, f"{self.title} {self.version}")
 
     def check_model(self) -> None:
         """Raise ModelError (exit 3) or UsageError (exit 2) if the layout of the model is not modelled."""

@@ -49,7 +49,6 @@ from kvcalc.releases import Asked, Release, parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.scheduler import Schedule
-    from kvcalc.engines.starts import Start
     from kvcalc.throughput.hardware import Gpu
 
 VERSION = "0.33.0"
@@ -179,12 +178,6 @@ class Vllm(Engine):
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
         check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks, self.place)
-
-    def check_start(self, start: Start) -> None:
-        from kvcalc.engines.starts import check, rules_at
-        from kvcalc.engines.vllm.starts import RULES
-
-        check(start, rules_at(RULES, self.place.release), f"{self.title} {self.version}")
 
     def rules_used(self, asked: Asked) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""
