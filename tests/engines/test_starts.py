@@ -67,6 +67,7 @@ STARTED = [
     ("deepseek-r1", "h100x16", "sglang", None),  # benchmark/deepseek_v3 in sgl-project/sglang
     ("deepseek-v3.2", "h200x8", "vllm", None),
     ("zai-org/GLM-4.6-FP8", "h200x8", "sglang", None),  # has no blocks
+    ("XiaomiMiMo/MiMo-V2-Flash", "h200x8", "sglang", None),  # its queries, keys and values are not checked
     ("gpt-oss-20b", "a100-80gb", "vllm", None),
     ("llama-3.1-8b", "t4", "vllm", None),  # computes in fp16
     ("nvidia/Llama-3.1-8B-Instruct-FP8", "a100-80gb", "vllm", None),
@@ -121,3 +122,13 @@ def test_check_says_why_a_server_does_not_start() -> None:
     with pytest.raises(KvcalcError, match=r"SGLang 0\.5\.23 does not start") as error:
         check(choose_server(command, None), kvcalc.find_devices("h200x8"))
     assert error.value.exit_code == 4
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_an_encoder_is_checked_under_the_newest_stable_release(engine: str) -> None:
+    versions = {
+        kvcalc.estimate(model, engine=engine, devices=kvcalc.find_devices("rtx-5090"))["engine"]["version"]
+        for model in ("bge-m3", "qwen3-0.6b")
+    }
+    assert len(versions) == 1
+    assert None not in versions

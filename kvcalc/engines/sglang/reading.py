@@ -16,7 +16,7 @@ class SglangReader(Reader):
     """`python -m sglang.launch_server ...` and `sglang serve ...`."""
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
-        """The sizes are those of all attention replicas, or of one of several whole copies (`command.py`)."""
+        """The sizes are those of all DP ranks, or of one of several whole copies (`command.py`)."""
         left, settings = found.left, found.settings
         if "context-length" in settings:
             found.fields["context_tokens"] = settings["context-length"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import ACTIVATION, MIB, RESERVE, Held, Question, Reserve
-from kvcalc.engines.sglang.device import steps_by_memory
+from kvcalc.engines.sglang.settings import steps_by_memory
 
 # The memory SGLang reserves for the prefill graphs of an MLA model (reserve_for_graph_mb). Other models: 8 MiB per
 # captured size.
@@ -31,7 +31,7 @@ def reserve(question: Question) -> Reserve:
     memory before loading x (1 - mem_fraction_static) - the embeddings of images. By default, the pool is not sized
     after the graphs (SGLANG_ENABLE_POST_CAPTURE_KV_SIZING). The CUDA context is the one before loading.
     """
-    given = Given("sglang", question.settings)
+    given = SettingsReader("sglang", question.settings)
     share = given.share("mem-fraction-static", _default_share(question, given))
     context = _SHARED_CONTEXT_MIB if question.shares_memory else _CONTEXT_MIB
     driver = question.driver(context, _NCCL_MIB if question.has_fast_links else 0)
@@ -43,7 +43,7 @@ def reserve(question: Question) -> Reserve:
     return Reserve(held, {"mem_fraction_static": share})
 
 
-def _default_share(question: Question, given: Given) -> float:
+def _default_share(question: Question, given: SettingsReader) -> float:
     """(memory - reserved) / memory in MiB, rounded to three places, and less for a vision tower.
 
     The largest prefill graph has as many tokens as a prefill step.
@@ -55,9 +55,9 @@ def _default_share(question: Question, given: Given) -> float:
     graph = min(graph, given.count("max-running-requests", graph))
     reserved = 512 + 1.5 * max(tokens, 2048) + question.ranks / 8 * 1024 + 2 * graph
     reserved += _MLA_GRAPHS_MIB if question.is_latent else 8 * _prefill_graphs(tokens)
-    if question.attention_replicas > 1:
+    if question.dp_ranks > 1:
         # More padding, and more again for large graphs (reserve_for_graph_mb).
-        reserved += graph * question.attention_replicas * (4.5 if graph > 300 else 3)
+        reserved += graph * question.dp_ranks * (4.5 if graph > 300 else 3)
     if memory_mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     share = round((memory_mib - reserved) / memory_mib, 3)

@@ -1,4 +1,4 @@
-"""Attention replicas copy the attention and divide the experts, the requests and so the cache.
+"""DP ranks copy the attention and divide the experts, the requests and so the cache.
 
 Bytes are worked out by hand from DeepSeek-R1's published shapes: 61 layers, a latent of 512 + 64, 3 dense layers, 58
 layers with 256 experts of 3 x 7168 x 2048, in fp8 with a scale in fp32 for each block of 128 x 128.
@@ -40,19 +40,19 @@ def plain(gpus: str = "h200x8", **asked: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("gpus", "dp"), [("h200x8", 8), ("h200x16", 16), ("h200x16", 8), ("h200x8", 2)])
-def test_an_attention_replica_holds_the_cache_of_its_own_requests(gpus: str, dp: int) -> None:
+def test_an_dp_rank_holds_the_cache_of_its_own_requests(gpus: str, dp: int) -> None:
     devices = find_devices(gpus).num_devices
     answer = ask(gpus=gpus, dp=dp, engine="logical", context_tokens=8192, batch_size=64)
     cache, engine = answer["kv_cache"], answer["engine"]
     assert (engine["data_parallel_size"], engine["tensor_parallel_size"]) == (dp, devices // dp)
     assert engine["expert_parallel_size"] == devices
     assert cache["bytes_per_device"] == 64 // dp * 8192 * LATENT
-    # The latent is on every rank of an attention replica, so the sum counts it once per rank.
+    # The latent is on every rank of a DP rank, so the sum counts it once per rank.
     assert cache["devices_total_bytes"] == devices // dp * 64 * 8192 * LATENT
     assert cache["total_bytes"] == cache["stored_bytes"] == 64 * 8192 * LATENT
 
 
-def test_the_busiest_attention_replica_decides() -> None:
+def test_the_busiest_dp_rank_decides() -> None:
     nine, sixteen = (ask(context_tokens=4096, batch_size=batch)["kv_cache"] for batch in (9, 16))
     assert nine["bytes_per_device"] == sixteen["bytes_per_device"]
     assert nine["devices_total_bytes"] < sixteen["devices_total_bytes"]
@@ -71,7 +71,7 @@ def test_the_weights_of_a_device_are_the_attention_and_its_part_of_the_experts()
         dense = whole - EXPERTS
         assert held["weights_bytes"] - tables(held) == dense + EXPERTS // devices
         assert held["weights_replicated_bytes"] == dense
-    # Two attention replicas of four devices: each of them splits the attention as --tp 4 does.
+    # Two DP ranks of four devices: each of them splits the attention as --tp 4 does.
     both, four = ask(gpus="h200x8", dp=2)["fit"], plain(gpus="h200x4")["fit"]
     assert both["weights_bytes"] == four["weights_bytes"] - EXPERTS // 4 + EXPERTS // 8
 
@@ -96,7 +96,7 @@ def test_eight_times_the_tokens_of_tensor_parallelism() -> None:
     assert replicas["max_context_tokens"] == ranks["max_context_tokens"]
 
 
-def test_grouped_heads_are_on_every_attention_replica() -> None:
+def test_grouped_heads_are_on_every_dp_rank() -> None:
     # 4 KV heads of 128: with --dp 2 --tp 4 each device has one of them, for half of the requests.
     split = ask("qwen3-235b-a22b", "h200x8", 2, "logical", context_tokens=1024, batch_size=6)["kv_cache"]
     assert split["bytes_per_device"] == 3 * 1024 * 94 * 2 * 128 * 2
@@ -155,7 +155,7 @@ def test_the_number_of_devices_follows_from_the_layout() -> None:
 
 
 @pytest.mark.parametrize(("engine", "option"), [("vllm", "max-num-seqs"), ("sglang", "max-running-requests")])
-def test_attention_replicas_of_a_dense_model_are_whole_copies(engine: str, option: str) -> None:
+def test_dp_ranks_of_a_dense_model_are_whole_copies(engine: str, option: str) -> None:
     """Each of four copies on two devices is a server of two devices with a quarter of the requests."""
     model, settings = "llama-3-8b", {option: "64"}
     speed = SpeedQuestion(None, 500, 100, 200)
@@ -176,7 +176,7 @@ def test_attention_replicas_of_a_dense_model_are_whole_copies(engine: str, optio
     assert crowded["throughput"]["serving"]["running_requests"] == 4 * 64
 
 
-def test_tensorrt_llms_dense_models_are_refused_with_attention_replicas() -> None:
+def test_tensorrt_llms_dense_models_are_refused_with_dp_ranks() -> None:
     with pytest.raises(LayoutError, match=r"not modelled for tensorrt-llm") as caught:
         ask("llama-3-70b", "h100x4", 4, "tensorrt-llm")
     assert "4 replicas" in (caught.value.hint or "")
@@ -185,8 +185,8 @@ def test_tensorrt_llms_dense_models_are_refused_with_attention_replicas() -> Non
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name in ("transformers", "llama.cpp", "mlx")])
-def test_an_engine_without_attention_replicas_is_named(engine: str) -> None:
-    with pytest.raises(LayoutError, match=f"{engine} has no attention replicas"):
+def test_an_engine_without_dp_ranks_is_named(engine: str) -> None:
+    with pytest.raises(LayoutError, match=f"{engine} has no DP ranks"):
         ask(engine=engine, gpus=None)
 
 
@@ -199,7 +199,7 @@ def test_an_engine_without_attention_replicas_is_named(engine: str) -> None:
         ("h200x8", {"speed": SpeedQuestion(3)}, "--ep 3 does not divide --dp 8 x --tp 1"),
         ("h200x6", {"dp": 6, "engine": "sglang"}, "--dp 6: the 256 experts of a layer cannot be divided among 6"),
         ("h200x512", {"dp": 512}, "--dp 512: the 256 experts of a layer cannot be divided among 512"),
-        ("h200x8", {"dp": 4, "engine": "tensorrt-llm"}, "--dp 4 --tp 2: every device is an attention replica"),
+        ("h200x8", {"dp": 4, "engine": "tensorrt-llm"}, "--dp 4 --tp 2: every device is a DP rank"),
         ("h200x8", {"dp": 0}, "data_parallel_size 0: must be at least 1"),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_model_whose_experts_are_not_counted_is_refused() -> None:
         ask("kimi-k3", None)
 
 
-def test_fit_names_a_layout_with_the_same_attention_replicas() -> None:
+def test_fit_names_a_layout_with_the_same_dp_ranks() -> None:
     model: ModelSpec = kvcalc.load_model(R1)
     document = fit(model, find_devices("h100x8"), engine="vllm", data_parallel_size=8)
     assert document["smallest"] == {
@@ -251,7 +251,7 @@ def test_serving_runs_more_requests_than_tensor_parallelism() -> None:
     tokens = [answer["throughput"]["serving"]["tokens_per_second"] for answer in (replicas, ranks)]
     assert tokens[0] > tokens[1]
     assert replicas["throughput"]["parts"]["communication_seconds"] > 0
-    assert any("attention replicas" in note["text"] for note in replicas["warnings"])
+    assert any("DP ranks" in note["text"] for note in replicas["warnings"])
 
 
 def planned(name: str, gpu: str = "h200", dp: int = 8, engine: str = "vllm", **asked: Any) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def test_a_plan_has_the_commands_of_each_engine() -> None:
     assert (row["data_parallel_size"], row["tensor_parallel_size"], row["num_devices"]) == (8, 1, 8)
     assert "--tensor-parallel-size 1 " in row["vllm"]
     assert "--data-parallel-size 8 --enable-expert-parallel" in row["vllm"]
-    # vLLM's limit is per attention replica, SGLang's is for all of them.
+    # vLLM's limit is per DP rank, SGLang's is for all of them.
     assert "--max-num-seqs 64 " in row["vllm"]
     other = planned(R1, engine="sglang")["sglang"]
     assert "--tp-size 8 " in other
@@ -288,7 +288,7 @@ def test_an_engines_limit_is_of_each_replica_or_of_all(engine: str, option: str,
     assert answer["throughput"]["serving"]["running_requests"] == limit
 
 
-def test_a_plan_grows_by_whole_attention_replicas() -> None:
+def test_a_plan_grows_by_whole_dp_ranks() -> None:
     assert planned(R1, "h100")["num_devices"] % 8 == 0
     small = planned(R1, max_devices=4)
     assert not small["fits"]

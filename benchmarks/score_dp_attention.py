@@ -1,11 +1,11 @@
-"""Compare the throughput of attention replicas (--dp) with published maxima of TensorRT-LLM.
+"""Compare the throughput of DP ranks (--dp) with published maxima of TensorRT-LLM.
 
-    python benchmarks/score_attention_replicas.py --data FOLDER
+    python benchmarks/score_dp_attention.py --data FOLDER
 
 FOLDER has trtllm_1_2.jsonl: one JSON object per line with the fields of TensorRT-LLM 1.2's perf-overview.md: `model`,
 `device`, `num_devices`, `tp`, `ep`, `dp`, `weight_dtype`, `isl`, `osl` and `value`, the most output tokens per second
 and device. The document does not say how many requests ran, so each maximum is compared with the best prediction over
-a range of concurrent requests. Rows on one device are the reference: their error is not that of attention replicas.
+a range of concurrent requests. Rows on one device are the reference: their error is not that of DP ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
             continue
         rate = predicted(row)
         if rate is not None:
-            ratios["attention replicas" if is_split else "one device", f"{row['model']}, {row['device']}"].append(
+            ratios["DP ranks" if is_split else "one device", f"{row['model']}, {row['device']}"].append(
                 rate / row["value"]
             )
     for (kind, name), found in ratios.items():

@@ -1,9 +1,9 @@
-"""Attention replicas (`--dp`): groups of devices that each hold their own requests and share the experts.
+"""DP attention (`--dp`): DP ranks are groups of devices that each hold their own requests and share the experts.
 
-Each of the `data_parallel_size` attention replicas is a group of `tensor_parallel_size` devices with all attention
-weights and the cache of its own requests. The routed experts are split over the devices of all attention replicas. It
-is one server and one replica of the model. Whole copies of the model are called replicas; attention replicas of a model
-without experts are such copies behind one server.
+Each of the `data_parallel_size` DP ranks is a group of `tensor_parallel_size` devices with all attention weights and
+the cache of its own requests. The routed experts are split over the devices of all DP ranks. It is one server and one
+replica of the model. Whole copies of the model are called replicas; DP ranks of a model without experts are such copies
+behind one server.
 Source: docs/serving/data_parallel_deployment.md and expert_parallel_deployment.md of vLLM.
 """
 
@@ -19,29 +19,29 @@ from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import HEAD
 
 WHOLE_COPIES = "whole-copies"
-"""The code of the note that the attention replicas are whole copies of the model."""
+"""The code of the note that the DP ranks are whole copies of the model."""
 
 
-def with_attention_replicas(
+def with_dp_ranks(
     model: ModelSpec, replicas: int, expert_parallel_size: int | None, engine: Engine, workload: Workload
 ) -> Workload:
-    """The workload with `replicas` attention replicas, and the experts in `expert_parallel_size` groups of devices.
+    """The workload with `replicas` DP ranks, and the experts in `expert_parallel_size` groups of devices.
 
     By default each device of a stage is a group. Copies that divide a prompt (`Workload.prompt_ranks`) divide the
-    experts too. Attention replicas of a model without experts are whole copies of it. LayoutError (exit 2) if the
+    experts too. DP ranks of a model without experts are whole copies of it. LayoutError (exit 2) if the
     engine or the model cannot be split this way, and ModelError (exit 3) if it is not known whether the model has
     experts.
     """
-    if replicas > 1 and not engine.has_attention_replicas:
+    if replicas > 1 and not engine.has_dp_ranks:
         raise LayoutError(
-            f"--dp {replicas}: {engine.name} has no attention replicas",
-            f"--engine {', '.join(engines_that(lambda other: other.has_attention_replicas))}",
+            f"--dp {replicas}: {engine.name} has no DP ranks",
+            f"--engine {', '.join(engines_that(lambda other: other.has_dp_ranks))}",
         )
     size, workload = workload.tensor_parallel_size, workload._replace(data_parallel_size=replicas)
     ranks = workload.attention_copies * size
-    if size > 1 and not engine.splits_attention_replicas:
+    if size > 1 and not engine.splits_dp_ranks:
         raise LayoutError(
-            f"--dp {replicas} --tp {size}: every device is an attention replica in {engine.name}",
+            f"--dp {replicas} --tp {size}: every device is a DP rank in {engine.name}",
             f"use --dp {ranks}, or leave out --dp",
         )
     if weights_of(model) is None:
@@ -50,11 +50,11 @@ def with_attention_replicas(
     if not most:
         if expert_parallel_size is not None:
             raise LayoutError(f"--ep {expert_parallel_size}: {model.name} has no experts", "leave it out")
-        if engine.splits_attention_replicas:
+        if engine.splits_dp_ranks:
             return workload
         # Whether its MLPs are split or copied differs between its models and releases (GatedMLP, modules/gated_mlp.py).
         raise LayoutError(
-            f"--dp {replicas}: {model.name} has no experts to split, and attention replicas of such models are not "
+            f"--dp {replicas}: {model.name} has no experts to split, and DP ranks of such models are not "
             f"modelled for {engine.name}",
             f"remove --dp: with --tp 1 --num-gpus {replicas} the devices form {replicas} replicas",
         )
@@ -72,7 +72,7 @@ def with_attention_replicas(
 
 
 def whole_copies(model: ModelSpec, workload: Workload) -> bool:
-    """Whether the attention replicas are whole copies of the model, because it has no experts to divide.
+    """Whether the DP ranks are whole copies of the model, because it has no experts to divide.
 
     vLLM runs each as an engine of its own (run_engine_core: "Non-MoE DP ranks are completely independent",
     v1/engine/core.py, 0.33.0). So does SGLang, behind a router (--dp-size without --enable-dp-attention).
@@ -81,14 +81,14 @@ def whole_copies(model: ModelSpec, workload: Workload) -> bool:
 
 
 def spread_of(spec: ModelSpec, engine: Engine, workload: Workload) -> Spread:
-    """How the weights are split among the attention replicas."""
+    """How the weights are split among the DP ranks."""
     if workload.attention_copies == 1:
         return NOT_SPREAD
     names: frozenset[str] = frozenset()
     if engine.spreads_mlps or engine.spreads_head:
         names = _mlp_and_head(spec, engine.spreads_mlps) if most_experts(spec) else names
     if names and workload.data_parallel_size == 1:
-        # Only with attention replicas, the embedding is in each (get_embedding_tp_kwargs, SGLang 0.5.23).
+        # Only with DP ranks, the embedding is in each (get_embedding_tp_kwargs, SGLang 0.5.23).
         names |= _embedding(spec)
     return Spread(workload.attention_copies, workload.expert_parallel_size, names)
 
