@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.engines.checkpoint import quantized_cache
 from kvcalc.engines.declarations import unread_types
 from kvcalc.engines.engine import BlockPool, Engine, Line, Resolved, lines_of, not_established
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -30,7 +30,6 @@ from kvcalc.units import parse_tokens
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.scheduler import Schedule
-    from kvcalc.engines.starts import Start
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -100,12 +99,6 @@ class TensorrtLlm(Engine):
         if self.chosen.avg_seq_len is not None and not self.has_pools:
             text = f"--avg-seq-len changes nothing: TensorRT-LLM has one pool for {spec.name} in this release"
             self.notes = (*self.notes, Note("engine", "one-pool", text))
-
-    def check_start(self, start: Start) -> None:
-        from kvcalc.engines.starts import check
-        from kvcalc.engines.tensorrt_llm.starts import RULES
-
-        check(start, RULES, f"{self.title} {self.version}")
 
     def check_model(self) -> None:
         """Raise ModelError (exit 3) or UsageError (exit 2) if the layout of the model is not modelled."""
@@ -196,7 +189,7 @@ class TensorrtLlm(Engine):
 
 
 def _parse(settings: Mapping[str, str]) -> Settings:
-    given, fraction = Given("tensorrt-llm", settings), None
+    given, fraction = SettingsReader("tensorrt-llm", settings), None
     windows, average = settings.get("max-attention-window"), settings.get("avg-seq-len")
     if "free-gpu-memory-fraction" in settings:
         fraction = given.share("free-gpu-memory-fraction", below_one=True)
