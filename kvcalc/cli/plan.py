@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 @app.command(cls=o.taking(*o.declared("plan")))
 def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Find how many devices a load needs, and at what cost."""
+    from kvcalc.cli.counting_bar import counting_bar
     from kvcalc.notes import BAD_ROWS
     from kvcalc.planning.plan.document import refuse_empty
 
@@ -33,7 +34,8 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     source = ctx.get_parameter_source("engine")
     given = _of_emitted(given, kind, is_default=source is None or source.name == "DEFAULT")
     check_report(given)
-    document = answer(given)
+    with counting_bar("requests") as progress:
+        document = answer(given, progress=progress)
     write_report(ctx, document, "plan")
     if kind is None:
         output.emit(document, "plan")
@@ -47,7 +49,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise typer.Exit(1)
 
 
-def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> "documents.Plan":
+def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progress: Any = None) -> "documents.Plan":
     """The document that answers the parameters of the command."""
     from kvcalc.planning.answers.axis import parse_engines
     from kvcalc.planning.plan.document import COMMON_GPUS, parse_price
@@ -84,7 +86,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> "doc
         with_front=given["pareto"],
         strict=given["strict"],
         all_layouts=given["all_layouts"],
-        simulation=simulation,
+        simulation=None if simulation is None else simulation._replace(progress=progress),
         num_simulated=simulated,
         headroom=value_of(given, "headroom"),
         spare_replicas=value_of(given, "spare_replicas"),

@@ -11,6 +11,7 @@ from kvcalc.planning.cases.lengths import Lengths as PlannedLengths
 from kvcalc.planning.plan.targets import Pools, Simulated, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
+from kvcalc.simulation.coupled import Progress
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.recorded import Recording, record
 from kvcalc.simulation.loads.requests import Lengths, lengths_of
@@ -33,7 +34,8 @@ class PlannedLoad(NamedTuple):
 
     `pairs` are the prompt and answer tokens of the requests in a file, from which requests are drawn; without them, all
     requests have the mean `lengths`. A recording has both, and its number of requests is `num_requests`. `router` says
-    which replica gets a request; separate instances get them in turn.
+    which replica gets a request; separate instances get them in turn. `progress` is called with the requests of one
+    simulation that have finished, and how many it has.
     """
 
     lengths: PlannedLengths
@@ -43,6 +45,7 @@ class PlannedLoad(NamedTuple):
     num_requests: int | None = None
     recording: Recording | None = None
     router: str = "random"
+    progress: Progress | None = None
 
     @property
     def trace(self) -> documents.PlanTrace | None:
@@ -73,7 +76,10 @@ class PlannedLoad(NamedTuple):
         )
         load = load._replace(router=self.router)
         # Requests are as long as they are. The context is that of the mean request.
-        found = simulate(question._replace(context_tokens=None), load, replicas=replicas or 1, step_factor=step_factor)
+        found = simulate(
+            question._replace(context_tokens=None), load, replicas=replicas or 1, step_factor=step_factor,
+            progress=self.progress,
+        )  # fmt: skip
         return _simulated(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
@@ -92,8 +98,9 @@ class PlannedLoad(NamedTuple):
             context_tokens=None, reuse=reuse, speed=speed, engine_settings=other.engine_settings
         )
         found = simulate_pools(
-            asked, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor
-        )
+            asked, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,
+            progress=self.progress,
+        )  # fmt: skip
         return _simulated(found, is_open)
 
     def _load(self, targets: Targets, num_requests: int, *, is_alone: bool, has_prefix: bool) -> tuple[Load, bool]:
