@@ -10,7 +10,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.writing.html import Markup, element, joined
 
 _WIDTH, _HEIGHT, _BAR_HEIGHT, _ROW_HEIGHT = 720, 320, 44, 28
-_LEFT, _RIGHT, _TOP, _BOTTOM = 100, 48, 22, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 100, 60, 30, 56
 # An axis is logarithmic if its ends are this many times apart, unless it is always linear. Those begin at 0.
 _LOGARITHMIC = 8
 
@@ -138,8 +138,8 @@ def _grid(x_scale: _Scale, y_scale: _Scale, across: Axis, up: Axis) -> list[Mark
         drawn.append(_axis(f"M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"))
         drawn.append(_label(up.write(value), _LEFT - 8, y + 4, None, "end"))
     for value in x_scale.ticks(6, is_bytes=across.is_bytes):
-        drawn.append(_label(across.write(value), x_scale.place(value), bottom + 18, None, "middle"))
-    drawn.append(_label(across.label, _WIDTH - _RIGHT, bottom + 36, anchor="end"))
+        drawn.append(_label(across.write(value), x_scale.place(value), bottom + 20, None, "middle"))
+    drawn.append(_label(across.label, _WIDTH - _RIGHT, bottom + 44, anchor="end"))
     drawn.append(_label(up.label, _LEFT, _TOP - 8))
     return drawn
 
