@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.declarations import ENGINES, has_table
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.errors import ModelError, UsageError
@@ -23,8 +24,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.release_dates import DATES
-from kvcalc.releases import Asked, Release
+from kvcalc.releases import Asked, Release, dates_of, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.placement import Placement, PlacementOptions
@@ -157,8 +157,8 @@ class Engine(ABC):
     the engine's option for the most requests that run at once, and `context_option` its flag for the longest request.
     `starts_short` is whether it starts if the cache does not hold one request of that length.
 
-    `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
-    `splits_attention_replicas` is whether an attention replica may be split over several devices,
+    `has_dp_ranks` is whether the engine can copy the attention and split the experts. If it can:
+    `splits_dp_ranks` is whether a DP rank may be split over several devices,
     `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
     `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
     `spreads_head` whether the output head is, whatever the MLPs, and
@@ -181,8 +181,8 @@ class Engine(ABC):
     pools_for_encoders = ""  # the releases that reserve a pool even for an encoder, in words
     splits_heads = True
     splits_layers = True
-    has_attention_replicas = False
-    splits_attention_replicas = True
+    has_dp_ranks = False
+    splits_dp_ranks = True
     splits_uneven_experts = True
     spreads_mlps = False
     spreads_head = False
@@ -198,6 +198,7 @@ class Engine(ABC):
     joins_drafts = False  # whether any drafter's layers are in the model's own cache
     drafts_for_one = False  # whether it drafts tokens for one sequence at a time
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
+    has_instances = False  # whether it has separate prefill and decode instances (`DISAGGREGATION` of `scheduler`)
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
     by_type: Mapping[str, tuple[str, str]] = {}
@@ -257,7 +258,7 @@ class Engine(ABC):
 
     @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
-        """The settings of one attention replica, from settings that count for all `replicas` together."""
+        """The settings of one DP rank, from settings that count for all `replicas` together."""
         return settings
 
     def rules_used(self, asked: Asked) -> str | None:
@@ -268,19 +269,23 @@ class Engine(ABC):
         own = self.version
         return None if own is None or asked.text.removeprefix("v") == own.split()[-1] else own
 
-    @abstractmethod
     def reserve(self, question: Question) -> Reserve:
-        """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range."""
+        """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range.
 
-    @classmethod
+        That is the function `reserve` of the module `reserve` in the engine's folder, unless the class has its own.
+        """
+        found: Reserve = part_of(self.name, "reserve").reserve(question)
+        return found
+
+    @staticmethod
     def device_settings(
-        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
     ) -> dict[str, str]:
         """The default settings that the engine chooses by device."""
         return {}
 
-    @classmethod
-    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+    @staticmethod
+    def device_defaults(release: Release | None) -> list[DeviceDefault]:
         """Every default that `device_settings` may give for an option that does not need a device."""
         return []
 
@@ -299,7 +304,7 @@ class Engine(ABC):
     @classmethod
     def known_releases(cls) -> list[str]:
         """The releases that users choose from, as they stand after @."""
-        return [release for _, release in DATES.get(cls.name, ())]
+        return [release for _, release in dates_of(cls.name)]
 
     @staticmethod
     def split_layers(
@@ -446,7 +451,8 @@ class Engine(ABC):
     @classmethod
     def disaggregation(cls) -> Disaggregation | None:
         """What prefill and decode on separate instances need. None if the engine has no such instances."""
-        return None
+        found: Disaggregation | None = part_of(cls.name, "scheduler").DISAGGREGATION if cls.has_instances else None
+        return found
 
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes that a batch takes in host memory. 0 if no part of the model is there (`placement`)."""
@@ -462,7 +468,7 @@ class Engine(ABC):
     def max_running_requests(
         self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
     ) -> int | None:
-        """The most requests of `tokens` tokens that one attention replica runs at once, by the engine's own limits.
+        """The most requests of `tokens` tokens that one DP rank runs at once, by the engine's own limits.
 
         These are its settings, and its division of `memory`, the bytes that a device has for the cache (None: not
         known). Fewer run if their caches take more than `memory`. None if the engine has no limit. The default is the
@@ -481,8 +487,13 @@ class Engine(ABC):
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:  # noqa: B027 - most engines need no check
         """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit this number of ranks."""
 
-    def check_start(self, start: Start) -> None:  # noqa: B027 - what some engines refuse to start is not read
-        """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.py`)."""
+    def check_start(self, start: Start) -> None:
+        """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.yaml` of its folder)."""
+        if has_table(self.name, "starts"):
+            from kvcalc.engines.starts import check, rules_of
+
+            release = parse_release(self.name, self.version or "").release
+            check(start, rules_of(self.name, release), f"{self.title} {self.version}")
 
     def check_context(self, tokens: int) -> None:  # noqa: B027 - most engines accept any context
         """Raise UsageError (exit 2) for a context that the settings do not allow."""
@@ -513,6 +524,10 @@ class Engine(ABC):
 
         Raises UsageError (exit 2) if the engine has none, and ModelError (exit 3) if it is not modelled.
         """
+        if self.copies_prefixes:
+            from kvcalc.engines.prefixes import CopiedPrefixes
+
+            return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
         hint = "leave --prefix-tokens, --turns, --offload and --transfer-bandwidth out, or use another engine"
         raise UsageError(f"{self.name} has no prefix cache for {share.name}", hint)
 
@@ -552,6 +567,11 @@ class NoCache(Engine):
 
     def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
         return []
+
+
+def part_of(engine: str, module: str) -> Any:
+    """A module in the folder of an engine, which is imported when it is needed."""
+    return import_module(f"kvcalc.engines.{ENGINES[engine][0]}.{module}")
 
 
 @cache

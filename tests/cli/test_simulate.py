@@ -169,11 +169,11 @@ def test_a_trace_has_its_own_times_and_lengths(kvcalc: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
-def test_attention_replicas_and_drafts_are_simulated(kvcalc: Any, engine: str) -> None:
+def test_dp_ranks_and_drafts_are_simulated(kvcalc: Any, engine: str) -> None:
     words = ("simulate", "deepseek-v3", "--gpu", "h200x8", "--engine", engine, "--requests", "60", *LENGTHS)
     split = kvcalc(*words, "--dp", "8", "--concurrency", "32", "--json").json
     check(split, "simulate")
-    # The blocks, the tokens of a step and the running requests are those of one attention replica.
+    # The blocks, the tokens of a step and the running requests are those of one DP rank.
     whole = kvcalc(*words, "--tp", "8", "--concurrency", "32", "--json").json
     assert split["engine"]["data_parallel_size"] == split["hardware"]["num_devices"] == 8
     assert (split["hardware"]["replicas"], split["results"]["requests"]) == (1, 60)

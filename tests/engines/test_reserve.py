@@ -136,10 +136,10 @@ def test_vllm_has_larger_blocks_on_gpus_of_intel() -> None:
     assert "block-size" not in engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", older)
 
 
-def test_every_attention_replica_gathers_the_tokens_of_the_others() -> None:
+def test_every_dp_rank_gathers_the_tokens_of_the_others() -> None:
     one = Question(MEMORY, LLAMA_8B, 1, 4096, 1, {})
     for replicas in (1, 2, 8):
-        found = one._replace(attention_replicas=replicas).step_activations(1000)
+        found = one._replace(dp_ranks=replicas).step_activations(1000)
         assert found - one.step_activations(1000) == 1000 * (replicas - 1) * 4096 * 2
 
 

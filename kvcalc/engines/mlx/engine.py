@@ -6,11 +6,17 @@ Source: mlx_lm/models/cache.py and mlx_lm/generate.py at commit d78bf58e217c (ml
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from kvcalc.engines.engine import Engine, Line, Resolved, lines_of
-from kvcalc.engines.mlx.models import VERSION, check_model, kept, makes_own_cache, rotates, why_not_quantized
-from kvcalc.engines.mlx.weights import weight_dtype
+from kvcalc.engines.mlx.models import (
+    VERSION,
+    check_model,
+    kept,
+    makes_own_cache,
+    rotates,
+    weight_dtype,
+    why_not_quantized,
+)
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import round_up
@@ -28,10 +34,6 @@ from kvcalc.model.caches import (
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, map_caches
 from kvcalc.notes import Note
 from kvcalc.releases import parse_release
-
-if TYPE_CHECKING:
-    from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
 
 # KVCache.step: an array grows by this many tokens.
 _STEP = 256
@@ -57,6 +59,7 @@ class Mlx(Engine):
     name = "mlx"
     title = "mlx-lm"
     reuse_class = ("mlx.reuse", "MlxReuse")
+    # mlx_lm.server copies the cache of an earlier prompt for a request (LRUPromptCache, mlx_lm/server.py).
     copies_prefixes = True
     drafts_for_one = True  # the server runs no batches with a draft model (is_batchable, mlx_lm/server.py)
     version = VERSION
@@ -94,11 +97,6 @@ class Mlx(Engine):
             notes.append(Note("engine", "whole-windows", text))
         self.notes = tuple(notes)
 
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.mlx.reserve import reserve
-
-        return reserve(question)
-
     @staticmethod
     def kv_dtype(
         spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
@@ -135,12 +133,6 @@ class Mlx(Engine):
         if most is None or makes_own_cache(self.spec):
             return share
         return map_caches(share, lambda cache: reading_at_most(cache, most))
-
-    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        """mlx_lm.server copies the cache of an earlier prompt for a request (LRUPromptCache, mlx_lm/server.py)."""
-        from kvcalc.engines.prefixes import CopiedPrefixes
-
-        return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return _STEP

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kvcalc.engines.options import Given
 from kvcalc.engines.reserve import ACTIVATION, MIB, RESERVE, Held, Question, Reserve
-from kvcalc.engines.sglang.device import steps_by_memory
+from kvcalc.engines.sglang.settings import steps_by_memory
 
 # The memory SGLang reserves for the prefill graphs of an MLA model (reserve_for_graph_mb). Other models: 8 MiB per
 # captured size.
@@ -55,9 +55,9 @@ def _default_share(question: Question, given: Given) -> float:
     graph = min(graph, given.count("max-running-requests", graph))
     reserved = 512 + 1.5 * max(tokens, 2048) + question.ranks / 8 * 1024 + 2 * graph
     reserved += _MLA_GRAPHS_MIB if question.is_latent else 8 * _prefill_graphs(tokens)
-    if question.attention_replicas > 1:
+    if question.dp_ranks > 1:
         # More padding, and more again for large graphs (reserve_for_graph_mb).
-        reserved += graph * question.attention_replicas * (4.5 if graph > 300 else 3)
+        reserved += graph * question.dp_ranks * (4.5 if graph > 300 else 3)
     if memory_mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     share = round((memory_mib - reserved) / memory_mib, 3)

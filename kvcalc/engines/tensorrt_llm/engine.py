@@ -29,9 +29,7 @@ from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.scheduler import Disaggregation, Schedule
-    from kvcalc.engines.starts import Start
+    from kvcalc.engines.scheduler import Schedule
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -70,6 +68,7 @@ class TensorrtLlm(Engine):
     name = "tensorrt-llm"
     title = "TensorRT-LLM"
     reuse_class = ("tensorrt_llm.reuse", "TensorrtLlmReuse")
+    has_instances = True
     classes_of_transformers = "config"
     unread = unread_types("tensorrt-llm")
     running_option = "max-batch-size"
@@ -83,10 +82,10 @@ class TensorrtLlm(Engine):
     has_pools = False  # whether the memory is divided among several pools, as requests of --avg-seq-len need it
     version = "commit 001541bad83b"
     context_option = "--max_seq_len"
-    # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
+    # With enable_attention_dp, every tensor-parallel rank is a DP rank (Mapping.dp_size, mapping.py). The
     # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
-    has_attention_replicas = True
-    splits_attention_replicas = False
+    has_dp_ranks = True
+    splits_dp_ranks = False
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -100,12 +99,6 @@ class TensorrtLlm(Engine):
         if self.chosen.avg_seq_len is not None and not self.has_pools:
             text = f"--avg-seq-len changes nothing: TensorRT-LLM has one pool for {spec.name} in this release"
             self.notes = (*self.notes, Note("engine", "one-pool", text))
-
-    def check_start(self, start: Start) -> None:
-        from kvcalc.engines.starts import check
-        from kvcalc.engines.tensorrt_llm.starts import RULES
-
-        check(start, RULES, f"{self.title} {self.version}")
 
     def check_model(self) -> None:
         """Raise ModelError (exit 3) or UsageError (exit 2) if the layout of the model is not modelled."""
@@ -121,11 +114,6 @@ class TensorrtLlm(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the first ranks, one each (Mapping.pp_layers, tensorrt_llm/mapping.py)."""
         return longer_first(num_layers, stages)
-
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.tensorrt_llm.reserve import reserve
-
-        return reserve(question)
 
     @staticmethod
     def kv_dtype(
@@ -181,12 +169,6 @@ class TensorrtLlm(Engine):
         from kvcalc.engines.tensorrt_llm.scheduler import schedule
 
         return schedule(max(1, len(self.bounds)))
-
-    @classmethod
-    def disaggregation(cls) -> Disaggregation:
-        from kvcalc.engines.tensorrt_llm.scheduler import DISAGGREGATION
-
-        return DISAGGREGATION
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """A step is prepared while the last one runs, so requests may grow by the drafted tokens of both.

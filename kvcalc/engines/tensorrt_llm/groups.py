@@ -106,7 +106,7 @@ class LayerGroups(TensorrtLlm):
         return layout.division.smallest(self._slots(layout, tokens, batch))
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        from kvcalc.engines.tensorrt_llm.prefixes import GroupPrefixes
+        from kvcalc.engines.tensorrt_llm.reuse import GroupPrefixes
 
         return GroupPrefixes(partial(self.layout, share, dtype), self.block)
 

@@ -149,11 +149,10 @@ def _sliding_layers(config: ConfigReader, row: Decoder, num_layers: int) -> list
         return [False] * num_layers
     if stated is not None:
         return [kind == "sliding_attention" for kind in stated]
-    pattern = config.items(_LOCAL_PATTERN)
+    kinds = {"GLOBAL": False, "SLIDING_LOCAL": True}
+    pattern = config.chosen(_LOCAL_PATTERN, kinds, f"may contain only {' and '.join(kinds)}")
     if pattern:
-        if not set(pattern) <= {"GLOBAL", "SLIDING_LOCAL"}:
-            raise config.error(f"{_LOCAL_PATTERN} may contain only GLOBAL and SLIDING_LOCAL")
-        return [pattern[number % len(pattern)] == "SLIDING_LOCAL" for number in range(num_layers)]
+        return [pattern[number % len(pattern)] for number in range(num_layers)]
     config.refuse("layer_types", "contradicts sliding_window, which applies by the family's own rule")
     return row.slides(config, num_layers)
 

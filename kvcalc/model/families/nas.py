@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.families.common import grouped_shape
+from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 
@@ -23,14 +24,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     num_key_value_heads_per_layer instead of block_configs.
     """
     num_layers = config.num_layers("num_hidden_layers")
-    num_heads = config.integer("num_attention_heads")
-    hidden_size = config.integer("hidden_size")
-    head_dim = config.head_dim(hidden_size, num_heads)
-    bias = config.boolean("attention_bias", default=False)
-    plain = AttentionShape(
-        num_heads, num_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias, rope_dim=head_dim,
-        rope_theta=config.number("rope_theta", default=10_000.0),
-    )  # fmt: skip
+    plain = grouped_shape(config.without("num_key_value_heads"))
+    num_heads = plain.num_heads
     counts = _kv_heads(config, num_layers, num_heads)
     kept: dict[int, tuple[Attention, ...]] = {0: ()}
     for heads in counts:

@@ -23,15 +23,18 @@ from kvcalc.model.spec import has_states, windows
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.capacity import largest_batch
-from kvcalc.planning.reuse import LMCACHE, NATIVE, prompt_tokens_of, turns_of
-from kvcalc.planning.reuse.links import (
+from kvcalc.planning.reuse import (
+    LMCACHE,
+    NATIVE,
     Tier,
     break_even_tokens,
     contexts_kept,
     longest_kept,
     move_seconds,
+    prompt_tokens_of,
     tier_rate,
     tokens_kept,
+    turns_of,
 )
 from kvcalc.question.question import CacheReuse
 from kvcalc.records import NamedTuple
@@ -255,7 +258,7 @@ def _checked_store(case: Case, reuse: CacheReuse) -> Store:
     is_lmcache = reuse.backend == LMCACHE
     store = store_of(case, is_lmcache=is_lmcache)
     if workload.pipeline_parallel_size * workload.attention_copies * case.engine.token_ranks > 1:
-        raise LayoutError("--offload is modelled for one attention replica without stages", "split the model with --tp")
+        raise LayoutError("--offload is modelled for one DP rank without stages", "split the model with --tp")
     if is_lmcache:
         if not engine_class(name).reuse().takes_lmcache:
             raise UsageError(f"--offload-backend {LMCACHE}: not for {name}", "one of vllm, sglang")
