@@ -30,7 +30,7 @@ SCREENS = (
      "h100=2.5", "--price", "l40s=0.9"),
     ("simulate", "llama-3.1-8b", "--gpu", "h100", "--concurrency", "4", "--requests", "20", "--input-tokens", "1000",
      "--output-tokens", "50", "--max-ttft", "1s"),
-    ("prefix", "docs/tutorials/agents.jsonl"), ("audit", "tests/logs/vllm.log"),
+    ("prefix", "docs/start/agents.jsonl"), ("audit", "tests/logs/vllm.log"),
     ("score", "tests/logs/vllm-bench.json", "--gpu", "h100"), ("models",), ("gpus",), ("gpus", "h100"),
 )  # fmt: skip
 # What cannot be broken: commands to copy.
@@ -83,7 +83,7 @@ SLOW = {
                  "--concurrency", "4", "--requests", "2000"),
     "check": ("check", "vllm", "serve", "Qwen/Qwen3-8B", "--gpu", "l40s", "--input-tokens", "500", "--output-tokens",
               "20", "--max-ttft", "5s@p99"),
-    "prefix": ("prefix", "docs/tutorials/agents.jsonl"),
+    "prefix": ("prefix", "docs/start/agents.jsonl"),
     "score": ("score", "tests/logs/vllm-bench.json", "--gpu", "h100"),
 }  # fmt: skip
 

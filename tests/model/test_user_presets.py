@@ -259,7 +259,9 @@ def test_the_manuals_own_preset_is_a_good_one(tmp_path: Path, kvcalc: Any) -> No
 
     from tests.conftest import ROOT
 
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "models-and-presets.md").read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs" / "reference" / "models-and-presets.md").read_text(), re.DOTALL
+    )
     path = tmp_path / "my-model.yaml"
     path.write_text(text)
     assert check(kvcalc, path)[0] == 0

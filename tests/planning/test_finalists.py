@@ -160,9 +160,7 @@ def test_each_kind_says_why_its_next_layout_lost_with_its_price() -> None:
     assert document["ranked_by"] == "cost_per_hour"
     assert document["best"]["cost_per_hour"] == min(row["cost_per_hour"] for row in document["plans"])
     for row in document["plans"]:
-        assert any(
-            word in row["next_layout"] for word in ("per hour", "TTFT p99 is", "less headroom", "same headroom")
-        )
+        assert any(word in row["next_layout"] for word in ("per hour", "TTFT p99 is", "less headroom", "same headroom"))
     assert ask(("h100", "l40s"), requests=None)["ranked_by"] == "num_devices"
 
 

@@ -1,4 +1,4 @@
-"""Make a stand-in for Llama 3.1 8B in Q4_K_M: python docs/tutorials/make_gguf.py FILE.gguf
+"""Make a stand-in for Llama 3.1 8B in Q4_K_M: python docs/start/make_gguf.py FILE.gguf
 
 The header is that of the real file, without its vocabulary. The weights are a hole of the right size: the file takes a
 few kilobytes of the disk. kvcalc reads only headers; no engine can run the file. Needs `pip install gguf`.

@@ -1,4 +1,4 @@
-"""Make the two traces of the tutorials: python docs/tutorials/make_traces.py [FOLDER]
+"""Make the two traces of the tutorials: python docs/start/make_traces.py [FOLDER]
 
 `chat.csv`: a chat service at 50 requests a second for 40 seconds. `agents.jsonl`: agents that call tools, in the format
 of Mooncake's traces. Both are synthetic, and the same on every machine.
