@@ -295,6 +295,11 @@ def test_every_option_the_manual_names_exists() -> None:
         "--fit",
         "--dp-size",
         "--enable-prefill-cp",
+        "--data-parallel-size-local",
+        "--kv-offloading-size",
+        "--hicache-size",
+        "--hicache-ratio",
+        "--cache-ram",
     }
     prose = re.sub(r"^```.*?^```", "", MANUAL, flags=re.DOTALL | re.MULTILINE)
     named = set(re.findall(r"(?<=`)--[a-z][\w-]*", prose)) | {
