@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.declarations import ENGINES, has_table
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -24,7 +24,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.releases import Asked, Release, dates_of, parse_release
+from kvcalc.releases import Release, RequestedRelease, dates_of, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.placement import Placement, PlacementOptions
@@ -160,9 +160,8 @@ class Engine(ABC):
     `has_dp_ranks` is whether the engine can copy the attention and split the experts. If it can:
     `splits_dp_ranks` is whether a DP rank may be split over several devices,
     `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
-    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
-    `spreads_head` whether the output head is, whatever the MLPs, and
-    `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
+    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas, and
+    `spreads_head` whether the output head is, whatever the MLPs.
 
     `is_formula` is whether this is no engine, but the formulas alone. `classes_of_transformers` is "config" if it reads
     configs through Transformers' classes (`ModelSpec.with_its_classes`). `by_type` has the module (in this
@@ -186,7 +185,6 @@ class Engine(ABC):
     splits_uneven_experts = True
     spreads_mlps = False
     spreads_head = False
-    limits_all_replicas = False
     older_rules = ""
     running_option: str | None = None
     context_option: str | None = None
@@ -219,7 +217,7 @@ class Engine(ABC):
         self.spec = spec
         self.settings: dict[str, object] = {}
         option = self.running_option
-        self._most_asked = None if option is None else Given(self.name, settings).optional_count(option)
+        self._most_asked = None if option is None else SettingsReader(self.name, settings).optional_count(option)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
 
     @classmethod
@@ -261,7 +259,7 @@ class Engine(ABC):
         """The settings of one DP rank, from settings that count for all `replicas` together."""
         return settings
 
-    def rules_used(self, asked: Asked) -> str | None:
+    def rules_used(self, asked: RequestedRelease) -> str | None:
         """The release whose rules count for another release that was asked for. None if they are its own rules.
 
         Most engines have the rules of one release only.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -231,10 +231,9 @@ def inverse(table: Mapping[str, str]) -> dict[str, str]:
     return {value: key for key, value in reversed(list(table.items()))}
 
 
-def float_types(words: Iterable[str] = ()) -> dict[str, str]:
-    """PyTorch's names of types with 16 or 32 bits, and what else means the checkpoint's own -> kvcalc's names."""
-    names = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32", "auto": ""}
-    return {**names, **dict.fromkeys(words, "")}
+def float_types() -> dict[str, str]:
+    """PyTorch's names of types with 16 or 32 bits, and of the checkpoint's own -> kvcalc's names."""
+    return {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32", "auto": ""}
 
 
 @cache

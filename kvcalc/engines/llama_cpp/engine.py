@@ -24,7 +24,7 @@ from kvcalc.engines.llama_cpp.placement import (
     split_layers,
 )
 from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.placement import count_placed_layers, without_tables
 from kvcalc.errors import ModelError, UsageError
@@ -128,7 +128,7 @@ class LlamaCpp(Engine):
         between two lengths; kvcalc takes the longest one that fits. Slots that share the context share the model's
         length too.
         """
-        given = Given(cls.name, settings)
+        given = SettingsReader(cls.name, settings)
         margin = given.count("fit-target") * _MIB
         return AutoContext(
             longest // (batch if shares_context else 1), batch, margin,

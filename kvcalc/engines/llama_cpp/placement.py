@@ -19,7 +19,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.placement import Placement, PlacementOptions
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_bandwidth, parse_size
@@ -79,7 +79,7 @@ _MOST_DEVICES = 128
 
 def parse_mode(settings: Mapping[str, str]) -> str:
     """The split mode. Raises UsageError (exit 2) for a mode that is not modelled."""
-    return Given("llama.cpp", settings).choice(MODE, "a mode that is modelled")
+    return SettingsReader("llama.cpp", settings).choice(MODE, "a mode that is modelled")
 
 
 def parse_shares(text: str) -> tuple[Fraction, ...]:

@@ -17,7 +17,7 @@ from kvcalc.engines.mlx.models import (
     weight_dtype,
     why_not_quantized,
 )
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -72,7 +72,7 @@ class Mlx(Engine):
         super().__init__(spec, settings, stages, release)
         if stages > 1:
             raise LayoutError(f"--pp {stages}: several devices are not modelled for mlx", "remove --pp")
-        given = Given("mlx", settings)
+        given = SettingsReader("mlx", settings)
         self.release = parse_release("mlx", release).release if release else None
         self.max_kv_size = given.optional_count("max-kv-size")
         self.settings = {"max_kv_size": self.max_kv_size, "kv_bits": None, "kv_group_size": None}
@@ -191,14 +191,14 @@ def _is_chunked(cache: Cache) -> bool:
 
 def _quantized(settings: Mapping[str, str]) -> Dtype:
     """The type of a quantized cache: packed elements, and a scale and a bias of 16 bits for each group."""
-    bits = Given("mlx", settings).count("kv-bits")
+    bits = SettingsReader("mlx", settings).count("kv-bits")
     if bits not in MLX_BITS:
         raise UsageError(f"--kv-bits {bits}: not a number of bits of MLX", f"one of {_listed(MLX_BITS)}")
     return MLX_TYPES[mlx_name(bits, _group(settings))]
 
 
 def _group(settings: Mapping[str, str]) -> int:
-    group = Given("mlx", settings).count("kv-group-size")
+    group = SettingsReader("mlx", settings).count("kv-group-size")
     if group not in MLX_GROUPS:
         raise UsageError(f"--kv-group-size {group}: not a group size of MLX", f"one of {_listed(MLX_GROUPS)}")
     return group

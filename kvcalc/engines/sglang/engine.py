@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.declarations import types_of
 from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, lines_of
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
@@ -99,7 +99,6 @@ class Sglang(Engine):
     spreads_mlps = True
     spreads_head = True
     divides_decode = False
-    limits_all_replicas = True  # each replica runs max_running_requests // dp_size (ModelRunner)
     lora_option = "max-loras-per-batch"
     # InferenceX serves DeepSeek-R1 in fp8 on four B200 with it (benchmarks/dsr1_fp8_b200.sh).
     largest_share = ("mem-fraction-static", "0.95")
@@ -143,7 +142,7 @@ class Sglang(Engine):
         if settings.get("attn-cp-size", "1") != "1":
             raise UsageError("--attn-cp-size: not modelled with DP ranks", "leave out --dp")
         shared = cls.default_settings(settings)
-        given = Given("sglang", shared)
+        given = SettingsReader("sglang", shared)
         counts = {name: given.optional_count(name) for name in _OF_ALL_REPLICAS}
         if "speculative-num-draft-tokens" in shared and counts["max-running-requests"] is None:
             counts["max-running-requests"] = DRAFTING_REQUESTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.engines.engine import DeviceDefault
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import GIB
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.spec import ModelSpec
@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
 def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
     """Parse and check the given options. Raises UsageError (exit 2)."""
-    given = Given("sglang", settings)
+    given = SettingsReader("sglang", settings)
     context = parse_tokens(settings["context-length"], "--context-length") if "context-length" in settings else None
     return Settings(
         given.count("page-size", default_page_size),

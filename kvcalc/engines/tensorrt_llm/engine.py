@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.engines.checkpoint import quantized_cache
 from kvcalc.engines.declarations import unread_types
 from kvcalc.engines.engine import BlockPool, Engine, Line, Resolved, lines_of, not_established
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -189,7 +189,7 @@ class TensorrtLlm(Engine):
 
 
 def _parse(settings: Mapping[str, str]) -> Settings:
-    given, fraction = Given("tensorrt-llm", settings), None
+    given, fraction = SettingsReader("tensorrt-llm", settings), None
     windows, average = settings.get("max-attention-window"), settings.get("avg-seq-len")
     if "free-gpu-memory-fraction" in settings:
         fraction = given.share("free-gpu-memory-fraction", below_one=True)

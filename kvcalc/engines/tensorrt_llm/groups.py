@@ -21,9 +21,9 @@ from kvcalc.engines.tensorrt_llm.pools import (
     RESUMES_BELOW,
     Division,
     Group,
-    Kind,
     Layout,
     Sequences,
+    WindowLayers,
     check_average,
     least_slots,
     most_blocks,
@@ -244,7 +244,7 @@ class LayerGroups(TensorrtLlm):
                 # Buffers of the same size lie one after another in the same pool.
                 of_window[size] = of_window.get(size, 0) + layers.num_layers * size
         kinds = tuple(
-            Kind(window, numbers[window], tuple(sorted(found.values(), reverse=True)))
+            WindowLayers(window, numbers[window], tuple(sorted(found.values(), reverse=True)))
             for window, found in sizes.items()
         )
         groups: dict[tuple[int, ...], list[int | None]] = {}

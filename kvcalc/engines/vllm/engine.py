@@ -44,7 +44,7 @@ from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
-from kvcalc.releases import Asked, Release, parse_release
+from kvcalc.releases import Release, RequestedRelease, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
@@ -179,7 +179,7 @@ class Vllm(Engine):
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
         check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks, self.place)
 
-    def rules_used(self, asked: Asked) -> str | None:
+    def rules_used(self, asked: RequestedRelease) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""
         if asked.is_date:
             return self.rules.name

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype, parse_weight_dtype
 from kvcalc.memory.sharding import NOT_SPREAD, Bounds, Spread, Width, shard, stage_weights, width_of
@@ -213,7 +213,7 @@ def adapter_buffers(case: Case) -> tuple[tuple[str, int], ...]:
     weights = weights_of(case.spec)
     if weights is None:
         raise ModelError(f"--max-lora-rank: the linear layers of {case.spec.name} are not known")
-    given, option = Given(case.engine_name, case.settings), case.engine_class.lora_option
+    given, option = SettingsReader(case.engine_name, case.settings), case.engine_class.lora_option
     if option is None:
         raise ValueError(f"{case.engine_name} has no option for adapters")
     slots, rank = given.count(option), given.count("max-lora-rank")
