@@ -76,7 +76,8 @@ def plan(document: Document) -> Answer:
         sections.append(memory_section(document["fit"]))
     if best is not None:
         own = (best.get("disaggregated") or {}).get("commands", {})
-        commands = [Code(command) for command in (*own.values(), *(row["command"] for row in document["commands"]))]
+        started = (command for row in document["commands"] for command in row["nodes"] or [row["command"]])
+        commands = [Code(command) for command in (*own.values(), *started)]
         each = f", each of {count(best['replicas'])} replicas" if (best["replicas"] or 1) > 1 else ""
         sections.append(Section(f"Commands for {best['gpu']}{each}", commands))
     verdict, tone = "Nothing fits.", "bad"
