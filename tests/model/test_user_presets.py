@@ -289,9 +289,9 @@ def test_the_list_fits_80_columns_and_cuts_nothing(kvcalc: Any, monkeypatch: pyt
     out = kvcalc("models", "--format", "human").out
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
-    rows = [line for line in lines if line.startswith("  ")]
+    rows = [line for line in lines if line.startswith(" ")]
     assert len(rows) == len(kvcalc("models", "--json").json["models"])
-    headings = {line.strip() for line in lines if not line.startswith("  ")}
+    headings = {line.strip() for line in lines if not line.startswith(" ")}
     assert {row["family"] for row in kvcalc("models", "--json").json["models"]} <= headings
 
 
