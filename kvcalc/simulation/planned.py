@@ -11,7 +11,6 @@ from kvcalc.planning.cases.lengths import Lengths as PlannedLengths
 from kvcalc.planning.plan.targets import Pools, Simulated, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.coupled import Progress
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.recorded import Recording, record
 from kvcalc.simulation.loads.requests import Lengths, lengths_of
@@ -20,6 +19,7 @@ from kvcalc.traces import read_trace
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
+    from kvcalc.simulation.coupled import Progress
 
 # Requests that arrive so many seconds apart are alone.
 _APART_SECONDS = 1e5
@@ -30,8 +30,8 @@ class PlannedLoad(NamedTuple):
 
     `pairs` are the prompt and answer tokens of the requests in a file, from which requests are drawn; without them, all
     requests have the mean `lengths`. A recording has both, and its number of requests is `num_requests`. `router` says
-    which replica gets a request; separate instances get them in turn. `progress` is called with the requests of one
-    simulation that have finished, and how many it has.
+    which replica gets a request; separate instances get them in turn. `progress` is called with the finished requests
+    of each run.
     """
 
     lengths: PlannedLengths
@@ -72,10 +72,8 @@ class PlannedLoad(NamedTuple):
         )
         load = load._replace(router=self.router)
         # Requests are as long as they are. The context is that of the mean request.
-        found = simulate(
-            question._replace(context_tokens=None), load, replicas=replicas or 1, step_factor=step_factor,
-            progress=self.progress,
-        )  # fmt: skip
+        asked = question._replace(context_tokens=None)
+        found = simulate(asked, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress)
         return simulated_of(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
