@@ -103,12 +103,12 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     """
     from kvcalc.errors import KvcalcError
     from kvcalc.planning.answers.estimate import answer as answer_of
+    from kvcalc.planning.cases.layout import Devices, find_gpu
     from kvcalc.planning.check.servers import server_of
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.question.question import SpeedQuestion
     from kvcalc.simulation.load_curve import curve_of_server, question_of_command
     from kvcalc.simulation.planned import PlannedLoad
-    from kvcalc.throughput.hardware import Devices, find_gpu
     from kvcalc.writing import shell
 
     best = document["best"]
