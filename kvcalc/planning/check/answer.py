@@ -35,8 +35,9 @@ def check(
     DoesNotFitError (exit 4) for one that the engine does not split this way.
     """
     read = server.read()
-    if server.num_devices is not None and devices.num_devices == 1:
-        devices = devices._replace(num_devices=server.num_devices)
+    number = server.num_devices
+    if number is not None and (devices.num_devices == 1 or number > devices.num_devices):
+        devices = devices._replace(num_devices=number)
     if devices.num_devices > 1:
         devices = devices._replace(num_devices=devices.num_devices * read.nodes)
     has_lengths = input_tokens is not None and output_tokens is not None
