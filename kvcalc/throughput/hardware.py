@@ -82,10 +82,14 @@ class Gpu(NamedTuple):
         return self.bandwidth_bytes_per_second / (_INLINE_ECC if self.inline_ecc else 1.0)
 
 
+def joined_devices(gpu: Gpu) -> int:
+    """The devices that a fast link joins, or those of one machine if there is no such link."""
+    return max(gpu.interconnect.devices if gpu.interconnect is not None else _OF_MACHINE, 1)
+
+
 def machine_devices(gpu: Gpu) -> int:
     """The most devices of this kind in one machine: eight (HGX, MI300X platforms), or four in a tray of an NVL72."""
-    joined = gpu.interconnect.devices if gpu.interconnect is not None else _OF_MACHINE
-    return _OF_MACHINE if joined <= _OF_MACHINE else _OF_TRAY
+    return _OF_MACHINE if joined_devices(gpu) <= _OF_MACHINE else _OF_TRAY
 
 
 class Devices(NamedTuple):

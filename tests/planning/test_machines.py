@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+import kvcalc
 from tests.planning.manifest_rules import check
 
 LARGE = (
@@ -28,8 +29,8 @@ SMALL = (
 )
 
 
-def emitted(kvcalc: Any, *command: str) -> str:
-    found = kvcalc(*command)
+def emitted(run: Any, *command: str) -> str:
+    found = run(*command)
     assert found.status == 0, found.err
     return str(found.out)
 
@@ -156,3 +157,24 @@ def test_a_start_may_take_as_long_as_the_weights_need(kvcalc: Any) -> None:
     # 100 MB/s from the Hub, 500 MB/s from the volume, and 15 minutes.
     assert seconds["llama-3.1-8b"] == pytest.approx(900 + 16e9 / 100e6 + 16e9 / 500e6, abs=60)
     assert seconds["llama-3.3-70b"] == pytest.approx(900 + 141e9 / 100e6 + 141e9 / 500e6, abs=60)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sizes"),
+    [("h100x16", (8, 2)), ("h100x32", (8, 4)), ("h100x8", (8, 1)), ("gb200x16", (16, 1)), ("l40sx16", (8, 2))],
+)
+def test_tensor_parallelism_stays_within_a_machine_by_default(gpus: str, sizes: tuple[int, int]) -> None:
+    found = kvcalc.fit("deepseek-v3", kvcalc.find_devices(gpus), engine="vllm")
+    assert (found["engine"]["tensor_parallel_size"], found["engine"]["pipeline_parallel_size"]) == sizes
+    asked = kvcalc.fit("deepseek-v3", kvcalc.find_devices(gpus), engine="vllm", tensor_parallel_size=8)
+    assert asked["engine"]["tensor_parallel_size"] == 8
+
+
+def test_a_model_that_needs_two_machines_is_told_so() -> None:
+    found = kvcalc.fit("deepseek-v3", kvcalc.find_devices("h100x8"), engine="vllm")
+    assert not found["fit"]["fits"]
+    smallest = found["smallest"]
+    assert smallest is not None
+    assert (smallest["tensor_parallel_size"], smallest["pipeline_parallel_size"]) == (8, 2)
+    document = kvcalc.check("vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 8192", "h100x8")
+    assert {"option": "--pipeline-parallel-size", "value": "2"} in document["changes"]
