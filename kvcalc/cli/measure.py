@@ -173,6 +173,7 @@ def _profile(ctx: typer.Context, models: Optional[str], output: "Output") -> Non
     known = _known_profile(path)
     _, check_bytes = _load()
     from kvcalc.measure.profile import measure_profile
+    from kvcalc.planning.calibration.attention_rows import add_predictions
 
     def several(option: str, parse: "Callable[[str, str], int]") -> "Optional[list[int]]":
         text = given[option]
@@ -192,7 +193,7 @@ def _profile(ctx: typer.Context, models: Optional[str], output: "Output") -> Non
             without_backends=tuple(map(str.casefold, o.names_of(given["without_backend"], "--without-backend"))),
             progress=progress, known=known, keep=lambda document: write(document, path),
         )  # fmt: skip
-    gpu = _with_predictions(document)
+    gpu = add_predictions(document)
     write(document, path)
     output.emit(document, "measure_profile")
     for record in document["records"]:
@@ -224,24 +225,6 @@ def _known_profile(path: str) -> Optional[dict[str, Any]]:
     if document.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(f"{path} is a profile of another version", "use another --save FILE")
     return document
-
-
-def _with_predictions(document: dict[str, Any]) -> Optional[str]:
-    """Fill in the estimate's figure for each point. Returns the name of the device's preset, if it has one."""
-    from kvcalc.model.resolve import load_model
-    from kvcalc.planning.calibration.attention_rows import predicted_layer_seconds
-    from kvcalc.throughput.hardware import find_devices
-
-    try:
-        devices = find_devices(document["device"]["name"])
-    except KvcalcError:
-        return None
-    for point in document["points"]:
-        load = point["context_tokens"], point["batch_size"]
-        point["predicted_layer_seconds"] = predicted_layer_seconds(
-            load_model(point["model"]), point["kv_dtype"], devices, *load
-        )
-    return devices.gpu.name
 
 
 @contextlib.contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.model.resolve import find_published
+from kvcalc.model.resolve import find_published, load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.calibration.measured import Given
 from kvcalc.planning.cases.case import make_case
@@ -47,15 +48,19 @@ def attention_rows(document: Mapping[str, Any], file: str, given: Given) -> list
     return rows
 
 
-def predicted_layer_seconds(
-    model: ModelSpec, kv_dtype: str, devices: Devices, context_tokens: int, batch_size: int
-) -> float | None:
-    """The estimate's seconds of attention in one layer. None if the speed is not known."""
+def add_predictions(document: dict[str, Any]) -> str | None:
+    """Fill in the estimate's figure for each point of a profile. Returns the name of the device's preset, or None."""
     try:
-        seconds = _seconds(model, kv_dtype, devices, context_tokens, batch_size, Given(), None)
+        devices = find_devices(document["device"]["name"])
     except KvcalcError:
         return None
-    return seconds / model.num_layers
+    for point in document["points"]:
+        load = point["context_tokens"], point["batch_size"]
+        with suppress(KvcalcError):
+            model = load_model(point["model"])
+            seconds = _seconds(model, point["kv_dtype"], devices, *load, Given(), None)
+            point["predicted_layer_seconds"] = seconds / model.num_layers
+    return devices.gpu.name
 
 
 def _seconds(
