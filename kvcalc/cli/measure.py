@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional, cast
 
 import typer
 
@@ -13,6 +13,7 @@ from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError, UsageError
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.measure.progress import Progress
     from kvcalc.measure.record import Part
     from kvcalc.output.sink import Output
@@ -206,7 +207,7 @@ def _profile(ctx: typer.Context, models: Optional[str], output: "Output") -> Non
 _MINUTES = 10
 
 
-def _known_profile(path: str) -> Optional[dict[str, Any]]:
+def _known_profile(path: str) -> "Optional[documents.MeasureProfile]":
     """The profile in the file, which goes on. None if there is no file. UsageError (exit 2) if it is something else."""
     import json
     import os
@@ -224,7 +225,7 @@ def _known_profile(path: str) -> Optional[dict[str, Any]]:
         raise UsageError(f"{path} is not a profile, and is not replaced", "use another --save FILE")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(f"{path} is a profile of another version", "use another --save FILE")
-    return document
+    return cast("documents.MeasureProfile", document)
 
 
 @contextlib.contextmanager
@@ -261,7 +262,7 @@ def _reporting_once() -> Iterator[bool]:
         raise
 
 
-def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, object]], None]]:
+def _load() -> "tuple[Callable[..., documents.Measure], Callable[[documents.Measure], None]]":
     """The functions that run and check. If a package is missing, raises RunError (exit 1) with the install command."""
     from kvcalc.cli.interrupts import exiting_on_ctrl_c
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,9 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 DEFAULT_MODELS = {
     "cuda": ("llama-3.1-8b", "llama-3-70b", "llama-7b", "deepseek-v3"),
@@ -65,9 +68,9 @@ def measure_profile(
     models: Sequence[ModelSpec] | None, *, minutes: float = 10.0, device: str = "auto", dtype: str | None = None,
     kv_dtypes: Sequence[str | None] | None = None, contexts: Sequence[int] | None = None,
     batches: Sequence[int] | None = None, without_backends: tuple[str, ...] = (), effort: Effort = Effort(),
-    progress: Progress | None = None, known: dict[str, Any] | None = None,
-    keep: Callable[[dict[str, Any]], object] = lambda document: None,
-) -> dict[str, Any]:  # fmt: skip
+    progress: Progress | None = None, known: documents.MeasureProfile | None = None,
+    keep: Callable[[documents.MeasureProfile], object] = lambda document: None,
+) -> documents.MeasureProfile:  # fmt: skip
     """The profile document: the roofs, the time of a launch, and a record of every model and type of cache.
 
     `models` default to DEFAULT_MODELS. `known` is an earlier document of the same device, whose points are not measured
@@ -95,14 +98,14 @@ def measure_profile(
             launch = _launch_seconds(where, effort)
         else:
             roof, launch = known["roof"], known["launch"]
-    records: list[dict[str, Any]] = [] if known is None else list(known["records"])
+    records: list[documents.Measure] = [] if known is None else list(known["records"])
     done = {key for record in records for key in _keys(record)}
     left = [point for point in points if point.key not in done]
-    skipped: list[dict[str, Any]] = []
+    skipped: list[documents.MeasureProfileSkippedItem] = []
     failure: KvcalcError | None = None
     taken, expected = 0.0, 0.0
 
-    def document() -> dict[str, Any]:
+    def document() -> documents.MeasureProfile:
         notes = []
         if left:
             text = (
@@ -135,15 +138,17 @@ def measure_profile(
             found = runner.measure(
                 point.model, context_tokens=point.context_tokens, batch_size=point.batch_size, steps=_STEPS,
                 num_layers=min(_LAYERS[_kind(where.type)], point.model.num_layers), device=device, dtype=dtype,
-                kv_dtype=point.kv_dtype, without_backends=without_backends, effort=effort, roof=roof,
+                kv_dtype=point.kv_dtype, without_backends=without_backends, effort=effort, known_roof=roof,
             )  # fmt: skip
             _add(records, found)
         except BrokenDeviceError:
             raise
         except KvcalcError as error:
             failure = error
-            asked = dict(zip(("model", "kv_dtype", "context_tokens", "batch_size"), point.key))
-            skipped.append({**asked, "reason": error.message})
+            skipped.append({
+                "model": point.model.name, "kv_dtype": point.kv_dtype, "context_tokens": point.context_tokens,
+                "batch_size": point.batch_size, "reason": error.message,
+            })  # fmt: skip
         left.pop(0)
         taken, expected = taken + time.monotonic() - started, expected + _expected_seconds(point, roof)
         keep(document())
@@ -178,14 +183,14 @@ def _title(point: Point) -> str:
     return f"{point.model.name}{kept}, {point.context_tokens:,} tokens, batch {point.batch_size}"
 
 
-def _expected_seconds(point: Point, roof: dict[str, Any]) -> float:
+def _expected_seconds(point: Point, roof: documents.MeasureRoof) -> float:
     return _FIRST_SECONDS + _READS * point.bytes / float(roof["read_bytes_per_second"])
 
 
-def _add(records: list[dict[str, Any]], found: dict[str, Any]) -> None:
+def _add(records: list[documents.Measure], found: documents.Measure) -> None:
     """Add the run of `found` to the record of its model and types, or `found` itself."""
 
-    def kind(record: dict[str, Any]) -> tuple[Any, ...]:
+    def kind(record: documents.Measure) -> tuple[Any, ...]:
         return record["model"]["name"], record["workload"]["dtype"], record["workload"]["kv_dtype"]
 
     for record in records:
@@ -196,14 +201,14 @@ def _add(records: list[dict[str, Any]], found: dict[str, Any]) -> None:
     records.append(found)
 
 
-def _keys(record: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
+def _keys(record: documents.Measure) -> Iterable[tuple[Any, ...]]:
     workload = record["workload"]
     kv_dtype = None if workload["kv_dtype"] == workload["dtype"] else workload["kv_dtype"]
     for run in record["runs"]:
         yield record["model"]["name"], kv_dtype, run["context_tokens"], run["batch_size"]
 
 
-def _rows(record: dict[str, Any]) -> Iterable[dict[str, Any]]:
+def _rows(record: documents.Measure) -> Iterable[documents.MeasureProfilePointsItem]:
     """The `points` of a record: the attention of one layer, and its share of the roof that limits it."""
     for run in record["runs"]:
         core, binding = run["attention_core_seconds"], run["binding_roof"]["attention_core"]
@@ -222,7 +227,7 @@ def _rows(record: dict[str, Any]) -> Iterable[dict[str, Any]]:
         }
 
 
-def _launch_seconds(device: torch.device, effort: Effort) -> dict[str, float | None]:
+def _launch_seconds(device: torch.device, effort: Effort) -> documents.MeasureProfileLaunch:
     """The seconds of a kernel that does nothing else: launched by the host, and in a graph (None without graphs)."""
     tensor = torch.zeros(1, device=device)
 

@@ -48,7 +48,7 @@ def attention_rows(document: Mapping[str, Any], file: str, given: Given) -> list
     return rows
 
 
-def add_predictions(document: dict[str, Any]) -> str | None:
+def add_predictions(document: documents.MeasureProfile) -> str | None:
     """Fill in the estimate's figure for each point of a profile. Returns the name of the device's preset, or None."""
     try:
         devices = find_devices(document["device"]["name"])
