@@ -28,7 +28,7 @@ Values = dict[str, Any]
 """The values of the parameters of a command, by name."""
 
 # Options that are not fields, because they set the output or the exit code. --strict of plan chooses layouts.
-_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "report", "emit", "image", "explain")
+_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "report", "emit", "image")
 _OF_THE_EXIT_CODE = "strict"
 
 # The maximum number of models kept between lines, and the maximum number of config values in all of them.
