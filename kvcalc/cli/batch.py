@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
+Values = dict[str, Any]
+"""The values of the parameters of a command, by name."""
+
 # Options that are not fields, because they set the output or the exit code. --strict of plan chooses layouts.
 _NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "report", "emit", "image", "file")
 _OF_THE_EXIT_CODE = "strict"
@@ -146,7 +149,7 @@ class Questions:
         from kvcalc.cli import estimate
 
         self._parameters, self._defaults = _parameters_of(estimate.app)
-        self._of_commands: dict[str, tuple[dict[str, Parameter], dict[str, Any]]] = {}
+        self._of_commands: dict[str, tuple[dict[str, Parameter], Values]] = {}
         self.models = Models()
 
     def answer(self, line: Any) -> "documents.Batch":
@@ -218,14 +221,14 @@ class Questions:
         others = {field: value for field, value in fields.items() if field != "server"}
         return check.answer(_given(others, *self._of_commands["check"], "check"), choose_server(server, None))
 
-    def given(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def given(self, fields: Mapping[str, Any]) -> Values:
         """The parameters of estimate, with the values that the equivalent command line would give."""
         return _given(fields, self._parameters, self._defaults, "estimate")
 
 
 def _given(
     fields: Mapping[str, Any], parameters: Mapping[str, "Parameter"], defaults: Mapping[str, Any], command: str
-) -> dict[str, Any]:
+) -> Values:
     """The parameters of a command, with the values that the equivalent command line would give."""
     given = dict(defaults)
     named: dict[str, str] = {}
@@ -258,14 +261,14 @@ class Parameter(NamedTuple):
     is_flag: bool
 
 
-def _parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], dict[str, Any]]:
+def _parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], Values]:
     """The fields by name, and the default of every option.
 
     A field has every long name of its option, with _ for -, and the name that answers and Python have for it, with its
     unit, such as context_tokens.
     """
     found: dict[str, Parameter] = {}
-    defaults: dict[str, Any] = {}
+    defaults: Values = {}
     options = typer.main.get_command(app).params
     names = {option.name for option in options}
     for option in options:

@@ -13,6 +13,7 @@ from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError, UsageError
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.measure.progress import Progress
     from kvcalc.measure.record import Part
     from kvcalc.output.sink import Output
@@ -174,7 +175,7 @@ def _reporting_once() -> Iterator[bool]:
         raise
 
 
-def _load() -> tuple[Callable[..., dict[str, object]], Callable[[dict[str, object]], None]]:
+def _load() -> "tuple[Callable[..., documents.Measure], Callable[[documents.Measure], None]]":
     """The functions that run and check. If a package is missing, raises RunError (exit 1) with the install command."""
     from kvcalc.cli.interrupts import exiting_on_ctrl_c
 

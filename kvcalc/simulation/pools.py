@@ -176,6 +176,7 @@ def simulate_pools(
         _join(pools.prompts[answer.number], answer)
     decoding = [rank for server in pools.decodes for rank in server.ranks]
     results = describe_results(pools.answers, decoding, limits)
+    results["keeps_up"] = results["keeps_up"] or load.concurrency is not None
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(decode.case.spec),

@@ -87,7 +87,7 @@ def test_hybrid_and_per_layer_models_hold_what_the_formula_says(name: str, kept:
 @pytest.mark.parametrize("name", ["falcon-h1-tiny-90m", "lfm2-8b-a1b", "mamba2-780m"])
 def test_a_model_with_states_runs(name: str) -> None:
     spec = narrow(library.load_model(name))
-    document = runner.measure(spec, num_layers=3, context_tokens=24, steps=3, device="cpu")
+    document: Any = runner.measure(spec, num_layers=3, context_tokens=24, steps=3, device="cpu")
     check(document)
     (found,) = document["runs"]
     assert found["held_bytes"] == found["predicted_bytes"] > 0
@@ -209,7 +209,7 @@ def test_a_model_too_large_runs_the_layers_that_fit_and_scales(monkeypatch: pyte
     spec = narrow(library.load_model("gpt2"))
     three = budget.need_of(spec.head(3), Request(64, 1, 4, DTYPES["fp32"], CPU, 0, effort=EFFORT)).further_bytes
     monkeypatch.setattr(runner, "free_bytes", lambda device: three * 100 // 85 + 100)
-    document = runner.measure(spec, context_tokens=64, steps=4, device="cpu", dtype="fp32")
+    document: Any = runner.measure(spec, context_tokens=64, steps=4, device="cpu", dtype="fp32")
     check(document)
     (found,) = document["runs"]
     assert found["num_layers"] == document["model"]["num_layers"] == 3
@@ -279,7 +279,7 @@ def test_times_that_spread_are_not_to_be_trusted() -> None:
     steady = timing.summarize([1.0, 1.1, 1.2])
     wild = timing.summarize([1.0, 1.1, 9.0])
     assert steady["spread"] == pytest.approx(0.2 / 1.1)
-    row = {
+    row: Any = {
         "attention": "mha", "context_tokens": 1, "batch_size": 1, "held_bytes": 1,
         "fraction_of_roof": {"attention_core": 0.5}, "decode_step_seconds": steady, "attention_core_seconds": wild,
         "num_layers": 1, "allocator_bytes": 1, "expected_allocator_bytes": 1,

@@ -6,7 +6,7 @@ part of each prediction is the first place to look.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,11 +63,13 @@ class Scored(NamedTuple):
     calibration: documents.Calibration | None
 
 
-def score(files: Sequence[tuple[str, str]], given: Given = Given()) -> documents.Score:
+def score(
+    files: Sequence[tuple[str, str]], given: Given = Given(), progress: Callable[[int], None] | None = None
+) -> documents.Score:
     """The score document of benchmark results, as pairs of a file's name and its text.
 
     Runs that cannot be compared are in `refused`. If that is all of them, the first one's error is raised: UsageError
-    (exit 2), ModelError or GpuError (exit 3).
+    (exit 2), ModelError or GpuError (exit 3). `progress` is called with the number of runs that are done.
     """
     scored: list[Scored] = []
     notes: list[Note] = []
@@ -78,6 +80,8 @@ def score(files: Sequence[tuple[str, str]], given: Given = Given()) -> documents
         points = read_results(text, name)
         results.append({"file": name, "tool": cast(Any, points[0].tool), "runs": len(points)})
         for point in points:
+            if progress is not None:
+                progress(len(scored) + len(refused))
             try:
                 scored.append(_score_run(Run(name, point), len(scored), given, notes))
             except KvcalcError as error:
