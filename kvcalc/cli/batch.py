@@ -332,7 +332,7 @@ class Models:
     def model_of(
         self, reference: Optional[str], what_if: "WhatIf", flags: dict[str, Optional[str]], assume: bool = False
     ) -> "tuple[ModelSpec, WhatIf]":
-        """Like `question.load_model_of`."""
+        """Like `cli.question.load_model_of`."""
         # A what-if (--kv-heads) is part of the model only if the model is described by flags.
         key = (reference, None if reference is not None else what_if, *flags.values(), assume)
         found = self._found.get(key)
