@@ -91,8 +91,9 @@ _STEP = (
     Parameter("sequence_seconds", 1.5e-5, 0.7, {**_each(_ENGINES, 0.4), _SYNCHRONOUS: 0.5}),
     Parameter("busy_sequence_seconds", 3e-5, 0.7),
     Parameter("activation_passes", 12, 0.7),
+    Parameter("expert_passes", 2.3, 0.1),
     Parameter("prefill_overhead", 0.2, 0.4, {**_each(_ENGINES, 0.2), "blackwell": 0.3}, 1),
-    Parameter("prefill_expert_overhead", 1.0, 0.5, {"blackwell": 0.3}, 1),
+    Parameter("prefill_expert_overhead", 0.5, 0.4, {"blackwell": 0.3}, 1),
     Parameter("prefill_attention_overhead", 0.8, 0.4, floor=1),
 )  # fmt: skip
 # The first requests of a benchmark wait for what a server compiles or loads with its first steps. Few runs say more of

@@ -34,7 +34,8 @@ class Constants(NamedTuple):
       and per sequence in a step. busy_sequence_seconds: host time for each sequence beyond BUSY_SEQUENCES.
     - head_seconds: the attention of one sequence and one KV head in a layer, besides reading.
     - kv_token_seconds: per layer and cached token of the longest sequence.
-    - activation_passes: how often a layer reads or writes a token's hidden state in memory.
+    - activation_passes: how often a layer reads or writes a token's hidden state in memory. expert_passes: the same for
+      the activations that the products of its experts read and write.
     - all_reduce_seconds, all_reduce_device_seconds: an all-reduce without its bytes between two devices, and for each
       further device. link_overhead: transferring its bytes. pcie_*: the same for devices without a fast link.
     - stage_seconds: passing data from one pipeline stage to the next.
@@ -63,6 +64,7 @@ class Constants(NamedTuple):
     head_seconds: float
     kv_token_seconds: float
     activation_passes: float
+    expert_passes: float
     all_reduce_seconds: float
     all_reduce_device_seconds: float
     link_overhead: float

@@ -70,11 +70,16 @@ def distinct_experts(experts: float, read: float, tokens: float) -> float:
 
 
 class Experts(NamedTuple):
-    """`experts` experts per layer, of which one token reads `read`. `matrices` are one expert's in all layers."""
+    """`experts` experts per layer, of which one token reads `read`. `matrices` are one expert's in all layers.
+
+    `moved` is the number of activations that the products of one token with one expert read and write in all layers. It
+    is the mean of the ranks.
+    """
 
     experts: int
     read: int
     matrices: tuple[Matrices, ...]
+    moved: float = 0.0
 
     def touched(self, tokens: float) -> float:
         """The expected number of distinct experts in one layer for `tokens` tokens."""
@@ -177,7 +182,8 @@ def count(
     held, share = shard(weights, ranks, spread), on_device(spec, ranks)
     dense, head = _Sum(), _Sum()
     experts: dict[tuple[int, int], _Sum] = {}
-    moe_layers = 0
+    moved: dict[tuple[int, int], float] = {}
+    moe_layers, hidden_size = 0, spec.attention.hidden_size or weights.embedding.columns
     for weight, layers, one_bytes, stored in matrices(held, base, linear, scheme):
         # A weight that is spread gets the tokens of all attention replicas.
         elements = weight.rows * weight.columns * (spread.data_parallel_size if weight.name in spread.names else 1)
@@ -186,8 +192,11 @@ def count(
         if weight.role == ROUTER and weight.rows > 1:
             moe_layers += layers
         if weight.copies > 1:
-            row = experts.setdefault((weight.copies, min(weight.read, weight.copies)), _Sum())
-            row.add(stored, layers * one_bytes, layers * elements)
+            key = weight.copies, min(weight.read, weight.copies)
+            experts.setdefault(key, _Sum()).add(stored, layers * one_bytes, layers * elements)
+            # Ranks that share the products of a token each have its whole hidden state.
+            sizes = (n / layout.expert_parallel_size if n == hidden_size else n for n in (weight.rows, weight.columns))
+            moved[key] = moved.get(key, 0.0) + layers * sum(sizes)
         elif weight.role == HEAD:
             head.add(stored, one_bytes, elements)
         else:
@@ -207,12 +216,12 @@ def count(
         num_layers=spec.num_layers,
         moe_layers=moe_layers,
         attention_layers=sum(group.num_layers for group in spec.layers if group.caches),
-        hidden_size=spec.attention.hidden_size or weights.embedding.columns,
+        hidden_size=hidden_size,
         launches=count_launches(spec, held, is_quantized),
         kv_heads=sum(group.num_layers * _kv_heads(group.caches) for group in share.layers),
         dense=dense.found(),
         head=head.found(),
-        experts=tuple(Experts(*key, row.found()) for key, row in experts.items()),
+        experts=tuple(Experts(*key, row.found(), moved[key]) for key, row in experts.items()),
         work=tuple(_work(spec, ranks)),
         reads=reads,
         layout=layout,
