@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 BAD_ROWS = "bad-rows"
 """The code of the warning about rows of a trace that cannot be read. The exit code is then 1."""
@@ -30,11 +34,11 @@ class Note(NamedTuple):
         return self.text
 
 
-def describe_notes(notes: Iterable[Note]) -> list[dict[str, str]]:
+def describe_notes(notes: Iterable[Note]) -> list[documents.Warning]:
     """Return the `warnings` of a document, with each note once."""
-    return [note._asdict() for note in dict.fromkeys(notes)]
+    return [{"part": part, "code": code, "text": text} for part, code, text in dict.fromkeys(notes)]
 
 
-def sentence(warning: Mapping[str, str]) -> str:
+def sentence(warning: documents.Warning) -> str:
     """Return a warning of a document as stderr prints it."""
     return str(Note(**warning))

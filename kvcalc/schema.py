@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Final
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION: Final = 2
+
+Schema = dict[str, Any]
+"""A JSON Schema, or a node of one."""
 
 
-def load_schema() -> dict[str, Any]:
+def load_schema() -> Schema:
     """Load the JSON Schema. `$defs` has one schema per document (estimate, engines, audit, measure, ...)."""
     import json
 
     with open(os.path.join(os.path.dirname(__file__), "schema.json"), encoding="utf-8") as file:
-        schema: dict[str, Any] = json.load(file)
+        schema: Schema = json.load(file)
     return schema

@@ -28,16 +28,17 @@ class CompilePresets(BuildHookInterface[Any]):
 def compile_presets(presets: Path) -> None:
     """Write presets/compiled/NAME.json for every presets/models/NAME.yaml, and compiled/KIND/NAME.json for every
     NAME.yaml in presets/gpus, presets/types and kvcalc/cli/commands. Write the models' names and aliases to
-    compiled/_names.json, the devices' aliases to compiled/gpus/_aliases.json, and all kvcalc/engines/NAME/engine.yaml
-    to compiled/_engines.json.
+    compiled/_names.json, the devices' aliases to compiled/gpus/_aliases.json, all kvcalc/engines/NAME/engine.yaml to
+    compiled/_engines.json, and each other TABLE.yaml there to compiled/engines/NAME.TABLE.json.
 
-    Old JSON files are removed. Raises ValueError if a row of a table of model types is not as its reader expects.
+    Old JSON files are removed. Raises ValueError if a row of a table is not as its reader expects.
     """
     compiled, package = presets / "compiled", presets.parent / "kvcalc"
     aliases: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     owners: dict[str, str] = {}
     sizes: dict[str, int] = {}
+    tables: dict[str, dict[str, Any]] = {}
     if compiled.exists():
         shutil.rmtree(compiled)
     folders = {"models": presets / "models", "gpus": presets / "gpus", "types": presets / "types"}
@@ -57,12 +58,17 @@ def compile_presets(presets: Path) -> None:
             if kind == "gpus":
                 aliases[path.stem] = mapping["aliases"]
             if kind == "types":
-                _check(presets.parent, path.stem, mapping)
+                tables[path.stem] = mapping
     (compiled / "_names.json").write_text(json.dumps({"sizes": sizes, "names": names}))
     (compiled / "gpus" / "_aliases.json").write_text(json.dumps(aliases))
     engines = {path.parent.name: _read(path) for path in sorted((package / "engines").glob("*/engine.yaml"))}
     texts = {name: text for name, (text, _) in engines.items()}
     _write(compiled / "_engines.json", texts, {name: mapping for name, (_, mapping) in engines.items()})
+    (compiled / "engines").mkdir()
+    for path in sorted((package / "engines").glob("*/*.yaml")):
+        if path.name != "engine.yaml":
+            _write(compiled / "engines" / f"{path.parent.name}.{path.stem}.json", *_read(path))
+    _check(presets.parent, tables)
 
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
@@ -74,14 +80,13 @@ def _write(path: Path, text: object, mapping: object) -> None:
     path.write_text(json.dumps({"text": text, "mapping": mapping}, default=str))
 
 
-def _check(root: Path, table: str, rows: dict[str, Any]) -> None:
-    """Check the rows with the reader in this checkout, which is not installed yet. So are the engines' declarations."""
+def _check(root: Path, tables: dict[str, dict[str, Any]]) -> None:
+    """Check the tables of types, and all tables of engines, with the readers in this checkout, not an installed one."""
     sys.path.insert(0, str(root))
     try:
-        from kvcalc.engines import declarations
-        from kvcalc.model.type_check import check_table
+        from presets.check import check_engines, check_table
     finally:
         sys.path.remove(str(root))
-    check_table(table, rows)
-    if not declarations.ENGINES:
-        raise ValueError("kvcalc/engines has no engine.yaml")
+    for name, rows in tables.items():
+        check_table(name, rows)
+    check_engines()

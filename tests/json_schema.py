@@ -36,11 +36,13 @@ class Declarations:
         self.classes: dict[str, ast.ClassDef] = {}
         self.aliases: dict[str, tuple[ast.expr, str]] = {}
         self.limits: dict[str, tuple[str, Node]] = {}
+        self.shared: set[str] = set()
         for file in ("fields", "estimates", "loads", "measurements", "lists", "parts"):
             body = ast.parse((FOLDER / f"{file}.py").read_text()).body
             for node, after in zip(body, [*body[1:], None]):
-                if isinstance(node, ast.ClassDef) and node.name != "Open":
+                if isinstance(node, ast.ClassDef):
                     self.classes[node.name] = node
+                    self.shared |= {node.name} if file == "fields" else set()
                 elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                     self.limits[node.targets[0].id] = _limited(node.value)
                 elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -53,7 +55,7 @@ class Declarations:
         found: dict[str, Node] = {}
         inside = {name for name in self.classes for other in self.classes if _is_inside(name, other, self.classes)}
         for name, declared in self.classes.items():
-            if name not in inside:
+            if name not in inside and name not in self.shared:
                 found[_snake(name)] = self.object(declared)
         for name, (alias, meaning) in self.aliases.items():
             found[_snake(name)] = {"description": meaning, **self.type_of(alias, name)}

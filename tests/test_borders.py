@@ -47,6 +47,8 @@ FOLDERS = {
     "api": {"documents", "simulation", "planning", "question", "engines", "throughput", "traces", "memory", "model"},
 }
 SHARED = {"errors", "limits", "notes", "records", "releases", "release_dates", "units", "schema"}
+# Their types are for type checkers, in every folder.
+SHARED |= {"documents"}
 
 # Third-party module -> where it may be imported.
 THIRD_PARTY = {
@@ -93,6 +95,18 @@ def test_arrows_run_one_way(path: Path) -> None:
         parts = name.split(".")
         if parts[0] == "kvcalc" and len(parts) > 1 and parts[1] != "__version__":
             assert parts[1] in {folder, *FOLDERS[folder], *SHARED}, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_documents_are_imported_for_type_checkers_alone(path: Path) -> None:
+    if folder_of(path) == "documents":
+        return
+    tree = ast.parse(path.read_text())
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node))]
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not any(name.startswith("kvcalc.documents") for name in names), f"{path}:{ast.unparse(node)}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -15,7 +15,7 @@ import yaml
 import kvcalc
 from kvcalc.errors import ModelError
 from kvcalc.model.families import decoder_table
-from kvcalc.model.families.decoder_check import check_rows
+from presets.check import check_decoders
 from tests.conftest import ROOT
 from tests.documents import estimate
 
@@ -31,7 +31,7 @@ def block(language: str, starts: str) -> str:
 def acorn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     """The preset's path, with the row in the table."""
     own = yaml.safe_load(block("yaml", "acorn:"))
-    check_rows({**decoder_table.rows(), **own})
+    check_decoders({**decoder_table.rows(), **own})
     monkeypatch.setitem(decoder_table.rows(), "acorn", own["acorn"])
     decoder_table.model_types.cache_clear()
     path = tmp_path / "acorn-7b.yaml"

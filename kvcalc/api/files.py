@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.api.arguments import asked, model_of, takes
 from kvcalc.errors import UsageError
@@ -83,7 +83,7 @@ def prefix_curve(
         if tier not in MEMORY_PRICES:
             text = f"memory_prices_per_gib_hour: {shown(tier)} has no price"
             raise UsageError(text, f"one of {', '.join(MEMORY_PRICES)}")
-    document = ask(
+    return ask(
         trace,
         None if model is None else asked(locals()),
         sizes=Sizes(cache_memory_bytes, cache_tokens),
@@ -96,7 +96,6 @@ def prefix_curve(
         after=after,
         optimal=optimal,
     )  # fmt: skip
-    return cast("Prefix", document)
 
 
 @takes(also={"text": Iterable})
@@ -118,11 +117,10 @@ def audit(
     from kvcalc.planning.audit import audit as ask
 
     spec = None if model is None else model_of(model)
-    document = ask(
+    return ask(
         text if isinstance(text, str) else _pieces(text), name, engine=engine, model=spec,
         tensor_parallel_size=tensor_parallel_size, kv_dtype=kv_dtype, context_tokens=context_tokens,
     )  # fmt: skip
-    return cast("Audit", document)
 
 
 def _pieces(text: Iterable[bytes]) -> Iterator[bytes]:
@@ -167,4 +165,4 @@ def score(
         None if model is None else model_of(model), devices, engine, engine_settings, dtype, kv_dtype,
         tensor_parallel_size, pipeline_parallel_size, expert_parallel_size, data_parallel_size, calibration,
     )  # fmt: skip
-    return cast("Score", ask(list(results.items()), given))
+    return ask(list(results.items()), given)

@@ -57,7 +57,7 @@ def estimate(
     """
     from kvcalc.planning.answers.estimate import answer
 
-    return cast("Estimate", answer(asked(locals())).document)
+    return answer(asked(locals())).document
 
 
 @takes(
@@ -94,7 +94,7 @@ def fit(
     """
     from kvcalc.planning.answers.fit import fit as ask
 
-    return cast("FitDocument", ask(asked(locals())))
+    return ask(asked(locals()))
 
 
 @takes(
@@ -146,7 +146,7 @@ def compare(
     loaded = load_each(models)
     question = asked({**locals(), "model": first_of(loaded), "devices": None})
     chosen = parse_engines(engines or (engine,))
-    return cast("Compare", ask(loaded, question, attentions=attentions, engines=chosen, devices=several))
+    return ask(loaded, question, attentions=attentions, engines=chosen, devices=several)
 
 
 @takes(
@@ -204,8 +204,8 @@ def sweep(
         engines=parse_engines(engines or (engine,)),
         gpus=[find_devices(one) if isinstance(one, str) else one for one in gpus],
     )
-    document = {**grid.head(), "points": list(grid.points()), "warnings": describe_notes(grid.notes)}
-    return cast("Sweep", document)
+    points = list(grid.points())
+    return cast("Sweep", {**grid.head(), "points": points, "warnings": describe_notes(grid.notes)})
 
 
 def _several(values: Sequence[_Value] | None, one: _Value | None) -> Sequence[_Value] | None:
@@ -218,7 +218,7 @@ def models(family: str | None = None) -> Models:
     """The document of `kvcalc models`: all presets, or the presets of one family."""
     from kvcalc.planning.answers.models import list_models
 
-    return cast("Models", list_models(family))
+    return list_models(family)
 
 
 @takes()
@@ -226,4 +226,4 @@ def gpus() -> Gpus:
     """The document of `kvcalc gpus`: all known devices."""
     from kvcalc.planning.answers.gpus import list_gpus
 
-    return cast("Gpus", list_gpus())
+    return list_gpus()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.api.arguments import asked, takes
 from kvcalc.errors import UsageError
@@ -130,13 +130,12 @@ def plan(
         simulation = simulation._replace(router=router)
     kinds = [find_gpu(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
     speed = (speed or SpeedQuestion())._replace(prefix_hit_rate=prefix_hit_rate)
-    document = ask(
+    return ask(
         asked({**locals(), "engine": "logical"}), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
         all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
         simulation=simulation, num_simulated=simulate, headroom=headroom, spare_replicas=spare_replicas,
     )  # fmt: skip
-    return cast("Plan", document)
 
 
 def _check_simulated(is_simulated: bool, burstiness: float, requests: int | None, seed: int) -> None:
@@ -225,7 +224,7 @@ def simulate(
     from kvcalc.simulation.simulate import simulate as simulate_replicas
     from kvcalc.throughput.hardware import find_devices, find_gpu
 
-    ask: Callable[..., dict[str, Any]] = simulate_replicas
+    ask: Callable[..., Simulate] = simulate_replicas
     rows = None
     if trace is not None:
         from kvcalc.traces import read_trace
@@ -247,8 +246,7 @@ def simulate(
             gpu=None if prefill_gpu is None else find_gpu(prefill_gpu),
         )  # fmt: skip
         ask = partial(simulate_pools, prefills=prefills)
-    document = ask(question, load, limits=limits, replicas=replicas, step_factor=step_factor)
-    return cast("Simulate", document)
+    return ask(question, load, limits=limits, replicas=replicas, step_factor=step_factor)
 
 
 @takes(fields={"speed": "prefix_hit_rate calibration"}, also={"devices": str})
@@ -294,8 +292,7 @@ def check(
     if input_tokens is not None and output_tokens is not None:
         simulation = PlannedLoad(one_length(input_tokens, output_tokens), seed=seed, router="round-robin")
     found = find_devices(devices) if isinstance(devices, str) else devices
-    document = ask(
+    return ask(
         choose_server(command, service), found, input_tokens=input_tokens, output_tokens=output_tokens, targets=targets,
         simulation=simulation, speed=speed,
     )  # fmt: skip
-    return cast("Check", document)

@@ -17,6 +17,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.units import Number
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.model.spec import ModelSpec
     from kvcalc.model.variants import WhatIf
 
@@ -74,7 +75,7 @@ def batch(
         raise RunError(f"{failed:,} line{'s' if failed > 1 else ''} with an error; the first is {first}")
 
 
-def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
+def _writer(path: Optional[str]) -> Callable[["documents.Batch"], str]:
     """A function that turns an answer into one line: JSON, or the value at `path`."""
     if path is None:
         from kvcalc.output.json_line import encode
@@ -97,7 +98,7 @@ def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
         else:
             raise error from None
 
-    def value(document: dict[str, Any]) -> str:
+    def value(document: Any) -> str:
         if "error" in document:
             print(f"line {document['error']['line']}: {document['error']['message']}", file=sys.stderr)
             return "null"
@@ -109,7 +110,7 @@ def _writer(path: Optional[str]) -> Callable[[dict[str, Any]], str]:
     return value
 
 
-def _answer_all(stream: BinaryIO, write: Callable[[dict[str, Any]], str]) -> tuple[int, str]:
+def _answer_all(stream: BinaryIO, write: Callable[["documents.Batch"], str]) -> tuple[int, str]:
     """Answer every line of `stream`, and write each answer at once.
 
     Returns the number of lines with an error, and the first error.
@@ -121,7 +122,7 @@ def _answer_all(stream: BinaryIO, write: Callable[[dict[str, Any]], str]) -> tup
     questions = Questions()
     failed, first = 0, ""
     for line in chain.from_iterable(read_lines(stream)):
-        document = questions.answer(line)
+        document: Any = questions.answer(line)
         if "error" in document:
             failed += 1
             first = first or f"line {line.number}: {document['error']['message']}"
@@ -146,7 +147,7 @@ class Questions:
         self._of_commands: dict[str, tuple[dict[str, Parameter], dict[str, Any]]] = {}
         self.models = Models()
 
-    def answer(self, line: Any) -> dict[str, Any]:
+    def answer(self, line: Any) -> "documents.Batch":
         """The document for one line, or its error. Raises no exception, except with KVCALC_DEBUG=1."""
         from kvcalc.cli.json_lines import parse_line
 
@@ -159,7 +160,7 @@ class Questions:
                 raise
             return _error(line.number, f"internal error: {type(error).__name__}: {error}", "please report it", 1)
 
-    def _document(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _document(self, fields: Mapping[str, Any]) -> "documents.Batch":
         """The document that answers a question. A question like an earlier one is not parsed again."""
         if "command" in fields:
             return self._answer_command(fields)
@@ -178,7 +179,7 @@ class Questions:
                 self.models.cases.keep(parts, question, case)
         return answer_asked(case).document
 
-    def _answer_command(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_command(self, fields: Mapping[str, Any]) -> "documents.Batch":
         """The answer to a line with a `command` key: estimate, plan or simulate."""
         others = {field: value for field, value in fields.items() if field != "command"}
         command = fields["command"]
@@ -195,8 +196,9 @@ class Questions:
             raise UsageError("trace: batch reads no traces", f"use kvcalc {command} --trace")
         if given["model"] is None:
             raise UsageError("model is missing", 'for example "model": "llama-3.1-8b"')
-        answer = plan.answer if command == "plan" else simulate.answer
-        return answer(given, self.models.model_of)
+        if command == "plan":
+            return plan.answer(given, self.models.model_of)
+        return simulate.answer(given, self.models.model_of)
 
     def given(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of estimate, with the values that the equivalent command line would give."""
@@ -275,7 +277,7 @@ def _text_of(field: str, value: Any, is_flag: bool) -> Any:
     raise UsageError(f"{field[:60]}: must be a string or a number")
 
 
-def _error(line: int, message: str, hint: Optional[str], exit_code: int) -> dict[str, Any]:
+def _error(line: int, message: str, hint: Optional[str], exit_code: int) -> "documents.BatchError":
     from kvcalc.cli.app import LONGEST_HINT, LONGEST_MESSAGE, one_line
 
     return {

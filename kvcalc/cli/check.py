@@ -13,6 +13,7 @@ from kvcalc.cli.question import calibration_of, devices_of, output_of, value_of
 from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.planning.check.servers import Server
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -87,7 +88,7 @@ def check(ctx: typer.Context) -> None:
         raise typer.Exit(DoesNotFitError.exit_code)
 
 
-def answer(given: Mapping[str, Any], server: "Server") -> dict[str, Any]:
+def answer(given: Mapping[str, Any], server: "Server") -> "documents.Check":
     """The document that answers the parameters of the command for one server."""
     from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask

@@ -10,6 +10,7 @@ from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.question.question import Question
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,10 +47,10 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
         raise typer.Exit(DoesNotFitError.exit_code)
 
 
-def answer(question: "Question") -> tuple[dict[str, Any], str]:
+def answer(question: "Question") -> "tuple[documents.Estimate | documents.Engines, str]":
     """The document that answers a question, and its kind."""
     if question.asks_several:
-        from kvcalc.planning.answers.engines import compare_engines
+        from kvcalc.planning.answers.compare import compare_engines
 
         return compare_engines(question), "engines"
     from kvcalc.planning.answers.estimate import answer as ask

@@ -3,7 +3,7 @@
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.named_group import NamedGroup
+from kvcalc.cli.models import NamedGroup
 from kvcalc.cli.question import output_of
 
 app = typer.Typer(

@@ -1,4 +1,7 @@
-"""Ctrl-C while Python cannot run its handlers: during imports, and while torch computes."""
+"""Ctrl-C while Python cannot run its handlers: during imports, and while torch computes.
+
+And the start of the same command in another process.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+from kvcalc.writing.terminal import one_line
 
 _MESSAGE = b"kvcalc: interrupted\n"
 _STATUS = 130
@@ -127,3 +133,18 @@ def _is_default() -> bool:
 def _say() -> None:
     with contextlib.suppress(OSError):
         os.write(2, _MESSAGE)
+
+
+def again(option: str, value: str, why: str) -> None:
+    """Print `why` on stderr and replace this process by the same command with `option value` at its end.
+
+    Returns without doing anything if this process was not started by the command line, or if it already had this
+    option, which did not help.
+    """
+    arguments = sys.argv[1:]
+    if sys.orig_argv[-len(arguments) :] != arguments or (option, value) in pairwise(arguments):
+        return
+    print(one_line(why), file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], option, value])  # noqa: S606 - no shell is wanted

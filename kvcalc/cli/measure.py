@@ -158,7 +158,7 @@ def _reporting_once() -> Iterator[bool]:
         raise
     except BrokenDeviceError as error:
         if error.backend is not None and place.size == 1:
-            from kvcalc.cli.restart import again
+            from kvcalc.cli.interrupts import again
 
             again(
                 "--without-backend", error.backend, f"kvcalc: {error.message}; starting again without {error.backend}"

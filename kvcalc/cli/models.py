@@ -1,12 +1,28 @@
 """`kvcalc models`: list the models known by name, show the facts of one, and check preset files."""
 
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
+from typer.core import TyperGroup
 
 from kvcalc.cli import options as o
-from kvcalc.cli.named_group import NamedGroup
 from kvcalc.cli.question import output_of
+
+
+class NamedGroup(TyperGroup):
+    """A group whose first argument is a subcommand, or the NAME that its subcommand `show` takes.
+
+    Options may come before a subcommand or after it. They apply to the subcommand that runs.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The subcommand and its arguments; options typed before it are put in front of them."""
+        typed = ctx.meta["kvcalc.arguments"]
+        before = typed[: len(typed) - len(args)]
+        if args[0] in self.commands:
+            return super().resolve_command(ctx, [args[0], *before, *args[1:]])
+        return "show", self.commands["show"], [*before, *args]
+
 
 app = typer.Typer(
     add_completion=False,

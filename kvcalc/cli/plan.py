@@ -12,8 +12,9 @@ from kvcalc.errors import UsageError
 from kvcalc.question.fields import OPTIONS as OF_FIELDS
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
+    from kvcalc.planning.cases.layout import Devices, Gpu
     from kvcalc.planning.cases.lengths import Lengths
-    from kvcalc.planning.device.devices import Devices, Gpu
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.simulation.planned import PlannedLoad
 
@@ -46,7 +47,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise typer.Exit(1)
 
 
-def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> dict[str, Any]:
+def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> "documents.Plan":
     """The document that answers the parameters of the command."""
     from kvcalc.planning.answers.axis import parse_engines
     from kvcalc.planning.plan.document import COMMON_GPUS, parse_price

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvcalc.model.variants import WhatIf
     from kvcalc.output.sink import Output
     from kvcalc.planning.calibration import Calibration
-    from kvcalc.planning.device.devices import Devices, Figures
+    from kvcalc.planning.cases.layout import Devices, Figures
     from kvcalc.question.question import CacheReuse, ImagesAsked, Question, SpeedQuestion
 
 _Parsed = TypeVar("_Parsed")
@@ -329,7 +329,7 @@ def devices_of(given: _Given) -> Devices | None:
                     f"{option} needs a device", "name one with --gpu h100, or describe one with --gpu-memory 80GB"
                 )
         return None
-    from kvcalc.planning.device.devices import choose_devices
+    from kvcalc.planning.cases.layout import choose_devices
 
     if given["gpu"] is not None and "," in given["gpu"]:
         raise UsageError(
@@ -344,7 +344,7 @@ def kinds_of(names: Sequence[str], given: _Given) -> list[Devices]:
     figures = _figures_of(given)
     if not names and figures == (None, None, None):
         return []
-    from kvcalc.planning.device.devices import choose_kinds
+    from kvcalc.planning.cases.layout import choose_kinds
 
     return choose_kinds(names, figures, _local_devices)
 

@@ -11,6 +11,7 @@ from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.simulation.loads.load import Load
     from kvcalc.simulation.pools import Prefills
 
@@ -34,7 +35,7 @@ def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise typer.Exit(1)
 
 
-def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progress: Any = None) -> dict[str, Any]:
+def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progress: Any = None) -> "documents.Simulate":
     """The document that answers the parameters of the command."""
     from functools import partial
 
@@ -42,7 +43,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
     from kvcalc.simulation.simulate import simulate
 
     prefills = _prefills_of(given)
-    ask: Callable[..., dict[str, Any]] = simulate
+    ask: Callable[..., documents.Simulate] = simulate
     if prefills is not None:
         from kvcalc.simulation.pools import simulate_pools
 
@@ -68,7 +69,7 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
         return None
     if transfer is None:
         raise UsageError("--prefill-replicas needs the link between the instances", "--transfer-bandwidth nvlink")
-    from kvcalc.planning.device.devices import find_gpu
+    from kvcalc.planning.cases.layout import find_gpu
     from kvcalc.simulation.pools import Prefills
 
     tensor, attention, experts = (

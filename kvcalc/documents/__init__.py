@@ -9,6 +9,7 @@ and `AuditUnreadItem` for each of `unread`. The fields that a class inherits com
 """
 
 from kvcalc.documents.estimates import *  # noqa: F403
+from kvcalc.documents.fields import *  # noqa: F403
 from kvcalc.documents.lists import *  # noqa: F403
 from kvcalc.documents.loads import *  # noqa: F403
 from kvcalc.documents.measurements import *  # noqa: F403

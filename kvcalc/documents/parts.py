@@ -69,8 +69,10 @@ class CalibrationRecord(TypedDict):
 
     device: str
     read_bytes_per_second: Positive
-    kv_overhead: Annotated[float, {"minimum": 1}]
+    kv_overhead: Annotated[float, {"minimum": 1}] | None
+    """None if the runs are of one size of cache"""
     kernel_seconds: Amount | None
+    """always null: the time of a launch is the engine's"""
     weight_overhead: Annotated[float, {"minimum": 1}] | None
 
 
@@ -91,7 +93,7 @@ class Calibration(TypedDict):
 
     record: CalibrationRecord | None
     records: Whole
-    """the records of kvcalc measure that are used; record has the median of each constant"""
+    """the records of kvcalc measure that are used; record has what is fitted to the runs of all"""
     applied: Literal["all", "partly", "record", "none"]
     """all: the runs are of this model and type of weights; partly: of another model, and only some factors carry over;
     record: there is only a record; none: of another engine or device"""

@@ -6,9 +6,10 @@ Reading it loads no engine. An engine is a folder with such a file.
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
-from kvcalc.model.presets import shipped_mappings
+from kvcalc.model.presets import shipped_mapping, shipped_mappings, shipped_table
 from kvcalc.records import NamedTuple
 
 FILE = "engine.yaml"
@@ -46,6 +47,7 @@ LOGS: list[str] = []
 SERVERS: list[str] = []
 """The engines that kvcalc can start: their folders have a module `command` with a `StartCommand`, `COMMAND`."""
 
+_HERE = os.path.dirname(__file__)
 _NAMES = {"name", "class", "place", "has_log", "has_command", "options"}
 
 
@@ -62,13 +64,39 @@ def declare(folder: str, declared: dict[str, Any]) -> None:
         SERVERS.append(name)
 
 
+@cache
+def table(engine: str, name: str) -> dict[str, Any]:
+    """The table in NAME.yaml of an engine's folder. It is read when it is needed, unlike the declarations."""
+    return shipped_mapping(_file(engine, name), "engines", f"{ENGINES[engine][0]}.{name}")
+
+
+def has_table(engine: str, name: str) -> bool:
+    """Whether an engine's folder has NAME.yaml."""
+    return os.path.exists(_file(engine, name))
+
+
+def _file(engine: str, name: str) -> str:
+    return os.path.join(_HERE, ENGINES[engine][0], f"{name}.yaml")
+
+
+@cache
+def types_of(engine: str, name: str) -> frozenset[str]:
+    """The model types in the list NAME of `models.yaml` in an engine's folder."""
+    return frozenset(table(engine, "models")[name].split())
+
+
+def unread_types(engine: str) -> frozenset[str]:
+    """The model types whose layout in an engine nobody has read, for an engine that does not list those it knows."""
+    rows = shipped_table("unread")
+    return frozenset(f"{rows['anywhere']} {rows[engine]}".split())
+
+
 def _option(name: str, row: dict[str, Any]) -> Option:
     return Option(name, **{"metavar": None, **row, "aliases": tuple(row.get("aliases", ()))})
 
 
 def _declare_all() -> None:
-    here = os.path.dirname(__file__)
-    files = {folder: os.path.join(here, folder, FILE) for folder in os.listdir(here)}
+    files = {folder: os.path.join(_HERE, folder, FILE) for folder in os.listdir(_HERE)}
     found = shipped_mappings("engines", {folder: path for folder, path in files.items() if os.path.exists(path)})
     for folder in sorted(found, key=lambda folder: int(found[folder]["place"])):
         declare(folder, found[folder])

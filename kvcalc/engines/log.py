@@ -1,6 +1,7 @@
 """What an engine's start-up log is to the rest of kvcalc: how its lines look, and how its numbers are computed again.
 
-An engine whose logs kvcalc reads has a module `log` in its folder, with a `LogReader` named `LOG`.
+An engine whose logs kvcalc reads has the lines, `log.yaml`, and a module `log` in its folder, with a `LogReader` named
+`LOG`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 
 from kvcalc.engines.engine import Engine
-from kvcalc.engines.log_lines import EQUAL, Figure, Log, Passes, Pattern
+from kvcalc.engines.log_lines import EQUAL, Figure, Log, Passes
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.sharding import stages_of
@@ -64,18 +65,12 @@ class Reading(NamedTuple):
 
 
 class LogReader(ABC):
-    """Reads the start-up log of one engine.
+    """Reads the start-up log of one engine, whose lines are in `log.yaml` (`log_lines.lines_of`).
 
-    `facts` are the lines about the model and the settings. The names `model`, `version`, `context_tokens`, `dtype`,
-    `kv_dtype`, `tensor_parallel_size` and `pipeline_parallel_size` are the same for all engines. `records` are the
-    lines with numbers, and `pool_words` are words of lines that should have been read. `dtypes` maps the engine's names
-    of types that kvcalc does not have to kvcalc's.
+    The facts `model`, `version`, `context_tokens`, `dtype`, `kv_dtype`, `tensor_parallel_size` and
+    `pipeline_parallel_size` have the same names for all engines.
     """
 
-    facts: tuple[Pattern, ...]
-    records: tuple[Pattern, ...]
-    pool_words: tuple[str, ...]
-    dtypes: Mapping[str, str] = {}
     passes: type[Passes] = Passes
 
     @abstractmethod

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import cache
 
+from kvcalc.engines.declarations import table
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
 from kvcalc.releases import parse_release
@@ -28,14 +30,58 @@ class Pattern(NamedTuple):
     expression: str
 
 
-def option(name: str, *spellings: str, value: str = r"[\w.+-]+") -> list[Pattern]:
-    """A setting as on a command line (`--max-len 8`), in a mapping (`'max_len': 8`) or a call (`max_len=8`)."""
-    patterns = []
-    for spelling in spellings:
+class Lines(NamedTuple):
+    """The lines of an engine's log.
+
+    `facts` are those about the model and the settings, and `records` those with numbers. `pool_words` are words of
+    lines that should have been read. `types` maps the engine's names of types that kvcalc does not have to kvcalc's.
+    """
+
+    facts: list[Pattern]
+    records: list[Pattern]
+    pool_words: list[str]
+    types: Mapping[str, str]
+
+
+@cache
+def lines_of(engine: str) -> Lines:
+    """The lines in `log.yaml` of the folder of `engine`, which is one of `LOGS`.
+
+    `facts` and `records` have the patterns by name, in the order in which they are tried. A pattern has a `text` that a
+    line must have and a regular expression, in which {{part}} is one of `parts`. Or it has the spellings of an `option`
+    and the expression of its value. A list of texts is joined. Raises ValueError or TypeError for another field.
+    """
+    own = dict(table(engine, "log"))
+    parts: dict[str, str] = {}
+    for name, text in own.pop("parts", {}).items():
+        parts[name] = _filled(text, parts)
+    facts, records = (
+        [one for name, rows in own.pop(kind).items() for row in rows for one in _patterns(name, parts, **row)]
+        for kind in ("facts", "records")
+    )
+    return Lines(facts, records, **{"types": {}, **own})
+
+
+def _patterns(
+    name: str, parts: Mapping[str, str], text: str = "", pattern: str | list[str] = "", option: str = "",
+    value: str = r"[\w.+-]+",
+) -> list[Pattern]:  # fmt: skip
+    """The pattern, or that of a setting for each spelling.
+
+    A setting is as on a command line (`--max-len 8`), in a mapping (`'max_len': 8`) or a call (`max_len=8`).
+    """
+    if not option:
+        return [Pattern(name, text, _filled(pattern, parts))]
+    found = []
+    for spelling in option.split():
         start = r"(?<!\S)" if spelling.startswith("-") else r"(?<![\w-])"
-        parts = rf"{start}{re.escape(spelling)}['\"]?(?:\s*[=:]\s*|\s+)['\"]?(?P<value>{value})"
-        patterns.append(Pattern(name, spelling, parts))
-    return patterns
+        rest = rf"{re.escape(spelling)}['\"]?(?:\s*[=:]\s*|\s+)['\"]?(?P<value>{value})"
+        found.append(Pattern(name, spelling, start + rest))
+    return found
+
+
+def _filled(text: str | list[str], parts: Mapping[str, str]) -> str:
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], "".join(text))
 
 
 class Printed(NamedTuple):

@@ -139,12 +139,15 @@ def device_of(device: torch.device, place: Place) -> torch.device:
     """This rank's own device of the kind of `device`, which becomes torch's current device.
 
     If `device` has no number, this is the device with the rank's number on this machine, or the only one that this
-    process sees: SLURM and others show each process its own device. Raises UsageError (exit 2) if there is none.
+    process sees: SLURM and others show each process its own device. Some functions of torch.cuda take no device without
+    a number, so a single process gets that of torch's current device. Raises UsageError (exit 2) if there is none.
     """
     if device.type == "mps" and place.size > 1:
         raise UsageError("--tp: torch.distributed does not run on Apple's GPU", "use --device cpu")
-    if device.type != "cuda" or (device.index is None and place.size == 1):
+    if device.type != "cuda":
         return device
+    if device.index is None and place.size == 1:
+        return torch.device("cuda", torch.cuda.current_device())
     there = torch.cuda.device_count()
     number = device.index if device.index is not None else 0 if there == 1 else place.local_rank
     if number >= there:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, latent_of, windows
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
-def describe_model(spec: ModelSpec) -> dict[str, Any]:
+
+def describe_model(spec: ModelSpec) -> documents.Model:
     """Return the `model` part of a document. It describes the model after any what-if change."""
-    return dict(_describe(spec))
+    return _describe(spec).copy()
 
 
 @remembered
-def _describe(spec: ModelSpec) -> dict[str, Any]:
+def _describe(spec: ModelSpec) -> documents.Model:
     shape, latent, spans = spec.attention, latent_of(spec), windows(spec)
     return {
         "name": spec.name,
         "source": spec.source,
         "model_type": spec.model_type,
-        "attention": _kind(spec),
+        "attention": cast(Any, _kind(spec)),
         "is_encoder": spec.is_encoder,
         "num_layers": spec.num_layers,
         "num_attention_heads": shape.num_heads,

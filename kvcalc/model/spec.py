@@ -228,5 +228,18 @@ def period(spec: ModelSpec) -> int:
 
     This is the least common multiple of the compression rates, or 1 if there are none.
     """
-    rates = (cache.compress_rate for cache in all_caches(spec) if isinstance(cache, CompressedAttention))
-    return lcm(*(rate for rate in rates if rate))
+    return lcm(*_compress_rates(spec))
+
+
+def largest_at(spec: ModelSpec, tokens: int) -> set[int]:
+    """Return the lengths up to `tokens` of which one has the largest cache.
+
+    These are `tokens`, and the last lengths at which the buffers of compressors are full: they are empty one token
+    later.
+    """
+    return {tokens, *(last for rate in _compress_rates(spec) if (last := tokens // rate * rate - 1) > 0)}
+
+
+def _compress_rates(spec: ModelSpec) -> set[int]:
+    rates = {cache.compress_rate for cache in all_caches(spec) if isinstance(cache, CompressedAttention)}
+    return rates - {0}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import log2
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 WIDTH, HEIGHT = 60, 15
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
@@ -18,7 +21,7 @@ _GUTTER = 11
 _LOGARITHMIC = 8
 
 
-def draw_chart(chart: dict[str, Any]) -> list[str]:
+def draw_chart(chart: documents.Chart) -> list[str]:
     """The lines of text of a chart; none if fewer than two contexts have bytes.
 
     `chart` has `contexts` in ascending order; `lines`, each with a `label` and the `bytes` (None if refused) at these

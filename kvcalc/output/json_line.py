@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import orjson
 
@@ -11,7 +10,7 @@ import orjson
 _encode_exactly = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
-def encode(document: dict[str, Any]) -> str:
+def encode(document: object) -> str:
     """`document` as one line of ASCII, like `json.dumps`.
 
     orjson takes a seventh of the time, but it does not write integers of more than 64 bits or lone surrogates, and it

@@ -7,18 +7,19 @@ from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 from kvcalc.errors import UsageError
+from kvcalc.schema import Schema
 
 _MOST_HINTS = 3
 _LONGEST_PATH = 200
 
 
-def definition_of(schema: dict[str, Any], kind: str) -> str:
+def definition_of(schema: Schema, kind: str) -> str:
     """The name in `$defs` of the documents of `kind`: `fit_document` for fit, because `fit` is a part of others."""
     document = f"{kind}_document"
     return document if document in schema["$defs"] else kind
 
 
-def resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+def resolve(schema: Schema, node: Schema) -> Schema:
     """The node with its references followed. For a node that may also be null, the part that is not null."""
     while "$ref" in node or "anyOf" in node:
         if "$ref" in node:
@@ -28,7 +29,7 @@ def resolve(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-def paths_of(schema: dict[str, Any], kind: str) -> list[str]:
+def paths_of(schema: Schema, kind: str) -> list[str]:
     """Every path a document of `kind` can have, including objects and lists. List items have the number 0."""
     return list(_paths(schema, schema["$defs"][definition_of(schema, kind)], ""))
 
@@ -61,7 +62,7 @@ def missing_in_document(
 
 
 def missing_in_schema(
-    path: str, parts: Sequence[str | int], depth: int, schema: dict[str, Any], kind: str, node: dict[str, Any]
+    path: str, parts: Sequence[str | int], depth: int, schema: Schema, kind: str, node: Schema
 ) -> UsageError:
     """The error for a path that no document of `kind` has. `node` describes the value at the first `depth` parts."""
     at = _spelled(parts[:depth]) or "the document"
@@ -144,7 +145,7 @@ def _spelled(parts: Sequence[str | int]) -> str:
     return ".".join(map(str, parts))
 
 
-def _paths(schema: dict[str, Any], node: dict[str, Any], path: str) -> Iterator[str]:
+def _paths(schema: Schema, node: Schema, path: str) -> Iterator[str]:
     """The path of a node of the schema and the paths below it."""
     node = resolve(schema, node)
     if path:

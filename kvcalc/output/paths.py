@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvcalc.errors import UsageError
+from kvcalc.schema import Schema
 
 
 def split_path(path: str) -> list[str | int]:
@@ -50,7 +51,7 @@ def look_up(document: Any, path: str, kind: str | None = None) -> Any:
     return value
 
 
-def check_against_schema(schema: dict[str, Any], kind: str, path: str) -> None:
+def check_against_schema(schema: Schema, kind: str, path: str) -> None:
     """Raise UsageError (exit 2) if no document of `kind` can have a value at `path`.
 
     Item numbers of lists are not checked, nor are keys that the schema leaves open.

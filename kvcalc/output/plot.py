@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import RunError, UsageError
 from kvcalc.units import format_size
 from kvcalc.writing import shell
 from kvcalc.writing.terminal import printable_document
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 _FORMATS = ("svg", "png", "pdf")
 _GIB = 1024**3
@@ -32,7 +35,7 @@ def check_plot_file(path: str) -> None:
         raise RunError("--plot needs matplotlib, which is not installed", "pip install 'kvcalc[plot]'")
 
 
-def write_plot(path: str, chart: dict[str, Any]) -> None:
+def write_plot(path: str, chart: documents.Chart) -> None:
     """Draw `chart` (see `kvcalc.output.chart.draw_chart`) to the file at `path`. Equal charts give equal files.
 
     Raises RunError (exit 1) if the file cannot be written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from kvcalc.writing.cells import cell, line
@@ -26,7 +26,7 @@ def write_rows(columns: tuple[str, ...], blocks: Iterable[Block], format: str) -
 
 
 def write_document(
-    head: dict[str, Any], name: str, columns: tuple[str, ...], blocks: Iterable[Block], tail: dict[str, Any]
+    head: Mapping[str, object], name: str, columns: tuple[str, ...], blocks: Iterable[Block], tail: Mapping[str, object]
 ) -> None:
     """Print one JSON document: `head`, the rows as a list of objects called `name`, and `tail`."""
     write = sys.stdout.write

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UsageError, nearest
 from kvcalc.notes import sentence
 from kvcalc.output.streams import discard_stdout
 from kvcalc.records import NamedTuple
 from kvcalc.writing.terminal import one_line
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 FORMATS = ("human", "tsv", "csv", "json")
 
@@ -25,7 +28,7 @@ class Output(NamedTuple):
     path: str | None
     color: bool
 
-    def emit(self, document: dict[str, Any], kind: str, **shown: bool) -> None:
+    def emit(self, document: Mapping[str, Any], kind: str, **shown: bool) -> None:
         """Print `document`. `kind` names the command's human renderer in kvcalc.output.human, which takes `shown`.
 
         Warnings go to stderr if the format does not include them (human, --get, and tables). If the reader of stdout
@@ -36,7 +39,7 @@ class Output(NamedTuple):
         except BrokenPipeError:
             discard_stdout()
 
-    def _print(self, document: dict[str, Any], kind: str, shown: Mapping[str, bool]) -> None:
+    def _print(self, document: Mapping[str, Any], kind: str, shown: Mapping[str, bool]) -> None:
         warnings = document.get("warnings", ())
         if self.path is not None:
             from kvcalc.output.paths import look_up
@@ -65,7 +68,7 @@ class Output(NamedTuple):
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def emit_text(self, text: str, warnings: Iterable[Mapping[str, str]]) -> None:
+    def emit_text(self, text: str, warnings: Iterable[documents.Warning]) -> None:
         """Print a file, and `warnings` to stderr."""
         try:
             sys.stdout.write(text)
@@ -102,7 +105,7 @@ def choose(
     return Output(chosen, path, color=not no_color)
 
 
-def warn(warnings: Iterable[Mapping[str, str]]) -> None:
+def warn(warnings: Iterable[documents.Warning]) -> None:
     """Print warnings to stderr, one per line."""
     for warning in warnings:
         print(f"warning: {one_line(sentence(warning))}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.output.paths import scalars
@@ -10,7 +11,7 @@ from kvcalc.writing.cells import cell, line
 _TABLES = ("models", "gpus", "files", "plans", "engines", "figures", "curve", "scores")
 
 
-def tabulate(document: dict[str, Any], format: str) -> str:
+def tabulate(document: Mapping[str, object], format: str) -> str:
     """`document` as text with a header line. A document with a list of rows (`models`, `gpus`, ...) is a table.
 
     A null is an empty cell in csv, and `null` in tsv.
@@ -19,12 +20,12 @@ def tabulate(document: dict[str, Any], format: str) -> str:
     return "".join(line([cell(value, format) for value in values], format) for values in rows)
 
 
-def is_table(document: dict[str, Any]) -> bool:
+def is_table(document: Mapping[str, object]) -> bool:
     """Whether `document` becomes a table. A table does not include the document's warnings."""
     return _table(document) is not None
 
 
-def _table(document: dict[str, Any]) -> list[list[Any]] | None:
+def _table(document: Mapping[str, object]) -> list[list[Any]] | None:
     for key in _TABLES:
         rows = document.get(key)
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):

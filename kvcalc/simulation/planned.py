@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.notes import Note
 from kvcalc.planning.cases.lengths import Lengths as PlannedLengths
-from kvcalc.planning.plan.simulates import Pools, Simulated
-from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.targets import Pools, Simulated, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import Load
@@ -17,6 +16,9 @@ from kvcalc.simulation.loads.recorded import Recording, record
 from kvcalc.simulation.loads.requests import Lengths, lengths_of
 from kvcalc.simulation.simulate import simulate
 from kvcalc.traces import read_trace
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # Replicas do not keep up if requests wait in the queue for this share of the run on average. In a queue that grows
 # without end, the mean wait is half of the time that the replicas take longer than the arrivals. In one that does not,
@@ -43,17 +45,17 @@ class PlannedLoad(NamedTuple):
     router: str = "random"
 
     @property
-    def trace(self) -> Mapping[str, Any] | None:
-        """See `planning.plan.simulates.Simulates`."""
+    def trace(self) -> documents.PlanTrace | None:
+        """See `planning.plan.targets.Simulates`."""
         return None if self.recording is None else self.recording.describe()
 
     @property
     def notes(self) -> Sequence[Note]:
-        """See `planning.plan.simulates.Simulates`."""
+        """See `planning.plan.targets.Simulates`."""
         return () if self.recording is None else self.recording.notes
 
     def seeded(self, more: int) -> PlannedLoad:
-        """See `planning.plan.simulates.Simulates`. A recording has no seed."""
+        """See `planning.plan.targets.Simulates`. A recording has no seed."""
         return self if self.seed is None else self._replace(seed=self.seed + more)
 
     def rated(self, targets: Targets) -> Targets:
@@ -65,7 +67,7 @@ class PlannedLoad(NamedTuple):
     def run(
         self, question: Question, targets: Targets, replicas: int | None, num_requests: int, step_factor: float
     ) -> Simulated:
-        """See `planning.plan.simulates.Simulates`."""
+        """See `planning.plan.targets.Simulates`."""
         load, is_open = self._load(
             targets, num_requests, is_alone=replicas is None, has_prefix=question.reuse is not None
         )
@@ -75,7 +77,7 @@ class PlannedLoad(NamedTuple):
         return _simulated(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
-        """See `planning.plan.simulates.Simulates`."""
+        """See `planning.plan.targets.Simulates`."""
         from kvcalc.simulation.pools import Prefills, simulate_pools
 
         other, (prefills, decodes) = pools.prefill, pools.numbers or (1, 1)

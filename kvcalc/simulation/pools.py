@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import disaggregation_of
 from kvcalc.engines.prefixes import Prefixes
@@ -56,6 +56,9 @@ from kvcalc.simulation.simulate import (
     taken,
 )
 from kvcalc.throughput.hardware import Devices, Gpu
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
 class Prefills(NamedTuple):
@@ -116,7 +119,7 @@ class _Pool(NamedTuple):
 def simulate_pools(
     question: Question, load: Load, prefills: Prefills, limits: Limits = Limits(), *, replicas: int | None = None,
     step_factor: float = 1.0, progress: Progress | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> documents.Simulate:  # fmt: skip
     """The document of `kvcalc simulate` with `prefills`. `replicas` are the decode instances, 1 if None.
 
     The question is that of `simulate`; its layout is that of a decode instance. Raises what `simulate` raises, and
@@ -179,7 +182,7 @@ def simulate_pools(
         "hardware": {**describe_hardware(decode.case), "num_devices": needed, "replicas": replicas},
         "engine": describe_engine(decode.case, decode.scheduler),
         "load": describe_load(load, requests, len(requests) - len(fitting)),
-        "limits": limits._asdict(),
+        "limits": cast("documents.SimulateLimits", limits._asdict()),
         "results": results,
         "times": describe_times(pools.answers, decoding),
         "timeline": describe_timeline(decoding),
@@ -256,7 +259,9 @@ def _bytes_of(prefill: Case, decode: Case) -> Any:
     return lru_cache(maxsize=65_536)(lambda tokens: transfer_bytes(sent_of(prefill, tokens), sent_of(decode, tokens)))
 
 
-def _describe_prefill(prefills: Prefills, case: Case, pools: Coupled, rate: int, seconds: float) -> dict[str, Any]:
+def _describe_prefill(
+    prefills: Prefills, case: Case, pools: Coupled, rate: int, seconds: float
+) -> documents.SimulatePrefill:
     number, sent = len(pools.sent), pools.sent
     ranks: Sequence[Any] = [rank for server in pools.prefills for rank in server.ranks]
     return {

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.replica import Replica
 from kvcalc.simulation.replicas.timeline import TokenGaps
 
-_SHARES = (("p50_seconds", 0.5), ("p90_seconds", 0.9), ("p95_seconds", 0.95), ("p99_seconds", 0.99))
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 # The rows of the timeline.
 _ROWS = 60
 
@@ -23,24 +25,20 @@ class Limits(NamedTuple):
     max_tpot_seconds: float | None = None
 
 
-def describe_times(requests: Sequence[Request], replicas: Sequence[Replica]) -> list[dict[str, Any]]:
+def describe_times(requests: Sequence[Request], replicas: Sequence[Replica]) -> list[documents.SimulateTime]:
     """One row per time: to the first token, per output token of a request, between tokens, whole, and in the queue."""
     gaps = TokenGaps()
     for replica in replicas:
         gaps.merge(replica.gaps)
     tpots = [time for request in requests if (time := tpot_of(request)) is not None]
-    rows = [
+    spent = sum((request.finish or 0.0) - (request.first_token or 0.0) for request in requests)
+    return [
         _row("ttft", [ttft_of(request) for request in requests]),
         _row("tpot", tpots),
-        {"metric": "itl", "mean_seconds": None, **{name: gaps.percentile(share) for name, share in _SHARES},
-         "max_seconds": gaps.longest or None},
+        _time("itl", spent / gaps.tokens if gaps.tokens else None, gaps.percentile, gaps.longest or None),
         _row("e2e", [e2e_of(request) for request in requests]),
         _row("queue", [_since(request, request.started) for request in requests]),
-    ]  # fmt: skip
-    if gaps.tokens:
-        spent = sum((request.finish or 0.0) - (request.first_token or 0.0) for request in requests)
-        rows[2]["mean_seconds"] = spent / gaps.tokens
-    return rows
+    ]
 
 
 def ttft_of(request: Request) -> float:
@@ -70,7 +68,7 @@ def is_good(request: Request, limits: Limits) -> bool:
 
 def describe_results(
     requests: Sequence[Request], replicas: Sequence[Replica], limits: Limits, *, is_closed_loop: bool = False
-) -> dict[str, Any]:
+) -> documents.SimulateResults:
     """The `results` part of the document. In a closed loop, clients send their first requests together, at 0."""
     first = min(request.arrival for request in requests)
     seconds = max(request.arrival + e2e_of(request) for request in requests) - first
@@ -95,11 +93,11 @@ def describe_results(
     }
 
 
-def describe_timeline(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
+def describe_timeline(replicas: Sequence[Replica]) -> list[documents.SimulateState]:
     """The state of all replicas together at equal distances."""
     end = max(replica.now for replica in replicas)
     times = [[sample.seconds for sample in replica.timeline.samples] for replica in replicas]
-    found = []
+    found: list[documents.SimulateState] = []
     for row in range(1, _ROWS + 1):
         seconds = end * row / _ROWS
         waiting = running = used = 0
@@ -116,16 +114,20 @@ def describe_timeline(replicas: Sequence[Replica]) -> list[dict[str, Any]]:
     return found
 
 
-def _row(metric: str, values: list[float]) -> dict[str, Any]:
+def _row(metric: str, values: list[float]) -> documents.SimulateTime:
     values = sorted(values)
     if not values:
-        return {"metric": metric, **dict.fromkeys(("mean_seconds", *(n for n, _ in _SHARES), "max_seconds"))}
+        return _time(metric, None, lambda share: None, None)
+    return _time(metric, sum(values) / len(values), lambda share: percentile(values, share), values[-1])
+
+
+def _time(
+    metric: str, mean: float | None, at: Callable[[float], float | None], longest: float | None
+) -> documents.SimulateTime:
     return {
-        "metric": metric,
-        "mean_seconds": sum(values) / len(values),
-        **{name: percentile(values, share) for name, share in _SHARES},
-        "max_seconds": values[-1],
-    }
+        "metric": cast(Any, metric), "mean_seconds": mean, "p50_seconds": at(0.5), "p90_seconds": at(0.9),
+        "p95_seconds": at(0.95), "p99_seconds": at(0.99), "max_seconds": longest,
+    }  # fmt: skip
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:

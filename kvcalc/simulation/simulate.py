@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.model.describe import describe_model
@@ -28,6 +28,9 @@ from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import known_range, range_factors
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 
 def simulate(
     question: Question,
@@ -37,7 +40,7 @@ def simulate(
     replicas: int | None = None,
     step_factor: float = 1.0,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> documents.Simulate:
     """The document of `kvcalc simulate`.
 
     `replicas` are as many as the devices hold if None. The times of all steps are multiplied by `step_factor`. The
@@ -89,7 +92,7 @@ def simulate(
         "hardware": {**describe_hardware(case), "num_devices": number * case.workload.num_devices, "replicas": number},
         "engine": describe_engine(case, scheduler),
         "load": describe_load(load, requests, len(requests) - len(fitting)),
-        "limits": limits._asdict(),
+        "limits": cast("documents.SimulateLimits", limits._asdict()),
         "results": results,
         "times": describe_times(fitting, ranks),
         "timeline": describe_timeline(ranks),
@@ -215,7 +218,7 @@ def check_fitting(
             notes.append(Note("load", "refused", text))
 
 
-def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
+def describe_engine(case: Case, scheduler: Scheduler) -> documents.SimulateEngine:
     """The `engine` part of the document."""
     workload, rules, pool = case.workload, scheduler.rules, scheduler.pool
     return {
@@ -226,7 +229,7 @@ def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
         "data_parallel_size": workload.data_parallel_size,
         "expert_parallel_size": workload.expert_parallel_size,
         "kv_dtype": workload.kv_dtype.name,
-        "scheduler": rules.schedule.name,
+        "scheduler": cast(Any, rules.schedule.name),
         "step_tokens": rules.step_tokens,
         "max_running_requests": rules.max_running,
         "tokens_per_step": float(rules.tokens_per_step),
@@ -235,10 +238,10 @@ def describe_engine(case: Case, scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict[str, Any]:
+def describe_load(load: Load, requests: Sequence[Request], refused: int) -> documents.SimulateLoad:
     """The `load` part of the document: as it was asked for, and the means of the requests."""
     return {
-        "arrivals": load.kind,
+        "arrivals": cast(Any, load.kind),
         "requests_per_second": load.requests_per_second,
         "burstiness": load.burstiness if load.requests_per_second is not None else None,
         "concurrency": load.concurrency,
@@ -247,7 +250,7 @@ def describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict
         "seed": None if load.trace is not None else load.seed,
         "is_cold": load.is_cold,
         "distinct_prompts": load.distinct_prompts,
-        "router": load.router,
+        "router": cast(Any, load.router),
         "requests": len(requests),
         "refused_requests": refused,
         "prompt_tokens": None if load.prompt is None else load.prompt.text,
@@ -257,7 +260,7 @@ def describe_load(load: Load, requests: Sequence[Request], refused: int) -> dict
     }
 
 
-def describe_range(case: Case, speed: Speed, batch: float) -> dict[str, float | None]:
+def describe_range(case: Case, speed: Speed, batch: float) -> documents.SimulateStepRange:
     """The 80 % range of a decode step at the mean batch, as factors on its time. None if it is not known."""
     factors = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, max(1.0, batch), False)
     low, high = known_range(*factors)

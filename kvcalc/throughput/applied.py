@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.factor_fit import Fit, slopes_between
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.speed import RANGED
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
 class Applied(NamedTuple):
@@ -20,7 +23,7 @@ class Applied(NamedTuple):
     of a document.
     """
 
-    document: Mapping[str, Any]
+    document: documents.Calibration
     notes: tuple[Note, ...] = ()
     fit: Fit | None = None
     near: tuple[SpeedModel, ...] = ()
@@ -33,12 +36,13 @@ class Applied(NamedTuple):
             return low, high
         return self.fit.range(metric, slopes_between(seconds, list(map(seconds_of, self.near))), low, high)
 
-    def narrow(self, document: dict[str, Any], near: Sequence[Mapping[str, Any]]) -> None:
+    def narrow(self, document: documents.Throughput, near: Sequence[documents.Throughput]) -> None:
         """Replace the ranges in a `throughput` document. `near` are the documents of the models in `near`."""
         if self.fit is None:
             return
         for part, metric, key, low_key, high_key in RANGED:
-            own, others = (document, near) if part is None else (document[part], [other[part] for other in near])
+            every: list[Any] = [document, *near]
+            own, *others = every if part is None else [one[part] for one in every]
             if own is None or own[low_key] is None or own[high_key] is None:
                 continue
             seconds = own[key]
@@ -48,4 +52,4 @@ class Applied(NamedTuple):
             if metric == "tpot":
                 own["tokens_per_second_low"] = own["tokens_per_second"] / high
                 own["tokens_per_second_high"] = own["tokens_per_second"] / low
-        document["low_seconds"] = max(document["low_seconds"], document["roofline_decode_step_seconds"])
+        document["low_seconds"] = max(document["low_seconds"] or 0.0, document["roofline_decode_step_seconds"])

@@ -1,54 +1,73 @@
-"""Replace fitted constants with measured ones, from a record that `kvcalc measure --json` wrote on your device.
+"""Replace fitted constants with measured ones, from records that `kvcalc measure --json` wrote on your device.
 
 A record only has timings of attention: the read roof, the attention core over the cache, and a step with its
 projections. So only these constants can be replaced. Results of a benchmark calibrate in another way (`factor_fit`).
 
     bandwidth       the record's read roof instead of the vendor's figure
-    kv_overhead     the read roof divided by the rate at which the core reads the cache
-    kernel_seconds  on an accelerator: the time that a step takes beyond the core and beyond reading its projections, by
-                    the number of kernels. What the core takes beyond the roof is in kv_overhead already
+    kv_overhead     b x the read roof, where the core of a layer takes a + b x bytes. a, the time that a kernel takes
+                    whatever it reads, is not a rate: a run over a short cache would make every load slow. So this
+                    needs runs of at least two sizes of cache
     weight_overhead on a CPU, where launches cost nothing: the read roof divided by the rate at which the projections
                     are read
+
+The time of a launch is the engine's: `kvcalc measure` replays a graph, which no engine does in the same way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import GpuError, UsageError
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import weight_class
-from kvcalc.throughput.hardware import Gpu
+from kvcalc.throughput.hardware import Gpu, find_gpu
 from kvcalc.throughput.roofline import SpeedModel
 
-# The kernels of attention in a layer, as `kvcalc.throughput.launches` counts them: the norm, the projections of the
-# input, the attention with its rotary embedding and write, the projection of the output. MLA has two more norms, two
-# more projections, and an attention that counts as 12 instead of 3.
-_LAUNCHES, _LATENT_LAUNCHES = 6, 19
 # Read roofs of one device that differ by more than this are doubted.
 _ALIKE = 1.25
 # Plausible range of the read roof relative to the vendor's bandwidth.
 _LEAST_REACHED, _MOST_REACHED = 0.5, 1.1
+# The caches of two runs that tell a fixed time from a rate differ at least this much in size.
+_LEAST_APART = 2.0
+
+
+class Point(NamedTuple):
+    """The times of one run, in seconds for each layer.
+
+    `core` is attention over the cache, and `rest` what a step takes beyond it. `cache` and `projections` are what
+    reading them would take at the read roof. `is_read_bound` says whether multiplying takes the core less time than
+    reading, and `is_rest_read_bound` the same for the projections.
+    """
+
+    core: float
+    cache: float
+    rest: float
+    projections: float
+    is_read_bound: bool
+    is_rest_read_bound: bool
 
 
 class Record(NamedTuple):
-    """The constants from a record. Rates are in bytes per second, overheads are factors of at least 1."""
+    """What a record says about a device. The rate is in bytes per second."""
 
     device: str
+    is_cpu: bool
     read_bytes_per_second: float
-    kv_overhead: float
-    kernel_seconds: float | None
-    weight_overhead: float | None
+    points: tuple[Point, ...]
 
     def doubts(self, gpu: Gpu) -> list[Note]:
-        """A note if the record is probably from a different device.
+        """A note if the record is of another device, by its name or by its read roof.
 
         The read roof is usually between half of the vendor's bandwidth and all of it.
         """
+        named = _device_named(self.device)
+        if named is not None and named.name != gpu.name and named.bandwidth_bytes_per_second:
+            text = f"--calibrate: the record is of {named.name}, not of {gpu.name}; is it the same?"
+            return [Note("calibration", "other-device", text)]
         share = self.read_bytes_per_second / gpu.bandwidth_bytes_per_second
         if _LEAST_REACHED <= share <= _MOST_REACHED:
             return []
@@ -58,8 +77,21 @@ class Record(NamedTuple):
         text = f"--calibrate: {self.device} in the record reads {read}, but {gpu.name} has {stated}; is it the same?"
         return [Note("calibration", "other-device", text)]
 
+
+class Measured(NamedTuple):
+    """The constants from one or more records of a device. Overheads are factors of at least 1, None if not determined.
+
+    `kernel_seconds` is always None. It is kept for readers of documents that older releases wrote.
+    """
+
+    device: str
+    read_bytes_per_second: float
+    kv_overhead: float | None
+    kernel_seconds: None
+    weight_overhead: float | None
+
     def apply(self, model: SpeedModel, weight_dtype: str) -> SpeedModel:
-        """`model` with these constants. Constants that the record does not determine stay unchanged."""
+        """`model` with these constants. Constants that the records do not determine stay unchanged."""
         old = model.constants
         gpu = model.gpu._replace(bandwidth_bytes_per_second=max(1, int(self.read_bytes_per_second)), inline_ecc=False)
         # Fitted overheads are relative to the vendor's bandwidth. The read roof already excludes what is not reachable.
@@ -67,25 +99,25 @@ class Record(NamedTuple):
         weights = {kind: max(1.0, value * reached) for kind, value in old.weight_overhead.items()}
         if self.weight_overhead is not None:
             weights[weight_class(weight_dtype)] = self.weight_overhead
+        cache = max(1.0, old.kv_overhead * reached) if self.kv_overhead is None else self.kv_overhead
         new = old._replace(
             weight_overhead=weights,
             expert_overhead=max(1.0, old.expert_overhead * reached),
-            kv_overhead=self.kv_overhead,
-            kernel_seconds=old.kernel_seconds if self.kernel_seconds is None else self.kernel_seconds,
+            kv_overhead=cache,
         )
         return SpeedModel(model.counts, gpu, new)
 
 
 class Records(NamedTuple):
-    """The records that are used for a device as one, how many they are, and what is doubtful about them."""
+    """The constants from the records that are used for a device, how many they are, and what is doubtful about them."""
 
-    record: Record | None
+    record: Measured | None
     number: int
     notes: tuple[Note, ...] = ()
 
 
 def combine(records: Sequence[Record], gpu: Gpu) -> Records:
-    """The median of each constant, over the records that can be of `gpu`; over all records if none of them can be."""
+    """The constants from the records that can be of `gpu`; from all records if none of them can be."""
     doubted = [(record, record.doubts(gpu)) for record in records]
     used = [record for record, doubts in doubted if not doubts] or list(records)
     notes = [
@@ -93,26 +125,58 @@ def combine(records: Sequence[Record], gpu: Gpu) -> Records:
         for record, doubts in doubted
         for note in doubts
     ]
-    if len(used) < 2:
-        return Records(used[0] if used else None, len(used), tuple(notes))
+    if not used:
+        return Records(None, 0)
     rates = [record.read_bytes_per_second for record in used]
     if max(rates) > _ALIKE * min(rates):
         low, high = (f"{rate / 1e9:,.0f}" for rate in (min(rates), max(rates)))
-        text = f"--calibrate: the records read {low} to {high} GB/s; the medians of {len(used)} records are used"
+        text = f"--calibrate: the records read {low} to {high} GB/s; the median of {len(used)} records is used"
         notes.append(Note("calibration", "records-differ", text))
-
-    def middle(constant: Callable[[Record], float | None]) -> float | None:
-        known = [value for record in used if (value := constant(record)) is not None]
-        return median(known) if known else None
-
-    together = Record(
+    points = [point for record in used for point in record.points]
+    kv_overhead = _kv_overhead([point for point in points if point.is_read_bound])
+    if kv_overhead is None:
+        text = "--calibrate: the runs are of one size of cache, so the rate over the cache stays the fitted one"
+        notes.append(Note("calibration", "one-point", f"{text}; a sweep measures more: --sweep context=8k:32k"))
+    together = Measured(
         ", ".join(dict.fromkeys(record.device for record in used))[:60],
         median(rates),
-        median(record.kv_overhead for record in used),
-        middle(lambda record: record.kernel_seconds),
-        middle(lambda record: record.weight_overhead),
+        kv_overhead,
+        None,
+        _weight_overhead(point for record in used if record.is_cpu for point in record.points),
     )
     return Records(together, len(used), tuple(notes))
+
+
+def _kv_overhead(points: Sequence[Point]) -> float | None:
+    """The slope of the core's time over the ideal time, at least 1. None if the caches are of one size.
+
+    Least squares of the relative errors of `fixed + slope x ideal`, with a fixed time of at least 0.
+    """
+    sizes = [point.cache for point in points]
+    if not sizes or max(sizes) < _LEAST_APART * min(sizes):
+        return None
+    # The errors relative to the times: (fixed x u + slope x v - 1) is to be small.
+    pairs = [(1 / point.core, point.cache / point.core) for point in points]
+    uu, vv, uv = (
+        sum(a * b for a, b in both) for both in ([(u, u) for u, _ in pairs], [(v, v) for _, v in pairs], pairs)
+    )
+    sum_u, sum_v = sum(u for u, _ in pairs), sum(v for _, v in pairs)
+    determinant = uu * vv - uv * uv
+    fixed = (sum_u * vv - sum_v * uv) / determinant if determinant > 0 else 0.0
+    slope = (sum_v - max(0.0, fixed) * uv) / vv
+    return max(1.0, slope)
+
+
+def _weight_overhead(points: Iterable[Point]) -> float | None:
+    found = [point.rest / point.projections for point in points if point.is_rest_read_bound and point.projections > 0]
+    return max(1.0, median(found)) if found else None
+
+
+def _device_named(name: str) -> Gpu | None:
+    try:
+        return find_gpu(name)
+    except GpuError:
+        return None
 
 
 def is_record(document: object) -> bool:
@@ -121,9 +185,17 @@ def is_record(document: object) -> bool:
 
 
 def read_record(record: dict[str, Any], path: str) -> Record:
-    """The constants of a record, the document at `path`. UsageError (exit 2) if it lacks a figure."""
-    roof = _number(path, record, "roof", "read_bytes_per_second")
-    run = _run(path, record)
+    """The figures of a record, the document at `path`. UsageError (exit 2) if it lacks one."""
+    described = _part(record, "device")
+    return Record(
+        str(described.get("name") or "the measured device")[:60],
+        described.get("kind") == "cpu",
+        _number(path, record, "roof", "read_bytes_per_second"),
+        tuple(_point(path, run) for run in _runs(path, record)),
+    )
+
+
+def _point(path: str, run: dict[str, Any]) -> Point:
     step = _number(path, run, "decode_step_seconds", "p50")
     core = _number(path, run, "attention_core_seconds", "p50")
     read_share = _number(path, run, "fraction_of_roof", "attention_core")
@@ -131,30 +203,26 @@ def read_record(record: dict[str, Any], path: str) -> Record:
     layers = run.get("num_layers")
     if type(layers) is not int or layers < 1:
         raise _refused(path, "runs[].num_layers is not a whole number of at least 1")
-    described = _part(record, "device")
     # Seconds to read the projections at the read roof: those for all bytes of the step minus those for the cache.
-    projections = step * step_share - core * read_share
-    is_cpu = described.get("kind") == "cpu"
-    beyond = max(0.0, step - core - max(0.0, projections))
-    launches = _LATENT_LAUNCHES if run.get("attention") == "mla" else _LAUNCHES
-    overhead = max(1.0, (step - core) / projections) if projections > 0 else 1.0
-    return Record(
-        str(described.get("name") or "the measured device")[:60],
-        roof,
-        max(1.0, 1 / read_share),
-        None if is_cpu else beyond / (layers * launches),
-        overhead if is_cpu else None,
-    )
+    cache, projections = core * read_share, step * step_share - core * read_share
+    shares = _part(run, "fraction_of_matmul_roof")
+    core_multiplies = core * (shares.get("attention_core") or 0)
+    rest_multiplies = step * (shares.get("step") or 0) - core_multiplies
+    return Point(
+        core / layers, cache / layers, (step - core) / layers, projections / layers,
+        core_multiplies <= cache, rest_multiplies <= projections,
+    )  # fmt: skip
 
 
-def _run(path: str, record: dict[str, Any]) -> dict[str, Any]:
-    """The run with the model's own attention, or else the first run."""
+def _runs(path: str, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs with the model's own attention, or else those with the first run's."""
     runs = record.get("runs")
     found = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
     if not found:
         raise _refused(path, "it has no runs")
     own = _part(record, "model").get("attention")
-    return next((run for run in found if run.get("attention") == own), found[0])
+    own = own if any(run.get("attention") == own for run in found) else found[0].get("attention")
+    return [run for run in found if run.get("attention") == own]
 
 
 def _number(path: str, mapping: dict[str, Any], key: str, inner: str) -> float:

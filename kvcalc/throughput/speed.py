@@ -13,6 +13,7 @@ from kvcalc.throughput.counts import Layout, count
 from kvcalc.throughput.roofline import SpeedModel
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.memory.quantization.schemes import Scheme
     from kvcalc.memory.reads import Reads
     from kvcalc.model.spec import ModelSpec
@@ -104,10 +105,10 @@ def known_range(low: float, high: float) -> tuple[float | None, float | None]:
     return (low, high) if high <= WIDEST_RANGE * low else (None, None)
 
 
-def hide_wide_ranges(throughput: dict[str, Any]) -> None:
+def hide_wide_ranges(throughput: documents.Throughput) -> None:
     """Set the ranges of a `throughput` document that are not known (`known_range`) to null."""
     for part, metric, _, low_key, high_key in RANGED:
-        own = throughput if part is None else throughput.get(part)
+        own: Any = throughput if part is None else throughput.get(part)
         if own is None or own.get(low_key) is None:
             continue
         own[low_key], own[high_key] = known_range(own[low_key], own[high_key])

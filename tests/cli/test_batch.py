@@ -34,7 +34,7 @@ def answers(lines: bytes | str | list[dict[str, Any]], **options: Any) -> tuple[
 
 def error_of(line: bytes | dict[str, Any]) -> dict[str, Any]:
     data = line if isinstance(line, bytes) else json.dumps(line).encode()
-    document = Questions().answer(Line(1, data))
+    document: Any = Questions().answer(Line(1, data))
     assert list(document) == ["error"], document
     error: dict[str, Any] = document["error"]
     assert list(error) == ["message", "hint", "exit_code", "line"]
@@ -184,7 +184,8 @@ def test_every_option_of_estimate_is_a_field_under_every_long_name() -> None:
 def test_a_bug_is_the_lines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     questions = Questions()
     monkeypatch.setattr(questions, "_document", lambda *a: 1 / 0)
-    error = questions.answer(Line(3, GOOD))["error"]
+    answer: Any = questions.answer(Line(3, GOOD))
+    error = answer["error"]
     assert error["message"].startswith("internal error: ZeroDivisionError")
     assert (error["exit_code"], error["line"]) == (1, 3)
 
@@ -234,7 +235,7 @@ def test_speeds_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     questions, seen = Questions(), set()
     for gib in range(80, 110):
         line = {"model": "llama-3-8b", "gpu_memory": gib << 30, **device}
-        document = questions.answer(Line(1, json.dumps(line).encode()))
+        document: Any = questions.answer(Line(1, json.dumps(line).encode()))
         seen.add(document["throughput"]["decode_step_seconds"])
     assert len(seen) == 1
     spec = questions.models.model_of("llama-3-8b", WhatIf(), dict.fromkeys(MODEL_FLAGS))[0]
@@ -292,7 +293,7 @@ def test_an_answer_is_written_before_the_next_question_is_answered(
     path.write_bytes((GOOD + b"\n") * 3)
     answer = Questions.answer
 
-    def looking(self: Questions, line: Any) -> dict[str, Any]:
+    def looking(self: Questions, line: Any) -> Any:
         seen.append(out.read_text().count("\n"))
         return answer(self, line)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcalc.cli.restart import again
+from kvcalc.cli.interrupts import again
 
 SCRIPT = """
 import sys
-from kvcalc.cli.restart import again
+from kvcalc.cli.interrupts import again
 again("--without", "a kernel", "it broke")
 print(sys.argv[1:])
 """

@@ -169,11 +169,13 @@ def test_what_is_not_established_is_refused_by_name(config: dict[str, object], m
 
 
 def test_every_known_type_is_placed_once() -> None:
-    from kvcalc.engines.llama_cpp import converted
+    from kvcalc.engines.declarations import table
     from kvcalc.model.hf_config import known_types
 
-    tables = (converted._LISTED, converted._RULED, converted._FULL_LENGTH, converted._PLAIN, converted._NOT_CONVERTED)
-    placed = [name for table in tables for name in table]
+    rows = table("llama.cpp", "models")
+    placed = [*rows["fixed"]]
+    for name in ("listed", "ruled", "full_length", "plain", "not_converted"):
+        placed += rows[name].split()
     assert len(placed) == len(set(placed))
     assert set(placed) <= {*known_types()}
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvcalc.engines import LOGS, log_reader
-from kvcalc.engines.log_lines import Pattern
+from kvcalc.engines import LOGS
+from kvcalc.engines.log_lines import Pattern, lines_of
 from kvcalc.planning.logs.scan import _ESCAPES
 
 if sys.version_info >= (3, 11):
@@ -26,7 +26,7 @@ SUSPICIOUS_SECONDS = 0.015
 
 
 def patterns() -> list[Pattern]:
-    return [one for reader in map(log_reader, LOGS) for one in (*reader.facts, *reader.records)]
+    return [one for lines in map(lines_of, LOGS) for one in (*lines.facts, *lines.records)]
 
 
 def example(tokens: Any) -> str:
@@ -107,8 +107,8 @@ def suspicious(expression: re.Pattern[str]) -> str | None:
 
 @pytest.mark.parametrize("engine", LOGS)
 def test_twice_the_length_takes_at_most_three_times_as_long(engine: str) -> None:
-    reader = log_reader(engine)
-    assert not list(filter(None, (suspicious(re.compile(one.expression)) for one in (*reader.facts, *reader.records))))
+    lines = lines_of(engine)
+    assert not list(filter(None, (suspicious(re.compile(one.expression)) for one in (*lines.facts, *lines.records))))
 
 
 def test_so_it_does_to_remove_escape_sequences() -> None:

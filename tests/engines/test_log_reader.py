@@ -1,30 +1,41 @@
-"""An engine's module `log` is all that an audit needs of it."""
+"""An engine's module `log` and its lines in log.yaml are all that an audit needs of it."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import yaml
 
 import kvcalc
 from kvcalc.engines import ENGINES
+from kvcalc.engines.declarations import table
 from kvcalc.engines.log import LogReader, Reading, Setup
-from kvcalc.engines.log_lines import Figure, Log, Pattern, option
+from kvcalc.engines.log_lines import Figure, Log, lines_of
 from kvcalc.engines.logical.engine import Logical
 from kvcalc.planning.audit import audit
+from presets.check import check_engines
 from tests.test_borders import loaded_by, run
 
 LOG = "acorn 1.2 --tp 2 --cache-type small\ncache of 64 tokens: 4.0 MiB\nlost cache of 3 tokens\n"
 
 
-class AcornLog(LogReader):
-    facts = (*option("tensor_parallel_size", "--tp"), *option("kv_dtype", "--cache-type"))
-    records = (Pattern("cache", "cache of", r"^cache of (?P<tokens>\d+) tokens: (?P<size>[\d.]+ MiB)"),)
-    pool_words = ("cache of",)
-    dtypes = {"small": "fp8"}  # noqa: RUF012 - as an engine would write it
+LINES = r"""
+parts: {whole: '\d+'}
+facts:
+  tensor_parallel_size: [{option: --tp}]
+  kv_dtype: [{option: --cache-type}]
+records:
+  cache: [{text: cache of, pattern: ['^cache of (?P<tokens>{{whole}}) tokens: ', '(?P<size>[\d.]+ MiB)']}]
+pool_words: [cache of]
+types: {small: fp8}
+"""
 
+
+class AcornLog(LogReader):
     def readings(self, log: Log, spec: kvcalc.ModelSpec) -> Iterator[Reading]:
         yield Reading({}, ("acorns",), self.check)
 
@@ -44,6 +55,10 @@ def _acorn(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, one.__name__, one)
     monkeypatch.setitem(ENGINES, "acorn", ("acorn", "Acorn"))
     monkeypatch.setattr("kvcalc.planning.logs.LOGS", ("vllm", "acorn"))
+    monkeypatch.setattr(
+        "kvcalc.engines.log_lines.table",
+        lambda engine, name: yaml.safe_load(LINES) if engine == "acorn" else table(engine, name),
+    )
 
 
 @pytest.mark.usefixtures("_acorn")
@@ -61,6 +76,25 @@ def test_an_engine_is_audited_by_its_own_reader() -> None:
 def test_a_size_that_a_setting_explains_is_named() -> None:
     document = audit(LOG, "log", model=kvcalc.load_model("llama-7b"))
     assert (document["unexplained"], document["explanation"]) == (1, "all numbers are equal with --tp 4")
+
+
+def test_a_mistake_in_the_lines_of_a_log_stops_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`presets/compile.py` checks them with this code."""
+
+    def lines(text: str) -> None:
+        monkeypatch.setattr("kvcalc.engines.log_lines.table", lambda engine, name: yaml.safe_load(text))
+        lines_of.cache_clear()
+        check_engines()
+
+    try:
+        lines(LINES)
+        for wrong in (LINES.replace("{{whole}}", "{{wole}}"), LINES.replace("pattern:", "patern:"), LINES + "fact: 1",
+                      LINES.replace("?P<size>", "?:").replace("?P<tokens>", "?:"), LINES.replace("[{option: --tp}]",
+                      "[{text: tp, pattern: '(?P<val>x)'}]"), LINES.replace("MiB)", "MiB")):  # fmt: skip
+            with pytest.raises((KeyError, TypeError, ValueError, re.error)):
+                lines(wrong)
+    finally:
+        lines_of.cache_clear()
 
 
 def test_only_an_audit_loads_what_reads_logs() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import kvcalc
@@ -70,17 +72,27 @@ def test_kinds_of_layers_with_slots_of_one_size_share_a_pool() -> None:
     assert total(gpt_oss(), POOLS, 1024) == 64 * 786_432
     (pool,) = ask(gpt_oss(), POOLS, 1024)["engine"]["window_pools"]
     assert pool["num_layers"] == 24
-    # 100 requests in a step of 8 prompts: 5 blocks each in the window, and 27 more in 8 of them.
-    blocks = 100 * (32 + 5) + 8 * 27
+    # 100 requests: 5 blocks each in the window, and 27 more for one prompt at a time.
+    blocks = 100 * (32 + 5) + 27
     assert -(-blocks * 786_432 // PAGE) * PAGE <= total(gpt_oss(), POOLS, 1024, 100) < blocks * 786_432 + 32 * MIB
+
+
+@pytest.mark.parametrize("model", ["gemma-3-27b", "gpt-oss-120b"])
+def test_a_second_prompt_waits_if_both_do_not_fit_in_a_step(model: str) -> None:
+    """Two prompts of 4,096 tokens may share a step of 8,192 tokens, and two of 4,097 may not: both loads run."""
+    spec = kvcalc.load_model(model)
+    asked: dict[str, Any] = {"engine": POOLS, "batch_size": 2, "kv_memory_bytes": 4 << 30}
+    short, longer = (estimate(spec, context_tokens=tokens, **asked) for tokens in (4096, 4097))
+    assert short["kv_cache"]["total_bytes"] <= longer["kv_cache"]["total_bytes"] <= 4 << 30
+    assert (short["fit"]["fits"], longer["fit"]["fits"]) == (True, True)
 
 
 def test_older_releases_keep_windows_whole() -> None:
     assert total(gpt_oss(), "tensorrt-llm@1.3.0rc27", 1024) == 1024 * 24 * 2048
     assert any("--max-attention-window" in text for text in texts(ask(gpt_oss(), "tensorrt-llm@1.2", 1024)))
-    # Ten requests: 2 prompts of a step have all their blocks, the others 5 blocks of their windows.
+    # Ten requests: a prompt has all its blocks until its step ends, the others 5 blocks of their windows.
     assert total(gpt_oss(), "tensorrt-llm@1.3.0rc27", 4096, 10) == 10 * 4096 * 24 * 2048
-    blocks = 10 * (128 + 5) + 2 * (128 - 5)
+    blocks = 10 * (128 + 5) + (128 - 5)
     for release in ("1.3.0rc28", "nightly"):
         pages = -(-blocks * 786_432 // PAGE)
         assert total(gpt_oss(), f"tensorrt-llm@{release}", 4096, 10) == pages * PAGE

@@ -89,16 +89,16 @@ def test_the_lines_of_a_request_add_up() -> None:
 def test_newer_releases_have_pools_of_blocks_and_of_states() -> None:
     """3 requests and a dummy have 4 states: 120 pages of 2 MiB and, for the inputs of the convolutions, 3 more.
 
-    The pools have the proportion for requests of 50 tokens: 6 blocks are 2 pages. 12 blocks are 4 pages, which is the
-    nearest number to 2 in 125 of 219 pages.
+    The pools have the proportion for requests of 64 tokens, half of 4 blocks: 6 blocks are 2 pages. 12 blocks need
+    twice as many, and so the pools take twice 125 pages.
     """
     found = ask(gated_delta(mamba_ssm_dtype="float32"), POOLS, 100, 3)
-    assert found["kv_cache"]["total_bytes"] == 219 * PAGE
+    assert found["kv_cache"]["total_bytes"] == 250 * PAGE
     named = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
     assert named["dummy state"] == INPUTS + 4 * ELEMENTS
     assert named["blocks rounded up"] == 3 * 28 * TOKEN
-    assert sum(named.values()) == 219 * PAGE
-    assert named["pools in a fixed proportion"] == 219 * PAGE - 4 * named["dummy state"] - 12 * 32 * TOKEN
+    assert sum(named.values()) == 250 * PAGE
+    assert named["pools in a fixed proportion"] == 250 * PAGE - 4 * named["dummy state"] - 12 * 32 * TOKEN
     assert any("periodic_snapshot_interval" in text for text in texts(found))
 
 

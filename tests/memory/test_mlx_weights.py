@@ -25,7 +25,7 @@ EXPERTS: dict[str, object] = {
 }  # fmt: skip
 
 
-def weights_of(spec: ModelSpec, dtype: str | None = None) -> dict[str, Any]:
+def weights_of(spec: ModelSpec, dtype: str | None = None) -> Any:
     notes: list[Note] = []
     return describe_weights(spec, spec, dtype, parse_dtype(spec.torch_dtype or "bf16", "torch_dtype"), notes)
 

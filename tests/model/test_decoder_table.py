@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 
 from kvcalc.model.families.decoder import _OWN_KEYS
-from kvcalc.model.families.decoder_check import check_rows
 from kvcalc.model.families.decoder_table import Decoder, model_types, row, rows
 from kvcalc.model.presets import shipped_table
-from kvcalc.model.type_check import check_table
+from presets.check import check_decoders, check_table
 from tests.conftest import ROOT
 
 
 def test_the_rows_have_the_form_that_the_build_checks() -> None:
     assert len(rows()) > 150
-    check_rows(rows())
+    check_decoders(rows())
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,7 @@ def test_the_rows_have_the_form_that_the_build_checks() -> None:
 def test_a_mistake_in_a_row_stops_the_build(field: str, value: object) -> None:
     """`kv_head` for `kv_heads` gave four times the bytes."""
     with pytest.raises(ValueError, match=rf"^acorn\b.*\b{field}\b|^acorn is like"):
-        check_rows({**rows(), "acorn": {"vocab_size": 32000, field: value}})
+        check_decoders({**rows(), "acorn": {"vocab_size": 32000, field: value}})
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_a_mistake_in_another_table_stops_the_build(table: str, row: Any, named:
 
 def test_a_row_may_only_be_like_a_row_above_it() -> None:
     with pytest.raises(ValueError, match="acorn is like oak, which is not above it"):
-        check_rows({"acorn": {"like": "oak"}, "oak": {}})
+        check_decoders({"acorn": {"like": "oak"}, "oak": {}})
 
 
 def test_the_build_checks_the_rows(tmp_path: Path) -> None:

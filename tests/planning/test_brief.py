@@ -25,7 +25,8 @@ def found(traffic: Traffic, kind: Kind, shape: Any, running: int, is_brief: bool
     except KvcalcError as error:
         return str(error)
     serving = one.serving if one.trouble is None or one.speed is not None else None
-    figures = [one.memory.fit[name] for name in DECIDES]
+    fit: Any = one.memory.fit
+    figures = [fit[name] for name in DECIDES]
     return one.running, one.trouble, one.is_tight, one.expert_parallel_size, figures, serving, isinstance(one, Probe)
 
 

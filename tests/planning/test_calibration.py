@@ -26,15 +26,14 @@ LOADS = ((1000, 200, 1), (1000, 200, 16), (4000, 200, 32), (1000, 1000, 128))
 OTHER_LOAD = (2000, 300, 64)
 
 
-def served(model: str, gpu: str, load: tuple[int, int, int], factors: Factors) -> dict[str, float]:
+def served(model: str, gpu: str, load: tuple[int, int, int], factors: Factors) -> Any:
     """The seconds of a server whose constants differ from vLLM's by the factors."""
     question = Question(load_model(model), engine="vllm", devices=find_devices(gpu), speed=SpeedQuestion(1, *load))
     case = at_load(make_case(question))
     speed = speed_of(case, [])
     assert isinstance(speed, Speed)
     changed = speed._replace(model=scaled(speed.model, factors))
-    found: dict[str, float] = describe_speed(case, changed, [])["serving"]
-    return found
+    return describe_speed(case, changed, [])["serving"]
 
 
 def results(path: Path, factors: Factors, model: str = MODEL, gpu: str = "h100", **more: Any) -> Path:

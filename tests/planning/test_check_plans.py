@@ -72,7 +72,7 @@ def check_row(server: Server, row: dict[str, Any], asked: str) -> None:
     each = row["tensor_parallel_size"] * row["pipeline_parallel_size"] * row["data_parallel_size"]
     answer = check(server, find_devices(f"{row['gpu']}x{each}"))
     assert answer["starts"], f"{asked}: {answer['reason']}: {server.words}"
-    engine = answer["engine"]
+    engine: Any = answer["engine"]
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
     assert [engine[name] for name in sizes] == [row[name] for name in sizes], f"{asked}: {server.words}"
     assert answer["kv_cache"]["dtype"] == row["kv_dtype"], asked

@@ -9,14 +9,14 @@ import pytest
 import kvcalc
 from kvcalc.engines import ENGINES
 from kvcalc.errors import UsageError
-from kvcalc.planning.answers.engines import compare_engines
+from kvcalc.planning.answers.compare import compare_engines
 from kvcalc.question.question import Question
 from tests.documents import estimate
 from tests.test_schema import check
 
 
-def rows(name: str, **options: Any) -> dict[str, dict[str, Any]]:
-    document = compare_engines(Question(kvcalc.load_model(name), **{"engine": "all", **options}))
+def rows(name: str, **options: Any) -> dict[str, Any]:
+    document: Any = compare_engines(Question(kvcalc.load_model(name), **{"engine": "all", **options}))
     check(document, "engines")
     assert [row["engine"] for row in document["engines"]] == list(ENGINES)
     return {row["engine"]: row for row in document["engines"]}

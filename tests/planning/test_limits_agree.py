@@ -35,6 +35,8 @@ GPU = find_devices("h100").gpu
         ("t5-small", {"engine": "llama.cpp", "devices": Devices(GPU, 4), "batch_size": 8}),
         # These releases start only if each stage has memory for a request in all layers.
         ("bart-large", {"engine": "vllm@0.15", "pipeline_parallel_size": 2, "kv_memory_bytes": 2**30}),
+        # Compressors empty their buffers, so the cache of 256 tokens is smaller than that of 255.
+        ("deepseek-v4-flash", {"kv_memory_bytes": 13_000_000}),
         ("llama-3-8b", {"engine": "vllm@0.15", "pipeline_parallel_size": 2, "kv_memory_bytes": 2**30}),
     ],
 )
@@ -44,7 +46,7 @@ def test_the_longest_context_fits_and_one_more_token_does_not(model: str, asked:
         return found
 
     longest = fit(100)["max_context_tokens"]
-    assert (fit(longest)["fits"], fit(longest + 1)["fits"]) == (True, False)
+    assert [fit(longest + more)["fits"] for more in (0, 1, 2)] == [True, False, False]
 
 
 def test_no_request_runs_in_a_stage_that_does_not_start() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from kvcalc.engines import LOGS
 from kvcalc.planning.logs import markers
-from kvcalc.planning.logs.markers import _PART, Markers
-from kvcalc.planning.logs.scan import LONGEST_LINE, Scanner
+from kvcalc.planning.logs.scan import _PART, LONGEST_LINE, Markers, Scanner
 
 MARKERS = markers(LOGS)
 

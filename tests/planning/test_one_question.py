@@ -101,7 +101,7 @@ def test_every_path_gives_the_same_figures_or_the_same_refusal(kvcalc: Any, pyte
     answered, failed = 0, []
     for number in range(number_asked):
         model, asked = draw_single(random)
-        batch = questions.answer(Line(number, json.dumps({"model": model, **asked}).encode()))
+        batch: Any = questions.answer(Line(number, json.dumps({"model": model, **asked}).encode()))
         answered += "error" not in batch
         try:
             check_paths(kvcalc, model, asked, batch)
@@ -196,7 +196,7 @@ def batch_answers(lines: list[dict[str, Any]], order: list[int]) -> dict[int, An
     """The answers of one batch to lines in this order, by the number of the line."""
     questions, found = Questions(), dict[int, Any]()
     for number in order:
-        document = questions.answer(Line(1, json.dumps(lines[number]).encode()))
+        document: Any = questions.answer(Line(1, json.dumps(lines[number]).encode()))
         if "error" in document:
             found[number] = document["error"]["exit_code"], document["error"]["message"]
         else:

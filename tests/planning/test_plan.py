@@ -21,7 +21,7 @@ def ask(
     name: str, gpus: tuple[str, ...] = ("h100",), lengths: Lengths | None = None, *, max_devices: int = 1024,
     prices: dict[str, float] | None = None, engines: tuple[str, ...] = ("vllm",), beyond: bool = False,
     dtype: str | None = None, headroom: float = 0.0, spare_replicas: int = 0, **targets: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> Any:  # fmt: skip
     wanted = Targets(targets.pop("concurrency", None), targets.pop("rate", None), **targets)
     return plan(
         Question(kvcalc.load_model(name), dtype=dtype), [find_gpu(gpu) for gpu in gpus],
@@ -271,10 +271,11 @@ def test_an_engine_that_refuses_the_model_has_a_row_with_the_reason() -> None:
 def test_a_number_of_devices_is_the_most_of_their_kind() -> None:
     lengths, question = one_length(2048, 500), Question(kvcalc.load_model("llama-3-70b"))
     gpus: list[Gpu | Devices] = [*(Devices(find_gpu("h100"), most) for most in (1, 4)), find_gpu("h100")]
-    found = plan(question, gpus, lengths, Targets(200, None, max_tpot_seconds=0.05))["plans"]
+    found: Any = plan(question, gpus, lengths, Targets(200, None, max_tpot_seconds=0.05))["plans"]
     assert [row["fits"] for row in found] == [False, False, True]
     assert "the limit is 4" in found[1]["reason"]
     assert found[1]["hint"].startswith("--gpu h100-sxmx")
+    many: Any
     (many,) = plan(question, gpus[2:], lengths, Targets(5000, None), max_devices=4)["plans"]
     assert many["hint"].startswith("--max-gpus ")
 

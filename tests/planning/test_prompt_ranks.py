@@ -84,6 +84,7 @@ def test_the_number_of_devices_follows() -> None:
 
 def test_a_plan_starts_the_copies() -> None:
     settings = {"prefill-context-parallel-size": "2"}
+    row: Any
     (row,) = plan(
         Question(kvcalc.load_model(V32), engine_settings=settings), [find_gpu("h200")], one_length(8192, 500),
         Targets(16, None), engines=("vllm",),

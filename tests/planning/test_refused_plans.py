@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvcalc.errors import DoesNotFitError
 from kvcalc.planning.plan.document import refuse_empty
 
 
-def plans(*reasons: str) -> dict[str, object]:
+def plans(*reasons: str) -> Any:
     rows = [{"gpu": f"gpu-{n}", "reason": reason, "hint": f"hint {n}"} for n, reason in enumerate(reasons)]
     return {"best": None, "plans": rows}
 
@@ -29,4 +31,5 @@ def test_one_reason_speaks_for_all_that_share_it(reasons: list[str], message: st
 
 
 def test_a_plan_with_a_layout_is_no_error() -> None:
-    refuse_empty({**plans("too slow"), "best": {"gpu": "gpu-1"}})
+    found = plans("too slow")
+    refuse_empty(found | {"best": {"gpu": "gpu-1"}})

@@ -66,6 +66,7 @@ def test_a_prompt_is_divided_and_a_decode_step_is_not() -> None:
 
 def test_a_plan_starts_the_copies() -> None:
     for name, strategy in ((V32, "interleave"), (QWEN, "zigzag")):
+        row: Any
         (row,) = plan(
             Question(kvcalc.load_model(name), engine_settings={"attn-cp-size": "2"}), [find_gpu("h200")],
             one_length(8192, 500), Targets(4, None), engines=("sglang",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -43,7 +43,7 @@ def check_against_estimates(name: str, found: Sweep, **options: Any) -> int:
             assert refused.value.message == point["reason"]
             continue
         cache = estimate(kvcalc.load_model(name), **question)["kv_cache"]
-        assert {key: point[key] for key in FIGURES} == {key: cache[key] for key in FIGURES}
+        assert {key: value for key, value in point.items() if key in FIGURES} == {key: cache[key] for key in FIGURES}
         compared += 1
     return compared
 
@@ -71,7 +71,7 @@ def test_the_order_is_the_columns_order_and_every_point_has_them_all() -> None:
     assert len(points) == found.num_points == 32
     assert all(tuple(point) == COLUMNS for point in points)
     axes = ("engine", "kv_dtype", "gpu", "tensor_parallel_size", "context_tokens")
-    keys = [tuple(point[name] for name in axes) for point in points]
+    keys = [tuple(cast(Any, point)[name] for name in axes) for point in points]
     order = {"logical": 0, "vllm": 1, "bf16": 0, "fp8": 1}
     assert keys == sorted(keys, key=lambda key: (order[key[0]], order[key[1]], *key[2:]))
 
@@ -101,6 +101,8 @@ def test_a_name_nobody_knows_is_refused_at_once() -> None:
 def test_a_context_an_engine_refuses_is_a_row_without_figures() -> None:
     settings = {"context-length": "8192"}
     found = grid("llama-3-8b", (16384, 4096), engines=("sglang",), engine_settings=settings, kv_memory_bytes=1 << 40)
+    long: Any
+    short: Any
     long, short = found.points()
     assert long["reason"] == "--context-length 8192 is shorter than the context of 16384 tokens"
     assert {long[key] for key in (*FIGURES, "fits", "free_bytes")} == {None}
@@ -129,7 +131,7 @@ def test_an_encoder_as_long_as_each_context() -> None:
 
 
 def test_the_chart_is_named_by_what_differs() -> None:
-    chart = grid("llama-3-8b", (1024, 4096), (1, 2, 3), sizes=(1, 2)).chart(most_contexts=10, most_lines=4)
+    chart: Any = grid("llama-3-8b", (1024, 4096), (1, 2, 3), sizes=(1, 2)).chart(most_contexts=10, most_lines=4)
     assert [line["label"] for line in chart["lines"]] == [
         "tp 1 batch 1", "tp 1 batch 2", "tp 1 batch 3", "tp 2 batch 1",
     ]  # fmt: skip
@@ -143,6 +145,7 @@ def test_on_a_device_points_have_the_estimates_fit_and_speed(engine: str) -> Non
 
     gpu = find_gpu("h100")
     found = grid("qwen3-32b", (1024, 32_768), (1, 64, 1024), sizes=(1, 4), gpus=[gpu], engines=(engine,))
+    point: Any
     for point in found.points():
         answer = estimate(
             kvcalc.load_model("qwen3-32b"), context_tokens=point["context_tokens"], batch_size=point["batch_size"],
@@ -210,7 +213,7 @@ def test_the_cache_type_is_the_one_estimate_takes(model: str, engine: str, asked
 
 def test_a_type_only_one_engine_knows_stands_with_the_reason_of_the_others() -> None:
     found = grid("deepseek-v3.2", kv_dtypes=("fp8_ds_mla",), engines=("sglang", "vllm"))
-    reasons = {point["engine"]: point["reason"] for point in found.points()}
+    reasons: Any = {point["engine"]: point["reason"] for point in found.points()}
     assert "not a dtype" in reasons["sglang"]
     assert reasons["vllm"] is None
     with pytest.raises(UsageError, match="this vLLM type is not modelled"):

@@ -1,4 +1,7 @@
-"""`simulated_cuda`: replaces the parts of `torch.cuda` that need a driver."""
+"""`simulated_cuda`: replaces the parts of torch that need a driver.
+
+What torch.cuda checks in Python runs as it is, above the replaced bindings: a real device refuses the same arguments.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import functools
 import time
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +21,7 @@ import torch.profiler
 
 from tests.simulated_cuda import graphs
 from tests.simulated_cuda.kernels import compiled
-from tests.simulated_cuda.machine import Machine, describe, start, stop
+from tests.simulated_cuda.machine import Machine, Memory, describe, start, stop
 from tests.simulated_cuda.tensors import Dispatch, Functions, SimulatedTensor, finish
 
 _SUM = "c10d::allreduce_"
@@ -38,7 +42,8 @@ def simulated_cuda(made: Machine | None = None, **options: Any) -> Iterator[Mach
             patch.setattr(torch.cuda.graph, "default_capture_stream", None)
             for name, function in _collectives(made).items():
                 patch.setattr(torch.distributed, name, function)
-            patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+            for name, function in _bindings(made).items():
+                patch.setattr(torch._C, name, function, raising=False)
             patch.setattr(torch.version, "cuda", "13.0")
             patch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 3))
             patch.setattr(torch.backends.cudnn, "version", lambda: 91900)
@@ -94,27 +99,22 @@ def _profile(profile: Any, *, activities: Any = None, **options: Any) -> Any:
     return profile(activities=[torch.profiler.ProfilerActivity.CPU], **options)
 
 
-def _functions(made: Machine) -> dict[str, Any]:
-    """The functions and classes of torch.cuda, for the devices of `made`."""
+def _bindings(made: Machine) -> dict[str, Any]:
+    """The bindings in torch._C, below the checks that torch.cuda makes of its arguments, for the devices of `made`."""
 
-    def number(device: Any = None) -> int:
-        index = device if isinstance(device, int) else torch.device("cuda" if device is None else device).index
-        index = made.current_device if index is None else index
-        if not 0 <= index < len(made.devices):
-            raise RuntimeError("CUDA error: invalid device ordinal")
-        return index
+    def memory(index: int) -> Memory:
+        _check_ordinal(made, index)
+        return made.devices[index]
 
-    def memory(device: Any) -> Any:
-        return made.devices[number(device)]
+    def set_device(index: int) -> None:
+        _check_ordinal(made, index)
+        made.current_device = index
 
-    def set_device(device: Any) -> None:
-        made.current_device = number(device)
+    def set_fraction(fraction: float, index: int) -> None:
+        memory(index).limit = int(memory(index).total * fraction)
 
-    def set_fraction(fraction: float, device: Any = None) -> None:
-        memory(device).limit = int(memory(device).total * fraction)
-
-    def reset_peak(device: Any = None) -> None:
-        memory(device).peak = memory(device).allocated
+    def reset_peak(index: int) -> None:
+        memory(index).peak = memory(index).allocated
 
     def empty_cache() -> None:
         if made.is_allocator_broken:
@@ -122,45 +122,59 @@ def _functions(made: Machine) -> dict[str, Any]:
         for each in made.devices:
             each.trim()
 
-    def synchronize(device: Any = None) -> None:
-        made.wait("synchronize")
-
-    def set_sync_debug_mode(mode: Any) -> None:
-        if mode not in ("default", 0):
+    def set_sync_debug_mode(mode: int) -> None:
+        if mode:
             warnings.warn("Synchronization debug mode is a prototype feature", UserWarning, stacklevel=2)
-        made.sync_is_error = mode in ("error", 2)
+        made.sync_is_error = mode == 2
+
+    return {
+        "_cuda_getDevice": lambda: made.current_device,
+        "_cuda_setDevice": set_device,
+        "_cuda_synchronize": lambda: made.wait("synchronize"),
+        "_cuda_memoryStats": lambda index: memory(index).stats(),
+        "_cuda_resetPeakMemoryStats": reset_peak,
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_emptyCache": empty_cache,
+        "_cuda_set_sync_debug_mode": set_sync_debug_mode,
+        "_cuda_get_sync_debug_mode": lambda: 2 if made.sync_is_error else 0,
+        "_host_emptyCache": lambda: None,
+    }
+
+
+def _check_ordinal(made: Machine, index: int) -> None:
+    if not 0 <= index < len(made.devices):
+        raise RuntimeError("CUDA error: invalid device ordinal")
+
+
+def _functions(made: Machine) -> dict[str, Any]:
+    """The functions and classes of torch.cuda that ask the driver at once, for the devices of `made`."""
+
+    def exchange_device(index: int) -> int:
+        before = made.current_device
+        if index >= 0:
+            torch.cuda.set_device(index)
+        return before
 
     def sleep(cycles: int) -> None:
         made.launches["sleep"] += 1
         made.device = max(made.device, made.host) + cycles / 1.98e9
 
+    def memory_info(index: int) -> tuple[int, int]:
+        _check_ordinal(made, index)
+        return made.devices[index].free, made.devices[index].total
+
     default = graphs.Stream(0)
     return {
         "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
+        "_initialized": True,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "device_count": lambda: len(made.devices),
-        "current_device": lambda: made.current_device,
-        "set_device": set_device,
-        "get_device_name": lambda device=None: made.name if number(device) >= 0 else "",
-        "get_device_capability": lambda device=None: made.capability,
-        "get_device_properties": lambda device=None: describe(made, number(device)),
-        "mem_get_info": lambda device=None: (memory(device).free, memory(device).total),
-        "memory_allocated": lambda device=None: memory(device).allocated,
-        "memory_reserved": lambda device=None: memory(device).reserved,
-        "max_memory_allocated": lambda device=None: memory(device).peak,
-        "max_memory_reserved": lambda device=None: memory(device).reserved,
-        "memory_stats": lambda device=None: memory(device).stats(),
-        "reset_peak_memory_stats": reset_peak,
-        "set_per_process_memory_fraction": set_fraction,
-        "empty_cache": empty_cache,
-        "synchronize": synchronize,
+        "cudart": lambda: SimpleNamespace(cudaMemGetInfo=memory_info),
+        "_exchange_device": exchange_device,
+        "_maybe_exchange_device": exchange_device,
+        "_get_device_properties": lambda index: describe(made, index),
         "_sleep": sleep,
-        "set_sync_debug_mode": set_sync_debug_mode,
-        "get_sync_debug_mode": lambda: 2 if made.sync_is_error else 0,
         "Event": graphs.Event,
         "Stream": graphs.Stream,
         "stream": graphs.StreamContext,

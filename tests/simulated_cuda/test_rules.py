@@ -53,6 +53,24 @@ def test_tensors_are_on_the_device_and_have_the_values_of_the_host(device: Machi
     assert torch.zeros(4, device="cuda:1").device == torch.device("cuda", 1)
 
 
+def test_torch_checks_its_arguments_as_on_a_real_device(device: Machine) -> None:
+    for fraction, where, error in (
+        (0.5, CUDA, ValueError), (0.5, "cpu", ValueError), (1, 0, TypeError), (1.5, 0, ValueError),
+        (0.5, 2, RuntimeError),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            torch.cuda.set_per_process_memory_fraction(fraction, where)
+    torch.cuda.set_per_process_memory_fraction(0.5, 1)
+    assert device.devices[1].limit == device.devices[1].total // 2
+    with pytest.raises(AssertionError, match="Invalid device id"):
+        torch.cuda.get_device_properties(2)
+    with pytest.raises(RuntimeError, match="invalid value of debug_mode"):
+        torch.cuda.set_sync_debug_mode("loud")
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0
+
+
 def test_tensors_of_two_devices_are_refused(device: Machine) -> None:
     here = torch.ones(3, device="cuda")
     for other in (torch.ones(3), torch.ones(3, device="cuda:1")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_the_state_over_time_counts_every_request_once(capacity: int | None) -> 
         Rules(SCHEDULES["vllm"], 100, 4), PieceTimes(draw), BlockPool(capacity, 1, range(210)), Arrivals(requests)
     )
     replica.run()
-    rows = describe_timeline([replica])
+    rows: Any = describe_timeline([replica])
     assert [row["seconds"] for row in rows] == [pytest.approx(replica.now * n / 60) for n in range(1, 61)]
     for row in rows:
         here = [one for one in requests if one.arrival <= row["seconds"] and (one.finish or 0.0) > row["seconds"]]

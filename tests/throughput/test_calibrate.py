@@ -8,30 +8,47 @@ from typing import Any
 
 import pytest
 
+import kvcalc
 from kvcalc.errors import UsageError
 from kvcalc.planning.calibration import read_calibration
-from kvcalc.throughput.calibrate import Record, combine
+from kvcalc.throughput.calibrate import Measured, Record, combine
 from kvcalc.throughput.hardware import find_gpu
 from tests.throughput.conftest import MakeModel
 
-# Attention in 32 layers: 1 GB of projections and 0.5 GB of cache, on a device that reads 1e12 bytes per second.
-ROOF = 1e12
-STEP, CORE = 4e-3, 1e-3
-RECORD: dict[str, Any] = {
-    "schema_version": 1,
-    "model": {"attention": "gqa"},
-    "device": {"kind": "cuda", "name": "A device"},
-    "roof": {"read_bytes_per_second": ROOF, "buffer_bytes": 1 << 30},
-    "runs": [
-        {
-            "attention": "gqa",
-            "num_layers": 32,
-            "decode_step_seconds": {"p50": STEP},
-            "attention_core_seconds": {"p50": CORE},
-            "fraction_of_roof": {"attention_core": 0.5e9 / CORE / ROOF, "step": 1.5e9 / STEP / ROOF},
-        }
-    ],
-}
+# Attention in 32 layers on a device that reads 1e12 bytes per second: 1 GB of projections, and 0.5 GB of cache for a
+# sequence of the shorter context. A layer's core takes FIXED seconds, and reads at half of the roof.
+ROOF, LAYERS, PROJECTIONS, CACHE = 1e12, 32, 1e9, 0.5e9
+FIXED, OVERHEAD, LAUNCHES = 20e-6, 2.0, 1e-3
+
+
+def run_of(size: float, fixed: float = FIXED, overhead: float = OVERHEAD, roof: float = ROOF) -> dict[str, Any]:
+    """A run whose cache is `size` times the smallest one."""
+    core = LAYERS * fixed + overhead * size * CACHE / roof
+    step = core + PROJECTIONS / roof + LAUNCHES
+    return {
+        "attention": "gqa",
+        "num_layers": LAYERS,
+        "decode_step_seconds": {"p50": step},
+        "attention_core_seconds": {"p50": core},
+        "fraction_of_roof": {
+            "attention_core": size * CACHE / core / roof,
+            "step": (PROJECTIONS + size * CACHE) / step / roof,
+        },
+    }
+
+
+def record_of(*runs: dict[str, Any], kind: str = "cuda", roof: float = ROOF, name: str = "A device") -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "model": {"attention": "gqa"},
+        "device": {"kind": kind, "name": name},
+        "roof": {"read_bytes_per_second": roof, "buffer_bytes": 1 << 30},
+        "runs": [*runs],
+    }
+
+
+RECORD = record_of(run_of(1), run_of(16), run_of(4), run_of(64))
+A_DEVICE = find_gpu("a100-pcie-40gb")
 
 
 def written(folder: Path, record: Any) -> str:
@@ -45,39 +62,81 @@ def read(path: str) -> Record:
     return record
 
 
-def test_a_record_gives_the_bandwidth_the_caches_rate_and_the_launches(tmp_path: Path) -> None:
-    found = read(written(tmp_path, RECORD))
+def constants(path: str) -> Measured:
+    found = combine([read(path)], A_DEVICE).record
+    assert found is not None
+    return found
+
+
+def test_a_record_gives_the_bandwidth_and_the_caches_rate(tmp_path: Path) -> None:
+    found = constants(written(tmp_path, RECORD))
     assert found.read_bytes_per_second == ROOF
-    assert found.kv_overhead == pytest.approx(2)
-    # 4 ms in total. The core takes 1 ms, and 1 GB of projections at the roof another; the rest is the six kernels of
-    # attention in 32 layers.
-    assert found.kernel_seconds == pytest.approx(2e-3 / 32 / 6)
+    assert found.kv_overhead == pytest.approx(OVERHEAD)
+    assert found.kernel_seconds is None
     assert found.weight_overhead is None
 
 
-@pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_no_part_of_a_step_is_counted_twice(tmp_path: Path, kind: str) -> None:
-    """The constants of a record give back the step that was measured."""
-    found = read(written(tmp_path, {**RECORD, "device": {"kind": kind, "name": "A device"}}))
-    cache = 0.5e9 / ROOF * found.kv_overhead
-    projections = 1e9 / ROOF * (found.weight_overhead or 1.0)
-    launches = 32 * 6 * (found.kernel_seconds or 0.0)
-    assert cache + projections + launches == pytest.approx(STEP)
+def test_a_short_cache_does_not_make_every_load_slow(tmp_path: Path) -> None:
+    """At batch 1 the kernel's fixed time is half of the core's. What it reads takes 1.08 times as long as the roof."""
+    device = find_gpu("h200")
+    roof = 0.92 * device.bandwidth_bytes_per_second
+    fixed = 0.92 * CACHE / roof / LAYERS
+    runs = [run_of(size, fixed, 1.08, roof) for size in (1, 16, 4, 64)]
+    shares = [run["fraction_of_roof"]["attention_core"] for run in runs]
+    assert [round(share, 2) for share in shares] == [0.5, 0.88, 0.76, 0.91]
+    path = written(tmp_path, record_of(*runs, roof=roof, name="NVIDIA H200"))
+    model, speed = kvcalc.load_model("llama-3.1-8b"), kvcalc.SpeedQuestion(calibration=kvcalc.read_calibration([path]))
+    asked: Any = {"context_tokens": 32_768, "batch_size": 24, "engine": "vllm", "devices": kvcalc.find_devices("h200")}
+    before: Any = kvcalc.estimate(model, **asked)["throughput"]
+    after: Any = kvcalc.estimate(model, speed=speed, **asked)["throughput"]
+    assert after["calibration"]["record"]["kv_overhead"] == pytest.approx(1.08)
+    assert after["parts"]["overhead_seconds"] == pytest.approx(before["parts"]["overhead_seconds"], rel=0.01)
+    assert before["low_seconds"] < after["decode_step_seconds"] < before["high_seconds"]
+
+
+def test_one_size_of_cache_does_not_give_a_rate(tmp_path: Path, model_of: MakeModel) -> None:
+    record = combine([read(written(tmp_path, record_of(run_of(1), run_of(1.5))))], A_DEVICE)
+    assert record.record is not None
+    assert record.record.kv_overhead is None
+    assert [note.code for note in record.notes] == ["one-point"]
+    assert "--sweep" in record.notes[0].text
+    model = model_of("llama-3-8b", "h100", "vllm")
+    found = record.record.apply(model, "bf16")
+    assert 1 <= found.constants.kv_overhead < model.constants.kv_overhead
+    # Two records of different sizes are enough.
+    pair = [read(written(tmp_path, record_of(run_of(size)))) for size in (1, 8)]
+    both = combine(pair, A_DEVICE).record
+    assert both is not None
+    assert both.kv_overhead == pytest.approx(OVERHEAD)
+
+
+def test_runs_that_multiplying_limits_do_not_count(tmp_path: Path) -> None:
+    slow = run_of(32, overhead=9)
+    slow["fraction_of_matmul_roof"] = {"attention_core": 0.9, "step": 0.9}
+    assert constants(written(tmp_path, record_of(*RECORD["runs"], slow))).kv_overhead == pytest.approx(OVERHEAD)
+
+
+def test_noise_does_not_give_a_negative_fixed_time(tmp_path: Path) -> None:
+    runs = [run_of(size, fixed=-3e-6, overhead=1.5) for size in (1, 2, 4)]
+    found = constants(written(tmp_path, record_of(*runs))).kv_overhead
+    assert found is not None
+    assert 1.0 < found < 1.5
 
 
 def test_on_a_cpu_what_is_left_is_the_projections_own_slowness(tmp_path: Path) -> None:
-    found = read(written(tmp_path, {**RECORD, "device": {"kind": "cpu"}}))
+    found = constants(written(tmp_path, record_of(*RECORD["runs"], kind="cpu")))
     assert found.kernel_seconds is None
-    # 1 GB in 3 ms at a roof of 1e12 bytes per second is three times the ideal time.
-    assert found.weight_overhead == pytest.approx(3)
+    # 1 GB in 2 ms at a roof of 1e12 bytes per second is twice the ideal time.
+    assert found.weight_overhead == pytest.approx(2)
 
 
 def test_it_replaces_what_it_knows_and_leaves_the_rest(tmp_path: Path, model_of: MakeModel) -> None:
     model = model_of("llama-3-8b", "h100", "logical")
-    found = read(written(tmp_path, RECORD)).apply(model, "bf16")
+    found = constants(written(tmp_path, RECORD)).apply(model, "bf16")
     assert found.bandwidth == ROOF
-    assert found.constants.kv_overhead == pytest.approx(2)
-    assert found.constants.kernel_seconds == pytest.approx(2e-3 / 32 / 6)
+    assert found.constants.kv_overhead == pytest.approx(OVERHEAD)
+    assert found.constants.kernel_seconds == model.constants.kernel_seconds
+    assert found.constants.step_seconds == model.constants.step_seconds
     assert found.constants.prefill_overhead == model.constants.prefill_overhead
     assert found.attention_flops == model.attention_flops
     step = found.decode(1, 4096)
@@ -86,9 +145,9 @@ def test_it_replaces_what_it_knows_and_leaves_the_rest(tmp_path: Path, model_of:
     assert step.seconds > model.decode(1, 4096).seconds
 
 
-def test_the_run_of_the_models_own_attention_counts(tmp_path: Path) -> None:
+def test_the_runs_of_the_models_own_attention_count(tmp_path: Path) -> None:
     other = {**RECORD["runs"][0], "attention": "mha", "attention_core_seconds": {"p50": 1.0}}
-    both = {**RECORD, "runs": [other, RECORD["runs"][0]]}
+    both = {**RECORD, "runs": [other, *RECORD["runs"]]}
     assert read(written(tmp_path, both)) == read(written(tmp_path, RECORD))
 
 
@@ -123,11 +182,11 @@ def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, record: Any, w
     assert "kvcalc measure" in (caught.value.hint or "")
 
 
-def test_of_several_records_the_medians_are_used(tmp_path: Path) -> None:
+def test_of_several_records_the_median_rate_is_used(tmp_path: Path) -> None:
     records = [
         read(written(tmp_path, spoiled("roof.read_bytes_per_second", rate * 1e9))) for rate in (900, 1000, 1400, 5)
     ]
-    found = combine(records, find_gpu("a100-pcie-40gb"))
+    found = combine(records, A_DEVICE)
     assert found.number == 3
     assert found.record is not None
     assert found.record.read_bytes_per_second == 1e12
@@ -143,6 +202,17 @@ def test_of_several_records_the_medians_are_used(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read(str(tmp_path / "none.json"))
+
+
+def test_a_record_that_names_another_device_is_not_used(tmp_path: Path) -> None:
+    """An H100 and an H200 read at rates which could both be of one device."""
+    own, other = (read(written(tmp_path, record_of(run_of(1), run_of(8, overhead=x), roof=3e12, name=name)))
+                  for name, x in (("NVIDIA H200", 2.0), ("NVIDIA H100 80GB HBM3", 5.0)))  # fmt: skip
+    found = combine([own, other], find_gpu("h200"))
+    assert found.number == 1
+    assert found.record is not None
+    assert found.record.device == "NVIDIA H200"
+    assert "of h100-sxm, not of h200" in found.notes[0].text
 
 
 def test_a_record_of_another_device_is_doubted(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_range_that_is_too_wide_is_not_known() -> None:
     assert known_range(1.0, 4.1) == (None, None)
     serving = {"ttft_low_seconds": 1.0, "ttft_high_seconds": 5.0, "tpot_low_seconds": 1.0, "tpot_high_seconds": 2.0,
                "tokens_per_second_low": 1.0, "tokens_per_second_high": 2.0}  # fmt: skip
-    document: dict[str, Any] = {"low_seconds": 1.0, "high_seconds": 3.0, "serving": dict(serving)}
+    document: Any = {"low_seconds": 1.0, "high_seconds": 3.0, "serving": dict(serving)}
     hide_wide_ranges(document)
     assert (document["low_seconds"], document["high_seconds"]) == (1.0, 3.0)
     assert document["serving"] == {**serving, "ttft_low_seconds": None, "ttft_high_seconds": None}
@@ -123,7 +123,7 @@ def test_only_a_narrow_range_is_judged_at_its_upper_end() -> None:
 
 def test_without_a_range_of_the_step_the_energy_has_none() -> None:
     energy = {"joules_per_token": 1.0, "low_joules_per_token": 0.5, "high_joules_per_token": 2.0}
-    document: dict[str, Any] = {"low_seconds": 1.0, "high_seconds": 4.1, "serving": None, "energy": energy}
+    document: Any = {"low_seconds": 1.0, "high_seconds": 4.1, "serving": None, "energy": energy}
     hide_wide_ranges(document)
     assert energy == {"joules_per_token": 1.0, "low_joules_per_token": None, "high_joules_per_token": None}
 

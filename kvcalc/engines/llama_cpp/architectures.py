@@ -5,8 +5,11 @@ Source: src/models, src/llama-model.cpp (create_memory) and conversion/ of llama
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+from kvcalc.engines.declarations import table, types_of
 from kvcalc.engines.engine import not_established
-from kvcalc.engines.llama_cpp.converted import keeps_windows
 from kvcalc.engines.llama_cpp.settings import LATENT, NO_V, WINDOWS, Settings
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import (
@@ -19,6 +22,8 @@ from kvcalc.model.caches import (
     IndexerKeys,
     LatentAttention,
 )
+from kvcalc.model.families.decoder_table import row
+from kvcalc.model.families.window_patterns import pattern_of
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, distinct_caches
 from kvcalc.records import NamedTuple
@@ -28,6 +33,9 @@ _CHUNK = 8192
 
 # n_layer_kv_from_start is not read from the file (models/gemma3n.cpp).
 _GEMMA3N_OWN = 20
+
+# EXAONE 4 keeps windows only in the model with 64 layers (models/exaone4.cpp).
+_EXAONE4_LAYERS = 64
 
 _T5 = ("mt5", "t5", "umt5")
 _M3 = ("minimax_m3", "minimax_m3_vl_text")
@@ -90,7 +98,7 @@ def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
     """The caches of a model. Raises ModelError (exit 3) for a model whose layout is not modelled."""
     if spec.whole is not None:
         return layers_of(spec.whole, settings).held_by(spec)
-    has_window_cache = keeps_windows(spec) and not settings.is_before(WINDOWS)
+    has_window_cache = _keeps_windows(spec) and not settings.is_before(WINDOWS)
     _check_file(spec)
     every = tuple(Layer(cache, _kept(spec, cache, settings), num_layers) for cache, num_layers in distinct_caches(spec))
     # T5 recomputes K and V of the encoder's output at every step (models/t5.cpp).
@@ -110,6 +118,40 @@ def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
         raise ModelError(f"{spec.name}: llama.cpp has one window for all layers; the model has {len(windows)}")
     window = _written_window(spec, max(windows)) if has_window_cache and windows else None
     return Layers(layers, window, max(layer.v_row for layer in layers), not_kept)
+
+
+def _keeps_windows(spec: ModelSpec) -> bool:
+    """Whether windows have a separate cache (`models.yaml`).
+
+    Raises ModelError (exit 3) for a type that llama.cpp does not convert, for windows that are not modelled, and if
+    the model has windows in more or fewer layers than llama.cpp's architecture.
+    """
+    kind = spec.model_type
+    windowed = [
+        any(cache.window is not None for cache in group.caches)
+        for group in spec.layers
+        for _ in range(group.num_layers)
+    ]
+    if kind == "exaone4":
+        return spec.num_layers == _EXAONE4_LAYERS and any(windowed)
+    if kind in types_of("llama.cpp", "not_converted"):
+        raise ModelError(f"{spec.name}: llama.cpp does not convert {kind}", "count with --engine logical")
+    fixed, types = table("llama.cpp", "models")["fixed"], partial(types_of, "llama.cpp")
+    if kind not in types("listed").union(fixed, *map(types, ("ruled", "full_length", "plain"))):
+        raise ModelError(f"{spec.name}: llama.cpp's layout of {kind} is not modelled")
+    if not any(windowed):
+        return False
+    if kind in types("plain"):
+        raise ModelError(f"{spec.name}: llama.cpp's layout of {kind} with windows is not modelled")
+    pattern: Any = pattern_of(fixed[kind]) if kind in fixed else row(kind)["slides"] if kind in types("ruled") else None
+    # The bytes depend on how many layers have windows, not on which. A GGUF file is already read by the same rule.
+    if pattern and spec.gguf is None and sum(windowed) != sum(pattern.sliding(len(windowed))):
+        which = "first" if pattern.full_first else "last"
+        raise ModelError(
+            f"{spec.name}: llama.cpp's {kind} has full attention in the {which} of every {pattern.step} layers and "
+            f"ignores the config; the model has {sum(windowed)} layers with windows"
+        )
+    return pattern is not None or kind in types("listed")
 
 
 def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.declarations import types_of
 from kvcalc.engines.engine import AutoContext, DividedRows, Engine, Line, Resolved
 from kvcalc.engines.llama_cpp.account import Cells, account, cells_for, read_row
 from kvcalc.engines.llama_cpp.architectures import layers_of
-from kvcalc.engines.llama_cpp.converted import ROLLS_BACK
 from kvcalc.engines.llama_cpp.placement import OPTIONS, parse_placement
 from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
 from kvcalc.engines.llama_cpp.splitting import (
@@ -81,7 +81,7 @@ class LlamaCpp(Engine):
         build = None if release is None else parse_release("llama.cpp", release).release
         self.chosen = parse_settings(settings, build)
         self.settings = self.chosen.describe()
-        if spec.model_type not in ROLLS_BACK:
+        if spec.model_type not in types_of(self.name, "rolls_back"):
             self.chosen = self.chosen._replace(draft_max=0)
         self.micro_batch_tokens = self.chosen.ubatch_size
         self.placement = parse_placement(settings)

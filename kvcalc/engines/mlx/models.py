@@ -1,10 +1,13 @@
-"""Which model types mlx-lm runs, and what the class of each type keeps.
+"""Which models mlx-lm runs, and what the class of each type keeps. `models.yaml` has the types.
 
 Source: mlx_lm/models at commit d78bf58e217c (mlx-lm 0.32.0), and the same files at the tags of older releases.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
+from kvcalc.engines.declarations import types_of
 from kvcalc.engines.engine import not_established
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import (
@@ -22,25 +25,7 @@ from kvcalc.releases import Release
 
 VERSION = "mlx-lm 0.32.0"
 
-# Types whose windowed layers have a RotatingKVCache. In other types, windowed layers keep all tokens.
-_ROTATING = (
-    "afmoe cohere2 exaone4 exaone_moe gemma3_text gemma3n_text gemma4_text gemma4_unified_text gpt_oss laguna mellum "
-    "mimo_v2_flash ministral3 olmo3 step3p5"
-).split()
-
-# Other types whose class makes its own cache, so that --max-kv-size has no effect (make_cache).
-_OWN_CACHE = (
-    "deepseek_v32 falcon_h1 generic glm_moe_dsa granitemoehybrid iquestcoder kimi_linear lfm2 lfm2_moe llama "
-    "llama4_text longcat_flash mamba2 mistral nemotron-nas nemotron_h qwen3_5_moe_text qwen3_5_text qwen3_next"
-).split()
-
-_PLAIN = (
-    "apertus bailing_moe bitnet cohere dbrx deepseek deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone gemma "
-    "gemma2 glm glm4 glm4_moe glm4_moe_lite gpt2 gpt_bigcode gpt_neox granite granitemoe helium hunyuan_v1_dense "
-    "internlm2 internlm3 kimi_k2 mimo minicpm minicpm3 minimax_m2 mixtral nanochat nemotron olmo2 olmoe openelm phi "
-    "phi3 phimoe qwen qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe qwen3_vl_moe_text qwen3_vl_text "
-    "seed_oss smollm3 solar_open stablelm starcoder2"
-).split()
+_types = partial(types_of, "mlx")
 
 # MLA: the first release that caches the latent. Before it, and in the last two types in every release, the cache has K
 # and V of every head. Source: update_and_fetch in each class, at the tags v0.30.4 to v0.30.7.
@@ -53,11 +38,6 @@ _LATENT_SINCE: dict[str, Release | None] = {
 # Recurrent states are fp32 since this release: gated_delta.py, and dt in ssm.py (v0.31.2). Before it, the state of a
 # delta net has the type of the activations.
 _FP32_STATES_SINCE = Release.of(0, 31, 2)
-_DELTA_NETS = ("kimi_linear", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-_CONVOLUTIONS = ("lfm2", "lfm2_moe")
-
-# Types whose layers have several caches in a CacheList, which mlx-lm does not quantize (CacheList has no to_quantized).
-_LISTS = ("deepseek_v32", "falcon_h1", "glm_moe_dsa", "longcat_flash")
 
 
 def check_model(spec: ModelSpec, release: Release | None) -> None:
@@ -68,7 +48,7 @@ def check_model(spec: ModelSpec, release: Release | None) -> None:
             f"{spec.name}: mlx-lm loads safetensors, not GGUF files",
             "ask about the model's preset or config.json, with --dtype mlx-4bit for 4-bit weights",
         )
-    if kind not in (*_ROTATING, *_OWN_CACHE, *_PLAIN):
+    if not any(kind in _types(name) for name in ("rotating", "own_cache", "plain")):
         raise ModelError(f"{spec.name}: mlx-lm's cache of {kind} is not modelled", "count with --engine logical")
     for cache in all_caches(spec):
         if isinstance(cache, (CompressedAttention, CrossAttention)) or (
@@ -77,7 +57,7 @@ def check_model(spec: ModelSpec, release: Release | None) -> None:
             raise not_established(spec, "mlx-lm", cache.kind)
     is_older = release is not None and release < _FP32_STATES_SINCE
     has_state = any(isinstance(cache, RecurrentState) and cache.state_elements for cache in all_caches(spec))
-    if is_older and has_state and kind not in _DELTA_NETS:
+    if is_older and has_state and kind not in _types("delta_nets"):
         raise ModelError(
             f"{spec.name}: the state of {kind} before mlx-lm 0.31.2 is not modelled", "use --engine mlx@0.31.2"
         )
@@ -85,12 +65,12 @@ def check_model(spec: ModelSpec, release: Release | None) -> None:
 
 def rotates(spec: ModelSpec) -> bool:
     """Whether windowed layers keep only their window."""
-    return spec.model_type in _ROTATING
+    return spec.model_type in _types("rotating")
 
 
 def makes_own_cache(spec: ModelSpec) -> bool:
     """Whether the model's class makes its cache itself and ignores --max-kv-size."""
-    return spec.model_type in (*_ROTATING, *_OWN_CACHE)
+    return spec.model_type in _types("rotating") | _types("own_cache")
 
 
 def kept(spec: ModelSpec, cache: Cache, release: Release | None) -> Cache:
@@ -106,7 +86,7 @@ def kept(spec: ModelSpec, cache: Cache, release: Release | None) -> Cache:
     if isinstance(cache, SlidingWindowAttention) and spec.model_type == "mimo_v2_flash":
         # The model also reads the token before the config's window, but max_size is that window.
         return cache._replace(window=cache.window - 1)
-    if isinstance(cache, RecurrentState) and spec.model_type not in _CONVOLUTIONS:
+    if isinstance(cache, RecurrentState) and spec.model_type not in _types("convolutions"):
         is_older = release is not None and release < _FP32_STATES_SINCE
         return cache._replace(state_dtype=cache.conv_dtype if is_older else "fp32")
     return cache
@@ -126,6 +106,6 @@ def why_not_quantized(spec: ModelSpec, release: Release | None) -> str | None:
         return "a latent (MLA)"
     if any(isinstance(cache, ChunkedAttention) for cache in caches):
         return "chunks"
-    if spec.model_type in _LISTS:
+    if spec.model_type in _types("lists"):
         return "several caches in a layer"
     return None if any(isinstance(cache, FullAttention) for cache in caches) else "a state only"

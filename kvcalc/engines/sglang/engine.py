@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.declarations import types_of
 from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, lines_of
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
@@ -21,8 +22,6 @@ from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, la
 from kvcalc.engines.sglang.models import (
     MINIMAX_M3,
     VERSION,
-    WITH_ENCODER,
-    WITH_EXTRA_STATES,
     check_model,
     is_sparse,
 )
@@ -111,11 +110,11 @@ class Sglang(Engine):
 
             check_copies(spec, self.prompt_ranks, settings, stages)
             self.spreads_mlps = not keeps_mlps(spec)
-        if spec.model_type in WITH_ENCODER and self.chosen.max_running_requests is not None:
+        if spec.model_type in types_of(self.name, "with_encoder") and self.chosen.max_running_requests is not None:
             raise UsageError("--max-running-requests: the request table of a model with an encoder is not modelled")
         # The states of a running request: its own, and with the prefix cache those of the prefixes that it uses.
         # SGLang runs only as many requests as have these states (_calculate_mamba_ratio, kv_cache_configurator.py).
-        has_more = spec.model_type in WITH_EXTRA_STATES
+        has_more = spec.model_type in types_of(self.name, "with_extra_states")
         self.states_each = 1 if self.chosen.disable_radix_cache else 5 if has_more else 3
         # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
         self.encoder = encoder_tokens(spec)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvcalc.engines.declarations import types_of
 from kvcalc.engines.place import RAW_FP8
-from kvcalc.engines.sglang.models import ALL_LAYERS, GEMMA4, MINIMAX_M3, WINDOW_POOL, check_model
+from kvcalc.engines.sglang.models import GEMMA4, MINIMAX_M3, check_model
 from kvcalc.engines.sglang.models import is_sparse as is_sparse
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
@@ -85,7 +86,7 @@ def _rows_without_a_cache(share: ModelSpec) -> list[tuple[Cache, int]]:
     encoder has (_derive_model_shapes). They are counted on the first pipeline stage.
     """
     spec = whole_of(share)
-    if spec.model_type not in ALL_LAYERS:
+    if spec.model_type not in types_of("sglang", "all_layers"):
         return []
     caches = all_caches(spec)
     if spec.model_type == "whisper":
@@ -121,9 +122,9 @@ def _layer(spec: ModelSpec, cache: Cache, num_layers: int, dtype: Dtype) -> Laye
     if isinstance(cache, CrossAttention):
         cache_of_tokens = FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
         return Layer(cache, num_layers, FULL, stored_cache_bytes(cache_of_tokens, 1, dtype))
-    if isinstance(cache, HEADS_CACHES) and cache.window is not None and spec.model_type in WINDOW_POOL:
-        return Layer(cache, num_layers, WINDOW, stored_cache_bytes(cache, 1, dtype))
-    return Layer(cache, num_layers, FULL, stored_cache_bytes(cache, 1, dtype))
+    has_window = isinstance(cache, HEADS_CACHES) and cache.window is not None
+    pool = WINDOW if has_window and spec.model_type in types_of("sglang", "window_pool") else FULL
+    return Layer(cache, num_layers, pool, stored_cache_bytes(cache, 1, dtype))
 
 
 def _m3_index_bytes(spec: ModelSpec, cache: IndexerKeys, dtype: Dtype) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.checkpoint import quantized_cache
+from kvcalc.engines.declarations import unread_types
 from kvcalc.engines.engine import BlockPool, Engine, Line, Resolved, lines_of, not_established
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
-from kvcalc.engines.unread import NOT_READ_IN_TENSORRT_LLM
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.kv_cache import stored_cache_bytes
@@ -70,7 +70,7 @@ class TensorrtLlm(Engine):
     title = "TensorRT-LLM"
     reuse_class = ("tensorrt_llm.reuse", "TensorrtLlmReuse")
     classes_of_transformers = "config"
-    unread = NOT_READ_IN_TENSORRT_LLM
+    unread = unread_types("tensorrt-llm")
     running_option = "max-batch-size"
     by_type: Mapping[str, tuple[str, str]] = {
         **dict.fromkeys(

@@ -27,7 +27,6 @@ from kvcalc.engines.tensorrt_llm.pools import (
     check_average,
     least_slots,
     most_blocks,
-    prompts_of_step,
 )
 from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.errors import LayoutError
@@ -112,7 +111,7 @@ class LayerGroups(TensorrtLlm):
         return GroupPrefixes(partial(self.layout, share, dtype), self.block)
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
-        """The slope is that of the rows. Whole pages, a step's prompts and the pools' proportion are fixed bytes."""
+        """The slope is that of the rows. Whole pages, a whole prompt and the pools' proportion are fixed bytes."""
         layout = self.layout(spec, dtype, tokens)
         slope = sum(sum(kind.token_bytes) for kind in layout.kinds if kind.window is None or kind.window > tokens)
         return growth_at_slope(slope, self.held_bytes(spec, dtype, tokens, 1), tokens)
@@ -153,7 +152,7 @@ class LayerGroups(TensorrtLlm):
         division, slots = self._divided(self.layout(share, dtype, longest_tokens), memory)
         if slots is None:
             raise ValueError("the slots of a known memory are known")
-        free = [max(1, count - self._beyond(group, longest_tokens, 1)) for count, group in zip(slots, division.groups)]
+        free = [max(1, count - self._beyond(group, longest_tokens)) for count, group in zip(slots, division.groups)]
         most, block = max(free), self.block
 
         def taken(number: int) -> int:
@@ -163,9 +162,9 @@ class LayerGroups(TensorrtLlm):
         return RunningPool(most, block, [taken(number) for number in range(ceil_div(longest_tokens, block) + 3)])
 
     def _concurrency(self, division: Division, slots: list[int], tokens: int) -> float:
-        """The requests that the fullest pool holds. A step's prompts take their slots once for all of them."""
+        """The requests that the fullest pool holds. The prompts take the slots beyond their windows in turn."""
         return min(
-            max(0, count - self._beyond(group, tokens, 1))
+            max(0, count - self._beyond(group, tokens))
             / sum(most_blocks(window, tokens, self.block) for window in group.windows)
             for count, group in zip(slots, division.groups)
         )
@@ -197,14 +196,18 @@ class LayerGroups(TensorrtLlm):
         """The slots of each group that a batch takes."""
         return [
             sum(batch * most_blocks(window, tokens, self.block) for window in group.windows)
-            + self._beyond(group, tokens, batch)
+            + self._beyond(group, tokens)
             for group in layout.division.groups
         ]
 
-    def _beyond(self, group: Group, tokens: int, batch: int) -> int:
-        """The slots that the prompts of a step take before their windows have left them."""
-        prompts, blocks = prompts_of_step(tokens, batch), ceil_div(tokens, self.block)
-        return sum(prompts * (blocks - most_blocks(window, tokens, self.block)) for window in group.windows)
+    def _beyond(self, group: Group, tokens: int) -> int:
+        """The slots that a prompt takes until its step ends and its window has left them.
+
+        A prompt that finds no free slots waits for the next step. So a batch runs if there is room for one of its
+        prompts at a time, although several may share a step.
+        """
+        blocks = ceil_div(tokens, self.block)
+        return sum(blocks - most_blocks(window, tokens, self.block) for window in group.windows)
 
     def _block_bytes(self, layout: Layout, tokens: int, batch: int) -> int:
         return sum(n * size for n, size in zip(self._slots(layout, tokens, batch), layout.division.sizes))

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 
 from kvcalc.engines.log import LogReader, Reading, Setup, best_stage
-from kvcalc.engines.log_lines import UNEXPLAINED, Figure, Log, Pattern, Record, option, parse_printed
+from kvcalc.engines.log_lines import UNEXPLAINED, Figure, Log, Record, parse_printed
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm
 from kvcalc.engines.tensorrt_llm.hybrid import state_parts
@@ -27,41 +27,6 @@ _AUTO_DEPLOY = "an input: AutoDeploy's manager counts blocks only; its caches ar
 _FRACTION = "0.9"
 # The default is 32. Older builds and examples use 64 and 128.
 _BLOCKS = ("32", "64", "128", "16")
-
-FACTS = (
-    Pattern("version", "TensorRT-LLM version", r"TensorRT-LLM version:? v?(?P<value>\d[\w.]*)"),
-    # In a sentence of a script ("Starting trtllm-serve for model X") the next word is not the model's name.
-    Pattern("model", "trtllm-serve ", r"trtllm-serve (?:serve )?(?!for )(?P<value>[^\s-]\S*)"),
-    Pattern("model", "trtllm-serve for model", r"trtllm-serve for model:? ['\"]?(?P<value>[^\s'\"]+)"),
-    *option("model", "model", "--model", value=r"[\w.-]+/[\w./-]+"),
-    *option("context_tokens", "max_seq_len", "--max_seq_len", value=r"\d+"),
-    *option("tensor_parallel_size", "tensor_parallel_size", "tp_size", "--tp_size", value=r"\d+"),
-    *option("pipeline_parallel_size", "pipeline_parallel_size", "pp_size", "--pp_size", value=r"\d+"),
-    *option("enable_attention_dp", "enable_attention_dp", value="(?i:true|false)"),
-    *option("kv_dtype", "kv_cache_dtype", "--kv_cache_dtype"),
-    *option("tokens_per_block", "tokens_per_block", value=r"\d+"),
-    Pattern("tokens_per_block", "okens per block", r"[Tt]okens per block[=:] ?(?P<value>\d+)"),
-    *option("memory_fraction", "free_gpu_memory_fraction", "--free_gpu_memory_fraction",
-            "kv_cache_free_gpu_mem_fraction", "--kv_cache_free_gpu_memory_fraction", value=r"0?\.\d+"),
-    *option("max_tokens", "max_tokens_in_paged_kv_cache", value=r"\d+"),
-    Pattern("fake_cache", "fake cache manager", r"Using fake cache manager with head_dim=(?P<value>0)"),
-    Pattern("block_window", "[window size=", r"per sequence: \d+ \[window size=(?P<value>\d+)\]"),
-)  # fmt: skip
-
-RECORDS = (
-    Pattern("pool", "Allocated ",
-            r"Allocated (?P<size>\d+(?:\.\d+)? [KMG]iB)(?: for max tokens in paged KV cache)? \((?P<tokens>\d+)\)"),
-    Pattern("available", "available: ", r"total: \d+(?:\.\d+)? GiB, available: (?P<available>\d+(?:\.\d+)? GiB)"),
-    Pattern("pool_bytes", "bytes for k/v cache", r"Allocate (?P<bytes>\d+) bytes for k/v cache"),
-    Pattern("tokens", "tokens in paged KV cache", r"Using (?P<tokens>\d+) tokens in paged KV cache"),
-    Pattern("blocks", "KV cache primary pool", r"Number of blocks in KV cache primary pool: (?P<blocks>\d+)"),
-    Pattern("blocks", "primary blocks", r"primary blocks[=:] ?(?P<blocks>\d+)"),
-    Pattern("states", "max_mamba_cache_size: ",
-            r"max_mamba_cache_size: (?P<slots>\d+), conv_state size: (?P<conv>\d+(?:\.\d+)? ?GB),"
-            r" ssm_state size: (?P<ssm>\d+(?:\.\d+)? ?GB)"),
-    Pattern("pages", "KV cache pages per sequence", r"Max KV cache pages per sequence: (?P<pages>\d+)"),
-    Pattern("pages", "KV cache blocks per sequence", r"Max KV cache blocks per sequence: (?P<pages>\d+)"),
-)  # fmt: skip
 
 
 def check(from_memory: bool, log: Log, setup: Setup) -> list[Figure]:
@@ -166,8 +131,6 @@ def _releases(log: Log, spec: ModelSpec) -> list[tuple[str, tuple[str, ...]]]:
 
 class TensorrtLlmLog(LogReader):
     """Reads TensorRT-LLM's log."""
-
-    facts, records, pool_words = FACTS, RECORDS, ("KV cache", "k/v cache", "primary blocks", "available:")
 
     def readings(self, log: Log, spec: ModelSpec) -> Iterator[Reading]:
         """The block size in the log. Otherwise the default, then the other sizes that engines were built with.

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from kvcalc.engines.rounding import ceil_div, round_up
-from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
 
@@ -95,6 +94,27 @@ class Division:
             low, enough = (low, middle) if middle > 0 and self._holds(middle * page, needed) else (middle, enough)
         return self.rounded(max(enough, 1) * page)
 
+    def multiple(self, needed: Sequence[int], typical: int) -> int:
+        """The bytes of so many typical batches that every group has at least the slots in `needed`.
+
+        `typical` is what the first group takes in a typical batch. The other groups need no more than they take in one.
+        Rounding may give the pools these slots in less memory (`smallest`), and take them away again in more. A larger
+        batch, with another proportion, may then take less than a smaller one.
+        """
+        page = page_bytes(0)
+        while True:
+            shares = self._shares(page)
+            if needed[0] <= typical:  # the other groups have their floors, and the first group the rest
+                quota = _pages(needed[0], self.groups[0], page) * page + sum(shares[1:])
+            else:
+                quota = round_up(ceil_div(sum(shares) * needed[0], typical), page)
+            if page_bytes(quota) <= page:
+                break
+            page = page_bytes(quota)
+        while not self._holds(quota, needed):
+            quota += page_bytes(quota)
+        return self.rounded(quota)
+
     def _holds(self, quota: int, needed: Sequence[int]) -> bool:
         return all(has >= needs for has, needs in zip(self.slots(quota), needed))
 
@@ -147,15 +167,6 @@ def check_average(average: int | None, tokens: int) -> None:
     """Raise UsageError (exit 2) for an average length above the longest request's, `tokens`."""
     if average is not None and average > tokens:
         raise UsageError(f"--avg-seq-len {average} is longer than the context of {tokens} tokens")
-
-
-def prompts_of_step(tokens: int, batch: int) -> int:
-    """The prompts in a step, all blocks of which are kept until its end.
-
-    A step has max_num_tokens tokens, or those of the longest request (_estimate_swa_cache_size, context=True,
-    kv_cache_manager_v2.py). Prompts are not divided by default (enable_chunked_prefill).
-    """
-    return max(1, min(batch, STEP_TOKENS // tokens))
 
 
 def page_bytes(quota: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvcalc.engines.prefixes import InUse, Prefixes, in_use
 from kvcalc.engines.rounding import ceil_div, round_up
-from kvcalc.engines.tensorrt_llm.pools import Layout, Sequences, blocks_of, most_blocks, prompts_of_step
+from kvcalc.engines.tensorrt_llm.pools import Layout, Sequences, blocks_of, most_blocks
 
 _LONGEST = 1 << 80  # longer than every window
 
@@ -31,8 +31,7 @@ class GroupPrefixes(Prefixes):
             found = InUse(shared // block, after)
             if kind.window is not None:
                 found = in_use(needed, after, self._kept(kind.window, shared))
-            prompts = prompts_of_step(tokens, batch)
-            slots[kind.window] = found.shared + batch * found.own + prompts * (after - found.own)
+            slots[kind.window] = found.shared + (batch - 1) * found.own + after
         # A window that is no shorter than the requests keeps what the other layers keep.
         whole = shared // block + batch * after
         groups = layout.division.groups

@@ -50,9 +50,15 @@ class HybridPools(Hybrid):
         return cls if release is None or release >= _SINCE else Hybrid
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        division = self._division(share, dtype, tokens, batch)
-        needed = {None: batch * ceil_div(tokens, self.block), STATE: self._num_states(batch)}
-        return division.smallest([needed[group.windows[0]] for group in division.groups])
+        division, states = self._division(share, dtype, tokens, batch), self._num_states(batch)
+        typical, blocks = self._typical_blocks(tokens), ceil_div(tokens, self.block)
+        if self.chosen.avg_seq_len is None and blocks > 1:
+            blocks = 2 * typical
+        needed = {None: batch * blocks, STATE: states}
+        slots = [needed[group.windows[0]] for group in division.groups]
+        if len(slots) == 1:
+            return division.smallest(slots)
+        return division.multiple(slots, (states - _DUMMIES) * typical)
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         return growth_at_slope(token_bytes(attending(spec), dtype), self.held_bytes(spec, dtype, tokens, 1), tokens)
@@ -91,6 +97,11 @@ class HybridPools(Hybrid):
         """The states of the requests that may run, --max-batch-size in every pipeline stage, and the dummy's."""
         return max(batch, (self.chosen.max_batch_size or 0) * max(1, len(self.bounds))) + _DUMMIES
 
+    def _typical_blocks(self, tokens: int) -> int:
+        """The blocks of the requests that set the proportion: half of the longest one's, which has an even number."""
+        average = self.chosen.avg_seq_len
+        return ceil_div(tokens, 2 * self.block) if average is None else ceil_div(min(average, tokens), self.block)
+
     def _division(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> Division:
         states, block = self._num_states(batch), self.block
         groups = [Group(tuple(block * size for size in sizes), (None,)) for sizes in (_rows(share, dtype),) if sizes]
@@ -100,7 +111,7 @@ class HybridPools(Hybrid):
             average = min(average, tokens)
             longest = [Sequences(tokens, tokens - 1), Sequences(1, 0, states - 1 - _DUMMIES)]
             batches += [[*longest, Sequences(0, 0, _DUMMIES)], [Sequences(STEP_TOKENS, 0), Sequences(0, 0, _DUMMIES)]]
-        length = average or max(1, tokens // 2)
+        length = self._typical_blocks(tokens) * block
         typical = (Sequences(length, length - 1, states - _DUMMIES), Sequences(0, 0, _DUMMIES))
         return Division(groups, block, typical, least_slots(groups, block, batches))
 

@@ -12,9 +12,9 @@ from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
+from kvcalc.engines.declarations import unread_types
 from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, block_table
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
-from kvcalc.engines.unread import NOT_READ_IN_VLLM
 from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.blocks import default_block, step_of
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
@@ -59,7 +59,7 @@ class Vllm(Engine):
     title = "vLLM"
     reuse_class = ("vllm.reuse", "VllmReuse")
     classes_of_transformers = "config"
-    unread = NOT_READ_IN_VLLM
+    unread = unread_types("vllm")
     running_option = "max-num-seqs"
     version = VERSION
     context_option = "--max-model-len"

@@ -12,6 +12,7 @@ from typing import Any
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.curves import Curve, stored_curve
 from kvcalc.memory.workload import BEYOND_MODEL, ENCODER_AS_CONTEXT
+from kvcalc.model.spec import period
 from kvcalc.notes import Note
 from kvcalc.planning.answers.figures import FIGURES, cache_figures
 from kvcalc.planning.cases.case import Case, make_case
@@ -193,8 +194,9 @@ def _with_memory(
     most as many requests as its own limits allow."""
     share, dtype = case.share, case.workload.kv_dtype
     checks = [] if also_fits is None else [also_fits]
-    if case.allocation.start_bytes(share, dtype, case.workload.context_tokens):
-        checks.append(lambda tokens, batch: case.needed_bytes(tokens, 1) <= memory(tokens, batch))
+    if case.allocation.start_bytes(share, dtype, case.workload.context_tokens) or period(case.spec) > 1:
+        at = case.workload.attention_batch
+        checks.append(lambda tokens, batch: case.needed_bytes(tokens, at(batch)) <= memory(tokens, batch))
     if case.allocation.max_running_requests(share, dtype, None) is not None:
         checks.append(lambda tokens, batch: batch <= (max_running_requests(case, memory(tokens, batch), tokens) or 0))
     return found._replace(

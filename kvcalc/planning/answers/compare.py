@@ -1,18 +1,19 @@
-"""Compare models under one workload, optionally with several kinds of attention, engines and devices."""
+"""Compare models under one workload with kinds of attention, engines and devices; or one model in several engines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kvcalc.engines import engine_class
+from kvcalc.engines import RELEASE, engine_class
 from kvcalc.engines.options import check_settings, settings_of
-from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.workload import DEFAULT_CONTEXT_TOKENS
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import VARIANTS, WhatIf
 from kvcalc.notes import Note, describe_notes
+from kvcalc.planning.answers.axis import parse_engines
 from kvcalc.planning.answers.estimate import Answer, answer
 from kvcalc.planning.answers.figures import FIGURES
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
@@ -21,7 +22,11 @@ from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.throughput.hardware import Devices
+
+
+_Described = TypeVar("_Described")
 
 # The keys that a row takes from its estimate, by part of the document; below, the keys that have another name in a row.
 _TAKEN = {
@@ -75,7 +80,7 @@ def compare(
     attentions: Sequence[str | None] = (None,),
     engines: Sequence[str] = ("logical",),
     devices: Sequence[Devices] = (),
-) -> dict[str, Any]:
+) -> documents.Compare:
     """The compare document: a row for each model, kind of attention, engine and devices, in the order given.
 
     `loaded` are the models (`load_each`), and `question` is asked about each of them with the row's engine, devices
@@ -95,14 +100,18 @@ def compare(
         question = question._replace(context_tokens=context_tokens)
     rows = list(_rows(loaded, attentions, engines, devices or (None,)))
     answers = [_answer(row, question._replace(engine_settings=settings_of(row.engine, settings))) for row in rows]
-    documents = [found.document for found in answers if isinstance(found, Answer)]
-    if not documents:
+    answered = [found.document for found in answers if isinstance(found, Answer)]
+    if not answered:
         raise next(found for found in answers if isinstance(found, KvcalcError))
+    workload = answered[0]["workload"]
+    engines_used: Iterator[documents.CompareEnginesItem] = (
+        {"name": one["engine"]["name"], "version": one["engine"]["version"]} for one in answered
+    )
     return {
         "schema_version": SCHEMA_VERSION,
-        "workload": {key: documents[0]["workload"][key] for key in ("context_tokens", "batch_size")},
-        "hardware": _distinct(document["hardware"] for document in documents if document["hardware"] is not None),
-        "engines": _distinct({key: document["engine"][key] for key in ("name", "version")} for document in documents),
+        "workload": {"context_tokens": workload["context_tokens"], "batch_size": workload["batch_size"]},
+        "hardware": _distinct(one["hardware"] for one in answered if one["hardware"] is not None),
+        "engines": _distinct(engines_used),
         "models": [_describe(row, found) for row, found in zip(rows, answers)],
         "warnings": describe_notes(_notes(rows, answers)),
     }
@@ -151,7 +160,7 @@ def _answer(row: Row, question: Question) -> Answer | KvcalcError:
         return error
 
 
-def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
+def _describe(row: Row, found: Answer | KvcalcError) -> documents.CompareRow:
     described: dict[str, Any] = {
         "model": row.name,
         "engine": row.engine,
@@ -165,8 +174,9 @@ def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
         "exit_code": 0,
     }
     if isinstance(found, KvcalcError):
-        return {**described, "attention": row.attention, "reason": found.message, "exit_code": found.exit_code}
-    document = found.document
+        described.update(attention=row.attention, reason=found.message, exit_code=found.exit_code)
+        return cast("documents.CompareRow", described)
+    document: Any = found.document
     if document["hardware"] is not None:
         described["num_devices"] = document["hardware"]["num_devices"]
     described.update({key: document["engine"][key] for key in ("tensor_parallel_size", "data_parallel_size")})
@@ -174,7 +184,7 @@ def _describe(row: Row, found: Answer | KvcalcError) -> dict[str, Any]:
     energy = document["throughput"] and document["throughput"]["energy"]
     if energy:
         described["joules_per_token"] = energy["joules_per_token"]
-    return described
+    return cast("documents.CompareRow", described)
 
 
 def _notes(rows: Sequence[Row], answers: Sequence[Answer | KvcalcError]) -> list[Note]:
@@ -200,9 +210,65 @@ def _words(row: Row) -> tuple[str, ...]:
     return row.name, kind, row.engine, gpu, number
 
 
-def _distinct(values: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _distinct(values: Iterator[_Described]) -> list[_Described]:
+    found: list[_Described] = []
     for value in values:
         if value not in found:
             found.append(value)
     return found
+
+
+# The keys that each row takes from its engine's estimate: from `engine` and from `kv_cache`.
+_FROM_ENGINE = ("version", "kv_dtype_reason", "block_size", "num_gpu_blocks", "kv_cache_tokens", "max_concurrency")
+_FROM_CACHE = (
+    "dtype", "total_bytes", "bytes_per_sequence", "bytes_per_token", "fixed_bytes_per_sequence", "bytes_per_device",
+    "devices_total_bytes",
+)  # fmt: skip
+
+
+def compare_engines(question: Question) -> documents.Engines:
+    """The document of `estimate --engine all`, or of several engines: plain data, exact integers, one row per engine.
+
+    The question's engine is `all` or a comma-separated list. Each engine takes the settings it knows, and at least one
+    engine must know each setting. If an engine refuses the model or the workload, its row has the reason. Raises
+    UsageError (exit 2) for an unknown engine, and the errors of `make_case` for the formula itself.
+    """
+    if question.fits_context:
+        raise UsageError("--context auto: several engines choose different contexts", "ask for one engine")
+    engines = parse_engines([name.strip() for name in question.engine.split(",")])
+    for name in engines:
+        engine_class(name)
+    settings = question.engine_settings or {}
+    check_settings(engines, settings, has_device=question.devices is not None)
+    rows, notes = [], []
+    for name in engines:
+        row, about = _row(name, question._replace(engine=name, engine_settings=settings_of(name, settings)))
+        rows.append(row)
+        notes += about
+    plain = answer(question._replace(engine="logical", engine_settings=None, kv_memory_bytes=None)).document
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": plain["model"],
+        "workload": plain["workload"],
+        "tensor_parallel_size": plain["engine"]["tensor_parallel_size"],
+        "pipeline_parallel_size": plain["engine"]["pipeline_parallel_size"],
+        "data_parallel_size": plain["engine"]["data_parallel_size"],
+        "stored_bytes": plain["kv_cache"]["stored_bytes"],
+        "engines": rows,
+        "warnings": [*plain["warnings"], *notes],
+    }
+
+
+def _row(name: str, question: Question) -> tuple[documents.EngineRow, list[documents.Warning]]:
+    """The row of one engine, and the warnings about its release. The row cannot show which release's rules count."""
+    row: Any = {"model": question.model.name, "engine": name, **dict.fromkeys((*_FROM_ENGINE, *_FROM_CACHE))}
+    row.update(fits=None, reason=None)
+    try:
+        found: Any = answer(question).document
+    except (ModelError, UsageError) as error:
+        row["reason"] = error.message
+        return row, []
+    row.update({key: found["engine"].get(key) for key in _FROM_ENGINE})
+    row.update({key: found["kv_cache"][key] for key in _FROM_CACHE})
+    row["fits"] = found["fit"]["fits"] if found["fit"] else None
+    return row, [warning for warning in found["warnings"] if warning["code"] == RELEASE]

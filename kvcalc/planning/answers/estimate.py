@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.memory import kv_cache
@@ -13,8 +14,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, layer_parameters, side_by_side
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.answers.figures import FIGURES, CacheFigures, cache_figures
-from kvcalc.planning.answers.formula import formulas
+from kvcalc.planning.answers.figures import CacheFigures, cache_figures, describe_formulas
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.device.capacity import capacity
 from kvcalc.planning.device.weights import describe_weights
@@ -22,17 +22,20 @@ from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 
 class Answer(NamedTuple):
     """The estimate document and its warnings as notes."""
 
-    document: dict[str, Any]
+    document: documents.Estimate
     notes: tuple[Note, ...]
 
     @property
-    def fit(self) -> dict[str, Any]:
+    def fit(self) -> documents.Fit:
         """The `fit` part of the document. ModelError (exit 3) if it is not known."""
-        found: dict[str, Any] | None = self.document["fit"]
+        found = self.document["fit"]
         if found is None:
             reason = next((note.text for note in self.notes if note.part == "fit"), "not known")
             raise ModelError(reason, "kvcalc estimate --kv-memory SIZE checks the cache alone")
@@ -58,7 +61,7 @@ def answer_asked(case: Case) -> Answer:
 
 def answer_case(case: Case) -> Answer:
     """The estimate of a case whose batch is final."""
-    workload, engine, kv_memory_bytes = case.workload, case.engine, case.question.kv_memory_bytes
+    workload, kv_memory_bytes = case.workload, case.question.kv_memory_bytes
     notes = list(case.notes)
     weights = describe_weights(case.model, case.spec, case.question.dtype, workload.model_dtype, notes)
     fit = hardware = throughput = served = None
@@ -91,23 +94,11 @@ def answer_case(case: Case) -> Answer:
 
         speculative = describe_speculative(case, served)
     figures = cache_figures(case)
-    document = {
+    document: documents.Estimate = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
         "workload": _describe_workload(case),
-        "engine": {
-            "name": engine.name,
-            "version": engine.version,
-            "tensor_parallel_size": workload.tensor_parallel_size,
-            "pipeline_parallel_size": workload.pipeline_parallel_size,
-            "data_parallel_size": workload.data_parallel_size,
-            "expert_parallel_size": workload.expert_parallel_size,
-            "kv_dtype_reason": case.kv_dtype_reason,
-            **engine.settings,
-            **division,
-            "device_defaults": case.device_defaults,
-            **_describe_blocks(case, kv_memory_bytes),
-        },
+        "engine": _describe_engine(case, division, kv_memory_bytes),
         "kv_cache": _describe_cache(case, figures),
         "variants": _describe_variants(case, figures),
         "weights": weights,
@@ -122,7 +113,7 @@ def answer_case(case: Case) -> Answer:
     return Answer(document, tuple(notes))
 
 
-def _add_reuse(case: Case, served: Case, document: dict[str, Any], notes: list[Note]) -> None:
+def _add_reuse(case: Case, served: Case, document: documents.Estimate, notes: list[Note]) -> None:
     """Add the parts about a cache that is used again. Seconds are those of `served`."""
     from kvcalc.planning.reuse.document import describe_reuse
 
@@ -141,11 +132,9 @@ def _add_reuse(case: Case, served: Case, document: dict[str, Any], notes: list[N
     document["warnings"] = describe_notes(notes)
 
 
-def _describe_workload(case: Case) -> dict[str, Any]:
+def _describe_workload(case: Case) -> documents.Workload:
     workload, speed = case.workload, case.question.speed
-    requests: tuple[int | None, ...] = (None, None, None)
-    if speed is not None and speed.request_tokens is not None:
-        requests = (speed.input_tokens, speed.output_tokens, speed.concurrency)
+    requests = None if speed is None or speed.request_tokens is None else speed
     hits = speed.prefix_hit_rate if speed is not None and speed.prefix_hit_rate else None
     images = None
     if case.question.images is not None:
@@ -161,30 +150,29 @@ def _describe_workload(case: Case) -> dict[str, Any]:
         "context_tokens": workload.context_tokens,
         "batch_size": workload.batch_size,
         "encoder_tokens": workload.encoder_tokens,
-        **dict(zip(("input_tokens", "output_tokens", "concurrency"), requests)),
+        "input_tokens": None if requests is None else requests.input_tokens,
+        "output_tokens": None if requests is None else requests.output_tokens,
+        "concurrency": None if requests is None else requests.concurrency,
         "prefix_hit_rate": hits,
         "images": images,
     }
 
 
-def _describe_cache(case: Case, figures: CacheFigures) -> dict[str, Any]:
+def _describe_cache(case: Case, figures: CacheFigures) -> documents.KvCache:
     workload = case.workload
     tokens, batch, dtype = workload.context_tokens, workload.batch_size, workload.kv_dtype
     rows = kv_cache.cache_rows(case.cached, dtype, tokens, case.allocation.cache_bytes)
-    return {
-        "dtype": dtype.name,
-        **dict(zip(FIGURES, figures)),
-        "formulas": formulas(case.cached, tokens, batch, dtype),
-        "layers": [
-            {"first": first, "last": last, "kind": cache.kind, "window": cache.window, "bytes_per_layer": size}
-            for first, last, cache, size in rows
-        ],
-    }
+    layers = [
+        {"first": first, "last": last, "kind": cache.kind, "window": cache.window, "bytes_per_layer": size}
+        for first, last, cache, size in rows
+    ]
+    formulas = describe_formulas(case.cached, tokens, batch, dtype)
+    return cast("documents.KvCache", {"dtype": dtype.name, **figures._asdict(), "formulas": formulas, "layers": layers})
 
 
-def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
-    """The engine's block figures for one device, and where the bytes go. Empty if the engine has no pool."""
-    workload, allocation = case.workload, case.allocation
+def _describe_engine(case: Case, division: Mapping[str, object], memory: int | None) -> documents.Engine:
+    """The engine, with its settings and how it divides the memory; and its blocks for one device if it has a pool."""
+    engine, workload, allocation = case.engine, case.workload, case.allocation
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
     device = allocation.largest_stage(case.share, dtype, tokens, batch)
     found = allocation.blocks(device, dtype, tokens, batch, memory)
@@ -198,10 +186,23 @@ def _describe_blocks(case: Case, memory: int | None) -> dict[str, Any]:
     for name, lines in accounts.items():
         if lines is not None:
             found[name] = [{"name": part, "bytes": size} for part, size in lines]
-    return found
+    described = {
+        "name": engine.name,
+        "version": engine.version,
+        "tensor_parallel_size": workload.tensor_parallel_size,
+        "pipeline_parallel_size": workload.pipeline_parallel_size,
+        "data_parallel_size": workload.data_parallel_size,
+        "expert_parallel_size": workload.expert_parallel_size,
+        "kv_dtype_reason": case.kv_dtype_reason,
+        **engine.settings,
+        **division,
+        "device_defaults": case.device_defaults,
+        **found,
+    }
+    return cast("documents.Engine", described)
 
 
-def _describe_variants(case: Case, figures: CacheFigures) -> list[dict[str, Any]]:
+def _describe_variants(case: Case, figures: CacheFigures) -> list[documents.Variant]:
     """The four kinds of attention side by side. The row of the what-if's kind shows the what-if.
 
     `figures` are those of the case, whose cache is one of them.
@@ -231,7 +232,7 @@ class _Variant(NamedTuple):
     """
 
     spec: ModelSpec | None
-    row: dict[str, Any]
+    row: documents.Variant
 
 
 @remembered
@@ -252,7 +253,7 @@ def _variant(kind: str, spec: ModelSpec, model: ModelSpec, drafts: bool) -> _Var
     return _Variant(
         spec,
         {
-            "attention": kind,
+            "attention": cast(Any, kind),
             "own": own,
             "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
             "kv_lora_rank": shape.kv_lora_rank or None,
@@ -266,8 +267,8 @@ def _variant(kind: str, spec: ModelSpec, model: ModelSpec, drafts: bool) -> _Var
     )
 
 
-def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: CacheFigures) -> dict[str, Any]:
-    spec, row = variant.spec, dict(variant.row)
+def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: CacheFigures) -> documents.Variant:
+    spec, row = variant.spec, variant.row.copy()
     if spec is None:
         return row
     workload, allocation = case.workload, case.allocation
@@ -287,11 +288,9 @@ def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: Ca
     return row
 
 
-_VARIANT = (
-    "attention", "own", "num_kv_heads", "kv_lora_rank", "qk_rope_head_dim", "bytes_per_token", "total_bytes",
-    "ratio_to_mha", "attention_parameters_per_layer", "reason",
-)  # fmt: skip
-
-
-def _refused(kind: str, reason: str) -> dict[str, Any]:
-    return {**dict.fromkeys(_VARIANT), "attention": kind, "own": False, "reason": reason}
+def _refused(kind: str, reason: str) -> documents.Variant:
+    return {
+        "attention": cast(Any, kind), "own": False, "num_kv_heads": None, "kv_lora_rank": None,
+        "qk_rope_head_dim": None, "bytes_per_token": None, "total_bytes": None, "ratio_to_mha": None,
+        "attention_parameters_per_layer": None, "reason": reason,
+    }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import describe_notes
@@ -13,14 +13,20 @@ from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.load import at_load
 from kvcalc.question.question import Question
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 # The parts of the estimate document that are also in the fit document.
-_TAKEN = ("schema_version", "model", "workload", "engine", "kv_cache", "weights", "hardware", "fit", "speculative")
+_TAKEN = (
+    "schema_version", "model", "workload", "engine", "kv_cache", "weights", "hardware", "fit", "speculative",
+    "reuse",
+)  # fmt: skip
 
 # No larger split is tried. The largest NVLink domain, that of GB200, has 72 devices.
 _MOST_RANKS = 128
 
 
-def fit(question: Question) -> dict[str, Any]:
+def fit(question: Question) -> documents.FitDocument:
     """The fit document: the parts of the estimate, and if the model does not fit, the fewest devices it fits on, and
     what the engine can keep in host memory instead.
 
@@ -28,9 +34,7 @@ def fit(question: Question) -> dict[str, Any]:
     """
     case = at_load(make_case(question))
     found = answer_case(case)
-    taken = {key: found.document[key] for key in _TAKEN}
-    if "reuse" in found.document:
-        taken["reuse"] = found.document["reuse"]
+    taken = {key: value for key, value in found.document.items() if key in _TAKEN}
     smallest = None if found.fit["fits"] else _smallest(case)
     # The fit document has no throughput, so it has no notes about it.
     notes = [note for note in found.notes if note.part != "throughput"]
@@ -39,10 +43,11 @@ def fit(question: Question) -> dict[str, Any]:
         from kvcalc.planning.device.offload import suggest
 
         offload = suggest(case)
-    return {**taken, "smallest": smallest, "offload": offload, "warnings": describe_notes(notes)}
+    document = {**taken, "smallest": smallest, "offload": offload, "warnings": describe_notes(notes)}
+    return cast("documents.FitDocument", document)
 
 
-def _smallest(case: Case) -> dict[str, Any] | None:
+def _smallest(case: Case) -> documents.SmallestLayout | None:
     """The fewest devices of this kind that fit the workload with a larger --tp. None if no number of devices does.
 
     An engine that splits only layers gets more stages instead.
@@ -59,7 +64,7 @@ def _smallest(case: Case) -> dict[str, Any] | None:
     return None
 
 
-def _fewest_stages(case: Case) -> dict[str, Any] | None:
+def _fewest_stages(case: Case) -> documents.SmallestLayout | None:
     """The fewest devices on which the workload fits with equal shares of the layers."""
     given = case.question.engine_settings or {}
     settings = {name: text for name, text in given.items() if name not in ("tensor-split", "split-mode")}
@@ -74,21 +79,23 @@ def _fewest_stages(case: Case) -> dict[str, Any] | None:
         except UsageError:
             return None
         if not isinstance(found, str) and all(room.free_bytes() >= 0 for room in found.devices):
-            sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": stages, "data_parallel_size": 1}
-            return {"num_devices": stages, **sizes}
+            return _layout(stages, 1, stages, 1)
     return None
 
 
-def _layout_that_fits(case: Case, asked: Question) -> dict[str, Any] | None:
+def _layout_that_fits(case: Case, asked: Question) -> documents.SmallestLayout | None:
     """The sizes of the layout that is asked for, on as many devices as it needs. None if it does not fit."""
-    sizes = {
-        "tensor_parallel_size": asked.tensor_parallel_size or 1,
-        "pipeline_parallel_size": asked.pipeline_parallel_size,
-        "data_parallel_size": asked.data_parallel_size,
-    }
-    devices = case.devices._replace(num_devices=prod(sizes.values()) * case.workload.prompt_ranks)
+    sizes = asked.tensor_parallel_size or 1, asked.pipeline_parallel_size, asked.data_parallel_size
+    devices = case.devices._replace(num_devices=prod(sizes) * case.workload.prompt_ranks)
     try:
         found = answer(asked._replace(devices=devices)).document["fit"]
     except UsageError:
         return None  # this model or this engine cannot be split this way
-    return {"num_devices": devices.num_devices, **sizes} if found and found["fits"] else None
+    return _layout(devices.num_devices, *sizes) if found and found["fits"] else None
+
+
+def _layout(devices: int, tensor: int, stages: int, attention_replicas: int) -> documents.SmallestLayout:
+    return {
+        "num_devices": devices, "tensor_parallel_size": tensor, "pipeline_parallel_size": stages,
+        "data_parallel_size": attention_replicas,
+    }  # fmt: skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines.reserve import ACTIVATION, RESERVE, Held
 from kvcalc.notes import Note
@@ -15,18 +14,20 @@ from kvcalc.planning.device.capacity import NO_LIMIT, Limits, capacity, context_
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.planning.device.host import Host
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 
 
-def describe_hardware(case: Case) -> dict[str, Any]:
+def describe_hardware(case: Case) -> documents.Hardware:
     """The `hardware` part of a document: the figures of one device, and the number of devices."""
     gpu, number = case.devices
-    return describe_gpu(gpu, {"num_devices": number, "replicas": count_replicas(number, case.workload)})
+    of_question = {"num_devices": number, "replicas": count_replicas(number, case.workload)}
+    return cast("documents.Hardware", describe_gpu(gpu, of_question))
 
 
-def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
+def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     """The `fit` part of a document, for one device. Its parts add up to `device_bytes`."""
     device_bytes = found.case.devices.gpu.memory_bytes
     limits: list[Note] = []
@@ -52,15 +53,15 @@ def describe_fit(found: Budget, notes: list[Note]) -> dict[str, Any]:
     if unused:
         lines.append(Held(RESERVE, f"not used for the cache (1 - {found.reserve.share:g} of the free memory)", unused))
     lines.append(Held("free", "free", fit["free_bytes"]))
-    fit.update(
-        device_bytes=device_bytes,
-        weights_bytes=found.weights.bytes,
-        weights_replicated_bytes=found.weights.replicated_bytes,
-        activation_bytes=sum(part.bytes for part in held if part.kind == ACTIVATION),
-        reserve_bytes=sum(part.bytes for part in held if part.kind == RESERVE) + unused,
-        kv_cache_memory_bytes=found.pool_bytes,
-        lines=[_describe_line(line) for line in lines],
-    )
+    fit.update({
+        "device_bytes": device_bytes,
+        "weights_bytes": found.weights.bytes,
+        "weights_replicated_bytes": found.weights.replicated_bytes,
+        "activation_bytes": sum(part.bytes for part in held if part.kind == ACTIVATION),
+        "reserve_bytes": sum(part.bytes for part in held if part.kind == RESERVE) + unused,
+        "kv_cache_memory_bytes": found.pool_bytes,
+        "lines": [_describe_line(line) for line in lines],
+    })  # fmt: skip
     if found.towers is not None:
         notes += found.towers.notes
     _add_range(found, fit, notes)
@@ -79,7 +80,7 @@ def _limits_of_devices(found: Budget) -> Limits:
     return longest_context_of(found.devices), largest_batch_of(found.devices, tokens)
 
 
-def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
+def _add_range(found: Budget, fit: documents.Fit, notes: list[Note]) -> None:
     """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range includes a lack of it."""
     low, high = free_range(found, fit["free_bytes"])
     if low is None:
@@ -100,29 +101,30 @@ def _add_range(found: Budget, fit: dict[str, Any], notes: list[Note]) -> None:
     notes.append(Note("fit", "tight", text))
 
 
-def _add_host(host: Host, fit: dict[str, Any], notes: list[Note]) -> None:
+def _add_host(host: Host, fit: documents.Fit, notes: list[Note]) -> None:
     """Add the part of the model in host memory to `fit`, and notes if it does not fit or is not checked."""
-    fit["host"] = host.describe()
+    fit["host"] = described = host.describe()
     shortage = host.shortage()
     if shortage is not None:
-        fit.update(fits=False, verdict="does_not_fit")
+        fit.update({"fits": False, "verdict": "does_not_fit"})
         notes.append(Note("fit", "does-not-fit-host", shortage))
-    if fit["host"]["kv_cache_bytes"] and host.placement.host_memory_bytes is None:
+    if described["kv_cache_bytes"] and host.placement.host_memory_bytes is None:
         notes[:] = [note for note in notes if note.code != NO_LIMIT]
         text = "a part of the cache is in host memory, which is not checked: --host-memory SIZE checks it"
         notes.append(Note("fit", "host-not-checked", text))
 
 
-def _describe_line(line: Held) -> dict[str, Any]:
+def _describe_line(line: Held) -> documents.Held:
     """A line of `fit.lines`. Weights and cache are exact. The other parts are estimates; some have a range."""
     kind, name, size, low, high = line
     is_estimated = kind not in (WEIGHTS, KV_CACHE)
     return {
-        "kind": kind, "name": name, "bytes": size, "estimated": is_estimated, "low_bytes": low, "high_bytes": high
+        "kind": cast(Any, kind), "name": name, "bytes": size, "estimated": is_estimated, "low_bytes": low,
+        "high_bytes": high,
     }  # fmt: skip
 
 
-def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
+def _verdict(found: Budget, fit: documents.Fit) -> str:
     """Why the model does not fit, and the longest context that does. vLLM's start-up check reports the same."""
     if found.pool_bytes <= 0:
         kept = format_size(found.reserve.held_bytes())
@@ -139,8 +141,7 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
         option = case.engine.running_option
         raises = f" (--{option} sets it)" if option and most == max_running_requests(case, None) else ""
         return f"{workload.batch_size:,} {asked} of {tokens}: {case.engine.name} runs at most {most:,} at once{raises}"
-    sizes = case.share, workload.kv_dtype, workload.context_tokens
-    one = max(case.allocation.batch_bytes(*sizes, 1), case.allocation.start_bytes(*sizes))
+    one = case.needed_bytes(workload.context_tokens, 1)
     there = format_size(found.pool_bytes, capacity=True)
     if one > found.pool_bytes:
         longest = fit["max_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
@@ -151,7 +152,8 @@ def _verdict(found: Budget, fit: Mapping[str, Any]) -> str:
         return f"{stops}one request of {tokens} needs {needed}, but only {there} is available{tried}"
     replicas = workload.data_parallel_size
     divided = f" over {replicas} attention replicas" if replicas > 1 else ""
+    together = case.needed_bytes(workload.context_tokens, workload.attention_batch(workload.batch_size))
     return (
-        f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(fit['kv_cache_bytes'])} of cache per "
+        f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(together)} of cache per "
         f"device, but only {there} is available; the largest batch that fits is {fit['max_batch_size']:,}"
     )

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.model.memo import remembered
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Gpu, all_gpus, find_gpu
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 # The vendors in the order of the list. Other vendors follow, by name.
 _VENDORS = {vendor: place for place, vendor in enumerate(("NVIDIA", "AMD", "Intel", "Google", "Apple"))}
 
 
-def list_gpus() -> dict[str, Any]:
+def list_gpus() -> documents.Gpus:
     """All devices, sorted by vendor and then by memory, the largest first."""
     known = sorted(all_gpus(), key=_place)
     return {
         "schema_version": SCHEMA_VERSION,
-        "gpus": [describe_gpu(gpu, {"aliases": list(gpu.aliases)}) for gpu in known],
+        "gpus": list(map(_describe_listed, known)),
         "warnings": [],
     }
 
@@ -28,10 +31,14 @@ def _place(gpu: Gpu) -> tuple[int, str, int, str]:
     return _VENDORS.get(vendor, len(_VENDORS)), vendor.casefold(), -gpu.memory_bytes, gpu.name
 
 
-def show_gpu(name: str) -> dict[str, Any]:
+def show_gpu(name: str) -> documents.GpusShow:
     """One device with the figures of its preset. GpuError (exit 3) with the nearest names if the name is unknown."""
     gpu = find_gpu(name)
-    return {"schema_version": SCHEMA_VERSION, **describe_gpu(gpu, {"aliases": list(gpu.aliases)})}
+    return {"schema_version": SCHEMA_VERSION, **_describe_listed(gpu)}
+
+
+def _describe_listed(gpu: Gpu) -> documents.GpusGpusItem:
+    return cast("documents.GpusGpusItem", describe_gpu(gpu, {"aliases": list(gpu.aliases)}))
 
 
 def describe_gpu(gpu: Gpu, more: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import KvcalcError, UsageError, nearest
 from kvcalc.memory.dtypes import DTYPES, bytes_of
@@ -24,16 +24,13 @@ from kvcalc.model.resolve import spec_of
 from kvcalc.notes import Note, describe_notes
 from kvcalc.schema import SCHEMA_VERSION
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 NO_FAMILY = "other"
 
-# The keys that a row of the list takes from the model's description.
-_FROM_MODEL = (
-    "attention", "num_layers", "num_attention_heads", "num_kv_heads", "head_dim", "sliding_window",
-    "max_position_embeddings",
-)  # fmt: skip
 
-
-def list_models(family: str | None = None) -> dict[str, Any]:
+def list_models(family: str | None = None) -> documents.Models:
     """Every preset with its attention, its layers and the bytes one token adds to an empty 16-bit cache, by family.
 
     `family` selects one family. A user's file that cannot be used is left out, with a warning. Raises UsageError if
@@ -59,25 +56,23 @@ def list_models(family: str | None = None) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, "models": rows, "warnings": describe_notes(notes)}
 
 
-def show_model(name: str) -> dict[str, Any]:
+def show_model(name: str) -> documents.ModelsShow:
     """One preset as its file states it. Raises ModelError (exit 3) with the nearest names if there is none.
 
     If the name is another release of a preset's model, as its publisher names it, the config is the config of that
     release, and the note names the preset.
     """
     preset = find_preset(name)
-    shown = None if preset is None else preset.name
     if preset is None:
         from kvcalc.model.pasted import find_pasted, unknown_model
 
         found = find_pasted(name)
         if found is None:
             raise unknown_model(name)
-        shown = found.name
-        preset = found.preset._replace(config=found.config, note=found.remark)
+        preset = found.preset._replace(name=found.name, config=found.config, note=found.remark)
     return {
         "schema_version": SCHEMA_VERSION,
-        "name": shown,
+        "name": preset.name,
         "family": preset.family,
         "aliases": list(preset.aliases),
         "source": preset.source,
@@ -88,15 +83,14 @@ def show_model(name: str) -> dict[str, Any]:
     }
 
 
-def check_models(paths: Sequence[str]) -> dict[str, Any]:
+def check_models(paths: Sequence[str]) -> documents.ModelsCheck:
     """Check each file as a preset: its form, its config (with the strict reader) and its names.
 
     `files` has a row for each file with the exit code of its error, or 0 if it has none; `exit_code` is the highest.
     """
     shipped = shipped_presets()
     good: list[Preset] = []
-    rows = []
-    worst = 0
+    rows: list[documents.ModelsCheckFilesItem] = []
     for path in paths:
         name: str | None = None
         error: KvcalcError | None = None
@@ -109,19 +103,15 @@ def check_models(paths: Sequence[str]) -> dict[str, Any]:
             good.append(preset)
         except KvcalcError as caught:
             error = caught
-            worst = max(worst, caught.exit_code)
-        row: dict[str, Any] = {
+        rows.append({
             "file": path,
             "name": name,
             "ok": error is None,
-            "exit_code": 0,
-            "error": None,
-            "hint": None,
-        }
-        if error is not None:
-            row.update(exit_code=error.exit_code, error=error.message.removeprefix(f"{path}: "), hint=error.hint)
-        rows.append(row)
-    return {"schema_version": SCHEMA_VERSION, "exit_code": worst, "files": rows}
+            "exit_code": 0 if error is None else error.exit_code,
+            "error": None if error is None else error.message.removeprefix(f"{path}: "),
+            "hint": None if error is None else error.hint,
+        })  # fmt: skip
+    return {"schema_version": SCHEMA_VERSION, "exit_code": max(row["exit_code"] for row in rows), "files": rows}
 
 
 def _check_names(preset: Preset, others: Sequence[Preset]) -> None:
@@ -133,13 +123,19 @@ def _check_names(preset: Preset, others: Sequence[Preset]) -> None:
                 raise UsageError(f"{preset.path}: {name!r} is also a name of {where}", "rename it, or remove the alias")
 
 
-def _row(preset: Preset) -> dict[str, Any]:
+def _row(preset: Preset) -> documents.ModelsModelsItem:
     spec = spec_of(preset)
     model = describe_model(spec)
     return {
         "name": preset.name,
         "family": preset.family,
-        **{key: model[key] for key in _FROM_MODEL},
+        "attention": model["attention"],
+        "num_layers": model["num_layers"],
+        "num_attention_heads": model["num_attention_heads"],
+        "num_kv_heads": model["num_kv_heads"],
+        "head_dim": model["head_dim"],
+        "sliding_window": model["sliding_window"],
+        "max_position_embeddings": model["max_position_embeddings"],
         "bytes_per_token_16_bit": sum(
             _bytes_per_token(cache) * group.num_layers for group in spec.layers for cache in group.caches
         ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class, resolve_kv_dtype
 from kvcalc.engines.options import check_settings, settings_of
@@ -26,6 +26,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.throughput.hardware import Devices, Gpu
 
 # An axis with fewer batches than this is expanded to a list, because it is read once per context.
@@ -75,14 +76,14 @@ class Sweep(NamedTuple):
         for combination in self.combinations:
             yield Block(combination.alike, *combination.rows(self.contexts, batches))
 
-    def points(self) -> Iterator[dict[str, Any]]:
+    def points(self) -> Iterator[documents.SweepPoint]:
         """The points, each with the keys of `COLUMNS`."""
         for block in self.blocks():
             for row in block.rows:
                 point = {**block.alike, **dict(zip(block.varying, row))}
-                yield {name: point[name] for name in COLUMNS}
+                yield cast("documents.SweepPoint", {name: point[name] for name in COLUMNS})
 
-    def chart(self, *, most_contexts: int, most_lines: int) -> dict[str, Any]:
+    def chart(self, *, most_contexts: int, most_lines: int) -> documents.Chart:
         """Memory over context for a plot: the bytes of the cache on one device, and the memory available for it.
 
         There is a line for each combination and batch, up to `most_lines`, labelled by what differs between them. There
@@ -103,7 +104,7 @@ class Sweep(NamedTuple):
             "omitted": max(0, len(alike) * len(self.batches) - most_lines),
         }
 
-    def _capacities(self, tokens: int) -> list[dict[str, Any]]:
+    def _capacities(self, tokens: int) -> list[documents.ChartCapacity]:
         """The cache memory of a device: each size once, labelled by what differs between the combinations."""
         found: dict[int, dict[str, None]] = {}
         for combination in self.combinations:

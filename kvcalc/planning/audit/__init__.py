@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class, load_engine, log_reader, resolve_kv_dtype
-from kvcalc.engines.log import LogReader, Reading, Setup
-from kvcalc.engines.log_lines import INPUT, Figure, Log, count_equal, count_unexplained
+from kvcalc.engines.log import Reading, Setup
+from kvcalc.engines.log_lines import INPUT, Figure, Log, count_equal, count_unexplained, lines_of
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, parse_dtype
 from kvcalc.memory.kv_cache import on_device
@@ -22,6 +22,9 @@ from kvcalc.records import NamedTuple
 from kvcalc.releases import parse_release
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.units import parse_vllm_tokens
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # Sizes and types to try if numbers are unexplained: the common ones.
 _OTHER_SIZES = (1, 2, 4, 8, 16)
@@ -70,7 +73,7 @@ def audit(
     tensor_parallel_size: int | None = None,
     kv_dtype: str | None = None,
     context_tokens: int | None = None,
-) -> dict[str, Any]:
+) -> documents.Audit:
     """The audit document of a log: plain data, one row per number, sizes in bytes.
 
     `text` is the log's text, or its bytes in pieces. The other arguments override what the log says; `engine` may end
@@ -86,15 +89,15 @@ def audit(
     reader = log_reader(log.engine)
     run = Run(
         log.engine, spec, context_tokens or _context(log), tensor_parallel_size or reader.tensor_parallel_size(log),
-        reader.pipeline_parallel_size(log), _dtype(log.text("dtype"), reader),
-        (_dtype(log.text("kv_dtype"), reader) or "auto") if kv_dtype is None else kv_dtype, log.release,
+        reader.pipeline_parallel_size(log), _dtype(log, "dtype"),
+        (_dtype(log, "kv_dtype") or "auto") if kv_dtype is None else kv_dtype, log.release,
     )  # fmt: skip
     answer = _best(log, run)
     return {
         "schema_version": SCHEMA_VERSION,
         "log": {"name": name, "num_lines": log.num_lines},
         "engine": {
-            "name": log.engine,
+            "name": cast(Any, log.engine),
             "version": log.text("version"),
             "rules_version": answer.reading.release or type(answer.setup.engine).version,
             "settings": dict(answer.reading.settings),
@@ -117,8 +120,11 @@ def audit(
         "unexplained": count_unexplained(answer.figures),
         "inputs": sum(figure.verdict == INPUT for figure in answer.figures),
         "explanation": _explanation(log, run, answer),
-        "figures": [figure._asdict() for figure in sorted(answer.figures, key=lambda figure: figure.line)],
-        "unread": [line._asdict() for line in log.unread],
+        "figures": [
+            cast("documents.AuditFigure", figure._asdict())
+            for figure in sorted(answer.figures, key=lambda figure: figure.line)
+        ],
+        "unread": [cast("documents.AuditUnreadItem", line._asdict()) for line in log.unread],
         "warnings": describe_notes(
             [*answer.setup.notes, *(Note("log", "contradiction", c) for c in log.contradictions)]
         ),
@@ -204,13 +210,14 @@ def _context(log: Log) -> int | None:
     return None if text is None else parse_vllm_tokens(text, "the log's length")
 
 
-def _dtype(text: str | None, reader: LogReader) -> str | None:
+def _dtype(log: Log, fact: str) -> str | None:
     """kvcalc's name of a type that the log names. UsageError if kvcalc does not know it."""
+    text = log.text(fact)
     if text is None:
         return None
     name = text.removeprefix("torch.").casefold()
     try:
-        return parse_dtype(reader.dtypes.get(name, name), "the log's type").name
+        return parse_dtype(lines_of(log.engine).types.get(name, name), "the log's type").name
     except UsageError as error:
         raise UsageError(error.message, "give the type with --kv-dtype") from None
 

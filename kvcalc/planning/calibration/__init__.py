@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.model.files import list_folder, read_text
@@ -33,10 +33,13 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.throughput.applied import Applied
 from kvcalc.throughput.bench_results import KNOWN_RESULTS, MAX_RESULT_BYTES, Point, read_results
-from kvcalc.throughput.calibrate import Record, Records, combine, is_record, read_record
+from kvcalc.throughput.calibrate import Measured, Record, Records, combine, is_record, read_record
 from kvcalc.throughput.factor_fit import Fit, fit, neighbours
 from kvcalc.throughput.factors import OF_ENGINE
 from kvcalc.throughput.hardware import Devices, find_devices
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # Times of other models count with this many times the spread. With less, the error of the prediction for one model is
 # taken for that of the engine, and other models are predicted worse (benchmarks/calibrate.py --carry).
@@ -89,7 +92,7 @@ class Calibration:
         }
 
     def _nearest(
-        self, case: Case, speed: Speed, record: Record | None, notes: list[Note]
+        self, case: Case, speed: Speed, record: Measured | None, notes: list[Note]
     ) -> tuple[int, list[Observed]]:
         """How near the runs are that say most about `case`, and their times.
 
@@ -256,7 +259,7 @@ def _dtype_of(case: Case) -> str | None:
     return None if isinstance(speed, str) else speed.weight_dtype
 
 
-def _with_record(speed: Speed, record: Record | None) -> Speed:
+def _with_record(speed: Speed, record: Measured | None) -> Speed:
     return speed if record is None else speed._replace(model=record.apply(speed.model, speed.weight_dtype))
 
 
@@ -264,10 +267,10 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _describe(records: Records, applied: str, found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:
+def _describe(records: Records, applied: str, found: Fit | None, observed: Sequence[Observed]) -> documents.Calibration:
     return {
-        "record": None if records.record is None else records.record._asdict(),
+        "record": None if records.record is None else cast("documents.CalibrationRecord", records.record._asdict()),
         "records": records.number,
-        "applied": applied,
+        "applied": cast(Any, applied),
         **describe_fit(found, observed),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import exp
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.calibration.measured import compared_seconds, predicted_seconds
@@ -16,6 +16,9 @@ from kvcalc.records import NamedTuple
 from kvcalc.throughput.bench_results import Point
 from kvcalc.throughput.factor_fit import Fit, Observation
 from kvcalc.throughput.factors import Factors, scaled
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # 80 % of a normal distribution is within this many spreads.
 _EIGHTY_PERCENT = 1.2816
@@ -68,13 +71,13 @@ def with_factors(speed: Speed, factors: Factors) -> Speed:
     return speed._replace(model=scaled(speed.model, factors))
 
 
-def describe_fit(found: Fit | None, observed: Sequence[Observed]) -> dict[str, Any]:
+def describe_fit(found: Fit | None, observed: Sequence[Observed]) -> documents.Explained:
     """The factors of a fit, and every time before and after it."""
-    residuals = [] if found is None else [
+    residuals: list[documents.ExplainedResidualsItem] = [] if found is None else [
         {
             "file": seen.run.file,
             "run": seen.run.point.run,
-            "metric": seen.observation.metric,
+            "metric": cast(Any, seen.observation.metric),
             "measured_seconds": seen.observation.measured_seconds,
             "uncalibrated_seconds": fitted.before_seconds,
             "calibrated_seconds": fitted.after_seconds,
@@ -92,10 +95,10 @@ def describe_fit(found: Fit | None, observed: Sequence[Observed]) -> dict[str, A
     }
 
 
-def _describe_factor(found: Fit, name: str) -> dict[str, Any]:
+def _describe_factor(found: Fit, name: str) -> documents.ExplainedFactorsItem:
     factor, width = getattr(found.factors, name), exp(_EIGHTY_PERCENT * found.spread(name))
     return {
-        "name": name,
+        "name": cast(Any, name),
         "factor": factor,
         "low_factor": factor / width,
         "high_factor": factor * width,
@@ -103,15 +106,15 @@ def _describe_factor(found: Fit, name: str) -> dict[str, Any]:
     }
 
 
-def _errors(metric: str, residuals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _errors(metric: str, residuals: Sequence[documents.ExplainedResidualsItem]) -> documents.ExplainedErrorsItem:
     """The mean errors of one metric without their signs, before and after the fit, and of runs left out of it."""
     rows = [row for row in residuals if row["metric"] == metric]
 
     return {
-        "metric": metric,
+        "metric": cast(Any, metric),
         "times": len(rows),
-        "uncalibrated_mean_error": mean_error(rows, "uncalibrated_seconds"),
-        "mean_error": mean_error(rows, "calibrated_seconds"),
+        "uncalibrated_mean_error": mean_error(rows, "uncalibrated_seconds") or 0.0,
+        "mean_error": mean_error(rows, "calibrated_seconds") or 0.0,
         "left_out_mean_error": mean_error(rows, "left_out_seconds"),
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note, describe_notes
@@ -30,6 +30,9 @@ from kvcalc.throughput.bench_results import MAX_RESULT_BYTES, Measured, Point, r
 from kvcalc.throughput.factor_fit import LEAST_RUNS, fit
 from kvcalc.throughput.factors import Factors
 from kvcalc.throughput.roofline import Step
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 __all__ = ["MAX_RESULT_BYTES", "score"]
 
@@ -55,12 +58,12 @@ class Predicted(NamedTuple):
 class Scored(NamedTuple):
     """The rows of a run, its times for a fit, and the `calibration` part of its prediction."""
 
-    rows: list[dict[str, Any]]
+    rows: list[documents.ScoreRow]
     observed: list[Observed]
-    calibration: Mapping[str, Any] | None
+    calibration: documents.Calibration | None
 
 
-def score(files: Sequence[tuple[str, str]], given: Given = Given()) -> dict[str, Any]:
+def score(files: Sequence[tuple[str, str]], given: Given = Given()) -> documents.Score:
     """The score document of benchmark results, as pairs of a file's name and its text.
 
     Runs that cannot be compared are in `refused`. If that is all of them, the first one's error is raised: UsageError
@@ -68,12 +71,12 @@ def score(files: Sequence[tuple[str, str]], given: Given = Given()) -> dict[str,
     """
     scored: list[Scored] = []
     notes: list[Note] = []
-    results: list[dict[str, Any]] = []
-    refused: list[dict[str, Any]] = []
+    results: list[documents.ScoreResultsItem] = []
+    refused: list[documents.ScoreRefusedItem] = []
     first: KvcalcError | None = None
     for name, text in files:
         points = read_results(text, name)
-        results.append({"file": name, "tool": points[0].tool, "runs": len(points)})
+        results.append({"file": name, "tool": cast(Any, points[0].tool), "runs": len(points)})
         for point in points:
             try:
                 scored.append(_score_run(Run(name, point), len(scored), given, notes))
@@ -127,31 +130,32 @@ def _score_run(run: Run, number: int, given: Given, notes: list[Note]) -> Scored
         "concurrency": point.concurrency,
         "concurrency_is_average": point.is_average,
     }
-    rows = []
+    rows: list[documents.ScoreRow] = []
     for time, seen in zip(point.times, observed):
         before = seen.observation.predict(Factors()) if given.calibration is not None else None
         row = _compared(time, _predicted(time.metric, point, case, throughput, speed))
         others = {"uncalibrated_seconds": before, "left_out_seconds": left_out.get((point.run, time.metric))}
-        rows.append({**alike, **row, **others})
+        rows.append(cast("documents.ScoreRow", {**alike, **row, **others}))
     return Scored(rows, observed, throughput["calibration"])
 
 
-def _predicted(metric: str, point: Point, case: Case, throughput: Mapping[str, Any], speed: Speed) -> Predicted:
+def _predicted(metric: str, point: Point, case: Case, throughput: documents.Throughput, speed: Speed) -> Predicted:
     """The prediction of the estimate for one time, and its parts."""
-    model, serving = speed.model, throughput["serving"]
+    model, serving = speed.model, cast("documents.Serving", throughput["serving"])
     seconds = predicted_seconds(throughput, metric)
     if metric == "decode":
-        parts = {name.removesuffix("_seconds"): part for name, part in throughput["parts"].items()}
-        return Predicted(seconds, throughput["low_seconds"], throughput["high_seconds"], parts)
+        step = model.decode(case.workload.batch_size, case.workload.context_tokens)
+        return Predicted(seconds, throughput["low_seconds"], throughput["high_seconds"], _parts(step))
     if metric == "prefill":
         step = model.prefill(case.workload.context_tokens, case.workload.batch_size)
         return Predicted(seconds, None, None, _parts(step))
-    low, high = serving[f"{metric}_low_seconds"], serving[f"{metric}_high_seconds"]
     prompt, answer = serving["input_tokens"], serving["output_tokens"]
     if metric == "ttft":
         lone = min(seconds, model.prefill(prompt).seconds)
+        low, high = serving["ttft_low_seconds"], serving["ttft_high_seconds"]
         return Predicted(seconds, low, high, {"prefill": lone, "waiting": seconds - lone})
     step = model.decode(serving["running_requests"], prompt + answer / 2)
+    low, high = serving["tpot_low_seconds"], serving["tpot_high_seconds"]
     # Prefills of other requests delay the steps of a request.
     return Predicted(seconds, low, high, {**_parts(step), "prefill": max(0.0, seconds - step.seconds)})
 
@@ -184,19 +188,20 @@ def _compared(time: Measured, predicted: Predicted) -> dict[str, Any]:
     }
 
 
-def _setups(scored: Iterable[Scored]) -> list[dict[str, Any]]:
+def _setups(scored: Iterable[Scored]) -> list[documents.ScoreSetup]:
     """For every setup, what fits its runs (None if there are too few), and how it was calibrated."""
     groups: dict[tuple[Any, ...], list[Scored]] = {}
     for run in scored:
         if run.rows:
-            groups.setdefault(tuple(run.rows[0][key] for key in _SETUP), []).append(run)
-    found = []
+            groups.setdefault(tuple(value for key, value in run.rows[0].items() if key in _SETUP), []).append(run)
+    found: list[documents.ScoreSetup] = []
     for setup, runs in groups.items():
         observed = [seen for run in runs for seen in run.observed]
         explained = None
         if len(runs) >= LEAST_RUNS:
             explained = describe_fit(fit([seen.observation for seen in observed]), observed)
-        found.append({**dict(zip(_SETUP, setup)), "explained": explained, "calibration": runs[0].calibration})
+        described = {**dict(zip(_SETUP, setup)), "explained": explained, "calibration": runs[0].calibration}
+        found.append(cast("documents.ScoreSetup", described))
     return found
 
 
@@ -207,7 +212,7 @@ def _grouped(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> list[lis
     return list(found.values())
 
 
-def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summary(rows: Sequence[Mapping[str, Any]]) -> documents.ScoreSummaryItem:
     errors = [abs(row["error"]) for row in rows]
     ranges = [row["in_range"] for row in rows if row["in_range"] is not None]
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcalc.engines import engine_class
 from kvcalc.engines.allocation import Allocation
@@ -17,7 +17,7 @@ from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.sharding import Bounds, stages_of
 from kvcalc.memory.workload import BEYOND_MODEL, Workload, bind_workload, resolve_context
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, has_cross_attention
+from kvcalc.model.spec import ModelSpec, has_cross_attention, largest_at
 from kvcalc.notes import Note
 from kvcalc.planning.cases.resolve import (
     allocation_of,
@@ -32,6 +32,7 @@ from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.memory.reads import Reads
     from kvcalc.question.question import SpeedQuestion
@@ -61,7 +62,7 @@ class Case(NamedTuple):
     settings: Mapping[str, str]
     kv_dtype_reason: str | None
     notes: tuple[Note, ...]
-    device_defaults: list[dict[str, Any]] | None = None
+    device_defaults: list[documents.DeviceDefault] | None = None
     device: int | None = None
 
     @property
@@ -159,11 +160,15 @@ class Case(NamedTuple):
         return self.allocation.prefixes(stage, dtype)
 
     def needed_bytes(self, tokens: int, sequences: int) -> int:
-        """`cache_bytes`, or what the engine asks of a device before it starts, if that is more."""
+        """The most bytes that the sequences take on a device until they have `tokens` tokens.
+
+        If the engine asks for more before it starts, that is what is needed.
+        """
         is_other = tokens != self.workload.context_tokens and self.encoder_follows_context
         there = self.of_length(tokens) if is_other else self
-        sizes = there.share, there.workload.kv_dtype, tokens
-        return max(there.allocation.batch_bytes(*sizes, sequences), there.allocation.start_bytes(*sizes))
+        allocation, share, dtype = there.allocation, there.share, there.workload.kv_dtype
+        held = [allocation.batch_bytes(share, dtype, length, sequences) for length in largest_at(share, tokens)]
+        return max(allocation.start_bytes(share, dtype, tokens), *held)
 
 
 def make_case(question: Question) -> Case:

@@ -6,13 +6,16 @@ The engine's rules are asked for each kind of device, so this module knows no de
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import engine_class, resolve_kv_dtype
 from kvcalc.engines.place import DISTINGUISHED, Place
 from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.model.spec import ModelSpec
 from kvcalc.releases import release_of
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # The classes of devices whose kernels of attention read blocks of their own, and all others.
 _BLOCKS = (("blackwell", "B200 and B300"), ("hopper", "Hopper"), ("", "others"))
@@ -21,13 +24,13 @@ _BLOCKS = (("blackwell", "B200 and B300"), ("hopper", "Hopper"), ("", "others"))
 def describe_device_defaults(
     spec: ModelSpec, engine: str, given: Mapping[str, Any], in_use: Mapping[str, object],
     types: tuple[str, str, str | None],
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[documents.DeviceDefault]:  # fmt: skip
     """A row for each default in use that depends on the device: the option, its value here, and those on devices.
 
     `given` are the engine's options that were given, `in_use` the settings in the document. `types` are the cache's
     type as asked, the one that it has here, and the requested type of the weights.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[documents.DeviceDefaultOnDevicesItem]] = {}
     for option, value, devices in engine_class(engine).device_defaults(release_of(engine)):
         here = in_use.get(option.replace("-", "_"))
         if here is not None and option not in given:
@@ -43,19 +46,18 @@ def describe_device_defaults(
     return [row for row in rows if any(one["value"] != row["value"] for one in row["on_devices"])]
 
 
-def _row(option: str, here: object, values: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(option: str, here: Any, values: list[documents.DeviceDefaultOnDevicesItem]) -> documents.DeviceDefault:
     return {"option": option, "value": here, "on_devices": values}
 
 
-def _blocks(spec: ModelSpec, engine: str, kv_dtype: str) -> list[dict[str, Any]]:
+def _blocks(spec: ModelSpec, engine: str, kv_dtype: str) -> list[documents.DeviceDefault]:
     """The row for the size of a block, if the device decides it."""
     release, default = release_of(engine), engine_class(engine).default_block
     here = default(spec, kv_dtype, Place(release))
     if here is None:
         return []
     sizes = [default(spec, kv_dtype, Place(release, device_class)) for device_class, _ in _BLOCKS]
-    values = [{"value": size, "devices": devices} for size, (_, devices) in zip(sizes, _BLOCKS)]
-    return [_row("block-size", here, values)]
+    return [_row("block-size", here, [{"value": n or here, "devices": on} for n, (_, on) in zip(sizes, _BLOCKS)])]
 
 
 def _cache_types(

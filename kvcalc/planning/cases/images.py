@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers.images import image_rule, image_tokens
 from kvcalc.question.question import ImagesAsked
 from kvcalc.units import check_count
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
 def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> None:
@@ -29,7 +32,7 @@ def check_images(spec: ModelSpec, asked: ImagesAsked, context_tokens: int) -> No
 
 def describe_images(
     asked: ImagesAsked, model: ModelSpec, context_tokens: int, step_tokens: int | None, element_bytes: int
-) -> dict[str, Any] | None:  # fmt: skip
+) -> documents.Images | None:  # fmt: skip
     """The `images` part of a workload, or None if the model's rule is not known.
 
     `step_tokens` are the tokens in one step of vLLM if it loads the tower, else None: other engines' caches of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError
 from kvcalc.notes import describe_notes
@@ -12,11 +12,14 @@ from kvcalc.planning.answers.fit import fit
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.capacity import capacity_of
 from kvcalc.planning.check.servers import Server
-from kvcalc.planning.plan.simulates import Simulates
-from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.targets import Simulates, Targets
 from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices
 from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 _SMALLER_CACHE = "fp8"
 
@@ -25,7 +28,7 @@ def check(
     server: Server, devices: Devices, *, input_tokens: int | None = None, output_tokens: int | None = None,
     targets: Targets | None = None, simulation: Simulates | None = None, speed: SpeedQuestion | None = None,
     acceptance_length: float | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> documents.Check:  # fmt: skip
     """The check document of one server on `devices`. With a `simulation` and lengths, it has the largest rate.
 
     Raises UsageError (exit 2) for what cannot be read, ModelError (exit 3) for a model that is not known, and
@@ -55,7 +58,7 @@ def check(
         if simulation is not None:
             capacity = capacity_of(question, input_tokens, output_tokens, targets or Targets(None, None), simulation)
     document = {
-        "schema_version": found.pop("schema_version"),
+        "schema_version": SCHEMA_VERSION,
         "command": {
             "service": server.name,
             "engine": read.engine,
@@ -71,26 +74,25 @@ def check(
         "capacity": capacity,
         **found,
     }
-    document["warnings"] = [*describe_notes(notes), *found["warnings"]]
-    return document
+    return cast("documents.Check", {**document, "warnings": [*describe_notes(notes), *found["warnings"]]})
 
 
-def _requests(question: Question, input_tokens: int, output_tokens: int) -> dict[str, Any]:
+def _requests(question: Question, input_tokens: int, output_tokens: int) -> documents.CheckRequests:
     tokens = input_tokens + output_tokens
     speed = None if question.speed is None else question.speed._replace(input_tokens=None, output_tokens=None)
     held = question._replace(context_tokens=tokens, fits_context=False, batch_size=1, speed=speed)
-    most = answer(held).document["fit"]["max_batch_size"]
+    most = answer(held).fit["max_batch_size"]
     return {"input_tokens": input_tokens, "output_tokens": output_tokens, "max_requests": most}
 
 
-def _reason(part: dict[str, Any], tokens: int) -> str:
+def _reason(part: documents.Fit, tokens: int) -> str:
     more = f"{format_size(-part['free_bytes'])} more is needed per device"
     if part["kv_cache_memory_bytes"] <= 0:
         return f"the weights and the reserve leave no memory for the cache: {more}"
     return f"a request of {tokens:,} tokens does not fit: {more}"
 
 
-def _changes(server: Server, question: Question, found: dict[str, Any]) -> Iterator[dict[str, str]]:
+def _changes(server: Server, question: Question, found: documents.FitDocument) -> Iterator[documents.CheckChangesItem]:
     """Each of the smallest changes with which the server starts: the option and its value."""
     reader, part = server.reader, found["fit"]
     names = dict.fromkeys(reader.fields.values())
@@ -115,7 +117,8 @@ def _changes(server: Server, question: Question, found: dict[str, Any]) -> Itera
         and smallest["pipeline_parallel_size"] == question.pipeline_parallel_size
     ):
         yield {"option": reader.flag_for("tensor_parallel_size"), "value": str(smallest["tensor_parallel_size"])}
-    offload = found["offload"] or {}
-    for key, option in (("n_gpu_layers", "--n-gpu-layers"), ("n_cpu_moe", "--n-cpu-moe")):
-        if offload.get(key) is not None:
-            yield {"option": option, "value": str(offload[key]["value"])}
+    if found["offload"] is not None:
+        layers, experts = found["offload"]["n_gpu_layers"], found["offload"]["n_cpu_moe"]
+        for moved, option in ((layers, "--n-gpu-layers"), (experts, "--n-cpu-moe")):
+            if moved is not None:
+                yield {"option": option, "value": str(moved["value"])}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.plan.judge import STATISTICS, Judged
-from kvcalc.planning.plan.simulates import Simulates
-from kvcalc.planning.plan.targets import METRICS, Targets
+from kvcalc.planning.plan.targets import METRICS, Simulates, Targets
 from kvcalc.question.question import Question, SpeedQuestion
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # The rate is found within this share of itself, with so many requests a run. A run at the rate that is found has so
 # many seconds of load, as those of a plan.
@@ -20,7 +22,7 @@ _LOWER, _TRIES = 0.05, 12
 
 def capacity_of(
     question: Question, input_tokens: int, output_tokens: int, targets: Targets, simulation: Simulates
-) -> dict[str, Any] | None:
+) -> documents.CheckCapacity | None:
     """The `capacity` part of the document: the largest rate, and the times there. None if the speed is not known.
 
     A rate is kept if the targets are met and the queue does not grow without end.
@@ -65,16 +67,16 @@ def capacity_of(
     return {**_described(low, tried, targets), "limited_by": limit}
 
 
-def _described(rate: float, judged: Judged, targets: Targets) -> dict[str, Any]:
+def _described(rate: float, judged: Judged, targets: Targets) -> documents.CheckCapacity:
     times = {
         f"{metric}_{statistic}_seconds": judged.seconds(metric, statistic)
         for metric in METRICS
         for statistic in STATISTICS
     }
-    return {
+    described = {
         "requests_per_second": rate,
         "limited_by": judged.missed,
         "simulated_requests": judged.simulated.requests,
         "max_running_requests": judged.simulated.most_running,
-        **times,
     }
+    return cast("documents.CheckCapacity", {**described, **times})

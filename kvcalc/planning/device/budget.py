@@ -22,7 +22,7 @@ from kvcalc.units import format_size
 if TYPE_CHECKING:
     from kvcalc.planning.device.host import Host
     from kvcalc.planning.device.split import Room
-    from kvcalc.planning.device.towers import LoadedTowers
+    from kvcalc.planning.device.weights import LoadedTowers
 
 # The most budgets that are remembered for one model. Each device with figures of its own has another one.
 _MOST_BUDGETS = 256
@@ -150,7 +150,7 @@ def _budget(case: Case) -> Budget | str:
         weights = weights._replace(bytes=(weights.bytes or 0) + drafts, draft_bytes=drafts)
     towers = None
     if case.model.multimodal is not None:
-        from kvcalc.planning.device.towers import loaded_towers
+        from kvcalc.planning.device.weights import loaded_towers
 
         towers = loaded_towers(case)
         weights = with_others(without_file_towers(case, weights), towers.lines)

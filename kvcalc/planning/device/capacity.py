@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.memory import kv_cache
 from kvcalc.model.spec import period
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # The code of the note that memory does not limit the context.
 NO_LIMIT = "no-limit"
@@ -27,7 +30,7 @@ Limits = tuple[int | None, int | None]
 def capacity(
     case: Case, kv_memory_bytes: int, notes: list[Note], pool_shrinkage: PoolShrinkage | None = None,
     limits: Limits | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> documents.Fit:  # fmt: skip
     """The `fit` part of a document if each device has `kv_memory_bytes` for the cache.
 
     `max_context_tokens` is for this batch, `max_batch_size` for this context. Both are null if memory sets no limit;
@@ -41,7 +44,7 @@ def capacity(
         largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
     )
     here = allocation.batch_bytes(share, workload.kv_dtype, workload.context_tokens, batch)
-    fits = holds(case, kv_memory_bytes, here)
+    fits = holds(case, kv_memory_bytes)
     notes += context_notes(case, longest)
     return {
         "fits": fits,
@@ -64,10 +67,10 @@ def capacity(
     }
 
 
-def holds(case: Case, kv_memory_bytes: int, held_bytes: int) -> bool:
-    """Whether a device with `kv_memory_bytes` for the cache runs the workload, whose cache takes `held_bytes`."""
+def holds(case: Case, kv_memory_bytes: int) -> bool:
+    """Whether a device with `kv_memory_bytes` for the cache runs the workload."""
     workload = case.workload
-    needed = max(held_bytes, case.allocation.start_bytes(case.share, workload.kv_dtype, workload.context_tokens))
+    needed = case.needed_bytes(workload.context_tokens, workload.attention_batch(workload.batch_size))
     most = max_running_requests(case, kv_memory_bytes, workload.context_tokens)
     return needed <= kv_memory_bytes and (most is None or workload.batch_size <= most)
 
@@ -139,7 +142,7 @@ def largest_batch(
 def _largest_attention_batch(
     case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None
 ) -> int | None:
-    if pool_shrinkage is None:
+    if pool_shrinkage is None and period(case.spec) == 1:
         line = case.allocation.batch_line(case.share, case.workload.kv_dtype, tokens)
         if line is not None and line.bytes_of_each:
             if line.start_bytes and line.start_bytes > kv_memory_bytes:

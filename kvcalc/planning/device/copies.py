@@ -5,11 +5,12 @@ The copies exchange nothing, so each is as fast as it is alone with its part of 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from kvcalc.planning.cases.case import Case
 
-_OF_ALL = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second")
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
 def one_copy(case: Case) -> Case:
@@ -26,7 +27,7 @@ def one_copy(case: Case) -> Case:
     )
 
 
-def of_all_copies(case: Case, found: dict[str, Any]) -> dict[str, Any]:
+def of_all_copies(case: Case, found: documents.Throughput) -> documents.Throughput:
     """The `throughput` part of a document: times of the busiest copy, and tokens per second of all copies.
 
     `found` is that of `one_copy`.
@@ -39,12 +40,19 @@ def of_all_copies(case: Case, found: dict[str, Any]) -> dict[str, Any]:
         share = copies if asked.concurrency is None else asked.concurrency / serving["concurrency"]
         concurrency = asked.concurrency or copies * serving["concurrency"]
         running = min(concurrency, copies * serving["running_requests"])
-        serving.update({name: share * serving[name] for name in _OF_ALL if serving[name] is not None})
-        serving.update(concurrency=concurrency, running_requests=running)
+        low, high = serving["tokens_per_second_low"], serving["tokens_per_second_high"]
+        serving.update({
+            "concurrency": concurrency,
+            "running_requests": running,
+            "tokens_per_second": share * serving["tokens_per_second"],
+            "tokens_per_second_low": None if low is None else share * low,
+            "tokens_per_second_high": None if high is None else share * high,
+            "requests_per_second": share * serving["requests_per_second"],
+        })  # fmt: skip
         serving["tokens_per_second_per_device"] *= share / copies
     energy = found["energy"]
     if energy is not None:
         # The ends of the range are None if it is not known.
-        found["energy"] = {name: size and size * copies / share for name, size in energy.items()}
-        found["energy"]["watts"] = energy["watts"] * copies
+        each = {name: size and float(cast(float, size)) * copies / share for name, size in energy.items()}
+        found["energy"] = cast("documents.Energy", {**each, "watts": energy["watts"] * copies})
     return found

@@ -39,10 +39,11 @@ def file_excess(
     """The bytes of the files in the model's folder beyond the language model, and all their bytes. 0 without files."""
     described, _ = language_model_weights(model, spec, dtype, model_dtype)
     weights, _ = known_weights(model, spec)
-    if described["bytes_source"] != "safetensors" or weights is None:
+    held = described["bytes"]
+    if described["bytes_source"] != "safetensors" or weights is None or held is None:
         return 0, 0
     _, size = bytes_of(weights, spec, None, model_dtype, [])
-    return (0, 0) if size is None else (max(described["bytes"] - size[0], 0), described["bytes"])
+    return (0, 0) if size is None else (max(held - size[0], 0), held)
 
 
 @remembered_of_two

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcalc.engines.placement import (
     DEFAULT_HOST_BANDWIDTH,
@@ -21,6 +21,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.throughput.roofline import SpeedModel
     from kvcalc.throughput.speed import StoredWeights
 
@@ -69,7 +70,7 @@ class Host(NamedTuple):
         memory = self.placement.host_memory_bytes
         return None if memory is None else memory - self.weights_bytes
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> documents.HostShare:
         """The `host` part of `fit`."""
         workload, spec, placement = self.case.workload, self.case.spec, self.placement
         total = count_placed_layers(spec)

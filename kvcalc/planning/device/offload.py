@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.engines.placement import PlacementOptions, count_placed_layers, expert_layers
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.device.budget import Budget, budget
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
 def place_layers(case: Case) -> Case:
@@ -21,13 +24,13 @@ def place_layers(case: Case) -> Case:
     return _at(case, options.layers, _most_layers(case)) if options.is_auto(case.settings) else case
 
 
-def suggest(case: Case) -> dict[str, Any] | None:
+def suggest(case: Case) -> documents.HostOffload | None:
     """What to keep in host memory so that a model fits: the most layers on the device, and the fewest experts in host
     memory. None if the model has stages, or if neither helps. The engine must be able to place parts there."""
     if case.workload.pipeline_parallel_size > 1:
         return None
     layers, experts, options = _most_layers(case), _fewest_experts(case), _options(case)
-    found = {
+    found: documents.HostOffload = {
         "n_gpu_layers": _describe(case, options.layers, layers),
         "n_cpu_moe": None if experts is None else _describe(case, options.experts, experts),
     }
@@ -41,7 +44,7 @@ def _options(case: Case) -> PlacementOptions:
     return case.engine.placement_options
 
 
-def _describe(case: Case, option: str, number: int) -> dict[str, Any] | None:
+def _describe(case: Case, option: str, number: int) -> documents.HostOffloadNGpuLayers | None:
     """The option's number and the bytes that the host then holds. None if that does not fit after all."""
     there = _at(case, option, number)
     found = _budget_of(there)

@@ -6,11 +6,14 @@ The devices have the same memory, but not the same layers, so each has its own r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.capacity import PoolShrinkage, largest_batch, longest_context
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
 class Room(NamedTuple):
@@ -40,7 +43,7 @@ class Room(NamedTuple):
     def _kv_bytes(self) -> int:
         return self.kv_bytes(self.case.workload.context_tokens, self.case.workload.batch_size)
 
-    def describe(self, number: int) -> dict[str, Any]:
+    def describe(self, number: int) -> documents.DeviceShare:
         """A row of `fit.devices`. A device without layers may have the output."""
         layers = self.case.share.layers
         return {

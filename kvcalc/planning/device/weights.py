@@ -1,18 +1,24 @@
-"""The `weights` part of a document: the parameters and their bytes."""
+"""The `weights` part of a document: the parameters and their bytes; and the vision and audio towers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.memory.dtypes import Dtype, parse_weight_dtype
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.towers import towers_of
+from kvcalc.model.towers.image_rule import ImageRule
+from kvcalc.model.towers.images import image_rule
 from kvcalc.notes import Note
+from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.weight_storage import bytes_of, known_weights
+from kvcalc.records import NamedTuple
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.model.checkpoint import StoredWeights as FoundFiles
 
 
@@ -25,7 +31,7 @@ _EXCESS_PER_MILLE = 5
 
 def describe_weights(
     model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, notes: list[Note]
-) -> dict[str, Any]:
+) -> documents.Weights:
     """The `weights` part of a document. `model` is the model itself, `spec` is the same model with the what-if.
 
     `dtype` is the requested one. It overrides the config's quantisation and the files in the model's folder.
@@ -34,18 +40,14 @@ def describe_weights(
     """
     found, remarks = language_model_weights(model, spec, dtype, model_dtype)
     notes += remarks
-    towers: list[dict[str, Any]] = []
-    if model.multimodal is not None and model.gguf is None:
-        from kvcalc.planning.device.towers import described_towers
-
-        towers = described_towers(model)
-    return {**found, "towers": towers}
+    has_towers = model.multimodal is not None and model.gguf is None
+    return {**found, "towers": described_towers(model) if has_towers else []}
 
 
 @remembered_of_two
 def language_model_weights(
     model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype
-) -> tuple[dict[str, Any], list[Note]]:
+) -> tuple[documents.Weights, list[Note]]:
     """`describe_weights` without the towers, and its notes. Both are remembered, so callers must not change them."""
     notes: list[Note] = []
     if spec.gguf is not None:
@@ -87,15 +89,13 @@ def _tower_bytes(model: ModelSpec) -> int | None:
     """The bytes of the model's towers in 16 bits. None if the files may hold them in fewer, or a rule is not known."""
     if model.multimodal is None:
         return 0
-    from kvcalc.planning.device.towers import described_towers
-
     sizes = [tower["bytes"] for tower in described_towers(model)]
     if model.quantization or not all(isinstance(size, int) for size in sizes):
         return None
     return sum(size for size in sizes if isinstance(size, int))
 
 
-def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: list[Note]) -> dict[str, Any]:
+def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: list[Note]) -> documents.Weights:
     """The weights of a GGUF file from its header, or their size in another dtype of 16 or 32 bits."""
     held = spec.gguf.weights if spec.gguf else None
     reason = None
@@ -126,8 +126,8 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: 
 def _document(
     parameters: tuple[int | None, ...], sizes: tuple[int | None, int | None], dtype: str | None, source: str | None,
     reason: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    """The `weights` part of a document.
+) -> documents.Weights:  # fmt: skip
+    """The `weights` part of a document, without the towers.
 
     `parameters` are the total, those active per token and those of the input embedding. `sizes` are the total bytes and
     the bytes active per token. `source` says where the bytes are from, `reason` why figures are missing.
@@ -140,8 +140,9 @@ def _document(
         "bytes": sizes[0],
         "active_bytes_per_token": sizes[1],
         "dtype": dtype,
-        "bytes_source": source,
+        "bytes_source": cast(Any, source),
         "reason": reason,
+        "towers": [],
     }
 
 
@@ -182,3 +183,51 @@ def believed_bytes(stored: FoundFiles, counted: int | None, towers: int | None) 
 def _not_believed(text: str, counted: int | None) -> Note:
     instead = "the size is not known" if counted is None else "the size is computed from the config"
     return Note("weights", "incomplete-files", f"{text}; {instead}")
+
+
+_ELEMENT_BYTES = 2
+
+
+class LoadedTowers(NamedTuple):
+    """The towers on a device: a name and bytes for each, notes about those that are not counted, and what the vision
+    tower needs in a step."""
+
+    lines: tuple[tuple[str, int], ...] = ()
+    notes: tuple[Note, ...] = ()
+    images: ImageRule | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all lines."""
+        return sum(size for _, size in self.lines)
+
+
+def loaded_towers(case: Case) -> LoadedTowers:
+    """The towers that the case's engine loads. Quantized checkpoints leave them in 16 bits."""
+    model = case.model
+    if model.multimodal is None or model.gguf is not None or not case.engine_class.loads_towers:
+        return LoadedTowers()
+    if "language-model-only" in case.settings:
+        return LoadedTowers()
+    lines, notes = [], []
+    for tower in towers_of(model):
+        if tower.parameters is None:
+            notes.append(Note("fit", "tower-not-counted", f"the {tower.name} is not counted: {tower.reason}"))
+        else:
+            lines.append((tower.name, tower.on_rank(case.workload.tensor_parallel_size) * _ELEMENT_BYTES))
+    return LoadedTowers(tuple(lines), tuple(notes), image_rule(model))
+
+
+@remembered
+def described_towers(model: ModelSpec) -> list[documents.Tower]:
+    """The `towers` part of the weights in a document."""
+    return [
+        {
+            "name": tower.name,
+            "type": tower.kind,
+            "parameters": tower.parameters,
+            "bytes": None if tower.parameters is None else tower.parameters * _ELEMENT_BYTES,
+            "reason": tower.reason,
+        }
+        for tower in towers_of(model)
+    ]

@@ -6,7 +6,7 @@ Everything here is called only if the question drafts tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
 from kvcalc.engines.drafted_prefixes import Matching
@@ -31,6 +31,9 @@ from kvcalc.notes import Note
 from kvcalc.planning.reuse import LMCACHE
 from kvcalc.question.question import CacheReuse
 from kvcalc.releases import release_of
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 _EXAMPLE = "for example --speculative mtp:3 --acceptance-length 2.4"
 OF_THE_MODEL_ALONE = (
@@ -122,10 +125,10 @@ def notes_of(asked: Speculation, engine: str, spec: ModelSpec, settings: Mapping
     return notes
 
 
-def describe_asked(asked: Speculation) -> dict[str, Any]:
+def describe_asked(asked: Speculation) -> documents.PlanSpeculative:
     """How tokens are drafted, as it was asked for."""
     return {
-        "method": asked.method,
+        "method": cast(Any, asked.method),
         "num_draft_tokens": asked.num_tokens,
         "acceptance_length": asked.acceptance_length,
         "draft_model": None if asked.draft_model is None else asked.draft_model.name,

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.drafting import describe_asked, slots_of
 from kvcalc.planning.drafting.drafter import draft_weights, speculation_of
 
-_SPEED = ("verify_seconds", "draft_seconds", "seconds_without_drafting", "speedup", "break_even_batch")
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
-def describe_speculative(case: Case, served: Case | None) -> dict[str, Any]:
+def describe_speculative(case: Case, served: Case | None) -> documents.Speculative:
     """The `speculative` part of a document. Bytes are null if the weights are not known.
 
     Seconds are those of `served`, the case whose speed is described. They are null if it is None.
     """
     asked, added = speculation_of(case), case.cached.num_layers - case.spec.num_layers
     weights = draft_weights(case)
-    described: dict[str, Any] = {
+    described: documents.Speculative = {
         **describe_asked(asked),
         "num_layers": added,
         "first_layer": case.cached.first_draft_layer if added else None,
         "lookahead_tokens": slots_of(asked, case.engine, case.question.serves_requests),
         "weights_bytes": weights if isinstance(weights, int) else None,
         "cache_bytes": _added_cache(case),
-        **dict.fromkeys(_SPEED),
+        "verify_seconds": None,
+        "draft_seconds": None,
+        "seconds_without_drafting": None,
+        "speedup": None,
+        "break_even_batch": None,
     }
     if served is None:
         return described
@@ -36,14 +41,14 @@ def describe_speculative(case: Case, served: Case | None) -> dict[str, Any]:
     if isinstance(speed, str) or not isinstance(speed.model, DraftingModel):
         return described
     model, here = speed.model, (served.workload.batch_size, served.workload.context_tokens)
-    described.update(
-        verify_seconds=model.verify(*here).seconds,
-        draft_seconds=model.draft(*here).seconds,
-        seconds_without_drafting=model.target.decode(*here).seconds,
-        speedup=model.speedup(*here),
-        break_even_batch=model.break_even_batch(here[1]),
-    )
-    return described
+    return {
+        **described,
+        "verify_seconds": model.verify(*here).seconds,
+        "draft_seconds": model.draft(*here).seconds,
+        "seconds_without_drafting": model.target.decode(*here).seconds,
+        "speedup": model.speedup(*here),
+        "break_even_batch": model.break_even_batch(here[1]),
+    }
 
 
 def _added_cache(case: Case) -> int:

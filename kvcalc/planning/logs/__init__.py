@@ -11,7 +11,7 @@ from functools import cache
 from operator import itemgetter
 
 from kvcalc.engines import LOGS, engine_class, log_reader
-from kvcalc.engines.log_lines import Fact, Log, Pattern, Record, Unread
+from kvcalc.engines.log_lines import Fact, Log, Pattern, Record, Unread, lines_of
 from kvcalc.errors import UsageError, nearest
 from kvcalc.planning.logs.scan import Line, Scanner
 
@@ -73,18 +73,17 @@ class _Reader:
     """Collects the facts and the records of one engine's log, line by line."""
 
     def __init__(self, engine: str) -> None:
-        of_engine = log_reader(engine)
+        own = lines_of(engine)
         self._engine = engine
-        self._facts_by_needle = _by_needle(of_engine.facts)
-        self._records_by_needle = _by_needle(of_engine.records)
-        self._pool_words = of_engine.pool_words
+        self._facts_by_needle, self._records_by_needle = _by_needle(own.facts), _by_needle(own.records)
+        self._pool_words = own.pool_words
         self.needles = frozenset((*self._facts_by_needle, *self._records_by_needle, *self._pool_words))
         self._unread: list[Unread] = []
         self._facts: dict[str, Fact] = {}
         self._contradictions: dict[str, str] = {}
         # Each record once: all ranks print the same line, and a service may print it to two streams.
         self._records: dict[tuple[str, tuple[tuple[str, str], ...]], Record] = {}
-        self._passes = of_engine.passes()
+        self._passes = log_reader(engine).passes()
 
     def read(self, line: Line) -> None:
         for name, match in _matches(line, self._facts_by_needle):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import RELEASE, SERVERS, command_key, engine_class, start_command
 from kvcalc.engines.command import Checkpoint, Layout
@@ -17,8 +17,7 @@ from kvcalc.planning.cases.attention_replicas import WHOLE_COPIES
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
-from kvcalc.planning.plan.best import best_of, commands, given_up, ranked_by
-from kvcalc.planning.plan.pareto import front
+from kvcalc.planning.plan.pareto import best_of, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.replicas import Option, find_layout
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import MOST_BUSY, Kind, Traffic, Trouble, describe_cost
@@ -28,8 +27,9 @@ from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.planning.plan.judge import Judge
-    from kvcalc.planning.plan.simulates import Simulates
+    from kvcalc.planning.plan.targets import Simulates
 
 __all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", "refuse_empty"]
 
@@ -57,7 +57,7 @@ def plan(
     num_simulated: int | None = None,
     headroom: float = 0.0,
     spare_replicas: int = 0,
-) -> dict[str, Any]:
+) -> documents.Plan:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
 
     `gpus` are kinds of device. A `Devices` limits the number of its kind, up to `max_devices`. `prices` are per device
@@ -138,23 +138,22 @@ def plan(
         *_full_notes(kinds, rows),
     ]  # fmt: skip
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
-    return {
+    document: documents.Plan = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(question.model),
         "checkpoint": checkpoint.name,
-        "lengths": lengths._asdict(),
-        "targets": asked._asdict(),
+        "lengths": cast("documents.PlanLengths", lengths._asdict()),
+        "targets": cast("documents.PlanTargets", asked._asdict()),
         "headroom": headroom,
         "spare_replicas": spare_replicas,
-        "router": None if simulation is None else simulation.router,
+        "router": None if simulation is None else cast(Any, simulation.router),
         "trace": trace,
         "engines": list(dict.fromkeys(kind.engine for kind in kinds)),
         "dtype": question.dtype,
         "kv_dtype": question.kv_dtype,
         "prefix_hit_rate": speed.prefix_hit_rate or None,
-        **({} if reuse is None else {"prefix_tokens": reuse.prefix_tokens}),
         "speculative": None if question.speculative is None else describe_asked(question.speculative),
-        "ranked_by": key,
+        "ranked_by": cast(Any, key),
         "best": best,
         "gives_up": given_up(rows, best, key),
         "commands": commands(rows, best, key),
@@ -163,6 +162,9 @@ def plan(
         "pareto": front(traffic, kinds, split) if with_front else None,
         "warnings": describe_notes([*notes, *(note for note in split_notes if note not in notes)]),
     }
+    if reuse is not None:
+        document["prefix_tokens"] = reuse.prefix_tokens
+    return document
 
 
 def _check_split(kinds: Sequence[Kind], settings: Mapping[str, Any]) -> None:
@@ -208,7 +210,7 @@ def _unknown_confidence(given: object) -> UsageError:
     )
 
 
-def refuse_empty(document: Mapping[str, Any]) -> None:
+def refuse_empty(document: documents.Plan) -> None:
     """Raise DoesNotFitError (exit 4), with the reason of the first row, if no row of a plan fits."""
     if document["best"] is None:
         first, *others = document["plans"]
@@ -249,7 +251,7 @@ def _notes(
     return notes + group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
 
 
-def _full_notes(kinds: Sequence[Kind], rows: Sequence[Mapping[str, Any]]) -> list[Note]:
+def _full_notes(kinds: Sequence[Kind], rows: Sequence[documents.PlanRow]) -> list[Note]:
     """A note about layouts that a little more load makes too slow."""
     text = f"the load is more than {MOST_BUSY:.0%} of what the layout serves: --headroom 20% leaves room for more"
     full = [
@@ -271,14 +273,15 @@ def _simulation_notes(kinds: Sequence[Kind], judges: Sequence[Judge | None]) -> 
 
 def _row(
     traffic: Traffic, kind: Kind, found: Option | Trouble | KvcalcError, judge: Judge | None, checkpoint: Checkpoint
-) -> dict[str, Any]:
-    row = dict[str, Any](dict.fromkeys(ROW))
+) -> documents.PlanRow:
+    row: Any = dict.fromkeys(ROW)
     row.update(model=traffic.question.model.name, gpu=kind.gpu.name, engine=kind.engine, price_per_hour=kind.price)
-    if isinstance(found, KvcalcError):
-        return {**row, "fits": False, "verdict": "does_not_fit", "reason": found.message, "hint": found.hint}
-    if isinstance(found, Trouble):
-        return {**row, "fits": False, "verdict": "does_not_fit", **found._asdict()}
-    question, memory, serving = traffic.of(found.shape).question, found.probe.memory.document, found.probe.serving
+    if not isinstance(found, Option):
+        trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
+        row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
+        return cast("documents.PlanRow", row)
+    question, memory, serving = traffic.of(found.shape).question, found.probe.memory, found.probe.serving
+    low, high = serving["tokens_per_second_low"], serving["tokens_per_second_high"]
     row.update(
         **found.shape.describe(found.probe.expert_parallel_size),
         replicas=found.replicas + traffic.spare_replicas,
@@ -288,17 +291,15 @@ def _row(
         next_layout=found.next_layout,
         requests_per_replica=found.probe.running,
         utilisation=found.utilisation,
-        kv_dtype=memory["kv_cache"]["dtype"],
-        weights_dtype=memory["weights"]["dtype"],
-        free_bytes=memory["fit"]["free_bytes"],
-        max_batch_size=memory["fit"]["max_batch_size"],
+        kv_dtype=memory.document["kv_cache"]["dtype"],
+        weights_dtype=memory.document["weights"]["dtype"],
+        free_bytes=memory.fit["free_bytes"],
+        max_batch_size=memory.fit["max_batch_size"],
         **{name: serving.get(name) for name in _TIMES},
         **traffic.targets.describe_judged(found.ranges()),
         tokens_per_second=found.replicas * serving["tokens_per_second"],
-        **{
-            name: None if serving[name] is None else found.replicas * serving[name]
-            for name in ("tokens_per_second_low", "tokens_per_second_high")
-        },
+        tokens_per_second_low=low and found.replicas * low,
+        tokens_per_second_high=high and found.replicas * high,
         requests_per_second=found.replicas * serving["requests_per_second"],
         tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
     )
@@ -312,13 +313,13 @@ def _row(
     trace = None if judge is None else judge.simulation.trace
     paid = row["tokens_per_second"] / (1 + traffic.headroom)
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
-    replicas = memory["engine"]["data_parallel_size"]
+    replicas = memory.document["engine"]["data_parallel_size"]
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
         found.probe.most_running if found.most_running is None else found.most_running * replicas,
-        memory["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
+        memory.document["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
         drafting_of(question.speculative),
-        replicas, memory["engine"]["expert_parallel_size"],
+        replicas, memory.document["engine"]["expert_parallel_size"],
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
         prompt_division=engine_class(kind.engine).prompt_division(question.model, question.engine_settings or {}),
     )  # fmt: skip
@@ -326,7 +327,7 @@ def _row(
     if kind.engine.partition("@")[0] in SERVERS:
         words = start_command(kind.engine).words(checkpoint, layout)
         row[command_key(kind.engine)] = None if words is None else join(words)
-    return row
+    return cast("documents.PlanRow", row)
 
 
 # The ends of a range are null if it is not known.

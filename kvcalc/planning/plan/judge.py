@@ -11,12 +11,12 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Union
 
 from kvcalc.notes import Note
-from kvcalc.planning.plan.simulates import Simulated, Simulates
-from kvcalc.planning.plan.targets import METRICS, PERCENTILES, Limit, Targets
+from kvcalc.planning.plan.targets import METRICS, PERCENTILES, Limit, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.planning.plan.disaggregated.split import Split
     from kvcalc.planning.plan.replicas import Option
 
@@ -70,7 +70,7 @@ class Judged(NamedTuple):
             judged = judged._replace(missed=text)
         return judged
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Its part of a row. Times are those at the end that is judged."""
         return {
             "passes": self.missed is None,
@@ -106,7 +106,7 @@ class Finalist(NamedTuple):
         """What the devices count, and of layouts with as many, how close the times are to their targets."""
         return self.layout.weight, self.judged.worst
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> documents.PlanFinalist:
         """The row of this layout in the document of `kvcalc plan`. Times are those at the end that is judged."""
         layout: Layout = self.layout
         row = {
@@ -150,7 +150,7 @@ class Judge:
             self._found[key] = self._new(layout, layout.alone(), is_alone=True)
         return self._found[key]
 
-    def describe_limits(self, layout: Layout) -> dict[str, Any]:
+    def describe_limits(self, layout: Layout) -> dict[str, float | int | None]:
         """The simulated times of a layout that have a target, and the number of requests, for its row in the plan."""
         found = self.at(layout, layout.numbers)
         if found is None:
@@ -165,7 +165,7 @@ class Judge:
         """What was simulated in another way than asked."""
         return list(dict.fromkeys(note for one in self._found.values() for note in one.judged.simulated.notes))
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[documents.PlanFinalist]:
         """For each layout, the fewest devices that meet the targets, and the most that do not."""
         shown: dict[tuple[Hashable, bool], Finalist] = {}
         for one in self._found.values():

@@ -1,19 +1,30 @@
-"""The layouts between which a user can choose: each is cheaper, or faster for one user, than every other."""
+"""The best row of a plan and what it gives up, and the layouts between which a user can choose.
+
+Each of these is cheaper, or faster for one user, than every other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
 
+from kvcalc.engines import SERVERS, command_key
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.plan.replicas import shapes_of
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Traffic, probe
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Traffic, probe, seconds_text
 
 if TYPE_CHECKING:
+    from typing import Literal
+
+    import kvcalc.documents as documents
     from kvcalc.planning.plan.disaggregated.rows import SplitPlan
 
+    Ranking = Literal["cost_per_hour", "cost_per_million_output_tokens", "num_devices"]
+    Time = Literal["ttft_seconds", "tpot_seconds"]
 
-def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = None) -> list[dict[str, Any]]:
+
+def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = None) -> list[documents.ParetoPoint]:
     """The Pareto front over kinds of device, layouts and running requests, the fastest for one user first.
 
     A point is one replica with a power of two of running requests that fits and meets the targets. It is compared by
@@ -25,22 +36,23 @@ def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = Non
     if split is not None:
         from kvcalc.planning.plan.disaggregated.front import split_points
 
-        points = [{**point, "layout": None} for point in points]
+        for point in points:
+            point["layout"] = None
         points += split_points(split, kinds, priced=priced)
     points.sort(key=lambda point: (-point["tokens_per_second_per_user"], _burden(point, priced)))
-    found: list[dict[str, Any]] = []
+    found: list[documents.ParetoPoint] = []
     for point in points:
         if not found or _burden(point, priced) < _burden(found[-1], priced):
             found.append(point)
     return found
 
 
-def _burden(point: Mapping[str, Any], priced: bool) -> float:
+def _burden(point: documents.ParetoPoint, priced: bool) -> float:
     """What a user pays for a token: money, or devices."""
-    return float(point["cost_per_million_output_tokens"]) if priced else -float(point["tokens_per_second_per_device"])
+    return (point["cost_per_million_output_tokens"] or 0.0) if priced else -point["tokens_per_second_per_device"]
 
 
-def _points(traffic: Traffic, kind: Kind) -> Iterator[dict[str, Any]]:
+def _points(traffic: Traffic, kind: Kind) -> Iterator[documents.ParetoPoint]:
     for shape in shapes_of(traffic, kind):
         own, running = traffic.of(shape), 1
         while running <= MOST_RUNNING:
@@ -56,7 +68,7 @@ def _points(traffic: Traffic, kind: Kind) -> Iterator[dict[str, Any]]:
             yield {
                 "gpu": kind.gpu.name,
                 "engine": kind.engine,
-                **shape.describe(one.expert_parallel_size),
+                **shape.describe(one.expert_parallel_size),  # type: ignore[typeddict-item]  # layout is a key with pools alone
                 "num_devices": shape.devices,
                 "requests_per_replica": running,
                 "ttft_seconds": serving["ttft_seconds"],
@@ -66,3 +78,68 @@ def _points(traffic: Traffic, kind: Kind) -> Iterator[dict[str, Any]]:
                 "cost_per_million_output_tokens": None if kind.price is None else kind.price / (each * 3600 / 1e6),
             }
             running *= 2
+
+
+# The times that a cheaper row may give up, by name.
+_TIMES: dict[str, Time] = {"TTFT": "ttft_seconds", "TPOT": "tpot_seconds"}
+# A time that is longer by less than this factor is not named.
+_LONGER = 1.5
+
+
+def ranked_by(rows: Sequence[documents.PlanRow], has_targets: bool) -> Ranking:
+    """What the best row has least of.
+
+    Costs are compared if they are known for all rows that fit: per hour, because each of them meets the targets, or per
+    token if there are none, because a slow device is cheap per hour. Else it is the number of devices.
+    """
+    if any(row["cost_per_hour"] is None for row in rows if row["fits"]):
+        return "num_devices"
+    return "cost_per_hour" if has_targets else "cost_per_million_output_tokens"
+
+
+def best_of(rows: Sequence[documents.PlanRow], key: Ranking) -> documents.PlanRow | None:
+    """The row that fits and has least of `key`. Of equal ones, it is the fastest per device. None if no row fits."""
+    fitting = (row for row in rows if row["fits"])
+    return min(fitting, key=lambda row: (row[key] or 0.0, -(row["tokens_per_second_per_device"] or 0.0)), default=None)
+
+
+def commands(
+    rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking
+) -> list[documents.PlanCommand]:
+    """The command of each engine's best row that fits, that of the `best` row first.
+
+    Engines without a server have none, and separate instances have their own (`disaggregated`).
+    """
+    found: list[documents.PlanCommand] = []
+    for name in dict.fromkeys(row["engine"] for row in [best, *rows] if row is not None):
+        own = [best] if best is not None and best["engine"] == name else [row for row in rows if row["engine"] == name]
+        row = best_of(own, key)
+        has_server = name.partition("@")[0] in SERVERS
+        command = None if row is None or not has_server else cast(Any, row)[command_key(name)]
+        if row is not None and command is not None:
+            replicas = row["replicas"] or 1
+            found.append({"engine": name, "gpu": row["gpu"], "replicas": replicas, "command": command})
+    return found
+
+
+def given_up(rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking) -> str | None:
+    """What a row that is ranked by its cost per token gives up: the fastest other row, and what it costs.
+
+    None if no other row is much faster, or if rows are ranked by something else.
+    """
+    if best is None or key != "cost_per_million_output_tokens":
+        return None
+    faster = [
+        (time / of_best, row, title)
+        for row in rows
+        for title, name in _TIMES.items()
+        if row["fits"] and (time := row[name] or inf) * _LONGER < (of_best := best[name] or 0.0)
+    ]
+    if not faster:
+        return None
+    _, row, title = min(faster, key=lambda one: one[0])
+    time, of_best = (one[_TIMES[title]] or 0.0 for one in (row, best))
+    cost = (row[key] or 0.0) / (best[key] or 1.0)
+    where = row["gpu"] if row["engine"] == best["engine"] else f"{row['gpu']} with {row['engine']}"
+    times = f"{seconds_text(time)} instead of {seconds_text(of_best)}"
+    return f"{where}: {title} {times}, for {cost:.2g} times the cost per token"

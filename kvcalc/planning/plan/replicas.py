@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
@@ -21,8 +21,8 @@ from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Tro
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
-    from kvcalc.planning.plan.simulates import Simulated, Simulates
-    from kvcalc.planning.plan.targets import Targets
+    import kvcalc.documents as documents
+    from kvcalc.planning.plan.targets import Simulated, Simulates, Targets
 
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
@@ -110,11 +110,12 @@ class Option(NamedTuple):
         """What it takes more than the best layout. None if it does not."""
         return more_devices(self.kind, self.num_devices) if self.num_devices > best.num_devices else None
 
-    def describe(self, row: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
+    def describe(self, row: Mapping[str, object], *, is_alone: bool) -> documents.PlanFinalist:
         """The row of a simulated layout. The number of replicas is null for requests alone."""
         shape = self.shape.describe(self.probe.expert_parallel_size)
         where = {"gpu": self.kind.gpu.name, "engine": self.kind.engine}
-        return {**where, **shape, "replicas": None if is_alone else self.replicas, **row, "disaggregated": None}
+        described = {**where, **shape, "replicas": None if is_alone else self.replicas, **row, "disaggregated": None}
+        return cast("documents.PlanFinalist", described)
 
     @property
     def tokens_per_second(self) -> float:

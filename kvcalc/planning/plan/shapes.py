@@ -8,6 +8,7 @@ parallelism, and vLLM's decode context parallelism.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from kvcalc.engines import engine_class
 from kvcalc.model.spec import windows
@@ -15,6 +16,9 @@ from kvcalc.planning.cases.attention_replicas import most_experts
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Gpu
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # Tensor parallelism stays within the devices joined by a fast link. Pipeline stages are used only if these are too few.
 _TENSOR_SIZES, _WIDE_SIZES, _STAGES = (1, 2, 4, 8), (16, 32, 64), (2, 4, 8)
@@ -55,7 +59,7 @@ class Shape(NamedTuple):
         replicas = self.attention_replicas
         return question._replace(data_parallel_size=replicas, engine_settings=settings, speed=speed)
 
-    def describe(self, expert_parallel_size: int) -> dict[str, int]:
+    def describe(self, expert_parallel_size: int) -> documents.LayoutSizes:
         """The keys of a row that say how a replica is split. The number of experts' devices may be a default."""
         return {
             "tensor_parallel_size": self.tensor,

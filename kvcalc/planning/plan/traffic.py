@@ -1,23 +1,34 @@
-"""The traffic to serve, and one replica that serves a part of it, with the figures of `kvcalc estimate`."""
+"""The traffic to serve, and one replica that serves a part of it, with the figures of `kvcalc estimate`.
+
+A search looks at thousands of cases, and only asks whether each fits and how fast it serves. So it takes a part of the
+estimate (`brief_answer`), whose figures are those of `planning.estimate.answer_case`, by the same functions. What few
+layouts have, such as devices with different layers, is left to that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines.options import settings_of
 from kvcalc.errors import ModelError
-from kvcalc.planning.answers.brief import brief_answer
 from kvcalc.planning.answers.estimate import Answer, answer_case
+from kvcalc.planning.cases.attention_replicas import whole_copies
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.cases.layout import prompt_ranks_of
 from kvcalc.planning.cases.lengths import Lengths
+from kvcalc.planning.device.budget import Budget, budget, free_range
+from kvcalc.planning.device.capacity import holds
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.serving.throughput import describe_serving, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu
+from kvcalc.throughput.speed import hide_wide_ranges
 from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 MOST_RUNNING = 1024
 """The most running requests worth trying: vLLM's default maximum on a large device (get_batch_defaults, arg_utils.py
@@ -45,7 +56,7 @@ class Kind(NamedTuple):
 
 
 def describe_cost(
-    hourly: float | None, lengths: Lengths, tokens_per_second: float, trace: Mapping[str, Any] | None
+    hourly: float | None, lengths: Lengths, tokens_per_second: float, trace: documents.PlanTrace | None
 ) -> dict[str, float]:
     """The costs of a row of a plan whose devices cost `hourly` per hour. Empty if that is not known.
 
@@ -66,9 +77,6 @@ class Trouble(NamedTuple):
 
     reason: str
     hint: str | None = None
-
-
-_TTFTS = ("ttft_seconds", "ttft_low_seconds", "ttft_high_seconds")
 
 
 class Probe(NamedTuple):
@@ -99,24 +107,25 @@ class Probe(NamedTuple):
         return max(self.running, self.memory.fit["max_batch_size"] or 0) if self.is_steady else self.running
 
     @property
-    def serving(self) -> dict[str, Any]:
+    def serving(self) -> documents.Serving:
         """The `serving` part of the document. Only for probes without `trouble`."""
         if self.speed is None:
             raise ValueError("a replica that does not fit serves nothing")
-        found: dict[str, Any] = self.speed.document["throughput"]["serving"]
-        return _at_random(found) if self.is_steady else found
+        found = self.speed.document["throughput"]
+        if found is None or found["serving"] is None:
+            raise ValueError("no requests are served")
+        return _at_random(found["serving"]) if self.is_steady else found["serving"]
 
     @property
     def expert_parallel_size(self) -> int:
         """The number of devices that each hold whole experts. 1 if every expert is split."""
-        found: int = self.memory.document["engine"]["expert_parallel_size"]
-        return found
+        return self.memory.document["engine"]["expert_parallel_size"]
 
     @property
-    def energy(self) -> dict[str, Any] | None:
+    def energy(self) -> documents.Energy | None:
         """The `energy` part of the document, or None if it is not known. Only for probes without `trouble`."""
-        found: dict[str, Any] | None = None if self.speed is None else self.speed.document["throughput"]["energy"]
-        return found
+        found = None if self.speed is None else self.speed.document["throughput"]
+        return None if found is None else found["energy"]
 
 
 class Traffic(NamedTuple):
@@ -184,7 +193,7 @@ def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas:
 def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, is_brief: bool = False) -> Probe:
     """One replica with `running` requests. LayoutError if the model cannot be split this way.
 
-    One that `is_brief` has only what a search needs of the answers (`planning.brief`).
+    One that `is_brief` has only what a search needs of the answers (`brief_answer`).
     """
     lengths, replica = traffic.lengths, replica_of(traffic, kind, tensor, stages)
     total = lengths.input_tokens + lengths.output_tokens
@@ -201,7 +210,7 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, 
     if not memory.fit["fits"]:
         return Probe(running, memory, None, Trouble(_why_not(kind, running, lengths.held_tokens, memory.fit)))
     if traffic.strict and Probe(running, memory, None, None).is_tight:
-        more = format_size(-memory.fit["free_low_bytes"])
+        more = format_size(-(memory.fit["free_low_bytes"] or 0))
         reason = f"{running:,} {'request' if running == 1 else 'requests'} of {lengths.held_tokens:,} tokens may need "
         return Probe(running, memory, None, Trouble(f"{reason}{more} more per device", "--strict leaves this out"))
     longest = lengths.longest_tokens
@@ -224,7 +233,7 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, 
     return probe._replace(trouble=too_slow(traffic.targets, lengths, probe.serving))
 
 
-def _why_not(kind: Kind, running: int, tokens: int, fit: Mapping[str, Any]) -> str:
+def _why_not(kind: Kind, running: int, tokens: int, fit: documents.Fit) -> str:
     """Why `running` requests of `tokens` tokens do not run together."""
     if fit["free_bytes"] < 0:
         short = format_size(-fit["free_bytes"])
@@ -233,17 +242,23 @@ def _why_not(kind: Kind, running: int, tokens: int, fit: Mapping[str, Any]) -> s
     return f"{kind.engine} does not run {requests} of {tokens:,} tokens at once in this memory"
 
 
-def _at_random(serving: dict[str, Any]) -> dict[str, Any]:
+def _at_random(serving: documents.Serving) -> documents.Serving:
     """`serving` with the TTFT of requests that arrive at random, which do not come in groups."""
     share = serving["random_ttft_seconds"] / serving["ttft_seconds"]
-    return {**serving, **{name: serving[name] and serving[name] * share for name in _TTFTS}}
+    low, high = serving["ttft_low_seconds"], serving["ttft_high_seconds"]
+    return {
+        **serving,
+        "ttft_seconds": serving["ttft_seconds"] * share,
+        "ttft_low_seconds": low and low * share,
+        "ttft_high_seconds": high and high * share,
+    }
 
 
 def _whole(case: Case, needs_speed: bool) -> Answer:
     return answer_case(case)
 
 
-def too_slow(targets: Targets, lengths: Lengths, serving: Mapping[str, Any]) -> Trouble | None:
+def too_slow(targets: Targets, lengths: Lengths, serving: documents.Serving) -> Trouble | None:
     """The first target that these times miss, as `Targets.judged` says.
 
     A target for a percentile is compared with the mean, which only tells where a simulation should begin.
@@ -258,18 +273,21 @@ def too_slow(targets: Targets, lengths: Lengths, serving: Mapping[str, Any]) -> 
     return None
 
 
-def _times_of(metric: str, lengths: Lengths, serving: Mapping[str, Any], targets: Targets) -> tuple[float, float]:
+def _times_of(metric: str, lengths: Lengths, serving: documents.Serving, targets: Targets) -> tuple[float, float]:
     """The point estimate of a time, and the one that is judged."""
     if metric != "e2e":
-        return serving[f"{metric}_seconds"], targets.judged(*range_of(serving, metric))
+        found = range_of(serving, metric)
+        return found[0], targets.judged(*found)
     ttft, tpot = (_times_of(part, lengths, serving, targets) for part in ("ttft", "tpot"))
     steps = lengths.output_tokens - 1
     return ttft[0] + steps * tpot[0], ttft[1] + steps * tpot[1]
 
 
-def range_of(serving: Mapping[str, Any], metric: str) -> tuple[float, float | None, float | None]:
+def range_of(serving: documents.Serving, metric: str) -> tuple[float, float | None, float | None]:
     """The estimate of `ttft` or `tpot` with the low and the high end of its range. None if they are not known."""
-    return tuple(serving.get(f"{metric}_{end}seconds") for end in ("", "low_", "high_"))  # type: ignore[return-value]
+    if metric == "ttft":
+        return serving["ttft_seconds"], serving["ttft_low_seconds"], serving["ttft_high_seconds"]
+    return serving["tpot_seconds"], serving["tpot_low_seconds"], serving["tpot_high_seconds"]
 
 
 def seconds_text(seconds: float) -> str:
@@ -277,3 +295,41 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 999.5:
         return f"{seconds:,.0f} s"
     return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+
+
+def brief_answer(case: Case, needs_speed: bool) -> Answer:
+    """The estimate of a case with requests to serve, whose batch is final.
+
+    Its document may have only `fits`, `free_bytes` and `free_low_bytes` of `fit`, `serving` of `throughput`, and the
+    size of expert parallelism. `throughput` is null without `needs_speed`, and may be null if it does not fit.
+    """
+    found = _brief(case, needs_speed)
+    return answer_case(case) if found is None else found
+
+
+def _brief(case: Case, needs_speed: bool) -> Answer | None:
+    """None if only the whole estimate knows."""
+    room = budget(case)
+    if not isinstance(room, Budget) or room.devices or room.host is not None:
+        return None
+    workload, allocation = case.workload, case.allocation
+    sizes = case.share, workload.kv_dtype, workload.context_tokens
+    held = allocation.batch_bytes(*sizes, workload.attention_batch(workload.batch_size))
+    fits = holds(case, room.pool_bytes)
+    free = room.pool_bytes - held
+    low, _ = free_range(room, free)
+    throughput = None
+    if needs_speed and free >= 0:
+        if not fits or (workload.data_parallel_size > 1 and whole_copies(case.spec, workload)):
+            return None
+        speed = speed_of(case, [])
+        if isinstance(speed, str) or speed.calibration is not None:
+            return None
+        throughput = cast("documents.Throughput", {"serving": describe_serving(case, speed, [])})
+        hide_wide_ranges(throughput)
+    document: Any = {
+        "engine": {"expert_parallel_size": workload.expert_parallel_size},
+        "fit": {"fits": fits, "free_bytes": free, "free_low_bytes": low},
+        "throughput": throughput,
+    }
+    return Answer(document, ())

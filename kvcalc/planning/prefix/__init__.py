@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.errors import UsageError
@@ -21,21 +21,25 @@ from kvcalc.planning.prefix.cost import (
     prefixes_of,
 )
 from kvcalc.planning.prefix.rows import (
+    Profile,
     Setup,
     describe_engine,
     describe_prefill,
     describe_size,
     describe_tiers,
     describe_trace,
+    profile,
 )
-from kvcalc.planning.prefix.trace import Profile, profile
 from kvcalc.planning.reuse import check_tiers
-from kvcalc.planning.reuse.tiers import check_engine_tiers
+from kvcalc.planning.reuse.document import check_engine_tiers
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.traces import read_trace
 from kvcalc.traces.reuse import MOST_BLOCKS
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 KNEE_SHARE = 0.9
 """The knee is the smallest cache that finds this share of what a cache without a limit finds."""
@@ -68,7 +72,7 @@ def prefix_curve(
     after: float = 0.0,
     optimal: bool = False,
     report: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
+) -> documents.Prefix:
     """The prefix document of the trace at `path`, or on standard input if it is `-`.
 
     `question` has the model, the engine and the devices; without it, there are only hit rates. `offload` are tiers and

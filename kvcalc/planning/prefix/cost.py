@@ -13,7 +13,7 @@ from kvcalc.errors import LayoutError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.reuse import check_caching
-from kvcalc.planning.reuse.tiers import store_of
+from kvcalc.planning.reuse.document import store_of
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:

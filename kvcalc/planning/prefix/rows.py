@@ -1,23 +1,30 @@
-"""The parts of a prefix document: the trace, the engine, and what a cache of one size and each tier saves and costs."""
+"""The parts of a prefix document: the trace, the engine, and what a cache of one size and each tier saves and costs.
+
+They follow from the prompts of the trace, run through the stack of a prefix cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines.reuse import CPU, DISK
+from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.budget import Budget, budget
 from kvcalc.planning.prefix.cost import BlockBytes, PrefillTime, Prices, reach_of
-from kvcalc.planning.prefix.trace import Profile
 from kvcalc.planning.reuse.links import tier_rate
 from kvcalc.records import NamedTuple
+from kvcalc.traces import Trace
+from kvcalc.traces.reuse import MOST_BLOCKS, LruStack, NotAPrefixError
 from kvcalc.traces.reuse_counts import Reuse
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.throughput.hardware import Gpu
+
 
 DEVICE = "device"
 
@@ -38,21 +45,11 @@ class Setup(NamedTuple):
         return None if devices is None else devices.gpu
 
 
-def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> dict[str, Any]:
+def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> documents.PrefixRow:
     """A row of the curve: what a cache of one size finds, saves and costs."""
     stack, blocks = found.stack, reuse.cache_blocks
     total = stack.counted_tokens
     best = None if stack.next_uses is None else stack.next_uses.hit_tokens(blocks) / total
-    row: dict[str, Any] = {
-        "cache_blocks": blocks,
-        "cache_tokens": blocks * stack.block_tokens,
-        "cache_bytes": None if setup is None else blocks * setup.block.of_replica,
-        "cache_bytes_per_device": None if setup is None else blocks * setup.block.per_device,
-        "hit_rate": reuse.hit_tokens / total,
-        "hit_rate_low": reuse.low_tokens / total,
-        "hit_rate_high": reuse.high_tokens / total,
-        "optimal_hit_rate": best,
-    }
     saved = gpu_seconds = None
     costs: dict[str, float | None] = {DEVICE: None, CPU: None, DISK: None}
     if setup is not None and setup.prefill is not None:
@@ -63,7 +60,14 @@ def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> dict[str
     if saved is not None and setup is not None and setup.prefill is not None:
         share = saved / setup.prefill.seconds(total, stack.counted_squares)
     return {
-        **row,
+        "cache_blocks": blocks,
+        "cache_tokens": blocks * stack.block_tokens,
+        "cache_bytes": None if setup is None else blocks * setup.block.of_replica,
+        "cache_bytes_per_device": None if setup is None else blocks * setup.block.per_device,
+        "hit_rate": reuse.hit_tokens / total,
+        "hit_rate_low": reuse.low_tokens / total,
+        "hit_rate_high": reuse.high_tokens / total,
+        "optimal_hit_rate": best,
         "saved_prefill_seconds": saved,
         "saved_prefill_share": share,
         "saved_ttft_seconds": None if saved is None else saved / stack.num_counted,
@@ -92,12 +96,12 @@ def _each(cost: float | None, number: float) -> float | None:
     return None if cost is None or not number else cost / number
 
 
-def describe_trace(found: Profile) -> dict[str, Any]:
+def describe_trace(found: Profile) -> documents.PrefixTrace:
     """The `trace` part of a prefix document."""
     trace, stack = found.trace, found.stack
     return {
         "file": trace.name,
-        "format": trace.format,
+        "format": cast(Any, trace.format),
         "num_requests": stack.num_requests,
         "warm_up_requests": stack.num_requests - stack.num_counted,
         "num_bad_rows": trace.num_bad_rows,
@@ -114,7 +118,7 @@ def describe_trace(found: Profile) -> dict[str, Any]:
     }
 
 
-def describe_engine(setup: Setup) -> dict[str, Any]:
+def describe_engine(setup: Setup) -> documents.PrefixEngine:
     """The `engine` part of a prefix document. Bytes are those of one block of the trace."""
     case, workload = setup.case, setup.case.workload
     return {
@@ -130,7 +134,7 @@ def describe_engine(setup: Setup) -> dict[str, Any]:
     }
 
 
-def describe_prefill(setup: Setup, prefill: PrefillTime) -> dict[str, Any]:
+def describe_prefill(setup: Setup, prefill: PrefillTime) -> documents.PrefixPrefill:
     """The `prefill` part of a prefix document: computing the counted prompts without a cache."""
     stack = setup.profile.stack
     seconds = prefill.seconds(stack.counted_tokens, stack.counted_squares)
@@ -144,7 +148,7 @@ def describe_prefill(setup: Setup, prefill: PrefillTime) -> dict[str, Any]:
 
 def describe_tiers(
     setup: Setup, offload: Sequence[tuple[str, int]], bandwidths: Mapping[str, int], notes: list[Note]
-) -> list[dict[str, Any]]:
+) -> list[documents.PrefixTier]:
     """A row for the device's memory, if it is known, and for each tier: what is found there and not before it."""
     memory = _device_memory(setup.case, notes)
     block, stack = setup.block, setup.profile.stack
@@ -154,23 +158,22 @@ def describe_tiers(
     own = [size // max(each, 1) for size, each in zip(sizes, per_block)]
     reach = reach_of(setup.case, own)
     found = stack.at(reach)
-    rows = []
+    rows: list[documents.PrefixTier] = []
     before = Reuse(0, 0.0, 0.0, 0.0, 0.0)
     for name, size, blocks, reuse in zip(names, sizes, own, found):
         tokens, squares = reuse.hit_tokens - before.hit_tokens, reuse.hit_squares - before.hit_squares
         rate = None if name == DEVICE else tier_rate(name, setup.gpu, bandwidths, notes, "tiers")
         moved = tokens / stack.block_tokens * (block.per_device if name == CPU else block.in_tier)
-        row = {
-            "name": name,
-            "memory_bytes": size,
-            "cache_blocks": blocks,
-            "hit_rate": tokens / stack.counted_tokens,
-            "prefill_seconds": None if setup.prefill is None else setup.prefill.seconds(tokens, squares),
-            "bandwidth_bytes_per_second": rate,
-            "load_seconds": None if rate is None else moved / rate,
-        }
         if name != DEVICE or memory is not None:
-            rows.append(row)
+            rows.append({
+                "name": cast(Any, name),
+                "memory_bytes": size,
+                "cache_blocks": blocks,
+                "hit_rate": tokens / stack.counted_tokens,
+                "prefill_seconds": None if setup.prefill is None else setup.prefill.seconds(tokens, squares),
+                "bandwidth_bytes_per_second": rate,
+                "load_seconds": None if rate is None else moved / rate,
+            })  # fmt: skip
         before = reuse
     return rows
 
@@ -186,3 +189,70 @@ def _device_memory(case: Case, notes: list[Note]) -> int | None:
     if found.pool_bytes <= 0:
         notes.append(Note("fit", "does-not-fit", f"no memory of {case.devices.gpu.name} is left for the cache"))
     return max(found.pool_bytes, 0)
+
+
+_HINT = "give a trace with hash_ids (Mooncake, Qwen-Bailian) or with prompt_token_ids"
+_CONTRADICTION = "the hash_ids contradict earlier rows: an id must stand for a block and all blocks before it"
+# The progress is reported after this many requests.
+_REPORT = 2000
+
+
+class Profile(NamedTuple):
+    """A trace that has been read: its stack, and what its requests have in total.
+
+    `counted_seconds` are those from the first counted request to the last.
+    """
+
+    trace: Trace
+    stack: LruStack
+    duration_seconds: float
+    counted_seconds: float
+    answer_tokens: int
+    longest_prompt: int
+
+
+def profile(
+    trace: Trace,
+    engine_tokens: int,
+    most_blocks: int = MOST_BLOCKS,
+    report: Callable[[int], None] | None = None,
+    warm_up: int = 0,
+    optimal: bool = False,
+) -> Profile:
+    """Read all requests of `trace`. An engine finds prefixes in steps of `engine_tokens` tokens.
+
+    The first `warm_up` requests fill the cache and are not counted. `optimal` keeps the next uses of all blocks.
+    `report` is called with the number of requests from time to time. Raises what reading a trace raises, and UsageError
+    (exit 2) if the trace says nothing about shared prefixes, or if its blocks are not whole blocks of the engine.
+    """
+    stack: LruStack | None = None
+    seconds, answers, longest = 0.0, 0, 0
+    start = None
+    for request in trace:
+        blocks, block_tokens = request.block_hashes, request.block_tokens
+        if blocks is None or block_tokens is None:
+            raise UsageError(f"{trace.name}: a trace in the format {trace.format} does not name shared blocks", _HINT)
+        if stack is None:
+            if block_tokens % engine_tokens:
+                words = f"blocks of {block_tokens:,} tokens are not whole blocks of the engine, which have"
+                raise UsageError(f"{trace.name}: {words} {engine_tokens:,}", "set the engine's --block-size")
+            stack = LruStack(block_tokens, most_blocks, optimal)
+        # The last token is always computed, for its logits.
+        usable = (request.prompt_tokens - 1) // engine_tokens * engine_tokens
+        try:
+            stack.add(blocks, request.prompt_tokens, usable, stack.num_requests >= warm_up)
+        except NotAPrefixError:
+            trace.reject(request, _CONTRADICTION)
+            continue
+        seconds = request.arrival_seconds
+        if start is None and stack.num_counted:
+            start = seconds
+        answers += request.answer_tokens
+        longest = max(longest, request.prompt_tokens)
+        if report is not None and not stack.num_requests % _REPORT:
+            report(stack.num_requests)
+    if stack is None:
+        raise UsageError(f"{trace.name}: no request in it", _HINT)
+    if start is None:
+        raise UsageError(f"{trace.name}: no request after the warm-up", "use a smaller --after")
+    return Profile(trace, stack, seconds, seconds - start, answers, longest)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
@@ -20,6 +19,7 @@ from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import StoredWeights, hide_wide_ranges, outside, range_factors, speed_model
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.planning.serving.served import Served
     from kvcalc.throughput.applied import Applied
     from kvcalc.throughput.counts import Layout
@@ -38,7 +38,7 @@ class Speed(NamedTuple):
     calibration: Applied | None = None
 
 
-def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
+def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput | None:
     """The `throughput` part of a document: seconds and tokens per second of one replica.
 
     None, with a note, if they are not known. If requests are served, the case's batch is the number that fit at their
@@ -63,7 +63,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> dict[str, Any] | None:
     return document
 
 
-def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any]:
+def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> documents.Throughput:
     """The `throughput` part of a document for a speed that is known."""
     question = case.question.speed or SpeedQuestion()
     context_tokens, batch_size = case.workload.context_tokens, case.workload.batch_size
@@ -83,9 +83,14 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
         "decode_tokens_per_second": tokens_per_second,
         "tokens_per_second_per_sequence": model.tokens_per_step / step.seconds,
         "prefill_seconds": model.prefill(context_tokens, batch_size, question.prefix_hit_rate * context_tokens).seconds,
-        "bound_by": step.bound_by,
-        # The first field of a step is the sum of the other fields.
-        "parts": {f"{name}_seconds": seconds for name, seconds in list(step._asdict().items())[1:]},
+        "bound_by": cast(Any, step.bound_by),
+        "parts": {
+            "weights_seconds": step.weights,
+            "kv_seconds": step.kv,
+            "compute_seconds": step.compute,
+            "overhead_seconds": step.overhead,
+            "communication_seconds": step.communication,
+        },
         "roofline_decode_step_seconds": roofline,
         "low_seconds": max(roofline, step.seconds * low),
         "high_seconds": step.seconds * high,
@@ -96,7 +101,7 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any
     }
 
 
-def describe_serving(case: Case, speed: Speed, notes: list[Note]) -> dict[str, Any] | None:
+def describe_serving(case: Case, speed: Speed, notes: list[Note]) -> documents.Serving | None:
     """The `serving` part of `describe_speed`, and its notes. None if no requests are served."""
     batch = case.workload.batch_size
     is_outside = bool(unfitted_of(case, speed, batch))
@@ -106,7 +111,7 @@ def describe_serving(case: Case, speed: Speed, notes: list[Note]) -> dict[str, A
 
 def _serving_in(
     case: Case, speed: Speed, factors: tuple[float, float], is_outside: bool, notes: list[Note]
-) -> dict[str, Any] | None:
+) -> documents.Serving | None:
     if case.question.speed is None or case.question.speed.request_tokens is None:
         return None
     # Imported here because most questions are about one step and do not need it.
@@ -119,7 +124,7 @@ def _serving_in(
     return _describe_serving(speed.model, found, factors, first)
 
 
-def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]) -> dict[str, Any] | None:
+def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]) -> documents.HostSpeed | None:
     """The `host` part: the time that a part of the model in host memory takes. None if there is none."""
     if model.host is None:
         return None
@@ -135,9 +140,9 @@ def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]
 
 
 def _describe_energy(
-    model: SpeedModel, step: Step, tokens_per_second: float, serving: Mapping[str, Any] | None,
+    model: SpeedModel, step: Step, tokens_per_second: float, serving: documents.Serving | None,
     time_range: tuple[float, float],
-) -> dict[str, Any] | None:  # fmt: skip
+) -> documents.Energy | None:  # fmt: skip
     """The `energy` part: per output token, of one decode step or of serving. `tokens_per_second` are the step's.
 
     None if the device's TDP is not known, or if the host computes a part of the model.
@@ -162,7 +167,7 @@ def _describe_energy(
 
 def _describe_serving(
     model: SpeedModel, load: Served, factors: tuple[float, float], ttft_factors: tuple[float, float]
-) -> dict[str, Any]:
+) -> documents.Serving:
     found, (low, high) = load.serving, factors
     return {
         "input_tokens": load.input_tokens,

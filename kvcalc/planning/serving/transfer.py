@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.cases.case import Case
@@ -10,12 +10,13 @@ from kvcalc.planning.reuse import prompt_tokens_of
 from kvcalc.planning.reuse.links import move_seconds, network_bytes_per_second, network_names
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.throughput.hardware import Gpu
 
 NVLINK, PCIE = "nvlink", "pcie"
 
 
-def describe_transfer(case: Case, ttft_seconds: float | None) -> dict[str, Any]:
+def describe_transfer(case: Case, ttft_seconds: float | None) -> documents.KvTransfer:
     """The `kv_transfer` part. Both instances have the same layout, and each device sends its share to its counterpart.
 
     Raises UsageError (exit 2) for an unknown link, or if the engine has no separate prefill instances.

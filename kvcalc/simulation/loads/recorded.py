@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
@@ -11,6 +11,9 @@ from kvcalc.planning.cases.lengths import Lengths, lengths_of_pairs
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import answered
 from kvcalc.traces import TraceRequest
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # A plan serves the busiest part of a trace that is this long.
 PEAK_SECONDS = 60.0
@@ -53,7 +56,7 @@ class Recording(NamedTuple):
             most = max(most, last + 1 - first)
         return max(self.requests_per_second, most / PEAK_SECONDS)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> documents.PlanTrace:
         """The `trace` part of the document of `kvcalc plan`."""
         return {
             "name": self.name,

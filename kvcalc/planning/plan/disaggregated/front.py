@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.plan.disaggregated.instances import Instance
@@ -15,13 +15,16 @@ from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, 
 from kvcalc.planning.plan.disaggregated.split import Split
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 # The most decode instances that share prefill instances.
 _MOST_DECODES = 4
 # Points are compared without their time to first token, which grows without limit as this share of time reaches 1.
 _MOST_UTILIZATION = 0.9
 
 
-def split_points(asked: SplitPlan, kinds: Sequence[Kind], *, priced: bool) -> Iterator[dict[str, Any]]:
+def split_points(asked: SplitPlan, kinds: Sequence[Kind], *, priced: bool) -> Iterator[documents.ParetoPoint]:
     """The points of every kind of device, and of two kinds that can be joined.
 
     Of the ratios of two kinds, the cheapest ones if they are `priced`, else those with the fewest devices.
@@ -42,7 +45,7 @@ def split_points(asked: SplitPlan, kinds: Sequence[Kind], *, priced: bool) -> It
 
 def _points(
     known: Instances, kinds: PoolKinds, layouts: list[tuple[Instance, Instance]], priced: bool
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[documents.ParetoPoint]:
     """For every pair of layouts and a power of two of running requests: the ratio of instances that wastes the least.
 
     A point has 1 to 4 decode instances, each with this number of requests in its batch, and the fewest prefill
@@ -74,7 +77,7 @@ def _points(
             running *= 2
 
 
-def _point(split: Split, running: int) -> dict[str, Any]:
+def _point(split: Split, running: int) -> documents.ParetoPoint:
     times, shape, cost = split.match.times, split.decode.shape, split.cost_per_hour
     return {
         "gpu": split.kinds.text,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import RELEASE, disaggregation_of, start_command
@@ -33,8 +33,9 @@ from kvcalc.throughput.speed import known_range
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
+    import kvcalc.documents as documents
     from kvcalc.planning.plan.judge import Judge
-    from kvcalc.planning.plan.simulates import Simulates
+    from kvcalc.planning.plan.targets import Simulates
 
 # An instance runs at most so many prompts at once, however many fit.
 _MOST_PROMPTS = 256
@@ -48,9 +49,9 @@ class SplitRows(NamedTuple):
     `finalists` are the pools that were simulated.
     """
 
-    rows: list[dict[str, Any]]
+    rows: list[documents.PlanRow]
     notes: list[Note]
-    finalists: list[dict[str, Any]]
+    finalists: list[documents.PlanFinalist]
 
 
 def check_disaggregated(
@@ -101,12 +102,13 @@ class SplitPlan(NamedTuple):
         return Judge(self.known.traffic.targets, self.simulation)
 
 
-def with_splits(asked: SplitPlan, kinds: Sequence[Kind], rows: Sequence[dict[str, Any]]) -> SplitRows:
+def with_splits(asked: SplitPlan, kinds: Sequence[Kind], rows: Sequence[documents.PlanRow]) -> SplitRows:
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost.
 
     For each engine, there is also a row with the best pools on two kinds of device, if there are any.
     """
-    all_rows, about_rows, finalists = list[dict[str, Any]](), list[RowNote](), list[dict[str, Any]]()
+    all_rows: list[documents.PlanRow] = []
+    about_rows, finalists = list[RowNote](), list["documents.PlanFinalist"]()
     for kind, row in zip(kinds, rows):
         judge = asked.judge()
         try:
@@ -123,7 +125,7 @@ def with_splits(asked: SplitPlan, kinds: Sequence[Kind], rows: Sequence[dict[str
 
 
 def _with_mixed(asked: SplitPlan, kinds: Sequence[Kind], rows: SplitRows) -> SplitRows:
-    added, finalists = list[dict[str, Any]](), list[dict[str, Any]]()
+    added, finalists = list["documents.PlanRow"](), list["documents.PlanFinalist"]()
     about_rows: list[RowNote] = []
     for engine in dict.fromkeys(kind.engine for kind in kinds):
         judge = asked.judge()
@@ -156,14 +158,16 @@ def _find(asked: SplitPlan, joined: Sequence[PoolKinds], judge: Judge | None) ->
     return find_pools(asked.known, joined, judge, asked.num_simulated)
 
 
-def _in_order(kind: Kind, row: dict[str, Any], split: dict[str, Any], targets: Targets) -> list[dict[str, Any]]:
+def _in_order(
+    kind: Kind, row: documents.PlanRow, split: documents.PlanRow, targets: Targets
+) -> list[documents.PlanRow]:
     """The better row first. Its `next_mode` says why the other one lost.
 
     With as many devices, it is the one with more tokens per second, or with a shorter TPOT if both serve a given rate.
     """
     is_rate = targets.requests_per_second is not None
 
-    def rank(one: tuple[dict[str, Any], str]) -> tuple[bool, int, float]:
+    def rank(one: tuple[documents.PlanRow, str]) -> tuple[bool, int, float]:
         found = one[0]["tpot_seconds"] if is_rate else one[0]["tokens_per_second"]
         return not one[0]["fits"], one[0]["num_devices"] or 0, (found or 0.0) * (1 if is_rate else -1)
 
@@ -173,28 +177,29 @@ def _in_order(kind: Kind, row: dict[str, Any], split: dict[str, Any], targets: T
     return [first, second]
 
 
-def _why_lost(kind: Kind, first: Mapping[str, Any], second: Mapping[str, Any], is_rate: bool) -> str:
+def _why_lost(kind: Kind, first: documents.PlanRow, second: documents.PlanRow, is_rate: bool) -> str:
     if not second["fits"]:
         return str(second["reason"])
-    if second["num_devices"] > first["num_devices"]:
-        more, comma = more_devices(kind, second["num_devices"]), "" if kind.price is None else ","
-        return f"{more}{comma} instead of {first['num_devices']:,}"
+    more, fewer = (row["num_devices"] or 0 for row in (second, first))
+    if more > fewer:
+        return f"{more_devices(kind, more)}{'' if kind.price is None else ','} instead of {fewer:,}"
     if is_rate:
-        slower, faster = (seconds_text(row["tpot_seconds"]) for row in (second, first))
+        slower, faster = (seconds_text(row["tpot_seconds"] or 0.0) for row in (second, first))
         return f"as many devices, but TPOT is {slower} instead of {faster}"
     slower, faster = (f"{row['tokens_per_second']:,.0f}" for row in (second, first))
     return f"as many devices, but {slower} tokens per second instead of {faster}"
 
 
 def describe_split(
-    asked: SplitPlan, beside: Mapping[str, Any], found: Split | Trouble | KvcalcError, judge: Judge | None
-) -> tuple[dict[str, Any], list[Note]]:
+    asked: SplitPlan, beside: documents.PlanRow, found: Split | Trouble | KvcalcError, judge: Judge | None
+) -> tuple[documents.PlanRow, list[Note]]:
     """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device, engine and price."""
-    row: dict[str, Any] = dict.fromkeys((*beside, "disaggregated", "next_mode"))
+    row: Any = dict.fromkeys((*beside, "disaggregated", "next_mode"))
     row.update({name: beside[name] for name in ("model", "gpu", "engine", "price_per_hour")})
     if not isinstance(found, Split):
         trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
-        return {**row, "fits": False, "verdict": "does_not_fit", **trouble._asdict()}, []
+        row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
+        return row, []
     traffic, times, rates = asked.known.traffic, found.match.times, found.decode.rates
     held = max(1, rates.held(times.decoding, times.transfer_seconds))
     prompts = prompts_held(found)

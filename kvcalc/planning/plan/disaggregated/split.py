@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from kvcalc.planning.answers.estimate import Answer
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.kinds import PoolKinds
 from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
-from kvcalc.planning.plan.simulates import Pools, Simulated, Simulates
-from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.targets import Pools, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import Traffic
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.power import kwh_per_million, mean_watts
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
 class Split(NamedTuple):
@@ -106,24 +108,20 @@ class Split(NamedTuple):
         used, fewer = (one.devices_of(one.numbers) for one in (self, best))
         return self.kinds.why_more(used, (best.kinds, fewer))
 
-    def describe(self, row: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
+    def describe(self, row: Mapping[str, object], *, is_alone: bool) -> documents.PlanFinalist:
         """The row of simulated pools. Keys of a layout with one pool are null, and the numbers for requests alone."""
         pools = zip(("prefill", "decode"), self.kinds.names, self.numbers, (self.prefill, self.decode))
         shape = dict.fromkeys((*self.decode.shape.describe(1), "replicas"))
-        return {
-            "gpu": self.kinds.text,
-            "engine": self.kinds.decode.engine,
-            **shape,
-            **row,
-            "disaggregated": {
-                role: {
-                    "gpu": gpu,
-                    "instances": None if is_alone else number,
-                    **one.shape.describe(one.case.workload.expert_parallel_size),
-                }
-                for role, gpu, number, one in pools
-            },
+        instances = {
+            role: {
+                "gpu": gpu,
+                "instances": None if is_alone else number,
+                **one.shape.describe(one.case.workload.expert_parallel_size),
+            }
+            for role, gpu, number, one in pools
         }
+        where = {"gpu": self.kinds.text, "engine": self.kinds.decode.engine}
+        return cast("documents.PlanFinalist", {**where, **shape, **row, "disaggregated": instances})
 
     @property
     def tokens_per_second(self) -> float:
@@ -168,7 +166,9 @@ def prompts_held(found: Split) -> int:
     return held if found.prefill.slots is None else min(held, found.prefill.slots)
 
 
-def describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int, int]) -> dict[str, dict[str, Any]]:
+def describe_pools(
+    found: Split, answers: tuple[Answer, Answer], held: tuple[int, int]
+) -> dict[str, documents.SplitPool]:
     """The `prefill` and `decode` parts of a row. `answers` are the estimates with the requests `held` in each cache."""
     match, times = found.match, found.match.times
     rate, capacities = times.requests_per_second, found.pair.capacities(match.prefills, match.decodes)
@@ -196,7 +196,7 @@ def describe_pools(found: Split, answers: tuple[Answer, Answer], held: tuple[int
     }
 
 
-def describe_transfer(traffic: Traffic, found: Split) -> dict[str, Any]:
+def describe_transfer(traffic: Traffic, found: Split) -> documents.SplitPoolsTransfer:
     """The `transfer` part of a row."""
     return {
         "link": found.kinds.link.name,

@@ -1,12 +1,15 @@
-"""The check of the tables in presets/types, when kvcalc is built and in its tests."""
+"""The check of the tables in presets/types and kvcalc/engines, when kvcalc is built and in its tests."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from kvcalc.model.families.decoder_check import check_rows
+from kvcalc.model.experts import Experts
+from kvcalc.model.families.decoder_table import Decoder
+from kvcalc.model.families.window_patterns import pattern_of
 from kvcalc.model.presets import shipped_table
 from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, keys_of, made
 
@@ -18,13 +21,34 @@ _RELEASE = {"name", "preset", "sizes", "aside", "changes", "quantized", "is_alia
 def check_table(name: str, rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
     checks = {
-        "architectures": _check_architectures, "decoders": check_rows, "defaults": _check_defaults,
+        "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
         "families": _check_families, "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
-        "sequences": _check_sequences, "towers": _check_towers, "wrappers": _check_wrappers,
+        "sequences": _check_sequences, "towers": _check_towers, "unread": _check_unread, "wrappers": _check_wrappers,
     }  # fmt: skip
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
     checks[name](rows)
+
+
+def check_engines() -> None:
+    """Raise ValueError, TypeError or KeyError for a mistake in a declaration or another table of an engine."""
+    from kvcalc.engines.declarations import ENGINES, LOGS, has_table, table
+    from kvcalc.engines.log_lines import lines_of
+    from kvcalc.model.hf_config import known_types
+
+    if not ENGINES:
+        raise ValueError("kvcalc/engines has no engine.yaml")
+    types = {*known_types()}
+    for engine in ENGINES:
+        if has_table(engine, "models"):
+            for names in table(engine, "models").values():
+                _check_types(engine, names if isinstance(names, str) else " ".join(names), types)
+    for engine in LOGS:
+        lines = lines_of(engine)
+        for pattern in (*lines.facts, *lines.records):
+            groups = re.compile(pattern.expression).groupindex
+            if not groups or (pattern in lines.facts and [*groups] != ["value"]):
+                raise ValueError(f"{engine}: {pattern.name} has no part, or other parts than value")
 
 
 def _check_fields(row: str, own: Collection[str], known: Collection[str]) -> None:
@@ -68,11 +92,11 @@ def _check_defaults(rows: Mapping[str, Any]) -> None:
 
 
 def _check_sequences(rows: Mapping[str, Any]) -> None:
-    from kvcalc.model.families.sequences import Decoder
+    from kvcalc.model.families.sequences import Decoder as SequenceDecoder
 
     _check_likes(rows)
     for name, own in rows.items():
-        _check_fields(name, own, {"like", *Decoder._fields})
+        _check_fields(name, own, {"like", *SequenceDecoder._fields})
         if not name.startswith("_") and FAMILIES.get(name) != "sequences":
             raise ValueError(f"{name} is not a type of sequences")
 
@@ -90,6 +114,20 @@ def _check_wrappers(rows: Mapping[str, Any]) -> None:
     for name, sizes in rows["sizes"].items():
         if name not in types or [*map(type, sizes)] != [int] * 3:
             raise ValueError(f"{name} must be a known type, and have three sizes")
+
+
+def _check_unread(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.hf_config import known_types
+
+    for engine, names in rows.items():
+        _check_types(f"unread in {engine}", names, {*known_types()})
+
+
+def _check_types(whose: str, names: str, known: Collection[str]) -> None:
+    own = names.split()
+    for name in own:
+        if name not in known or own.count(name) > 1:
+            raise ValueError(f"{whose}: {name} is not known, or there twice")
 
 
 def _check_releases(rows: Mapping[str, Any]) -> None:
@@ -154,3 +192,79 @@ def _check_made(folder: str, function: str, whose: str, arguments: Mapping[str, 
         made(folder, function, arguments)
     except (AttributeError, ImportError, TypeError) as error:
         raise ValueError(f"{function} of {whose}: {error}") from None
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+
+
+def _is_table(value: object) -> bool:
+    match value:
+        case [str(), [*keys], int(), int()]:
+            return _is_list(keys)
+    return False
+
+
+def _is_whole(value: object) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _is_made_by(make: Callable[[Any], object]) -> Callable[[object], bool]:
+    def is_made(value: object) -> bool:
+        try:
+            make(value)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return False
+        return True
+
+    return is_made
+
+
+_MADE: dict[str, Callable[[object], bool]] = {
+    "mlp": lambda value: value in ("gated", "fused", "plain", "xielu"),
+    "qk_norm": lambda value: value in ("", "head", "head_bias", "width"),
+    "slides": _is_made_by(pattern_of),
+    "experts": _is_made_by(lambda value: Experts(**value)),
+    "tables": lambda value: isinstance(value, list) and all(map(_is_table, value)),
+    "mlp_names": lambda value: _is_list(value) and len(value) == 2,  # type: ignore[arg-type]  # a list by then
+}
+_OF_TYPE: dict[str, Callable[[object], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "bool | str": lambda value: isinstance(value, (bool, str)),
+    "int | None": _is_whole,
+    "tuple[str, ...]": _is_list,
+    "frozenset[str] | None": _is_list,
+    "Mapping[str, str]": lambda value: _is_mapping(value) and all(isinstance(item, str) for item in value.values()),  # type: ignore[attr-defined]
+    "Mapping[str, int]": lambda value: _is_mapping(value) and all(map(_is_whole, value.values())),  # type: ignore[attr-defined]
+    "Mapping[str, object]": _is_mapping,
+    "Mapping[str, Any]": _is_mapping,
+}
+_CHECKS: dict[str, Callable[[object], bool]] = {
+    **{name: _MADE.get(name) or _OF_TYPE[kind] for name, kind in Decoder.__annotations__.items()},
+    "bias": _OF_TYPE["bool | str"],
+    **dict.fromkeys(("kv_heads", "head_dim", "window", "intermediate_size"), lambda value: type(value) is int),
+    **dict.fromkeys(("like", "gguf"), lambda value: isinstance(value, str) or _is_list(value)),
+}
+
+
+def check_decoders(rows: Mapping[str, Any]) -> None:
+    """Raise ValueError for a row with an unknown field, a value of another type, or a row that comes after it."""
+    before: set[str] = set()
+    for name, own in rows.items():
+        if not _is_mapping(own):
+            raise ValueError(f"{name} is not a mapping")
+        for field, value in own.items():
+            if field not in _CHECKS:
+                raise ValueError(f"{name} has no {field}: its fields are {', '.join(sorted(_CHECKS))}")
+            if not _CHECKS[field](value):
+                raise ValueError(f"{name}: {field} cannot be {value!r}")
+        like = own.get("like", [])
+        for other in [like] if isinstance(like, str) else like:
+            if other not in before:
+                raise ValueError(f"{name} is like {other}, which is not above it")
+        before.add(name)
