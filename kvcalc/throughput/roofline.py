@@ -465,6 +465,10 @@ class SpeedModel:
         """
         return self.alone([Part(cached_tokens, tokens, self.share_of_prompts(batch), batch)])
 
+    def launch_wait(self, prefill: float) -> float:
+        """How much longer the host takes to launch the kernels of a prompt than the device to compute it."""
+        return max(0.0, self.constants.prompt_launch_seconds * self.counts.launches - prefill)
+
     def share_of_prompts(self, prompts: int) -> float:
         """The share of the prompts that the busiest copy of the attention computes. Some copies divide each prompt."""
         ranks = self.layout.prompt_ranks

@@ -29,7 +29,7 @@ IDEAL = Constants(
     pcie_all_reduce_seconds=0.0, pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0, stage_seconds=0.0,
     prefill_overhead=1.0, prefill_expert_overhead=1.0, prefill_attention_overhead=1.0, ttft_seconds=0.0,
     ttft_steps=0.0, ttft_token_seconds=0.0, ttft_request_seconds=0.0, first_seconds=0.0, cold_seconds=0.0,
-    token_overlap=1.0,
+    token_overlap=1.0, expert_passes=0.0, prompt_launch_seconds=0.0,
 )  # fmt: skip
 
 # Four layers of width 10 with 17 kernels. Two of them send a token to 2 of 8 experts. Three have a cache of 20 bytes
