@@ -39,7 +39,7 @@ def describe(rows: Sequence[Row], fitted: Fitted, here: Predicted, out: Predicte
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "method": "most probable constants given priors and the rows; see the script",
             "sources": {
-                "silicon": "aiconfigurator 0.12 (Apache-2.0), silicon_sample.csv: one attention replica",
+                "silicon": "aiconfigurator 0.12 (Apache-2.0), silicon_sample.csv: one DP rank",
                 "inferencex": "InferenceX, published runs of DeepSeek-R1",
                 "inferencex p50": "the same: medians of the time to first token",
                 "inferencex p99": "the same: the longest time to first token of 99 %",

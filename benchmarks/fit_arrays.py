@@ -180,7 +180,7 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, flo
         stop = prompts.stop(step, row.seconds, rate, others * row.decoding / row.output_tokens, row.decoding)
     mean_step = step + row.decoding * stop / row.output_tokens
     waits = prompts.waits(step, mean_step, row.decoding, others * rate)
-    # The measured rate may be above the one that the constants allow. Each attention replica has a queue of its own.
+    # The measured rate may be above the one that the constants allow. Each DP rank has a queue of its own.
     replicas = model.layout.data_parallel_size
     of_one = min(rate / replicas, _MOST_LOAD / waits.each)
     waited = waits.first + waits.queue(others * of_one)[0] / (others * of_one)

@@ -3,7 +3,7 @@
     python benchmarks/simulate.py [--requests N]
 
 Requests have 1,000 prompt and 1,000 answer tokens, on Llama-3.1-8B and one h100; also with separate prefill instances,
-and on DeepSeek-V3 with eight attention replicas. Each row is a process of its own; the time of `import kvcalc` and of a
+and on DeepSeek-V3 with eight DP ranks. Each row is a process of its own; the time of `import kvcalc` and of a
 simulation with one request is subtracted. Both times are CPU seconds. The goals are 2 seconds and 200 MiB.
 """
 
@@ -30,7 +30,7 @@ _SPLIT = {"prefill_replicas": 2, "transfer": "infiniband-400g"}
 CASES = (
     ("", ("llama-3.1-8b", "h100"), {}, ENGINES, LOADS),
     ("separate prefill", ("llama-3.1-8b", "h100"), _SPLIT, ENGINES[:3], LOADS[1:3]),
-    ("8 attention replicas", ("deepseek-v3", "h200x8"), {"data_parallel_size": 8}, ENGINES[:3], LOADS[1:3]),
+    ("8 DP ranks", ("deepseek-v3", "h200x8"), {"data_parallel_size": 8}, ENGINES[:3], LOADS[1:3]),
 )
 _REPEATS = 3
 

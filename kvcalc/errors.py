@@ -45,7 +45,7 @@ class UsageError(KvcalcError):
 
 
 class LayoutError(UsageError):
-    """A model cannot be split over devices in the given layout. Another layout may work."""
+    """A model cannot be split over devices in the given layout, or its engine refuses to start so. Another may work."""
 
 
 class ModelError(KvcalcError):

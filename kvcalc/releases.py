@@ -11,11 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 from kvcalc.errors import UsageError
+from kvcalc.model.presets import shipped_table
 from kvcalc.records import NamedTuple
-from kvcalc.release_dates import COUNTS_BUILDS, DATES, EXAMPLES, SPELLED, STABLE
+
+_ENGINES: dict[str, dict[str, Any]] = shipped_table("engine_releases")
 
 _LONGEST = 100
 # A missing part of a version stands for the last release of that line, and so does a missing development number.
@@ -88,6 +91,22 @@ class Asked(NamedTuple):
     is_date: bool = False
 
 
+def _fact(engine: str, name: str, otherwise: str = "") -> str:
+    return str(_ENGINES.get(engine, {}).get(name, otherwise))
+
+
+def stable_of(engine: str) -> str:
+    """The newest stable release if it is not the newest one of all, else empty."""
+    return _fact(engine, "stable")
+
+
+@cache
+def dates_of(engine: str) -> list[tuple[str, str]]:
+    """The day (ISO 8601) and the name of the known releases, oldest first. Empty for an engine without dates."""
+    rows = (row.split() for row in _fact(engine, "released").split(", ") if row)
+    return [(day, release) for day, release in rows]
+
+
 def split_engine(engine: str) -> tuple[str, Asked | None]:
     """The name and the release in `vllm@0.12`.
 
@@ -96,7 +115,7 @@ def split_engine(engine: str) -> tuple[str, Asked | None]:
     """
     name, at, text = engine.partition("@")
     if not at:
-        text = STABLE.get(name, "")
+        text = stable_of(name)
     return name, parse_release(name, text) if at or text else None
 
 
@@ -109,7 +128,7 @@ def release_of(engine: str) -> Release | None:
 @lru_cache(maxsize=1024)
 def parse_release(engine: str, text: str) -> Asked:
     """The release of `engine` that `text` names. Raises UsageError (exit 2), with an example, if it names none."""
-    example = f"write {engine}@{EXAMPLES.get(engine, '0.19.0')}, {engine}@nightly or a date, {engine}@2026-05-01"
+    example = f"write {engine}@{_fact(engine, 'example', '0.19.0')}, {engine}@nightly or a date, {engine}@2026-05-01"
     folded = text.strip().casefold()
     if not folded:
         raise UsageError(f"--engine {engine}@: the release is missing", f"{example}, or {engine} for the newest")
@@ -121,17 +140,16 @@ def parse_release(engine: str, text: str) -> Asked:
 
 def _parse(engine: str, text: str) -> Asked | None:
     if text in _NEWEST_STABLE:
-        return Asked(text, _version(engine, STABLE[engine]) if engine in STABLE else None)
+        return Asked(text, _version(engine, stable_of(engine)) if stable_of(engine) else None)
     if text in _NEWEST:
         return Asked(text, None)
     if re.fullmatch(_DATE, text) or re.fullmatch(_MONTH, text):
         day = _date(text) or _last_day(text)
         return _on(engine, text, day) if day else None
     # A tag may begin with the release, as in v0.5.9-cu129, or name the engine first, as in rocm7.0-vllm_0.11.1.
-    named = re.search(
-        rf"(?:^|[-_:/])(?:{SPELLED.get(engine, re.escape(engine))}|releases?)[-_:/= ]*(v?\d.*|b\d.*)", text
-    )
-    build = re.search(r"[-_](b\d+)(?:[-_]|$)", text) if engine in COUNTS_BUILDS else None
+    spelled = _fact(engine, "spelled", re.escape(engine))
+    named = re.search(rf"(?:^|[-_:/])(?:{spelled}|releases?)[-_:/= ]*(v?\d.*|b\d.*)", text)
+    build = re.search(r"[-_](b\d+)(?:[-_]|$)", text) if _counts_builds(engine) else None
     for tag in (text, named[1] if named else "", build[1] if build else ""):
         while tag:
             release = _version(engine, tag)
@@ -139,7 +157,7 @@ def _parse(engine: str, text: str) -> Asked | None:
                 return Asked(text, release)
             tag = re.sub(r"(?:^|[-_])[^-_]*$", "", tag)
     # llama.cpp's Python package counts its own versions, which say nothing about the build.
-    is_package = engine in COUNTS_BUILDS and "." in text and re.fullmatch(_VERSION, text) is not None
+    is_package = _counts_builds(engine) and "." in text and re.fullmatch(_VERSION, text) is not None
     if is_package or any(re.fullmatch(kind, text) for kind in (_COMMIT, _BRANCH, _COMPONENTS)):
         return Asked(text, None, is_placed=False)
     if re.fullmatch(_TAG, text, re.ASCII) and not re.fullmatch(_LIKE_A_NUMBER, text):
@@ -147,8 +165,12 @@ def _parse(engine: str, text: str) -> Asked | None:
     return None
 
 
+def _counts_builds(engine: str) -> bool:
+    return bool(_fact(engine, "counts_builds"))
+
+
 def _version(engine: str, text: str) -> Release | None:
-    if engine in COUNTS_BUILDS:
+    if _counts_builds(engine):
         build = re.fullmatch(_BUILD, text)
         return Release.of(int(build[1])) if build else None
     found = re.fullmatch(_VERSION, text)
@@ -190,8 +212,8 @@ def _last_day(text: str) -> date | None:
 
 def _on(engine: str, text: str, day: date) -> Asked:
     """The newest release that was out on a day. For a day before the first known release, the oldest possible one."""
-    known = DATES.get(engine)
-    if known is None:
+    known = dates_of(engine)
+    if not known:
         return Asked(text, None, is_placed=False)
     out = [release for released, release in known if released <= day.isoformat()]
     place = _version(engine, out[-1]) if out else Release.of(0)

@@ -22,8 +22,9 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
     checks = {
         "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
-        "families": _check_families, "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
-        "sequences": _check_sequences, "towers": _check_towers, "unread": _check_unread, "wrappers": _check_wrappers,
+        "engine_releases": _check_engine_releases, "families": _check_families, "names": _check_names,
+        "ollama": _check_ollama, "releases": _check_releases, "sequences": _check_sequences, "towers": _check_towers,
+        "unread": _check_unread, "wrappers": _check_wrappers,
     }  # fmt: skip
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
@@ -34,7 +35,9 @@ def check_engines() -> None:
     """Raise ValueError, TypeError or KeyError for a mistake in a declaration or another table of an engine."""
     from kvcalc.engines.declarations import ENGINES, LOGS, has_table, table
     from kvcalc.engines.log_lines import lines_of
+    from kvcalc.engines.reading import readers
     from kvcalc.model.hf_config import known_types
+    from kvcalc.question.fields import FIELDS
 
     if not ENGINES:
         raise ValueError("kvcalc/engines has no engine.yaml")
@@ -43,6 +46,8 @@ def check_engines() -> None:
         if has_table(engine, "models"):
             for names in table(engine, "models").values():
                 _check_types(engine, names if isinstance(names, str) else " ".join(names), types)
+    for reader in readers():
+        _check_fields(f"the commands of {reader.engine}", reader.fields.values(), FIELDS)
     for engine in LOGS:
         lines = lines_of(engine)
         for pattern in (*lines.facts, *lines.records):
@@ -114,6 +119,15 @@ def _check_wrappers(rows: Mapping[str, Any]) -> None:
     for name, sizes in rows["sizes"].items():
         if name not in types or [*map(type, sizes)] != [int] * 3:
             raise ValueError(f"{name} must be a known type, and have three sizes")
+
+
+def _check_engine_releases(rows: Mapping[str, Any]) -> None:
+    for engine, own in rows.items():
+        _check_fields(engine, own, {"spelled", "counts_builds", "example", "stable", "released"})
+        re.compile(own["spelled"])
+        for row in own["released"].split(", ") if "released" in own else ():
+            if not re.fullmatch(r"20\d\d-[01]\d-[0-3]\d \S+", row):
+                raise ValueError(f"{engine}: {row} is not a day and a release")
 
 
 def _check_unread(rows: Mapping[str, Any]) -> None:

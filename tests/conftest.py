@@ -26,7 +26,7 @@ _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _WORKERS)))
 
 # The environment must not change the results: no presets of the user's own, and streams with buffers, as by default.
-for name in ("KVCALC_PRESETS", "KVCALC_DEBUG", "PYTHONUNBUFFERED"):
+for name in ("KVCALC_PRESETS", "KVCALC_DEBUG", "KVCALC_FORMAT", "PYTHONUNBUFFERED"):
     os.environ.pop(name, None)
 os.environ["XDG_CONFIG_HOME"] = str(ROOT / "tests" / "nothing-is-here")
 

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 from tests.conftest import ROOT
@@ -54,8 +55,13 @@ class Declarations:
         """The JSON Schema."""
         found: dict[str, Node] = {}
         inside = {name for name in self.classes for other in self.classes if _is_inside(name, other, self.classes)}
+        named = " ".join(ast.unparse(node) for one in self.classes.values() for node in one.body)
+        # What classes inherit is no object of its own, unless a key names it or it is a document.
+        bases = {_name(base) for one in self.classes.values() for base in one.bases} & self.classes.keys()
+        bases = {one for one in bases if not re.search(rf"\b{one}\b", named)}
+        bases -= {one for one in bases if (ast.get_docstring(self.classes[one]) or "").startswith("kvcalc")}
         for name, declared in self.classes.items():
-            if name not in inside and name not in self.shared:
+            if name not in inside and name not in self.shared | bases:
                 found[_snake(name)] = self.object(declared)
         for name, (alias, meaning) in self.aliases.items():
             found[_snake(name)] = {"description": meaning, **self.type_of(alias, name)}
@@ -69,7 +75,7 @@ class Declarations:
             found["description"] = " ".join(meaning.split())
         properties: dict[str, Node] = {}
         required = []
-        for node, after in self.body(declared):
+        for owner, node, after in self.body(declared):
             if not isinstance(node, ast.AnnAssign):
                 continue
             assert isinstance(node.target, ast.Name)
@@ -78,7 +84,7 @@ class Declarations:
                 kind = kind.slice
             else:
                 required.append(key)
-            properties[key] = {**self.type_of(kind, declared.name + _camel(key))}
+            properties[key] = {**self.type_of(kind, owner + _camel(key))}
             # The meaning of an object that may be null is that of its key.
             meanings = [option.pop("description", "") for option in properties[key].get("anyOf", ())]
             if _text(after) or any(meanings):
@@ -86,9 +92,9 @@ class Declarations:
         is_open = [_name(base) for base in declared.bases] == ["Open"]
         return {**found, "properties": properties, "required": required, "additionalProperties": is_open}
 
-    def body(self, declared: ast.ClassDef) -> Iterator[tuple[ast.stmt, ast.stmt | None]]:
-        """The statements of a class, each with the next one, and then those of the class that it inherits from."""
-        yield from zip(declared.body, [*declared.body[1:], None])
+    def body(self, declared: ast.ClassDef) -> Iterator[tuple[str, ast.stmt, ast.stmt | None]]:
+        """The statements of a class, each with the class and the next one, and then those of the class it inherits."""
+        yield from zip(repeat(declared.name), declared.body, [*declared.body[1:], None])
         for base in declared.bases:
             if _name(base) in self.classes:
                 yield from self.body(self.classes[_name(base)])

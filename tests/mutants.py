@@ -45,7 +45,7 @@ def _engine(*own: str) -> tuple[str, ...]:
         "kv_dtype",
         "prefixes",
     )
-    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse attention_replicas".split()
+    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse dp_ranks".split()
     return _tests("engines", *own, *of_all) + _tests("planning", *planned)
 
 

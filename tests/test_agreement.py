@@ -77,7 +77,7 @@ def test_the_parts_of_every_document_agree(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["logical", "vllm", "sglang", "tensorrt-llm"])
-def test_the_parts_agree_with_attention_replicas(engine: str) -> None:
+def test_the_parts_agree_with_dp_ranks(engine: str) -> None:
     seen = 0
     for place, name in enumerate(preset_names()):
         devices, dp, tp = (("h200x8", 8, 1), ("b200x8", 4, 2), ("h100x16", 16, 1), ("h200x8", 2, 4))[place % 4]

@@ -129,7 +129,7 @@ def vendors_of(document: Any) -> list[str]:
         ("fit", "llama-3.1-8b", "--gpu", "acornx2", "--engine", "llama.cpp"),
         ("compare", *ACORN, "--engine", "vllm"),
         ("sweep", *ACORN, "--engine", "vllm", "--context", "1k,2k"),
-        ("simulate", *ACORN, "--prompt-tokens", "1000", "--answer-tokens", "100", "--concurrency", "4",
+        ("simulate", *ACORN, "--input-tokens", "1000", "--output-tokens", "100", "--concurrency", "4",
          "--requests", "20", "--report", "page.html"),
         ("prefix", str(ROOT / "tests" / "logs" / "mooncake.jsonl"), *ACORN, "--engine", "vllm"),
         ("score", str(ROOT / "tests" / "logs" / "vllm-bench.json"), "--gpu", "acorn"),

@@ -49,8 +49,8 @@ def estimate(
     `engine_settings` maps the engine's own options to their values, for example `{"block-size": 32}`. `speed` describes
     requests to serve: `SpeedQuestion(input_tokens=2048, output_tokens=500, concurrency=32)`. Its
     `calibration` is what `read_calibration` returns. `what_if` replaces the model's attention. `speculative` says how
-    tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`. `data_parallel_size` is the number of attention
-    replicas, among which the batch is divided. With `fits_context`, the context is the longest one that fits, as the
+    tokens are drafted: `Speculation("mtp", 3, acceptance_length=2.4)`. `data_parallel_size` is the number of DP
+    ranks, among which the batch is divided. With `fits_context`, the context is the longest one that fits, as the
     engine chooses it at its start. `reuse` says how a cache is used again:
     `CacheReuse(prefix_tokens=2048, turns=8, offload=(("cpu", 200 * 2**30),))`. `images` are those of every request:
     `ImagesAsked(2, 1920, 1080)`. Raises KvcalcError; its `exit_code` is the exit code of the command line.

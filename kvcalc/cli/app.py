@@ -123,10 +123,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(message: str, hint: str | None, status: int) -> int:
-    lines = [f"kvcalc: {one_line(message, LONGEST_MESSAGE)}"]
+    from kvcalc.output.wrapping import tell
+
+    tell(f"kvcalc: {one_line(message, LONGEST_MESSAGE)}")
     if hint:
-        lines.append(f"  {one_line(hint, LONGEST_HINT)}")
-    print("\n".join(lines), file=sys.stderr)
+        tell(f"  {one_line(hint, LONGEST_HINT)}")
     return status
 
 

@@ -13,6 +13,7 @@ from kvcalc.cli.alike import Cases, split
 from kvcalc.cli.question import load_model_of, question_of
 from kvcalc.errors import KvcalcError, RunError, UsageError, nearest
 from kvcalc.output.streams import discard_stdout
+from kvcalc.question.fields import OPTIONS
 from kvcalc.records import NamedTuple
 from kvcalc.units import Number
 
@@ -241,7 +242,11 @@ class Parameter(NamedTuple):
 
 
 def _parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], dict[str, Any]]:
-    """The fields by name, and the default of every option. A field has every long name of its option, with _ for -."""
+    """The fields by name, and the default of every option.
+
+    A field has every long name of its option, with _ for -, and the name that answers and Python have for it, with its
+    unit, such as context_tokens.
+    """
     found: dict[str, Parameter] = {}
     defaults: dict[str, Any] = {}
     options = typer.main.get_command(app).params
@@ -257,6 +262,8 @@ def _parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], dict[str, An
         for name in option.opts:
             if name.startswith("--"):
                 found[name[2:].replace("-", "_")] = parameter
+        if option.name in OPTIONS:
+            found.setdefault(OPTIONS[option.name].name, parameter)
     return found, defaults
 
 

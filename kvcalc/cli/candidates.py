@@ -14,9 +14,12 @@ from kvcalc.cli.help import engines_in, first_sentence, summary
 # Directives printed among the candidates (see kvcalc.cli.completion).
 FILES, NO_SPACE = ":files", ":nospace"
 
-# Parameters whose values are lists: the part after the last comma is completed.
-_LISTS = ("gpu", "engine", "kv_dtype", "attention", "price")
-_ATTENTIONS = ("mha", "mqa", "gqa", "mla", "all")
+# Parameters whose values are lists in these commands: the part after the last comma is completed.
+_LISTS = {
+    "gpu": ("compare", "sweep", "plan"), "engine": ("estimate", "compare", "sweep", "plan"), "kv_dtype": ("sweep",),
+    "attention": ("compare", "measure"), "price": ("plan", "prefix"),
+}  # fmt: skip
+_ATTENTIONS = ("mha", "mqa", "gqa", "mla")
 _NUMBERS_OF_DEVICES = (2, 4, 8, 16)
 _PRESET_BYTES = 64 * 1024
 
@@ -97,7 +100,7 @@ def _options_of(command: Any, typed: Sequence[str], used: Iterable[str] = ()) ->
 
 def _values(kind: str, parameter: Any, last: str, typed: Sequence[str]) -> dict[str, str]:
     """The values of an option or an argument that begin with `last`."""
-    done = last.rpartition(",") if parameter.name in _LISTS else ("", "", last)
+    done = last.rpartition(",") if kind in _LISTS.get(parameter.name, ()) else ("", "", last)
     head, part = done[0] + done[1], done[2]
     found = _beginning(part, dict.fromkeys(_known(kind, parameter, part, typed), ""))
     return {text if text.startswith(":") else head + text: help for text, help in found.items()}
@@ -121,7 +124,7 @@ def _known(kind: str, parameter: Any, part: str, typed: Sequence[str]) -> Iterab
     if name == "speculative":
         return ("mtp:", "eagle:", "eagle1:", "dflash:", "draft:", "ngram:", NO_SPACE)
     if name == "attention":
-        return _ATTENTIONS
+        return (*_ATTENTIONS, *(["all"] if kind in _LISTS[name] else []))
     if name == "get":
         return _paths(kind, typed)
     if name == "family":

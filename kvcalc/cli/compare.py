@@ -6,7 +6,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import calibration_of, devices_of, output_of, question_of
-from kvcalc.errors import UsageError
+from kvcalc.errors import RunError, UsageError
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -31,7 +31,7 @@ def compare(
     from kvcalc.planning.answers.compare import first_of, load_each, parse_attentions
 
     given = ctx.params
-    output = output_of(given, "compare")
+    output = output_of(given, "compare", is_list=True)
     engines = parse_engines(o.names_of(given["engine"], "--engine"))
     names: list[str | None] = [*o.names_of(given["gpu"], "--gpu")] or [None]
     if len(names) > 1 and any(given[name] is not None for name in ("gpu_memory", "gpu_bandwidth", "flops")):
@@ -53,3 +53,7 @@ def compare(
         devices=[devices for devices in map(devices_of, asked) if devices is not None],
     )
     output.emit(document, "compare")
+    answered = {row["model"] for row in document["models"] if row["reason"] is None}
+    without = [row for row in document["models"] if row["model"] not in answered]
+    if without:
+        raise RunError(f"no answer for {without[0]['model']}: {without[0]['reason']}")

@@ -14,7 +14,7 @@ app = typer.Typer(
 )
 
 
-@app.callback(cls=o.taking(*o.output(path="gpus.0.name"), base=NamedGroup))
+@app.callback(cls=o.taking(*o.output(path="gpus.0.name", is_list=True), base=NamedGroup))
 def gpus(ctx: typer.Context) -> None:
     """List the devices that --gpu knows, or show one.
 
@@ -23,12 +23,12 @@ def gpus(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is None:
         from kvcalc.planning.answers.gpus import list_gpus
 
-        output_of(ctx.params).emit(list_gpus(), "gpus")
+        output_of(ctx.params, is_list=True).emit(list_gpus(), "gpus")
 
 
-@app.command(cls=o.taking(*o.output(path="memory_bytes")))
+@app.command(cls=o.taking(*o.output(path="memory_bytes", is_list=True)))
 def show(ctx: typer.Context, name: str = typer.Argument(metavar="NAME", help="A device's name or alias.")) -> None:
     """Show all figures of one device, and their source. kvcalc gpus NAME does the same."""
     from kvcalc.planning.answers.gpus import show_gpu
 
-    output_of(ctx.params).emit(show_gpu(name), "gpus_show")
+    output_of(ctx.params, is_list=True).emit(show_gpu(name), "gpus_show")

@@ -25,7 +25,7 @@ ESSENTIAL = {
     "compare": "context batch dtype kv-dtype gpu engine tp attention json get",
     "sweep": "context batch kv-dtype tp gpu engine kv-memory plot format get",
     "prefix": "gpu engine tp kv-dtype cache-memory offload price format json get",
-    "simulate": "requests-per-second concurrency trace prompt-tokens answer-tokens max-ttft max-tpot gpu engine tp "
+    "simulate": "requests-per-second concurrency trace input-tokens output-tokens max-ttft max-tpot gpu engine tp "
     "replicas json get",
     "score": "model gpu engine tp dtype kv-dtype json get",
     "measure": "context batch steps layers attention device dtype tp save json get",
@@ -233,7 +233,7 @@ def split_epilog(epilog: str) -> tuple[list[str], list[str]]:
     notes, examples, paragraph = [], [], []
     for line in [*epilog.splitlines(), ""]:
         if line.startswith("  "):
-            examples.append(line.strip())
+            examples.append(" ".join(line.split()))
         elif line.strip() and line.strip() not in ("Examples:", "Example:"):
             paragraph.append(line.strip())
         elif paragraph:

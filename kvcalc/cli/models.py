@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 
 
-@app.callback(cls=o.taking(*o.output(path="models.0.name"), base=NamedGroup))
+@app.callback(cls=o.taking(*o.output(path="models.0.name", is_list=True), base=NamedGroup))
 def models(
     ctx: typer.Context,
     family: Annotated[
@@ -43,25 +43,25 @@ def models(
     if ctx.invoked_subcommand is None:
         from kvcalc.planning.answers.models import list_models
 
-        output_of(ctx.params).emit(list_models(family), "models")
+        output_of(ctx.params, is_list=True).emit(list_models(family), "models")
 
 
-@app.command(cls=o.taking(*o.output(path="config.num_hidden_layers")))
+@app.command(cls=o.taking(*o.output(path="config.num_hidden_layers", is_list=True)))
 def show(ctx: typer.Context, name: str = typer.Argument(metavar="NAME", help="A model's name or alias.")) -> None:
     """Show the facts of one model and their source. kvcalc models NAME does the same."""
     from kvcalc.planning.answers.models import show_model
 
-    output_of(ctx.params).emit(show_model(name), "models_show")
+    output_of(ctx.params, is_list=True).emit(show_model(name), "models_show")
 
 
-@app.command(cls=o.taking(*o.output(path="files.0.ok")))
+@app.command(cls=o.taking(*o.output(path="files.0.ok", is_list=True)))
 def check(
     ctx: typer.Context, files: list[str] = typer.Argument(metavar="FILE...", help="Preset files (YAML).")
 ) -> None:
     """Check preset files. The exit code is the highest one among their errors."""
     from kvcalc.planning.answers.models import check_models
 
-    output = output_of(ctx.params)
+    output = output_of(ctx.params, is_list=True)
     document = check_models(files)
     output.emit(document, "models_check")
     raise typer.Exit(document["exit_code"])

@@ -27,6 +27,9 @@ RequiredModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP)
 
 _OUTPUT = "Output"
 
+# Options that take one value, of which a sweep takes several.
+_SWEPT = ("--context", "--batch", "--tp", "--kv-dtype")
+
 GROUPS = {
     # Lengths, types, and the number of devices a model is split over.
     "WORKLOAD": "context max-model-len batch dtype kv-dtype encoder-tokens tp pp dp",
@@ -63,6 +66,25 @@ class WithHelp:
         """Parse as the base class does, and keep the arguments for the help."""
         ctx.meta["kvcalc.arguments"] = tuple(args)
         return super().parse_args(ctx, args)  # type: ignore[misc]  # the other base class has it
+
+    def make_parser(self, ctx: Any) -> Any:
+        """The parser of the base class. UsageError (exit 2) for an option that takes one value and is given twice."""
+        parser = super().make_parser(ctx)  # type: ignore[misc]
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            found = parse(args=args)
+            given = [one for one in found[2] if not getattr(one, "is_flag", True) and not one.multiple]
+            if len(given) > len(set(given)):
+                twice = next(one for one in given if given.count(one) > 1)
+                name, hint = next(name for name in twice.opts if name.startswith("--")), None
+                if name in _SWEPT and ctx.info_name != "sweep":
+                    hint = f"for several values: kvcalc sweep MODEL {name} A,B"
+                raise UsageError(f"{name} is given twice, and takes one value", hint)
+            return found
+
+        parser.parse_args = parse_args
+        return parser
 
     def get_help(self, ctx: Any) -> str:
         """The help as text."""
@@ -205,11 +227,15 @@ def _engine_option(name: str, *owners: tuple[str, Any]) -> Declared:
     return value(names, metavar, help, panel=ENGINE_PANEL)
 
 
-def output(metavar: str = "human|tsv|csv|json", more: str = "", path: str = "") -> list[Declared]:
-    """The output options. `path` is an example of a --get path in the command's document."""
+def output(
+    metavar: str = "human|tsv|csv|json", more: str = "", path: str = "", *, is_list: bool = False
+) -> list[Declared]:
+    """The output options. `path` is an example of a --get path in the command's document, which may be a list."""
+    default = "human on a terminal, tsv elsewhere" if is_list else "human"
+    formats = f"Output format. Default: that of KVCALC_FORMAT, else {default}.{more}"
     example = f": --get {path}" if path else ""
     return [
-        value("--format", metavar, f"Output format. Default: human on a terminal, tsv elsewhere.{more}", panel=_OUTPUT),
+        value("--format", metavar, formats, panel=_OUTPUT),
         flag("--json", "Print JSON. Short for --format json.", _OUTPUT),
         value("--get", "PATH", f"Print one value of the JSON{example}.", panel=_OUTPUT),
         flag("--no-color", "Print without colours.", _OUTPUT),

@@ -57,11 +57,16 @@ def values_of(record: type[Any], given: _Given) -> dict[str, Any]:
     return {field: value for field, value in found.items() if value is not None}
 
 
-def output_of(given: _Given, kind: str | None = None, formats: tuple[str, ...] | None = None) -> Output:
-    """How to print the answer. With `kind`, a --get path that its document cannot have is refused immediately."""
+def output_of(
+    given: _Given, kind: str | None = None, formats: tuple[str, ...] | None = None, *, is_list: bool = False
+) -> Output:
+    """How to print the answer. With `kind`, a --get path that its document cannot have is refused immediately.
+
+    A list (`is_list`) is a table of tab-separated values if stdout is not a terminal.
+    """
     from kvcalc.output.sink import FORMATS, choose
 
-    found = choose(given["format"], given["json"], given["get"], given["no_color"], formats or FORMATS)
+    found = choose(given["format"], given["json"], given["get"], given["no_color"], formats or FORMATS, is_list=is_list)
     if kind is not None:
         found.check_path(kind)
     return found

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import ModelOf, output_of, parsed, question_of, value_of
+from kvcalc.cli.question import ModelOf, output_of, question_of, value_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
+from kvcalc.question.fields import FIELDS
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -91,12 +92,16 @@ def _load_of(given: Mapping[str, Any]) -> "Load":
     from kvcalc.simulation.loads.requests import parse_distribution
 
     burstiness, scale = value_of(given, "burstiness"), value_of(given, "scale_rate")
+    prompt, answer = (
+        None if given[name] is None else parse_distribution(given[name], FIELDS[name].long)
+        for name in ("prompt_tokens", "answer_tokens")
+    )
     trace = _trace_of(given["trace"], given["trace_format"])
     if given["cold"] and given["warm"]:
         raise UsageError("--cold and --warm cannot be combined", "use one")
     return Load(
-        parsed(given, "--prompt-tokens", parse_distribution),
-        parsed(given, "--answer-tokens", parse_distribution),
+        prompt,
+        answer,
         value_of(given, "requests_per_second"),
         value_of(given, "concurrency"),
         1.0 if burstiness is None else burstiness,

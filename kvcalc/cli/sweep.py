@@ -30,7 +30,7 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
     from kvcalc.planning.answers.sweep import sweep as ask
 
     given, plot = ctx.params, ctx.params["plot"]
-    output = output_of(given, "sweep", FORMATS)
+    output = output_of(given, "sweep", FORMATS, is_list=True)
     check_report(given)
     if plot is not None:
         from kvcalc.output.plot import check_plot_file

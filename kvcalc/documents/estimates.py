@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
-from kvcalc.documents.fields import Amount, Count, Positive, Whole
+from kvcalc.documents.fields import Amount, Count, Positive, SimulatedTimes, Whole
 from kvcalc.documents.loads import Plan, Simulate
 from kvcalc.documents.parts import (
     Engine,
@@ -52,7 +52,7 @@ class Engines(TypedDict):
     tensor_parallel_size: Whole
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     stored_bytes: Whole
     """bytes attention must keep for the whole batch, in the dtype of the formula"""
     engines: list[EngineRow]
@@ -92,7 +92,7 @@ class SmallestLayout(TypedDict):
     tensor_parallel_size: Count
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
 
 
 class HostOffloadNGpuLayers(TypedDict):
@@ -102,11 +102,8 @@ class HostOffloadNGpuLayers(TypedDict):
     host_bytes: Whole
 
 
-class HostOffloadNCpuMoe(TypedDict):
+class HostOffloadNCpuMoe(HostOffloadNGpuLayers):
     """a number for an option, and the bytes in host memory with it"""
-
-    value: Whole
-    host_bytes: Whole
 
 
 class HostOffload(TypedDict):
@@ -171,7 +168,7 @@ class CheckRequests(TypedDict):
     """how many of them fit at once; null for any number"""
 
 
-class CheckCapacity(TypedDict):
+class CheckCapacity(SimulatedTimes):
     """the largest rate of requests that keeps the targets, and the simulated times at it"""
 
     requests_per_second: Amount
@@ -182,21 +179,6 @@ class CheckCapacity(TypedDict):
     """in the run whose times these are"""
     max_running_requests: Count
     """the limit of running requests"""
-    ttft_mean_seconds: Amount | None
-    ttft_p50_seconds: Amount | None
-    ttft_p90_seconds: Amount | None
-    ttft_p95_seconds: Amount | None
-    ttft_p99_seconds: Amount | None
-    tpot_mean_seconds: Amount | None
-    tpot_p50_seconds: Amount | None
-    tpot_p90_seconds: Amount | None
-    tpot_p95_seconds: Amount | None
-    tpot_p99_seconds: Amount | None
-    e2e_mean_seconds: Amount | None
-    e2e_p50_seconds: Amount | None
-    e2e_p90_seconds: Amount | None
-    e2e_p95_seconds: Amount | None
-    e2e_p99_seconds: Amount | None
 
 
 class Check(FitDocument):
@@ -238,7 +220,7 @@ class SweepPoint(TypedDict):
     """devices of the layout"""
     tensor_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     context_tokens: Count
     batch_size: Count
     stored_bytes: Whole | None
@@ -254,7 +236,7 @@ class SweepPoint(TypedDict):
     free_bytes: int | None
     """free memory per device; negative if it does not fit"""
     decode_step_seconds: Amount | None
-    """one step of the whole batch; null if not even one sequence fits"""
+    """one step of the whole batch; null if it does not fit"""
     decode_step_low_seconds: Amount | None
     """the low end of the step's range: its 10th percentile, but at least the roofline"""
     decode_step_high_seconds: Amount | None
@@ -306,7 +288,7 @@ class CompareRow(TypedDict):
     """devices of the layout"""
     tensor_parallel_size: Count | None
     data_parallel_size: Count | None
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     attention: str | None
     num_layers: Whole | None
     num_kv_heads: Whole | None

@@ -47,3 +47,38 @@ class Chart(TypedDict):
     lines: list[ChartLine]
     capacities: list[ChartCapacity]
     omitted: int
+
+
+class SimulatedTimes(TypedDict):
+    """The times of a simulation, of which targets limit the mean or a percentile."""
+
+    ttft_mean_seconds: Amount | None
+    """time to first token, mean"""
+    ttft_p50_seconds: Amount | None
+    """time to first token, percentile 50"""
+    ttft_p90_seconds: Amount | None
+    """time to first token, percentile 90"""
+    ttft_p95_seconds: Amount | None
+    """time to first token, percentile 95"""
+    ttft_p99_seconds: Amount | None
+    """time to first token, percentile 99"""
+    tpot_mean_seconds: Amount | None
+    """time per output token, mean"""
+    tpot_p50_seconds: Amount | None
+    """time per output token, percentile 50"""
+    tpot_p90_seconds: Amount | None
+    """time per output token, percentile 90"""
+    tpot_p95_seconds: Amount | None
+    """time per output token, percentile 95"""
+    tpot_p99_seconds: Amount | None
+    """time per output token, percentile 99"""
+    e2e_mean_seconds: Amount | None
+    """time of the whole request, mean"""
+    e2e_p50_seconds: Amount | None
+    """time of the whole request, percentile 50"""
+    e2e_p90_seconds: Amount | None
+    """time of the whole request, percentile 90"""
+    e2e_p95_seconds: Amount | None
+    """time of the whole request, percentile 95"""
+    e2e_p99_seconds: Amount | None
+    """time of the whole request, percentile 99"""

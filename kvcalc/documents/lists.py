@@ -21,6 +21,15 @@ class ModelsModelsItem(TypedDict):
     sliding_window: Whole | None
     max_position_embeddings: Whole | None
     bytes_per_token_16_bit: Whole
+    """what a token adds to an empty cache of 16 bits, before windows are full"""
+    kv_dtype: str
+    """the type of the cache in the next three keys: the one of kvcalc estimate without options"""
+    context_tokens: Count
+    """the context at which a token adds bytes_per_token: that of kvcalc estimate without options"""
+    bytes_per_token: Whole
+    """what one more token adds at context_tokens"""
+    fixed_bytes_per_sequence: Whole
+    """what does not grow with the context, such as full windows and states"""
     aliases: list[str]
     source: str
     date: str

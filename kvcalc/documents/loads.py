@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
-from kvcalc.documents.fields import Amount, Count, Positive, Share, Whole
+from kvcalc.documents.fields import Amount, Count, LayoutSizes, Positive, Share, SimulatedTimes, Whole
 from kvcalc.documents.parts import Hardware, Model, Warning
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class PlanRow(TypedDict):
     tensor_parallel_size: Count | None
     pipeline_parallel_size: Count | None
     data_parallel_size: Count | None
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     expert_parallel_size: Count | None
     """devices that each hold whole experts; 1 if every expert is split"""
     decode_context_parallel_size: Count | None
@@ -302,7 +302,7 @@ class SplitPool(TypedDict):
     """free memory of a device with the requests held"""
 
 
-class PlanFinalist(TypedDict):
+class PlanFinalist(SimulatedTimes):
     """a layout that was simulated. Its times are at the end of the range that is judged"""
 
     gpu: str
@@ -339,49 +339,14 @@ class PlanFinalist(TypedDict):
     """factor on the times of all steps: the upper end of TPOT's range, or 1 where the estimate is judged"""
     ttft_factor: Annotated[float, {"minimum": 1}]
     """factor on the simulated TTFT, whose range is wider than that of steps"""
-    ttft_mean_seconds: Amount | None
-    """time to first token, mean"""
-    ttft_p50_seconds: Amount | None
-    """time to first token, percentile 50"""
-    ttft_p90_seconds: Amount | None
-    """time to first token, percentile 90"""
-    ttft_p95_seconds: Amount | None
-    """time to first token, percentile 95"""
-    ttft_p99_seconds: Amount | None
-    """time to first token, percentile 99"""
-    tpot_mean_seconds: Amount | None
-    """time per output token, mean"""
-    tpot_p50_seconds: Amount | None
-    """time per output token, percentile 50"""
-    tpot_p90_seconds: Amount | None
-    """time per output token, percentile 90"""
-    tpot_p95_seconds: Amount | None
-    """time per output token, percentile 95"""
-    tpot_p99_seconds: Amount | None
-    """time per output token, percentile 99"""
-    e2e_mean_seconds: Amount | None
-    """time of the whole request, mean"""
-    e2e_p50_seconds: Amount | None
-    """time of the whole request, percentile 50"""
-    e2e_p90_seconds: Amount | None
-    """time of the whole request, percentile 90"""
-    e2e_p95_seconds: Amount | None
-    """time of the whole request, percentile 95"""
-    e2e_p99_seconds: Amount | None
-    """time of the whole request, percentile 99"""
 
 
-class FinalistPool(TypedDict):
+class FinalistPool(LayoutSizes):
     """the instances of one pool that was simulated, and how each is split"""
 
     gpu: str
     instances: Count | None
     """null: each request alone, on one instance"""
-    tensor_parallel_size: Count
-    pipeline_parallel_size: Count
-    data_parallel_size: Count
-    expert_parallel_size: Count
-    decode_context_parallel_size: Count
 
 
 class FinalistPools(TypedDict):
@@ -538,7 +503,7 @@ class PrefixTier(TypedDict):
 
 
 class SimulateEngine(TypedDict):
-    """the engine's scheduler, and the blocks; both of one attention replica if there are several"""
+    """the engine's scheduler, and the blocks; both of one DP rank if there are several"""
 
     name: str
     version: str | None
@@ -555,7 +520,7 @@ class SimulateEngine(TypedDict):
     tokens_per_step: Annotated[float, {"minimum": 1}]
     """mean tokens that a decode step gives a sequence; more than 1 if tokens are drafted"""
     blocks: Whole | None
-    """blocks of the cache of a replica, or of each attention replica; tokens for SGLang; null if slots limit the
+    """blocks of the cache of a replica, or of each DP rank; tokens for SGLang; null if slots limit the
     requests"""
     block_tokens: Count | None
 
@@ -640,7 +605,7 @@ class SimulatePrefill(TypedDict):
     """of one prefill instance"""
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas of one prefill instance"""
+    """DP ranks of one prefill instance"""
     expert_parallel_size: Count
     """ranks of one prefill instance that hold whole experts"""
     link: str | None

@@ -171,7 +171,7 @@ class ScoreRow(TypedDict):
     tensor_parallel_size: Count
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     input_tokens: Whole
     """the mean length of a prompt; for decode, the tokens cached before the first step"""
     output_tokens: Whole
@@ -504,13 +504,8 @@ class MeasureCompareA(TypedDict):
     taken_at: str | None
 
 
-class MeasureCompareB(TypedDict):
+class MeasureCompareB(MeasureCompareA):
     """the second record"""
-
-    file: str
-    model: str | None
-    device: str | None
-    taken_at: str | None
 
 
 class MeasureCompareDifferencesItem(TypedDict):

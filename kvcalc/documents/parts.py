@@ -76,19 +76,7 @@ class CalibrationRecord(TypedDict):
     weight_overhead: Annotated[float, {"minimum": 1}] | None
 
 
-class CalibrationFactorsItem(ExplainedFactorsItem):
-    """a factor on several of the engine's constants"""
-
-
-class CalibrationErrorsItem(ExplainedErrorsItem):
-    """the mean errors of one metric, without their signs"""
-
-
-class CalibrationResidualsItem(ExplainedResidualsItem):
-    """one measured time"""
-
-
-class Calibration(TypedDict):
+class Calibration(Explained):
     """what --calibrate changed"""
 
     record: CalibrationRecord | None
@@ -97,11 +85,6 @@ class Calibration(TypedDict):
     applied: Literal["all", "partly", "record", "none"]
     """all: the runs are of this model and type of weights; partly: of another model, and only some factors carry over;
     record: there is only a record; none: of another engine or device"""
-    runs: Whole
-    """the runs that the factors are fitted to"""
-    factors: list[CalibrationFactorsItem]
-    errors: list[CalibrationErrorsItem]
-    residuals: list[CalibrationResidualsItem]
 
 
 class Model(TypedDict):
@@ -169,7 +152,7 @@ class Engine(Open):
     tensor_parallel_size: Whole
     pipeline_parallel_size: Count
     data_parallel_size: Count
-    """attention replicas (--dp), which divide the requests and share the experts"""
+    """DP ranks (--dp), which divide the requests and share the experts"""
     expert_parallel_size: Count
     """devices that each hold whole experts; 1: every expert is split"""
     kv_dtype_reason: str | None

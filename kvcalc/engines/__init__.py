@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.engines.declarations import ENGINES as ENGINES
 from kvcalc.engines.declarations import LOGS as LOGS
+from kvcalc.engines.declarations import OPTIONS
 from kvcalc.engines.declarations import SERVERS as SERVERS
 from kvcalc.engines.options import check_settings
 from kvcalc.errors import ModelError, UsageError, nearest
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.scheduler import Disaggregation
     from kvcalc.model.spec import ModelSpec
     from kvcalc.notes import Note
-    from kvcalc.releases import Asked
+    from kvcalc.releases import Asked, Release
 
 # The code of the note that says which release's rules count.
 RELEASE = "release"
@@ -42,6 +43,8 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     name, is_named, _ = name.partition("@")
     settings = settings or {}
     check_settings([name], settings, has_device=True)
+    if asked is not None and asked.release is not None:
+        _check_since(engine, settings, asked.release)
     if spec.model_type in engine.unread:
         raise ModelError(f"{spec.name}: {engine.title}'s layout of {spec.model_type} is not modelled")
     if not spec.is_encoder or engine.is_formula:
@@ -114,10 +117,13 @@ def reserve_of(engine: Engine, question: Question) -> Reserve:
     """The memory that `engine` does not give to the cache. Raises UsageError (exit 2) for a setting out of range."""
     found = engine.reserve(question)
     if question.is_apple:
-        from kvcalc.engines.reserve import RESERVE, Held
+        from kvcalc.engines.reserve import GIB, RESERVE, Held
 
-        # Metal's recommendedMaxWorkingSetSize is about three quarters of the machine's memory.
-        found.held.append(Held(RESERVE, "reserved by macOS (25 %)", question.memory_bytes // 4))
+        # Metal's recommendedMaxWorkingSetSize: two thirds of up to 32 GB (10,922.67 MiB of 16: llama-cpp-python#687;
+        # 21,845.34 of 32: ollama#434), three quarters of more (49,152 of 64: llama.cpp#1870; 73,728 of 96: #3213).
+        share, percent = (3, 33) if question.memory_bytes <= 32 * GIB else (4, 25)
+        held = -(-question.memory_bytes // share)
+        found.held.append(Held(RESERVE, f"reserved by macOS ({percent} %)", held))
     return found
 
 
@@ -136,6 +142,15 @@ def start_command(name: str) -> StartCommand:
 def command_key(name: str) -> str:
     """The key of a plan's row for the command of engine `name`, which may end in a release."""
     return ENGINES[name.partition("@")[0]][0]
+
+
+def _check_since(engine: type[Engine], settings: Mapping[str, str], release: Release) -> None:
+    """Raise UsageError (exit 2) for an option that the requested release does not have."""
+    first = {option.name: option.since for option in OPTIONS[engine.name] if option.since}
+    for name in settings:
+        if name in first and release < release.of(*map(int, first[name].split("."))):
+            text = f"--{name}: this release of {engine.title} has no such flag"
+            raise UsageError(text, f"it is in {engine.title} {first[name]} and later")
 
 
 def _release_notes(engine: Engine, asked: Asked) -> list[Note]:

@@ -55,7 +55,7 @@ class Layout(NamedTuple):
 
     `settings` are the engines' own options by name. `beyond_limit` is true if the context exceeds the model's limit.
     `drafting` says how tokens are drafted, or is None if they are not.
-    Each of the `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. `has_copies` is
+    Each of the `data_parallel_size` DP ranks is split over `tensor_parallel_size` devices. `has_copies` is
     whether they are whole copies, because the model has no experts. `engine` is the engine of the plan, whose release
     its command has to suit; other engines' commands suit their newest stable release. `prompt_division` is how copies
     of the attention divide a prompt (`Engine.prompt_division`).
@@ -94,7 +94,7 @@ class Layout(NamedTuple):
         """The flags of vLLM and SGLang for a checkpoint and this layout, without the engine's own options.
 
         `sizes` are the names for the first four fields. One pipeline stage needs no flag. `more` are the flags for
-        attention replicas. `cache_types` has the engine's names of the cache's types that are not its default.
+        DP ranks. `cache_types` has the engine's names of the cache's types that are not its default.
         """
         given = [(name, str(size)) for name, size in zip(sizes, self) if name != sizes[1] or size != 1]
         flags = [] if checkpoint.revision is None else ["--revision", checkpoint.revision]

@@ -19,7 +19,8 @@ class Option(NamedTuple):
     """One option of an engine.
 
     `metavar` is None for a flag. `default` describes what the engine does without the option. `divides_memory` is true
-    if the option divides a device's memory, so that it needs a device.
+    if the option divides a device's memory, so that it needs a device. `since` is the first release with the option, if
+    an older one that kvcalc knows lacks it.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Option(NamedTuple):
     default: str | None = None
     aliases: tuple[str, ...] = ()
     divides_memory: bool = False
+    since: str = ""
 
     @property
     def described(self) -> str:

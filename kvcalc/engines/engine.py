@@ -23,8 +23,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.release_dates import DATES
-from kvcalc.releases import Asked, Release
+from kvcalc.releases import Asked, Release, dates_of
 
 if TYPE_CHECKING:
     from kvcalc.engines.placement import Placement, PlacementOptions
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.engines.starts import Start
     from kvcalc.model.tensors import ModelWeights
     from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -156,8 +156,8 @@ class Engine(ABC):
     the engine's option for the most requests that run at once, and `context_option` its flag for the longest request.
     `starts_short` is whether it starts if the cache does not hold one request of that length.
 
-    `has_attention_replicas` is whether the engine can copy the attention and split the experts. If it can:
-    `splits_attention_replicas` is whether an attention replica may be split over several devices,
+    `has_dp_ranks` is whether the engine can copy the attention and split the experts. If it can:
+    `splits_dp_ranks` is whether a DP rank may be split over several devices,
     `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
     `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
     `spreads_head` whether the output head is, whatever the MLPs, and
@@ -180,8 +180,8 @@ class Engine(ABC):
     pools_for_encoders = ""  # the releases that reserve a pool even for an encoder, in words
     splits_heads = True
     splits_layers = True
-    has_attention_replicas = False
-    splits_attention_replicas = True
+    has_dp_ranks = False
+    splits_dp_ranks = True
     splits_uneven_experts = True
     spreads_mlps = False
     spreads_head = False
@@ -256,7 +256,7 @@ class Engine(ABC):
 
     @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
-        """The settings of one attention replica, from settings that count for all `replicas` together."""
+        """The settings of one DP rank, from settings that count for all `replicas` together."""
         return settings
 
     def rules_used(self, asked: Asked) -> str | None:
@@ -298,7 +298,7 @@ class Engine(ABC):
     @classmethod
     def known_releases(cls) -> list[str]:
         """The releases that users choose from, as they stand after @."""
-        return [release for _, release in DATES.get(cls.name, ())]
+        return [release for _, release in dates_of(cls.name)]
 
     @staticmethod
     def split_layers(
@@ -461,7 +461,7 @@ class Engine(ABC):
     def max_running_requests(
         self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
     ) -> int | None:
-        """The most requests of `tokens` tokens that one attention replica runs at once, by the engine's own limits.
+        """The most requests of `tokens` tokens that one DP rank runs at once, by the engine's own limits.
 
         These are its settings, and its division of `memory`, the bytes that a device has for the cache (None: not
         known). Fewer run if their caches take more than `memory`. None if the engine has no limit. The default is the
@@ -479,6 +479,9 @@ class Engine(ABC):
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:  # noqa: B027 - most engines need no check
         """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit this number of ranks."""
+
+    def check_start(self, start: Start) -> None:  # noqa: B027 - what some engines refuse to start is not read
+        """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.py`)."""
 
     def check_context(self, tokens: int) -> None:  # noqa: B027 - most engines accept any context
         """Raise UsageError (exit 2) for a context that the settings do not allow."""

@@ -1,6 +1,7 @@
 """Read the command that starts an engine: the opposite of `command.py`.
 
-An engine whose commands are read has a module `reading` in its folder, with a `Reader` named `READER`.
+An engine whose commands are read has `reading.yaml` in its folder (`Words`). If options have a meaning of their own, it
+also has a module `reading`, with a `Reader` named `READER`.
 """
 
 from __future__ import annotations
@@ -8,15 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
-from typing import Any, ClassVar
+from importlib.util import find_spec
+from typing import Any
 
-from kvcalc.engines.declarations import ENGINES, OPTIONS
+from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
 from kvcalc.errors import UsageError
-
-READABLE = ("vllm", "sglang", "tensorrt-llm", "llama.cpp", "mlx")
-"""The engines whose commands are read."""
+from kvcalc.records import NamedTuple
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -55,38 +55,60 @@ def whole(text: str, name: str) -> int:
     return int(text)
 
 
-class Reader:
-    """How an engine's command is read.
+class Words(NamedTuple):
+    """The words of an engine's commands, in `reading.yaml` of its folder.
 
-    `programs` are the words that begin it, of which the first may be a path, and `images` the containers that start it
-    without them. `fields` maps an option's name to the field of a question, `values` the texts of a field to kvcalc's.
-    `special` are options that `finish` reads. `harmless` are options without an effect on the memory or the speed. A
-    name that ends in `!` takes no value. Options that kvcalc has for the engine (`engine.yaml`) are read anyway.
+    `programs` are the words that begin a command, of which the first may be a path, and `images` the containers that
+    start it without them. `fields` maps a field of a question to the names of its option, and `values` the texts of a
+    field to kvcalc's. `settings` maps other names of the engine's own options to kvcalc's. `special` are options that
+    `Reader.finish` reads, and `lists` those that take several words. `harmless` are options without an effect on the
+    memory or the speed. A name that ends in `!` takes no value.
+
+    `needs_context` is whether the engine refuses to start if not even one request of its longest context fits, and
+    `splits_layers` whether it divides the layers among the devices without being told. `context_option` is its option
+    for the longest context, if `fields` has none, and `chooses_context` whether it takes the longest context that fits
+    if none is given.
     """
 
-    engine: str
-    programs: tuple[tuple[str, ...], ...]
-    images: tuple[str, ...] = ()
-    model_options: tuple[str, ...] = ("model",)
-    fields: ClassVar[Mapping[str, str]] = {}
-    values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    settings: ClassVar[Mapping[str, str]] = {}
+    programs: list[str]
+    harmless: str
+    images: Sequence[str] = ()
+    model_options: str = "model"
+    fields: Mapping[str, str] = {}
+    values: Mapping[str, Mapping[str, str]] = {}
+    settings: Mapping[str, str] = {}
     special: str = ""
-    harmless: str = ""
-    needs_context = True  # whether it refuses to start if not even one request of its longest context fits
-    splits_layers = False  # whether it divides the layers among the devices without being told
-    context_option = ""  # its option for the longest context, if `fields` has none
-    chooses_context = False  # whether it takes the longest context that fits if none is given
+    lists: str = ""
+    needs_context: bool = True
+    splits_layers: bool = False
+    context_option: str = ""
+    chooses_context: bool = False
+
+
+class Reader:
+    """How an engine's command is read, by its `Words`. Options that kvcalc has (`engine.yaml`) are read anyway.
+
+    `fields` maps an option's name to the field of a question, and `special` is the set of options for `finish`.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self.engine, self.words = engine, Words(**table(engine, "reading"))
+        self.programs = [tuple(program.split()) for program in self.words.programs]
+        self.model_options, self.lists = self.words.model_options.split(), self.words.lists.split()
+        self.fields = {name: field for field, names in self.words.fields.items() for name in names.split()}
+        self.values = {**self.words.values, "dtype": float_types()}
+        self.special = self.words.special.replace("!", "").split()
 
     @cached_property
     def known(self) -> dict[str, bool]:
         """The names of the options -> whether they take a value."""
-        found = {name.removesuffix("!"): not name.endswith("!") for name in f"{self.special} {self.harmless}".split()}
+        names = f"{self.words.special} {self.words.harmless}".split()
+        found = {name.removesuffix("!"): not name.endswith("!") for name in names}
         found.update(dict.fromkeys((*self.model_options, *self.fields), True))
         for option in OPTIONS[self.engine]:
             for name in (option.name, *option.aliases):
                 found[name.lstrip("-")] = option.metavar is not None
-        found.update({name: found[own] for name, own in self.settings.items()})
+        found.update({name: found[own] for name, own in self.words.settings.items()})
         return found
 
     @cached_property
@@ -94,7 +116,7 @@ class Reader:
         """The names of the engine's options that kvcalc has -> kvcalc's name."""
         options = OPTIONS[self.engine]
         found = {name.lstrip("-"): option.name for option in options for name in (option.name, *option.aliases)}
-        return {**found, **self.settings}
+        return {**found, **self.words.settings}
 
     def takes(self, word: str) -> bool:
         """Whether a word is an option of the engine that kvcalc knows."""
@@ -133,7 +155,7 @@ class Reader:
                 if not rest:
                     raise UsageError(f"{option}: the command ends before its value")
                 text = rest.pop(0)
-                while name in self._lists and rest and not _OPTION.match(rest[0]):
+                while name in self.lists and rest and not _OPTION.match(rest[0]):
                     text += f",{rest.pop(0)}"
             self._take(found, option, name, key, text if takes_value or equals else "true")
         if not found.model and stray:
@@ -144,11 +166,9 @@ class Reader:
         self.finish(found, environment, files)
         return found
 
-    _lists: tuple[str, ...] = ()
-
     def _take(self, found: Read, option: str, name: str, key: str, text: str) -> None:
         if option.startswith("--no-") and text == "true" and f"no-{name}" not in self.known:
-            if name not in self._own and name not in self.fields and name not in self.special.replace("!", "").split():
+            if name not in self._own and name not in self.fields and name not in self.special:
                 found.ignored.append(option)
             return  # the default of a flag is that it is not set
         if name in self.model_options:
@@ -158,7 +178,7 @@ class Reader:
         elif name in self.fields:
             field = self.fields[name]
             found.fields[field] = self.values.get(field, {}).get(text, text)
-        elif name in self.special.replace("!", "").split():
+        elif name in self.special:
             if key:
                 found.left[name] = json.dumps({**_object(found.left.get(name, "{}"), name), key: _scalar(text)})
             else:
@@ -203,12 +223,12 @@ def float_types(words: Iterable[str] = ()) -> dict[str, str]:
     return {**names, **dict.fromkeys(words, "")}
 
 
-def reader_of(engine: str) -> Reader:
-    """The reader of an engine, which is one of `READABLE`."""
-    found: Reader = import_module(f"kvcalc.engines.{ENGINES[engine][0]}.reading").READER
-    return found
-
-
+@cache
 def readers() -> list[Reader]:
-    """The readers of all engines."""
-    return [reader_of(engine) for engine in READABLE]
+    """The readers of all engines whose commands are read, in the order of lists."""
+    found = []
+    for engine, (folder, _) in ENGINES.items():
+        if has_table(engine, "reading"):
+            own = find_spec(f"kvcalc.engines.{folder}.reading")
+            found.append(Reader(engine) if own is None else import_module(own.name).READER)
+    return found

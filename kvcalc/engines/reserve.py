@@ -47,7 +47,7 @@ class Question(NamedTuple):
 
     `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, and `is_apple` if macOS
     manages the memory. `release` is the engine's release, or None for the newest. `batch_size` is that of one of the
-    `attention_replicas`. `has_fast_links` is whether the devices are joined by more than PCIe. `images` is set if the
+    `dp_ranks`. `has_fast_links` is whether the devices are joined by more than PCIe. `images` is set if the
     engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
     `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
     vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens.
@@ -63,7 +63,7 @@ class Question(NamedTuple):
     is_latent: bool = False
     release: Release | None = None
     is_apple: bool = False
-    attention_replicas: int = 1
+    dp_ranks: int = 1
     has_fast_links: bool = True
     images: ImageRule | None = None
     has_sparse_latent: bool = False
@@ -81,10 +81,10 @@ class Question(NamedTuple):
         """Peak bytes of activations in one step of `tokens` tokens.
 
         At the peak, a step holds the residual, the normed input, and the widest module's inputs and intermediate
-        values. Layers run one after another and reuse the memory. With attention replicas, every rank also gathers the
+        values. Layers run one after another and reuse the memory. With DP ranks, every rank also gathers the
         tokens of the other replicas before its experts (vLLM's default backend, allgather_reducescatter).
         """
-        gathered = (self.attention_replicas - 1) * self.width.hidden_size
+        gathered = (self.dp_ranks - 1) * self.width.hidden_size
         return tokens * (2 * self.width.hidden_size + self.width.module_elements + gathered) * element_bytes
 
 

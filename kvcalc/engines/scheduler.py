@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
 
-# Which attention replica gets a request. The simulation's routers say how.
+# Which DP rank gets a request. The simulation's routers say how.
 ROUND_ROBIN, LEAST_LOADED, FEWEST_TOKENS = "round robin", "least loaded", "fewest tokens"
 
 
@@ -36,7 +36,7 @@ class Schedule(NamedTuple):
     """
 
     name: str  # in documents
-    step_tokens: int = STEP_TOKENS  # the most that one attention replica computes in a step of one pipeline stage
+    step_tokens: int = STEP_TOKENS  # the most that one DP rank computes in a step of one pipeline stage
     stages: int = 1  # the pipeline stages that have steps of their own in the time of one step of the model
     mixes: bool = True  # whether prompts are computed in the steps of decoding requests, not in steps of their own
     divides: bool = True  # whether a prompt is divided over steps, and does not wait for one with room for all of it
@@ -47,7 +47,7 @@ class Schedule(NamedTuple):
     part_ends: tuple[int, ...] = ()  # where parts of a prompt end in any case: tokens before the end of the prompt
     finds_preempted: bool = False  # whether a preempted request is looked up in the prefix cache when it starts again
     merges_prefixes: bool = False  # whether blocks that two requests compute at the same time become one
-    routing: str = LEAST_LOADED  # which attention replica gets a request
+    routing: str = LEAST_LOADED  # which DP rank gets a request
 
     def steps(self, running: int, longest_tokens: int, checked_tokens: int = 1) -> StepRules:
         """The steps of a model with at most `running` requests of up to `longest_tokens` tokens.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kvcalc.attention.backends import BACKENDS
 from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
 from kvcalc.measure.bandwidth import read_roof
 from kvcalc.measure.budget import check_fits, layers_that_fit
@@ -134,7 +135,7 @@ def measure(
         def document() -> dict[str, Any]:
             """The document of the runs that have ended."""
             remarks = (*remarks_on(cut), *remarks_on_runs(runs, ALLOCATION_SLACK.get(where.type, 0)))
-            every_note = [*notes, *(Note("runs", "remark", text) for text in remarks)]
+            every_note = [*notes, *_broken_backends(runs), *(Note("runs", "remark", text) for text in remarks)]
             return {
                 "schema_version": SCHEMA_VERSION,
                 "model": describe_model(apply(cut, what_if)),
@@ -203,6 +204,16 @@ def check_bytes(document: dict[str, Any]) -> None:
                 f"{run['attention']}: decoding with a cache differs from the full pass by {check['max_abs_error']}, "
                 f"more than {check['tolerance']}"
             )
+
+
+def _broken_backends(runs: list[dict[str, Any]]) -> list[Note]:
+    """A note for each kernel that was tried and does not work on this machine, for which it is made."""
+    tried = {(row["name"], row["reason"]) for run in runs for row in run["backends"]}
+    return [
+        Note("runs", "kernel", f"the {name} kernel was not used, so attention may be slower than it can be: {reason}")
+        for name, backend in BACKENDS.items()
+        if (reason := backend.failure) is not None and (name, reason) in tried
+    ]
 
 
 def _variants_of(

@@ -70,15 +70,18 @@ MLX_TYPES = by_name(
     Dtype("mlx-nvfp4", 4, 16, 9),
 )
 
-# llama.cpp's file types for weights, with the sizes of the type that most matrices have. They are never used for a
-# cache. kvcalc.memory.quantization.k_quants gives the type of each matrix.
-FILE_TYPES = by_name(
-    Dtype("q4_k_s", 4, 256, 144),
-    Dtype("q4_k_m", 4, 256, 144),
-    Dtype("q5_k_s", 5, 256, 176),
-    Dtype("q5_k_m", 5, 256, 176),
-    Dtype("q6_k", 6, 256, 210),
-)
+# llama.cpp's file types for weights, with the sizes of the type that most matrices have: bits, and bytes of a block of
+# 256 elements. They are never used for a cache. kvcalc.memory.quantization.gguf_types gives the type of each matrix.
+FILE_TYPES = by_name(*(
+    Dtype(name, bits, 256, size)
+    for bits, size, names in (
+        (1, 50, "iq1_s"), (1, 56, "iq1_m"), (2, 66, "iq2_xxs"), (2, 74, "iq2_xs iq2_s"), (2, 82, "iq2_m"),
+        (2, 84, "q2_k_s q2_k"), (3, 98, "iq3_xxs"), (3, 110, "iq3_xs iq3_s iq3_m q3_k_s q3_k_m q3_k_l"),
+        (4, 136, "iq4_xs"), (4, 144, "q4_k_s q4_k_m"), (5, 176, "q5_k_s q5_k_m"), (6, 210, "q6_k"),
+        (2, 54, "tq1_0"), (2, 66, "tq2_0"),
+    )
+    for name in names.split()
+))  # fmt: skip
 
 # File types that have the name of an element type, as llama-quantize writes them: some matrices, such as the output
 # head, have another type. The engine llama.cpp means these files by --dtype. kvcalc.memory.quantization.gguf_types

@@ -83,7 +83,7 @@ class Width(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How weights are split over the ranks of all `data_parallel_size` attention replicas.
+    """How weights are split over the ranks of all `data_parallel_size` DP ranks.
 
     Routed experts are distributed over `expert_parallel_size` groups of ranks, and each expert is split over the ranks
     of its group. `names` are the other weights that the engine splits over all ranks. The rest is in every replica.

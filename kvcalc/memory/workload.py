@@ -22,9 +22,9 @@ class Workload(NamedTuple):
     `pipeline_parallel_size` stages, and each stage is split over `tensor_parallel_size` devices.
 
     `encoder_tokens` is the length of the encoder's output, or None if the model has no cross-attention.
-    `data_parallel_size` is the number of attention replicas, among which the sequences are divided, and
+    `data_parallel_size` is the number of DP ranks, among which the sequences are divided, and
     `expert_parallel_size` the number of groups of devices that each hold whole experts. `prompt_ranks` copies of each
-    attention replica divide the tokens of a prompt among them (prefill context parallelism).
+    DP rank divide the tokens of a prompt among them (prefill context parallelism).
     """
 
     context_tokens: int
@@ -50,11 +50,11 @@ class Workload(NamedTuple):
         return self.data_parallel_size * self.prompt_ranks
 
     def attention_batch(self, batch_size: int) -> int:
-        """The sequences of a batch that the busiest attention replica runs."""
+        """The sequences of a batch that the busiest DP rank runs."""
         return -(-batch_size // self.data_parallel_size)
 
     def attention_batches(self, batch_size: int) -> dict[int, int]:
-        """The sequences that an attention replica runs, with the number of replicas that run so many."""
+        """The sequences that a DP rank runs, with the number of replicas that run so many."""
         if self.data_parallel_size == 1:
             return {batch_size: 1}
         each, more = divmod(batch_size, self.data_parallel_size)

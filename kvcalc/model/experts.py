@@ -48,7 +48,7 @@ def with_defaults(config: ConfigReader, defaults: Mapping[str, object]) -> Confi
 
     The default for the number of experts is left out if the config states that number under any of its names.
     """
-    if any(config.config.get(key) is not None for key in _EXPERT_KEYS):
+    if any(config.has(key) for key in _EXPERT_KEYS):
         defaults = {key: value for key, value in defaults.items() if key not in _EXPERT_KEYS}
     return config.with_defaults(defaults)
 

@@ -36,7 +36,9 @@ class WhatIf(NamedTuple):
         has_ranks = self.kv_lora_rank is not None or self.qk_rope_head_dim is not None
         kind = self.attention
         if kind is not None and kind not in VARIANTS:
-            raise UsageError(f"--attention {kind!r}: not a kind of attention", f"use one of {', '.join(VARIANTS)}")
+            several = all(one.strip() in (*VARIANTS, "all") for one in kind.split(","))
+            hint = f"several: kvcalc compare MODEL --attention {kind}" if several else f"one of {', '.join(VARIANTS)}"
+            raise UsageError(f"--attention {kind!r}: not a kind of attention", hint)
         if has_ranks and (kind not in (None, "mla") or self.num_kv_heads is not None):
             raise UsageError("--kv-lora-rank and --qk-rope-head-dim belong to mla, which has no KV heads")
         if self.num_kv_heads is not None and kind == "mla":

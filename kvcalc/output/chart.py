@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from math import log2
 from typing import TYPE_CHECKING
 
+from kvcalc.output.wrapping import wrapped
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
-WIDTH, HEIGHT = 60, 15
+_WIDTH, _HEIGHT = 60, 15
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
 # The marks of capacities, each drawn as a line across the chart. They differ from the marks of caches and from the dot.
 _LIMITS = "-=~_+*:#"
@@ -21,34 +22,37 @@ _GUTTER = 11
 _LOGARITHMIC = 8
 
 
-def draw_chart(chart: documents.Chart) -> list[str]:
-    """The lines of text of a chart; none if fewer than two contexts have bytes.
+def draw_chart(chart: documents.Chart, columns: int) -> list[str]:
+    """The lines of text of a chart in at most `columns` columns; none if fewer than two contexts have bytes.
 
     `chart` has `contexts` in ascending order; `lines`, each with a `label` and the `bytes` (None if refused) at these
     contexts; and `capacities`, the memory of devices, each with a `label` and `bytes`.
     """
     contexts, capacities = chart["contexts"], chart["capacities"]
+    width = min(_WIDTH, columns - _GUTTER - 2)
     values = [value for line in chart["lines"] for value in line["bytes"] if value is not None]
     if len(contexts) < 2 or not any(values):
         return []
     values += [capacity["bytes"] for capacity in capacities]
-    across = _Scale(contexts[0], contexts[-1], WIDTH)
-    up = _Scale(min(value for value in values if value), max(values), HEIGHT)
-    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    across = _Scale(contexts[0], contexts[-1], width)
+    up = _Scale(min(value for value in values if value), max(values), _HEIGHT)
+    grid = [[" "] * width for _ in range(_HEIGHT)]
     _draw_limits(grid, [up.place(capacity["bytes"]) for capacity in capacities])
     for mark, line in zip(_MARKS, chart["lines"]):
         _draw_line(grid, across, up, contexts, line["bytes"], mark)
     text = []
-    for height in reversed(range(HEIGHT)):
+    for height in reversed(range(_HEIGHT)):
         label = format_size(up.value(height)) if height % 7 == 0 else ""
         text.append(f"{label:>{_GUTTER}} |{''.join(grid[height]).rstrip()}")
-    text.append(f"{'':>{_GUTTER}} +{'-' * WIDTH}")
+    text.append(f"{'':>{_GUTTER}} +{'-' * width}")
     first, last = f"{contexts[0]:,}", f"{contexts[-1]:,} tokens"
-    text.append(f"{'':>{_GUTTER}}  {first}{last:>{WIDTH - len(first)}}")
+    text.append(f"{'':>{_GUTTER}}  {first}{last:>{width - len(first)}}")
     text += [f"{mark:>{_GUTTER}}  {line['label']}" for mark, line in zip(_MARKS, chart["lines"])]
     for mark, capacity in zip(_LIMITS, capacities):
         size = format_size(capacity["bytes"], capacity=True)
-        text.append(f"{mark * 3:>{_GUTTER}}  {size} per device for the cache  {capacity['label']}".rstrip())
+        words = f"{size} per device for the cache  {capacity['label']}".rstrip()
+        lines = zip_longest([mark * 3], wrapped(words, columns - _GUTTER - 2), fillvalue="")
+        text += [f"{left:>{_GUTTER}}  {right}" for left, right in lines]
     if chart["omitted"]:
         text.append(f"{'':>{_GUTTER}}  {chart['omitted']:,} more lines are not drawn")
     return text
@@ -83,7 +87,7 @@ def _draw_limits(grid: list[list[str]], heights: list[int]) -> None:
     """Draw a line with its own mark for each limit. Limits at the same height share a line."""
     for height in set(heights):
         marks = [mark for mark, own in zip(_LIMITS, heights) if own == height]
-        grid[height] = [marks[column // 2 % len(marks)] for column in range(WIDTH)]
+        grid[height] = [marks[column // 2 % len(marks)] for column in range(len(grid[0]))]
 
 
 def _draw_line(

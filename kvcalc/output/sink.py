@@ -1,13 +1,14 @@
-"""Print a document to stdout, and its warnings to stderr."""
+"""Print a document to stdout, and its notes to stderr."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import UsageError, nearest
-from kvcalc.notes import sentence
+from kvcalc.notes import is_warning, sentence
 from kvcalc.output.streams import discard_stdout
 from kvcalc.records import NamedTuple
 from kvcalc.writing.terminal import one_line
@@ -31,8 +32,8 @@ class Output(NamedTuple):
     def emit(self, document: Mapping[str, Any], kind: str, **shown: bool) -> None:
         """Print `document`. `kind` names the command's human renderer in kvcalc.output.human, which takes `shown`.
 
-        Warnings go to stderr if the format does not include them (human, --get, and tables). If the reader of stdout
-        has closed it (`| head`), this returns as usual, so that the command can still exit with its verdict.
+        Notes go to stderr with the human format and with tables, which do not include them. If the reader of stdout has
+        closed it (`| head`), this returns as usual, so that the command can still exit with its verdict.
         """
         try:
             self._print(document, kind, shown)
@@ -46,7 +47,6 @@ class Output(NamedTuple):
             from kvcalc.writing.cells import bare
 
             text = bare(look_up(document, self.path, kind)) + "\n"
-            warn(warnings)
         elif self.format == "json":
             import json
 
@@ -87,25 +87,32 @@ class Output(NamedTuple):
 
 
 def choose(
-    format: str | None, json: bool, path: str | None, no_color: bool, formats: tuple[str, ...] = FORMATS
-) -> Output:
-    """The output that the options select. The default is human on a terminal and tsv elsewhere.
+    format: str | None, json: bool, path: str | None, no_color: bool, formats: tuple[str, ...] = FORMATS, *,
+    is_list: bool = False,
+) -> Output:  # fmt: skip
+    """The output that the options select, else the environment variable KVCALC_FORMAT.
 
-    `formats` are the formats of the command. Raises UsageError for any other format and for contradictory options.
+    The default is human, but for lists (`is_list`) tsv if stdout is not a terminal. `formats` are the formats of the
+    command. Raises UsageError for any other format and for contradictory options.
     """
     if json and format not in (None, "json"):
         raise UsageError(f"--json and --format {format} contradict each other")
     if path is not None and (json or format is not None):
         raise UsageError("--get prints one bare value and cannot be combined with --json or --format")
-    if format is not None and format not in formats:
-        raise UsageError(
-            f"--format {format!r}: not a format", nearest(format, formats) or f"one of {', '.join(formats)}"
-        )
-    chosen = "json" if json else format or ("human" if sys.stdout.isatty() else "tsv")
+    named, source = format, "--format "
+    if format is None:
+        named, source = os.environ.get("KVCALC_FORMAT") or None, "KVCALC_FORMAT="
+    if json:
+        named = "json"
+    elif named is not None and path is None and named not in formats:
+        raise UsageError(f"{source}{named!r}: not a format", nearest(named, formats) or f"one of {', '.join(formats)}")
+    chosen = named or ("tsv" if is_list and not sys.stdout.isatty() else "human")
     return Output(chosen, path, color=not no_color)
 
 
 def warn(warnings: Iterable[documents.Warning]) -> None:
-    """Print warnings to stderr, one per line."""
+    """Print a document's warnings and notes to stderr, one per line, wrapped if stderr is a terminal."""
     for warning in warnings:
-        print(f"warning: {one_line(sentence(warning))}", file=sys.stderr)
+        from kvcalc.output.wrapping import tell
+
+        tell(f"{'warning' if is_warning(warning) else 'note'}: {one_line(sentence(warning))}")

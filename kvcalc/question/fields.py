@@ -233,24 +233,15 @@ class Field:
     """A value that commands and functions take.
 
     `name` is that of the Python argument or of the record's field, with its unit; `option` has the names of the option.
-    `long` is the first of them, which messages name, and `parameter` its key in a batch line. A value with one of the
+    `long` is the first of them, which messages name, and `parameter` its key in a batch line: a word without dashes
+    before the names, else made from `long`. A value with one of the
     two may lack the other. The first sentence of `help` is the help of -h. A list is separated by commas or given by
     repetition; one that is REPEATED, by repetition alone. Python refuses a field without the one that it `needs`, and
     beside those that it `excludes`.
     """
 
     __slots__ = (
-        "default",
-        "excludes",
-        "help",
-        "kind",
-        "long",
-        "metavar",
-        "name",
-        "needs",
-        "option",
-        "panel",
-        "parameter",
+        "default", "excludes", "help", "kind", "long", "metavar", "name", "needs", "option", "panel", "parameter",
         "several",
     )  # fmt: skip
 
@@ -260,8 +251,8 @@ class Field:
     ) -> None:  # fmt: skip
         self.name, self.kind, self.option, self.metavar, self.help = name, kind, option, metavar, help
         self.default, self.panel, self.several, self.needs, self.excludes = default, panel, several, needs, excludes
-        self.long = option.partition(" ")[0]
-        self.parameter = self.long[2:].replace("-", "_")
+        self.long = next((word for word in option.split() if word.startswith("--")), "")
+        self.parameter = option.partition(" ")[0].removeprefix("--").replace("-", "_")
 
 
 # Headings in the help.
@@ -292,12 +283,11 @@ _FIELDS = (
     Field("pipeline_parallel_size", _COUNT, "--pp --pipeline-parallel-size", "P",
           "Number of pipeline stages. Default: 1."),
     Field("data_parallel_size", _COUNT, "--dp --data-parallel-size", "D",
-          "Number of attention replicas, which divide the requests among them and share the experts. Default: 1. Each "
+          "Number of DP ranks, which divide the requests among them and share the experts. Default: 1. Each "
           "is split over --tp devices."),
     Field("kv_memory_bytes", _BYTES, "--kv-memory", "SIZE",
           "Cache memory per device: 80G, 80GiB. Prints the longest context and the largest batch that fit. With --gpu "
           "it replaces the computed memory."),
-    Field("fits_context", _FLAG),
     Field("model", Kind(lambda value, name: None if isinstance(value, str) else _check_model(value, name))),
     # Devices.
     Field("devices", Kind(check_devices), "--gpu", "NAME[xN]",
@@ -321,9 +311,9 @@ _FIELDS = (
           "Your own measurements, from which the speed's constants are corrected: results of a benchmark (those that "
           "kvcalc score reads), records of kvcalc measure --json on this device, or a folder of them. Several as "
           "a.json,b.json, or repeated.", None, _SPEED, REPEATED),
-    Field("input_tokens", _TOKENS, "--input-tokens", "N",
+    Field("input_tokens", _TOKENS, "--input-tokens --prompt-tokens", "N",
           "Tokens per prompt. The context is --input-tokens plus --output-tokens.", None, _LOAD),
-    Field("output_tokens", _TOKENS, "--output-tokens", "N", "Tokens per answer.", None, _LOAD),
+    Field("output_tokens", _TOKENS, "--output-tokens --answer-tokens", "N", "Tokens per answer.", None, _LOAD),
     Field("concurrency", _COUNT, "--concurrency", "N",
           "Concurrent requests. Default: as many as fit. Requests that do not fit wait.", None, _LOAD),
     Field("prefix_hit_rate", _SHARE, "--prefix-hit-rate", "R",
@@ -334,14 +324,10 @@ _FIELDS = (
     Field("number", _COUNT, "--images", "N",
           "Images in every request, with --image-size. Their tokens are a part of the context.", None, _LOAD),
     Field("pixels", _PIXELS, "--image-size", "WxH", "Size of an image in pixels: 1920x1080.", None, _LOAD),
-    Field("width", _COUNT),
-    Field("height", _COUNT),
     # Speculation.
     Field("speculative", Kind(_check_record("model.drafting", "Speculation")), "--speculative", "METHOD:N",
           "Draft N tokens per step with mtp, eagle (EAGLE-3), eagle1 (EAGLE-1 and 2), dflash, draft or ngram: mtp:3. "
           "mtp uses the model's own layers, draft a --draft-model.", None, _DRAFTING),
-    Field("method", _TEXT),
-    Field("num_tokens", _count(0)),
     Field("acceptance_length", _LENGTH, "--acceptance-length", "L",
           "Mean number of tokens that a step gives, from 1 to N + 1: 2.4. Engines print it. The speed needs it.",
           None, _DRAFTING, needs="speculative"),
@@ -380,13 +366,10 @@ _FIELDS = (
     Field("head_dim", _COUNT, "--head-dim", "D", "Width of a head.", None, _BY_FLAGS),
     Field("hidden_size", _COUNT, "--hidden-size", "D", "Width of the model.", None, _BY_FLAGS),
     Field("sliding_window", _COUNT, "--sliding-window", "W", "Window of every layer, in tokens.", None, _BY_FLAGS),
-    Field("assume_full_attention", _FLAG),
     Field("report", _TEXT, "--report", "FILE",
           "Also write the answer as an HTML page, which needs no network and no other file: FILE.html.", None, _OUTPUT),
     # Lists of which one is a field of a question.
-    Field("models", _TEXTS),
     Field("attentions", Kind(_check_list(lambda value, name: None if value is None else check_text(value, name)))),
-    Field("engines", _TEXTS),
     Field("contexts", _COUNTS, excludes="context_tokens"),
     Field("batches", _COUNTS, excludes="batch_size"),
     Field("kv_dtypes", _TEXTS, excludes="kv_dtype"),
@@ -399,31 +382,22 @@ _FIELDS = (
           "Divide the times between the arrivals of --trace by F.", "1", needs="trace"),
     Field("requests_per_second", _NUMBER, "--requests-per-second", "R"),
     Field("burstiness", _NUMBER, "--burstiness", "B", "", "1", needs="requests_per_second"),
-    Field("prompt_tokens", _LENGTHS, "--prompt-tokens --input-tokens", "LENGTH"),
-    Field("answer_tokens", _LENGTHS, "--answer-tokens --output-tokens", "LENGTH"),
+    Field("prompt_tokens", _LENGTHS, "prompt_tokens --input-tokens --prompt-tokens", "LENGTH"),
+    Field("answer_tokens", _LENGTHS, "answer_tokens --output-tokens --answer-tokens", "LENGTH"),
     Field("requests", _COUNT, "--requests", "N"),
     Field("distinct_prompts", _COUNT, "--distinct-prompts", "N", excludes="trace prefix_tokens prefix_hit_rate"),
     Field("router", _ROUTER, "--router", "|".join(ROUTERS), "", "round-robin"),
-    Field("cold", _FLAG),
     Field("seed", _count(0), "--seed", "N", "", "0"),
     Field("max_ttft_seconds", _SECONDS, "--max-ttft", "TIME"),
     Field("max_tpot_seconds", _SECONDS, "--max-tpot", "TIME"),
     Field("max_e2e_seconds", _SECONDS, "--max-e2e", "TIME"),
-    Field("ttft_percentile", _COUNT),
-    Field("tpot_percentile", _COUNT),
-    Field("e2e_percentile", _COUNT),
     # plan.
     Field("confidence", _COUNT, "--confidence", "P", "", "80"),
     Field("prices", _PRICES, "--price", "LIST", "", None, _DEVICE, True),
     Field("max_devices", _COUNT, "--max-gpus", "N", "", "1024"),
     Field("simulate", _COUNT, "--simulate", "N"),
-    Field("allow_beyond_limit", _FLAG),
-    Field("strict", _FLAG),
     Field("headroom", _SHARE, "--headroom", "R", "", "0"),
     Field("spare_replicas", _count(0), "--spare-replicas", "N", "", "0"),
-    Field("all_layouts", _FLAG),
-    Field("with_front", _FLAG),
-    Field("disaggregate", _FLAG),
     # simulate.
     Field("replicas", _COUNT, "--replicas", "N"),
     Field("prefill_replicas", _COUNT, "--prefill-replicas", "N", needs="transfer"),
@@ -435,28 +409,30 @@ _FIELDS = (
     # prefix.
     Field("cache_memory_bytes", _COUNTS, "--cache-memory", "RANGE", several=True, excludes="cache_tokens"),
     Field("cache_tokens", _COUNTS, "--cache-tokens", "RANGE", several=True),
-    Field("offload_bytes", _BYTES_OF),
     Field("offload_bytes_per_second", _BYTES_OF, needs="offload_bytes"),
     Field("price_per_hour", Kind(_PRICE), needs="devices"),
     Field("memory_prices_per_gib_hour", _PRICES, needs="devices"),
     Field("trace_block_tokens", _COUNT, "--trace-block-tokens", "N"),
     Field("most_blocks", _count(at_least=1000), "--most-blocks", "N", "", "1000000"),
     Field("after", _SHARE, "--after", "SHARE"),
-    Field("optimal", _FLAG),
-    # Files, and arguments of Python's other functions.
-    Field("text", _TEXT),
-    Field("command", _TEXT),
-    Field("service", _TEXT),
+    # Arguments of Python's other functions.
     Field("results", Kind(_check_mapping(check_text))),
-    Field("paths", _TEXTS),
-    Field("name", _TEXT),
-    Field("source", _TEXT),
-    Field("family", _TEXT),
-    Field("reference", _TEXT),
     Field("config", Kind(_check_mapping(lambda value, name: None))),
+)  # fmt: skip
+
+# Values that have no option, by what they are.
+_WITHOUT_OPTION = (
+    (_FLAG, "fits_context assume_full_attention cold strict optimal"),
+    (_FLAG, "allow_beyond_limit all_layouts with_front disaggregate"),
+    (_COUNT, "width height ttft_percentile tpot_percentile e2e_percentile"),
+    (_TEXT, "method text command service name source family reference"),
+    (_count(0), "num_tokens"),
+    (_TEXTS, "models engines paths"),
+    (_BYTES_OF, "offload_bytes"),
 )  # fmt: skip
 
 FIELDS = {field.name: field for field in _FIELDS}
 """The fields by name."""
+FIELDS.update((name, Field(name, kind)) for kind, names in _WITHOUT_OPTION for name in names.split())
 OPTIONS = {field.parameter: field for field in _FIELDS if field.option}
 """The fields that are options, by the name of the option's parameter."""

@@ -29,7 +29,7 @@ class SpeedQuestion(NamedTuple):
 
     With `input_tokens` and `output_tokens`, requests are served, `concurrency` of them at once (None: as many as fit).
     `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
-    `expert_parallel_size` is by default all devices of a stage if there are attention replicas, else 1.
+    `expert_parallel_size` is by default all devices of a stage if there are DP ranks, else 1.
     """
 
     expert_parallel_size: int | None = None
@@ -81,7 +81,7 @@ class Question(NamedTuple):
     `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
-    are drafted, or is None if they are not. `data_parallel_size` is the number of attention replicas. With
+    are drafted, or is None if they are not. `data_parallel_size` is the number of DP ranks. With
     `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.load`). `reuse`
     says how a cache is used again, and `images` are those in every request, whose tokens are a part of the context.
     """
@@ -117,9 +117,19 @@ class Question(NamedTuple):
 
 
 def setting_texts(given: Mapping[str, Any]) -> dict[str, str]:
-    """An engine's settings as text, without those that are None or False. A number needs no unit."""
+    """An engine's settings as text, without those that are None or False. A number needs no unit.
+
+    A percentage becomes the number that the engine's own command takes: `90%` is `0.9`.
+    """
     return {
-        name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else str(value).casefold()
+        name: Number(value) if isinstance(value, (int, float, Number)) and value is not True else _setting(str(value))
         for name, value in given.items()
         if value is not None and value is not False
     }
+
+
+def _setting(text: str) -> str:
+    number = text.strip().removesuffix("%")
+    if number != text.strip() and number.replace(".", "", 1).isdecimal():
+        return f"{float(number) / 100:.10g}"
+    return text.casefold()

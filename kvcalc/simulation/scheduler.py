@@ -8,8 +8,8 @@ from kvcalc.engines import engines_that
 from kvcalc.engines.engine import Engine, RunningPool
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
-from kvcalc.planning.cases.attention_replicas import whole_copies
 from kvcalc.planning.cases.case import Case
+from kvcalc.planning.cases.dp_attention import whole_copies
 from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
@@ -30,7 +30,7 @@ from kvcalc.throughput.roofline import SpeedModel
 
 
 class Scheduler(NamedTuple):
-    """The scheduler for one case, and the blocks that each of its attention replicas has.
+    """The scheduler for one case, and the blocks that each of its DP ranks has.
 
     `finds_own` is whether a preempted request finds its own blocks again, as far as they are still in the cache.
     """
@@ -38,7 +38,7 @@ class Scheduler(NamedTuple):
     rules: Rules
     pool: RunningPool
     finds_own: bool
-    attention_replicas: int
+    dp_ranks: int
 
     def under(self, load: Load) -> Scheduler:
         """For a load. Requests that arrive at random do not come in groups, as those of clients do."""
@@ -68,9 +68,9 @@ class Scheduler(NamedTuple):
 
     def server(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None = None) -> Server:
         """A replica for the requests of `arrivals`. They share named blocks of `shared_tokens` tokens, or none."""
-        if self.attention_replicas == 1:
+        if self.dp_ranks == 1:
             return self._rank(times, arrivals, shared_tokens)
-        ranks = [self._rank(times, OfRank(arrivals), shared_tokens) for _ in range(self.attention_replicas)]
+        ranks = [self._rank(times, OfRank(arrivals), shared_tokens) for _ in range(self.dp_ranks)]
         return LockStep(ROUTERS[self.rules.schedule.routing](ranks), times, arrivals)
 
     def _rank(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None) -> Replica:

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 class Layout(NamedTuple):
     """How the model is split over devices. Whole experts are distributed over `expert_parallel_size` ranks.
 
-    Each of `data_parallel_size` attention replicas is split over `tensor_parallel_size` devices. The experts and the
-    weights named in `spread_names` are split over `ranks` devices, those of all attention replicas. `token_ranks` of
+    Each of `data_parallel_size` DP ranks is split over `tensor_parallel_size` devices. The experts and the
+    weights named in `spread_names` are split over `ranks` devices, those of all DP ranks. `token_ranks` of
     the tensor-parallel devices divide the tokens of the cache among them (decode context parallelism). `prompt_ranks`
-    of the attention replicas hold the same requests and divide their prompts (prefill context parallelism), and with
+    of the DP ranks hold the same requests and divide their prompts (prefill context parallelism), and with
     `divides_decode` the requests of a decode step.
     """
 
@@ -185,7 +185,7 @@ def count(
     moved: dict[tuple[int, int], float] = {}
     moe_layers, hidden_size = 0, spec.attention.hidden_size or weights.embedding.columns
     for weight, layers, one_bytes, stored in matrices(held, base, linear, scheme):
-        # A weight that is spread gets the tokens of all attention replicas.
+        # A weight that is spread gets the tokens of all DP ranks.
         elements = weight.rows * weight.columns * (spread.data_parallel_size if weight.name in spread.names else 1)
         if weight.role in (LOOKUP, EMBEDDING) or not weight.read:
             continue

@@ -1,4 +1,4 @@
-"""The exchange of tokens between attention replicas and the experts of all replicas, and the busiest rank.
+"""The exchange of tokens between DP ranks and the experts of all replicas, and the busiest rank.
 
 Every layer with experts has two all-to-alls: one sends the tokens to the ranks of their experts (dispatch), the other
 brings the results back (combine). The all-to-alls of decoding have a fixed cost and a cost per token:
@@ -47,7 +47,7 @@ _NEGLIGIBLE, _MANY = 1e-9, 30
 
 
 class ExpertExchange:
-    """The all-to-alls of a model with attention replicas, and the experts of the busiest rank.
+    """The all-to-alls of a model with DP ranks, and the experts of the busiest rank.
 
     `rate` gives the bytes per second that a device sends to its peers if there are so many devices. `latency` is the
     seconds of all all-to-alls of a step without their bytes.
@@ -73,11 +73,11 @@ class ExpertExchange:
             self._prompt_far = token_bytes * reached_nodes / rate(gpu, self.ranks)
 
     def seconds(self, tokens: float) -> float:
-        """The all-to-alls of a decode step in which each attention replica has `tokens` tokens."""
+        """The all-to-alls of a decode step in which each DP rank has `tokens` tokens."""
         return self.latency + self._bytes_seconds(tokens, self._near * _LINK_OVERHEAD, self._far)
 
     def prompt_seconds(self, tokens: float) -> float:
-        """The time that `tokens` tokens of prompts in each attention replica add to all-to-alls that run anyway."""
+        """The time that `tokens` tokens of prompts in each DP rank add to all-to-alls that run anyway."""
         return self._bytes_seconds(tokens, self._prompt_near * _PROMPT_LINK_OVERHEAD, self._prompt_far)
 
     def _bytes_seconds(self, tokens: float, near: float, far: float) -> float:
@@ -121,7 +121,7 @@ def ranks_reached(ranks: int, groups: int, read: int) -> float:
 
 
 def busiest_share(prompts: float, replicas: int) -> float:
-    """The share of a step's prompts that the attention replica with most of them computes, in the mean.
+    """The share of a step's prompts that the DP rank with most of them computes, in the mean.
 
     A step has `prompts` prompts in the mean. They are those of the clients whose answers ended with an earlier step, so
     a step has as many after a long one as after a short one. Their number has a Poisson distribution, and those of one

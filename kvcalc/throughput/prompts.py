@@ -32,7 +32,7 @@ class Prompts:
         # With prompts in steps of their own, a step has room for as many, whoever decodes.
         self._full = self._most(0.0)
         self._known = {1: self.alone}
-        # What a prompt adds to a step that has others anyway: for steps of their own, and for attention replicas.
+        # What a prompt adds to a step that has others anyway: for steps of their own, and for DP ranks.
         needs_work = self._replicas > 1 or not rules.mixes
         self._work = model.prefill_work(input_tokens, cached_tokens).seconds if needs_work else 0.0
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
@@ -72,7 +72,7 @@ class Prompts:
         return self._model.beside([part], decoding).seconds / prompts
 
     def waits(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
-        """How long a prompt waits for steps if `rate` others are computed per second, by all attention replicas."""
+        """How long a prompt waits for steps if `rate` others are computed per second, by all DP ranks."""
         rules = self._rules
         if rules.mixes:
             most = self._most(decoding)
@@ -91,11 +91,11 @@ class Prompts:
         return separate_waits(self._batches, step, work, self._together(1.0), each, self._full, rules.overlaps)
 
     def _of_all(self, prompts: float) -> Part:
-        """So many prompts in each attention replica, as when all clients start."""
+        """So many prompts in each DP rank, as when all clients start."""
         return Part(self._cached, self._input, 1 / self._replicas, prompts * self._replicas)
 
     def _most(self, decoding: float) -> float:
-        """The prompts that a step of an attention replica has room for."""
+        """The prompts that a step of a DP rank has room for."""
         return self._rules.prompts_of_step(self.missed, decoding / self._replicas)
 
     def _together(self, prompts: float) -> float:

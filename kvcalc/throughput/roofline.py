@@ -5,8 +5,8 @@ It follows from bytes / bandwidth, operations / FLOP/s, launches and links.
 The time of a step is the sum of
     matrices     (read, multiply)        dense layers, the output head, the distinct experts touched
     attention    (read cache, scores), and the scores of prompts
-    all-reduces  two per layer: latency, and bytes over the link and between nodes; all-to-alls if there are attention
-                 replicas
+    all-reduces  two per layer: latency, and bytes over the link and between nodes; all-to-alls if there are DP
+                 ranks
     launches     per kernel, per step, per sequence
 In a step that does both, the tokens of decoding requests and of prompts are multiplied with the same matrices, which
 are read once. A pair (a, b) overlaps as (a^p + b^p)^(1/p). Every overhead is a factor of at least 1, so no result is
@@ -82,7 +82,7 @@ class Times(NamedTuple):
     The fit uses it with arrays instead of numbers. `one_pass` is the time to read or write the hidden state of a token
     in all layers once. `transfer` is the time to send what all all-reduces of a token send over the link, and `network`
     the same between nodes. `is_linked` is 1 if the devices have a fast link, else 0. `devices` are those of one
-    attention replica and stage in one node, which all-reduce. `sends` are the sends between nodes of one all-reduce
+    DP rank and stage in one node, which all-reduce. `sends` are the sends between nodes of one all-reduce
     that wait for each other.
     """
 
@@ -109,7 +109,7 @@ Pair = tuple[float, float]
 class Part(NamedTuple):
     """The tokens of a prompt from `start` to before `end`, which a step computes. Those before `start` are cached.
 
-    The step computes a `number` of equal ones, and `share` of them in the busiest attention replica.
+    The step computes a `number` of equal ones, and `share` of them in the busiest DP rank.
     """
 
     start: float
@@ -121,7 +121,7 @@ class Part(NamedTuple):
 class PromptWork(NamedTuple):
     """What a step computes of prompts: tokens of so many sequences, and the ideal seconds of their scores.
 
-    These are of the busiest attention replica. `expert_tokens` are the tokens of all of them.
+    These are of the busiest DP rank. `expert_tokens` are the tokens of all of them.
     """
 
     sequences: float
@@ -229,8 +229,8 @@ def step_parts(
 ) -> tuple[list[Pair], float, float]:  # fmt: skip
     """The parts of a decode step: its pairs (the last one is attention), its launches, and its communication.
 
-    `batch` is the number of sequences in one pipeline stage of an attention replica, and `expert_batch` in that stage
-    of all attention replicas. `kv_read` and `scores` are the ideal times of attention for one sequence and one token of
+    `batch` is the number of sequences in one pipeline stage of a DP rank, and `expert_batch` in that stage
+    of all DP ranks. `kv_read` and `scores` are the ideal times of attention for one sequence and one token of
     it. Each sequence computes `query_tokens` tokens, which read the weights and the cache once, share one block of the
     attention kernel per KV head, and are scheduled together. Nothing branches on a value, so that everything may be an
     array.
@@ -255,8 +255,8 @@ def prompt_parts(
     """The parts of a step that computes prompts besides `tokens` tokens of decoding requests.
 
     They are the pairs of the matrices for all these tokens, and what the prompts add: the time of their scores, the
-    time of the host and of passes over hidden states, and the communication. `tokens` are those of one attention
-    replica, `expert_tokens` those of all. Nothing branches on a value, so that everything may be an array.
+    time of the host and of passes over hidden states, and the communication. `tokens` are those of one DP rank,
+    `expert_tokens` those of all. Nothing branches on a value, so that everything may be an array.
     """
     dense, head = costs.matrices
     pairs = [
@@ -289,7 +289,7 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
         )
 
     hidden_bytes = counts.hidden_size * _ACTIVATION_BYTES
-    # Two all-reduces per layer, over the devices of one attention replica and stage. With attention replicas, experts
+    # Two all-reduces per layer, over the devices of one DP rank and stage. With DP ranks, experts
     # have all-to-alls instead. Engines put these devices into one node if they fit, so other stages do not matter.
     all_reduces, way = 2 * counts.num_layers, all_reduce(gpu, layout.tensor_parallel_size)
     if layout.token_ranks > 1:
@@ -325,7 +325,7 @@ class SpeedModel:
     """The speed of a model on a layout of devices with an engine. After construction, `decode` is only arithmetic.
 
     Batch and context are those of the whole replica. With pipeline stages, each stage holds batch / stages sequences at
-    a time. With attention replicas, each of them runs batch / replicas sequences, and the experts get all tokens.
+    a time. With DP ranks, each of them runs batch / replicas sequences, and the experts get all tokens.
     `tokens_per_step` is the mean number of tokens that a step gives a sequence: more than 1 only if tokens are drafted
     (`kvcalc.throughput.drafting`).
     """
@@ -347,7 +347,7 @@ class SpeedModel:
         """One decode step of `batch` sequences with `context_tokens` tokens in the cache.
 
         Each sequence computes `query_tokens` tokens: the next one, and the drafted tokens that the step checks.
-        `busiest` is the number of sequences in the attention replica that all others wait for, whose context this is.
+        `busiest` is the number of sequences in the DP rank that all others wait for, whose context this is.
         None is the largest number if the sequences are spread as evenly as possible.
         """
         power, (kv_bytes, flops) = self.constants.roof_power, self._attention_of_one(context_tokens)
@@ -404,7 +404,7 @@ class SpeedModel:
         return self._asked[1]
 
     def _attention_batch(self, batch: float, busiest: float | None = None) -> float:
-        """The sequences of a stage that the busiest attention replica runs.
+        """The sequences of a stage that the busiest DP rank runs.
 
         A mean of 8.3 sequences is 8 in 70% of the steps and 9 in 30%.
         """
@@ -421,7 +421,7 @@ class SpeedModel:
         """The time that a prompt adds to steps which multiplying bounds: nothing is read or launched for it.
 
         The first `cached_tokens` of its tokens are found in the prefix cache. Only the others are computed, and they
-        attend to all tokens before them. Attention replicas prefill different prompts at the same time, so a prompt
+        attend to all tokens before them. DP ranks prefill different prompts at the same time, so a prompt
         takes its part of their time.
         """
         stages = self.layout.pipeline_parallel_size

@@ -10,7 +10,7 @@ prefill runs in the same steps (chunked prefill) or stops them (prefill first). 
 
     TPOT = step(n) / tokens per step + n / output_tokens x prefill work
 
-A step gives a sequence one token, or more if tokens are drafted. Attention replicas run in lock step, so a prompt stops
+A step gives a sequence one token, or more if tokens are drafted. DP ranks run in lock step, so a prompt stops
 all of them while the one that has it computes it, unless others have prompts too (`busiest_share`).
 
 In a steady load, the time to first token is the host's time, steps in the server's pipeline, the waits for the engine's
@@ -165,7 +165,7 @@ def serve(
             running_others = (others * decoding + met * prompts.alone) / replicas
             grouped = c.ttft_request_seconds * running_others
             steady = waits.first + host_wait(c, step, prompts.missed, running_others) + prompts.launching
-            # The clients of each attention replica queue for its own steps.
+            # The clients of each DP rank queue for its own steps.
             burst = burst_wait(waits.each, max(waits.most, 1.0), running / replicas)
             burst = (burst + c.first_seconds + late_steps * tpot) / per_client
             if is_queueing:

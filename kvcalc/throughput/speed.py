@@ -79,7 +79,7 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
     if layout.prompt_ranks > 1:
         found.append("prefill context parallelism")
     if layout.data_parallel_size > layout.prompt_ranks and model.counts.experts:
-        found.append("attention replicas (--dp)")
+        found.append("DP ranks (--dp)")
     if layout.token_ranks > 1:
         found.append("decode context parallelism")
     if model.host is not None:

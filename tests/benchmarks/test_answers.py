@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-DRAWN = 3000
+DRAWN = 9000
 
 
 @pytest.fixture

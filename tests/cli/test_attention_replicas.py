@@ -52,7 +52,7 @@ def test_vllms_own_names_work(kvcalc: Any) -> None:
     assert (engine["data_parallel_size"], engine["tensor_parallel_size"], engine["expert_parallel_size"]) == (8, 2, 16)
 
 
-def test_human_output_names_the_attention_replicas(kvcalc: Any) -> None:
+def test_human_output_names_the_dp_ranks(kvcalc: Any) -> None:
     assert "on 8 x h200-sxm of 139.72 GiB, dp 8\n" in kvcalc("fit", *MODEL, "--format", "human").out
     two = ("fit", "deepseek-r1", "--gpu", "h200x16", "--engine", "sglang", "--dp", "8", "--format", "human")
     assert "dp 8 x tp 2" in kvcalc(*two).out

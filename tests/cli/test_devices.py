@@ -69,7 +69,8 @@ def test_a_device_of_ones_own(kvcalc: Any) -> None:
         (("estimate", "llama-3-8b", "--kv-memory", "1GiB", "--check"), 0, ""),
         (("estimate", "llama-3-8b", "--kv-memory", "1GiB", "--gpu", "h100"), 0, ""),
         (("estimate", "llama-3-8b", "--engine", "vllm", "--max-num-seqs", "4"), 2, "--gpu h100"),
-        (("estimate", "--layers", "2", "--heads", "4", "--head-dim", "8", "--gpu", "h100", "--check"), 3, "not known"),
+        (("estimate", "--layers", "2", "--heads", "4", "--head-dim", "8", "--gpu", "h100", "--check", "--json"), 3,
+         "not known"),
     ],
 )  # fmt: skip
 def test_statuses(kvcalc: Any, arguments: tuple[str, ...], status: int, said: str) -> None:

@@ -70,8 +70,12 @@ def test_an_estimate_takes_several_engines(kvcalc: Any) -> None:
         (("estimate", "--gpu", "h100,h200"), 2, "kvcalc compare MODEL --gpu h100,h200"),
         (("estimate", "--gpu", "h100", "--gpu", "h200"), 2, "kvcalc compare MODEL --gpu h100,h200"),
         (("fit", "--gpu", "h100", "--gpu", "h200"), 2, "kvcalc compare MODEL --gpu h100,h200"),
-        (("fit", "--gpu", "h100", "--engine", "vllm,sglang"), 2, "kvcalc estimate MODEL"),
-        (("fit", "--gpu", "h100", "--engine", "all"), 2, "kvcalc estimate MODEL"),
+        (
+            ("fit", "--gpu", "h100", "--engine", "vllm,sglang"),
+            2,
+            "kvcalc compare llama-3-8b --gpu h100 --engine vllm,sglang",
+        ),
+        (("fit", "--gpu", "h100", "--engine", "all"), 2, "kvcalc compare llama-3-8b"),
     ],
 )
 def test_a_list_is_refused_where_one_is_asked_for(kvcalc: Any, words: tuple[str, ...], status: int, said: str) -> None:

@@ -17,7 +17,7 @@ def test_one_row_a_device_in_every_format(kvcalc: Any) -> None:
     options = ("--concurrency", "64", "--gpu", "h100", "--gpu", "l40s")
     document = kvcalc(*ASK, *options, "--json").json
     assert [row["gpu"] for row in document["plans"]] == ["h100-sxm", "l40s"]
-    lines = kvcalc(*ASK, *options).out.splitlines()
+    lines = kvcalc(*ASK, *options, "--format", "tsv").out.splitlines()
     assert [line.split("\t")[:2] for line in lines] == [
         ["model", "gpu"], ["llama-3.1-8b", "h100-sxm"], ["llama-3.1-8b", "l40s"],
     ]  # fmt: skip

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,12 +39,40 @@ def run_on_terminal(*arguments: str, env: dict[str, str] | None = None) -> str:
     return b"".join(chunks).decode()
 
 
-def test_human_and_coloured_on_a_terminal_tsv_off_it() -> None:
+def test_an_answer_is_coloured_on_a_terminal_and_plain_off_it() -> None:
     on = run_on_terminal("estimate", "llama-3-70b")
     assert "KV cache" in on
     assert "\x1b[1m" in on
-    off = spawn("estimate", "llama-3-70b")
-    assert off.out.startswith("path\tvalue\n")
+    plain = {"FORCE_COLOR": "1", "COLUMNS": "", "KVCALC_FORMAT": ""}
+    off = spawn("estimate", "llama-3-70b", "--gpu", "h100x4", env=plain)
+    assert "does not fit" in off.out or "fits: " in off.out
+    assert "\x1b" not in off.out + off.err
+    assert max(map(len, off.out.splitlines())) <= 80
+    wide = spawn(
+        "compare", *["llama-3-70b"] * 2, "--gpu", "h100x4", "--format", "human", env={**plain, "COLUMNS": "130"}
+    )
+    assert max(map(len, wide.out.splitlines())) > 80
+
+
+LISTS = (("models",), ("gpus",), ("compare", "gpt2"), ("sweep", "gpt2", "--context", "1k"), ("gpus", "h100"))
+
+
+@pytest.mark.parametrize("words", LISTS)
+def test_a_list_is_a_table_of_tabs_off_a_terminal(kvcalc: Any, words: tuple[str, ...]) -> None:
+    assert "\t" in kvcalc(*words).out.splitlines()[0]
+
+
+def test_a_variable_sets_the_format(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("fit", "llama-3-8b", "--gpu", "h100")
+    assert kvcalc(*asked).out.startswith("llama-3-8b on ")
+    monkeypatch.setenv("KVCALC_FORMAT", "json")
+    assert kvcalc(*asked).json["fit"]["fits"]
+    assert kvcalc("gpus").out.startswith("{")
+    assert kvcalc(*asked, "--get", "fit.fits").out == "true\n"
+    assert kvcalc(*asked, "--format", "tsv").out.startswith("path\tvalue\n")
+    monkeypatch.setenv("KVCALC_FORMAT", "jsno")
+    wrong = kvcalc(*asked)
+    assert (wrong.status, wrong.err) == (2, "kvcalc: KVCALC_FORMAT='jsno': not a format\n  did you mean json?\n")
 
 
 @pytest.mark.parametrize("plain", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, None])

@@ -14,7 +14,7 @@ from kvcalc.model.drafting import Speculation
 from tests.test_schema import check
 
 MODEL = "llama-3.1-8b"
-LENGTHS = ("--prompt-tokens", "1000", "--answer-tokens", "200")
+LENGTHS = ("--input-tokens", "1000", "--output-tokens", "200")
 ASK = ("simulate", MODEL, "--gpu", "h100", "--requests", "200", *LENGTHS)
 ENGINES = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 CSV = "arrival_seconds,prompt_tokens,answer_tokens\n0,1000,100\n2,500,50\n4,2000,10\n"
@@ -39,7 +39,7 @@ def test_every_engine_answers_with_a_document_of_the_schema(kvcalc: Any, engine:
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_seed_another(kvcalc: Any) -> None:
-    words = (*ASK[:-4], "--prompt-tokens", "lognormal:500,1", "--answer-tokens", "uniform:1..200", "--json")
+    words = (*ASK[:-4], "--input-tokens", "lognormal:500,1", "--output-tokens", "uniform:1..200", "--json")
     first, again, other = (kvcalc(*words, "--requests-per-second", "8", "--seed", seed).out for seed in ("3", "3", "4"))
     assert first == again
     assert json.loads(first)["results"] != json.loads(other)["results"]
@@ -93,7 +93,7 @@ def test_the_engines_options_change_the_simulation(kvcalc: Any) -> None:
 
 @pytest.mark.parametrize("pools", [(), ("--prefill-replicas", "1", "--transfer-bandwidth", "nvlink")])
 def test_longer_requests_than_the_context_are_refused(kvcalc: Any, tmp_path: Path, pools: tuple[str, ...]) -> None:
-    asked = (*ASK[:-4], "--prompt-tokens", "uniform:500..2000", "--answer-tokens", "50", "--requests-per-second", "5")
+    asked = (*ASK[:-4], "--input-tokens", "uniform:500..2000", "--output-tokens", "50", "--requests-per-second", "5")
     plain = kvcalc(*asked, *pools, "--json").json
     found = kvcalc(*asked, *pools, "--max-model-len", "1200", "--json").json
     refused = found["load"]["refused_requests"]
@@ -169,11 +169,11 @@ def test_a_trace_has_its_own_times_and_lengths(kvcalc: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
-def test_attention_replicas_and_drafts_are_simulated(kvcalc: Any, engine: str) -> None:
+def test_dp_ranks_and_drafts_are_simulated(kvcalc: Any, engine: str) -> None:
     words = ("simulate", "deepseek-v3", "--gpu", "h200x8", "--engine", engine, "--requests", "60", *LENGTHS)
     split = kvcalc(*words, "--dp", "8", "--concurrency", "32", "--json").json
     check(split, "simulate")
-    # The blocks, the tokens of a step and the running requests are those of one attention replica.
+    # The blocks, the tokens of a step and the running requests are those of one DP rank.
     whole = kvcalc(*words, "--tp", "8", "--concurrency", "32", "--json").json
     assert split["engine"]["data_parallel_size"] == split["hardware"]["num_devices"] == 8
     assert (split["hardware"]["replicas"], split["results"]["requests"]) == (1, 60)
@@ -193,7 +193,7 @@ def test_attention_replicas_and_drafts_are_simulated(kvcalc: Any, engine: str) -
 
 def test_a_part_of_the_model_in_host_memory_is_simulated(kvcalc: Any) -> None:
     words = ("simulate", MODEL, "--gpu", "rtx-4090", "--engine", "llama.cpp", "--requests", "8", "--concurrency", "2",
-             "--prompt-tokens", "500", "--answer-tokens", "50", "--json")  # fmt: skip
+             "--input-tokens", "500", "--output-tokens", "50", "--json")  # fmt: skip
     found = [kvcalc(*words, "-ngl", layers).json for layers in ("33", "20", "5")]
     check(found[0], "simulate")
     for metric in (0, 1):
@@ -227,20 +227,24 @@ def test_requests_too_long_for_the_cache_are_refused_and_counted(kvcalc: Any, tm
             "they need 6 devices, and there are 4",
         ),
         ((*ASK[:-4], "--trace", "/dev/null"), 2, "write - for the file, and add < FILE"),
-        ((*ASK[:-2], "--concurrency", "2"), 2, "--answer-tokens"),
+        ((*ASK[:-2], "--concurrency", "2"), 2, "--output-tokens"),
         ((*ASK, "--concurrency", "2", "--burstiness", "2"), 2, "--burstiness"),
         ((*ASK, "--concurrency", "2", "--scale-rate", "2"), 2, "--scale-rate"),
         ((*ASK, "--concurrency", "2", "--engine", "mlx"), 2, "mlx"),
         ((*ASK, "--concurrency", "2", "--engine", "vllm,sglang"), 2, "one engine"),
         ((*ASK, "--concurrency", "2", "--replicas", "3"), 2, "replicas"),
-        ((*ASK[:-4], "--concurrency", "2", "--prompt-tokens", "normal:5", "--answer-tokens", "5"), 2, "normal:5"),
-        ((*ASK[:-4], "--concurrency", "2", "--prompt-tokens", "uniform:9..5", "--answer-tokens", "5"), 2, "uniform"),
-        ((*ASK, "--trace", "none.csv"), 2, "--prompt-tokens"),
+        ((*ASK[:-4], "--concurrency", "2", "--input-tokens", "normal:5", "--output-tokens", "5"), 2, "normal:5"),
+        ((*ASK[:-4], "--concurrency", "2", "--input-tokens", "uniform:9..5", "--output-tokens", "5"), 2, "uniform"),
+        ((*ASK, "--trace", "none.csv"), 2, "--input-tokens"),
         ((*ASK[:-4], "--trace", "none.csv"), 2, "none.csv"),
         ((*ASK[:2], *ASK[4:], "--concurrency", "2"), 2, "--gpu"),
-        ((*ASK, "--concurrency", "2", "--requests", "10000000"), 2, "10,000,000"),
+        (
+            ("simulate", MODEL, "--gpu", "h100", *LENGTHS, "--concurrency", "2", "--requests", "10000000"),
+            2,
+            "10,000,000",
+        ),
         (("simulate", "llama-3-70b", *ASK[2:], "--concurrency", "2"), 4, "llama-3-70b"),
-        ((*ASK[:-4], "--concurrency", "2", "--prompt-tokens", "900000", "--answer-tokens", "5"), 4, "900,005"),
+        ((*ASK[:-4], "--concurrency", "2", "--input-tokens", "900000", "--output-tokens", "5"), 4, "900,005"),
         (("simulate", "nope", *ASK[2:], "--concurrency", "2"), 3, "nope"),
     ],
 )
@@ -308,7 +312,7 @@ def test_the_screen_shows_times_and_charts(kvcalc: Any) -> None:
     words = (*ASK, "--requests-per-second", "60", "--max-ttft", "1s")
     blocks = kvcalc(*words, "--json").json["engine"]["blocks"]
     out = kvcalc(*words, "--format", "human").out
-    for text in ("TTFT", "p99", "keep to TTFT up to 1 s", "blocks used", "running", f"of {blocks:,} blocks are"):
+    for text in ("TTFT", "p99", "meet TTFT <= 1 s", "blocks used", "running", f"of {blocks:,} blocks are"):
         assert text in out
     two = kvcalc(*ASK, "--replicas", "2", "--requests-per-second", "60", "--format", "human").out
     assert f"of {blocks:,} blocks of a replica are used" in two
@@ -316,6 +320,6 @@ def test_the_screen_shows_times_and_charts(kvcalc: Any) -> None:
 
 def test_the_tokens_of_a_prefill_step_are_those_that_are_given(kvcalc: Any) -> None:
     for engine, option in (("vllm", "--max-num-batched-tokens"), ("sglang", "--chunked-prefill-size")):
-        words = ("--gpu", "h100", "--requests-per-second", "1", "--prompt-tokens", "4000", "--answer-tokens", "10",
+        words = ("--gpu", "h100", "--requests-per-second", "1", "--input-tokens", "4000", "--output-tokens", "10",
                  "--requests", "5", "--engine", engine, option, "2048", "--get", "engine.step_tokens")  # fmt: skip
         assert kvcalc("simulate", "llama-3.1-8b", *words).out == "2048\n"

@@ -82,7 +82,7 @@ def test_every_flag_is_the_engines(checkpoint: Checkpoint, layout: Layout) -> No
         ("sglang@0.5.21", "--enable-dp-attention --dp-size 8"), ("sglang@2026-10-01", "--enable-dp-attention"),
     ],
 )  # fmt: skip
-def test_attention_replicas_are_asked_for_as_the_release_wants(engine: str, flags: str) -> None:
+def test_dp_ranks_are_asked_for_as_the_release_wants(engine: str, flags: str) -> None:
     layout = Layout(2, 1, 8192, 64, "bf16", {}, data_parallel_size=8, expert_parallel_size=16, engine=engine)
     command = join(words_of("sglang", Checkpoint("a/b"), layout))
     assert flags in command

@@ -55,7 +55,7 @@ def test_only_running_requests_have_states_of_drafts() -> None:
     log = DRAFTED.format(inputs="0.06").replace("48.75", "6.75")
     lines = (
         "max_running_requests=8\n",
-        # The scheduler's line is about one attention replica.
+        # The scheduler's line is about one DP rank.
         "ServerArgs(max_running_requests=32)\n"
         "max_total_num_tokens=295950, chunked_prefill_size=8192, max_running_requests=8, context_len=32768\n",
     )

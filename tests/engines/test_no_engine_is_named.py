@@ -21,7 +21,6 @@ PACKAGE = ROOT / "kvcalc"
 
 # Files that name engines in words for people, or as documents, other programs and publishers spell them.
 IN_WORDS = {
-    "release_dates.py": "how publishers name their releases, and on which day each came out",
     "throughput/bench_results/serving_clients.py": "the names of backends in the results of benchmarks",
     "output/human/compare.py": "the heading names an engine, and not the formula",
     "output/human/estimate.py": "the heading names an engine, and not the formula",
@@ -174,7 +173,7 @@ def test_few_files_name_engines_in_words() -> None:
         "if isinstance(setup.rules, Vllm): pass",
         "if isinstance(case.engine, (sglang.DeepseekV4, Other)): pass",
         'if type(engine).__name__ == "LlamaCpp": pass',
-        "from kvcalc.engines.vllm.blocks import default_block",
+        "from kvcalc.engines.vllm.defaults import default_block",
         "def later() -> None:\n    from kvcalc.engines.llama_cpp.splitting import count_devices",
         "from kvcalc.engines import sglang",
         "import kvcalc.engines.mlx",

@@ -9,9 +9,9 @@ import pytest
 
 from kvcalc.engines import ENGINES
 from kvcalc.errors import UsageError
+from kvcalc.model.presets import shipped_table
 from kvcalc.model.resolve import load_model
-from kvcalc.release_dates import DATES
-from kvcalc.releases import Release, parse_release, release_of, split_engine, step_at
+from kvcalc.releases import Release, dates_of, parse_release, release_of, split_engine, step_at
 from tests.documents import estimate
 from tests.engines.models import ask, plain
 
@@ -74,7 +74,7 @@ def test_nightly_is_the_newest_release_and_latest_the_newest_stable_one(engine: 
 @pytest.mark.parametrize("engine", RELEASED)
 def test_without_a_release_the_newest_stable_one_counts(engine: str) -> None:
     """Its version is printed, and no pre-release among the known ones comes into it."""
-    dated = [(release_of(f"{engine}@{text}"), text) for _, text in DATES.get(engine, ())]
+    dated = [(release_of(f"{engine}@{text}"), text) for _, text in dates_of(engine)]
     is_stable = not dated or (dated[-1][0] or Release.of(0)).phase == 0
     default = release_of(engine)
     assert (default is None) == is_stable
@@ -141,15 +141,15 @@ def test_what_is_no_release_is_refused_with_an_example(engine: str, text: str) -
     assert split_engine(example)[1] is not None
 
 
-@pytest.mark.parametrize("engine", DATES)
+@pytest.mark.parametrize("engine", [name for name in shipped_table("engine_releases") if dates_of(name)])
 def test_release_dates_are_in_order_and_readable(engine: str) -> None:
-    days = [day for day, _ in DATES[engine]]
-    releases = [release_of(f"{engine}@{text}") for _, text in DATES[engine]]
+    days = [day for day, _ in dates_of(engine)]
+    releases = [release_of(f"{engine}@{text}") for _, text in dates_of(engine)]
     assert days == sorted(set(days))
     assert None not in releases
     assert len(set(releases)) == len(releases)
     # A day's release is the one of that day, and on the day before, the one before.
-    for (_, before), (day, text) in zip(DATES[engine], DATES[engine][1:]):
+    for (_, before), (day, text) in zip(dates_of(engine), dates_of(engine)[1:]):
         assert release_of(f"{engine}@{day}") == release_of(f"{engine}@{text}") != release_of(f"{engine}@{before}")
 
 

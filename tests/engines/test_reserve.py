@@ -136,10 +136,10 @@ def test_vllm_has_larger_blocks_on_gpus_of_intel() -> None:
     assert "block-size" not in engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", older)
 
 
-def test_every_attention_replica_gathers_the_tokens_of_the_others() -> None:
+def test_every_dp_rank_gathers_the_tokens_of_the_others() -> None:
     one = Question(MEMORY, LLAMA_8B, 1, 4096, 1, {})
     for replicas in (1, 2, 8):
-        found = one._replace(attention_replicas=replicas).step_activations(1000)
+        found = one._replace(dp_ranks=replicas).step_activations(1000)
         assert found - one.step_activations(1000) == 1000 * (replicas - 1) * 4096 * 2
 
 
@@ -262,8 +262,14 @@ def test_transformers_follows_the_prompt() -> None:
     assert lines(short)["prefill activations"] == 4096 * by_token + 128256 * 6
 
 
-def test_macos_keeps_a_quarter() -> None:
+def test_macos_keeps_a_quarter_and_of_small_machines_a_third() -> None:
+    # recommendedMaxWorkingSetSize in MiB: ggml-org/llama.cpp#1870 and #3213, ollama/ollama#434, and
+    # abetlen/llama-cpp-python#687.
     assert lines(ask("llama.cpp", is_apple=True))["reserved by macOS (25 %)"] == 20 * GIB
+    for memory, left in ((64, 49152.0), (96, 73728.0), (32, 21845.34), (16, 10922.67)):
+        held = lines(ask("llama.cpp", is_apple=True, memory_bytes=memory * GIB))
+        (size,) = (size for name, size in held.items() if name.startswith("reserved by macOS"))
+        assert (memory * GIB - size) / MIB == pytest.approx(left, abs=0.01)
 
 
 @pytest.mark.parametrize("value", ["0", "1.01", "-1", "nan", "inf", "much", ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -169,3 +170,16 @@ def test_each_head_aims_at_a_token_of_its_own() -> None:
     weights = scores.softmax(-1).view(8, 1000)
     assert weights.argmax(-1).tolist() == [0, 143, 285, 428, 571, 714, 856, 999]
     assert bool((weights.amax(-1) > 0.3).all())
+
+
+def test_a_kernel_that_does_not_work_here_is_a_warning(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, plain PyTorch's share of the roof would look like the machine's."""
+    monkeypatch.setitem(BACKENDS, "native", type(BACKENDS["native"])())
+    monkeypatch.setenv("CC", "no-such-compiler")
+    found = json.loads(kvcalc("measure", *LONG).out)
+    (note,) = (note for note in found["warnings"] if note["code"] == "kernel")
+    assert "the native kernel was not used" in note["text"]
+    assert "CC is no-such-compiler" in note["text"]
+    # Nothing is said if it was not asked for.
+    without = json.loads(kvcalc("measure", *LONG, "--backend", "grouped-matmul").out)
+    assert not [note for note in without["warnings"] if note["code"] == "kernel"]

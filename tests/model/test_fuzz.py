@@ -1,21 +1,37 @@
-"""Mutated realistic configs give an answer or a clean error, and never a crash."""
+"""Damaged configs of language models and of towers give an answer or a clean error, and never a crash.
+
+The keys are those that occur in kvcalc's own readers, so that a case changes what is read. `pytest -m fuzz --cases
+1000000 --fuzz-seed 7` is a long run with other inputs; a failure prints its config.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import ast
+import copy
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+import pytest
 
 import kvcalc
+from kvcalc.errors import KvcalcError
 from kvcalc.model.presets import all_presets
+from kvcalc.model.reader import TOWER_KEYS
+from kvcalc.model.towers import towers_of
+from kvcalc.model.towers.images import image_tokens
+from kvcalc.model.towers.rules import spelled_out
+from kvcalc.model.type_tables import FAMILIES, REMOTE_FAMILIES, rows_of
 from kvcalc.model.wrappers import WRAPPERS
-from tests.documents import estimate
+from tests.conftest import ROOT
 from tests.model.test_hybrid_families import DELTA, MLA, NEMOTRON, SMALL
 from tests.model.test_state_families import GQA, JAMBA, KDA, T5_BASE, V4_FLASH, WHISPER
 
+pytestmark = pytest.mark.fuzz
+
+MODEL = ROOT / "kvcalc" / "model"
 CONFIGS: list[dict[str, Any]] = [
-    *(preset.config for preset in all_presets()),
     {"model_type": "gemma3_text", **SMALL, "sliding_window": 5},
     {"model_type": "gemma4_text", **SMALL, "sliding_window": 5, "num_kv_shared_layers": 0},
     {"model_type": "qwen2", **SMALL, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
@@ -58,53 +74,130 @@ CONFIGS: list[dict[str, Any]] = [
         if wrapper.keys == ("text_config",)
     ),
 ]
-
-LETTERS = ["full_attention", "sliding_attention", "M"]
-odd_values = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-5, 10**30),
-    st.floats(),
-    st.text(max_size=5),
-    st.just([]),
-    st.just({}),
-    st.lists(st.one_of(st.none(), st.integers(-1, 3), st.sampled_from(LETTERS)), max_size=8),
-    st.sampled_from(sorted({config["model_type"] for config in CONFIGS})),
-)
-keys = sorted(
-    {key for config in CONFIGS for key in config} | {"window_size", "text_config", "torch_dtype", "layer_types"}
-)
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 3, 7, 14, 10**9, 2**63, 10**30, 0.5, -0.5, 1e308, float("inf"), float("nan"), "",
+    "a", "auto", "full", "2/3", "\0", [], [1], [None], [2, 2], [2, [2]], [[], 0], [""], [-1], [0, 0], [1, 2, 3],
+    [[336, 336]], [[1, 2, 3]], [float("nan")], [10**30] * 2, [[[1]]], [[]], ["full_attention"] * 6,
+    ["sliding_attention"] * 6, [0, 1] * 3, [4, 128] * 3, {}, {"a": 1},
+)  # fmt: skip
 
 
-@st.composite
-def mutated(draw: st.DrawFn) -> dict[str, Any]:
-    """Drop, change or add up to four keys of a config, or of the language model's part of it."""
-    config = dict(draw(st.sampled_from(CONFIGS)))
-    inner = config.get("text_config")
-    target = config
-    if isinstance(inner, dict) and draw(st.booleans()):
-        target = config["text_config"] = dict(inner)
-    for key in draw(st.lists(st.sampled_from(keys), max_size=4)):
-        if draw(st.booleans()):
+def words(path: Path) -> set[str]:
+    """The strings in a module that may be keys of a config."""
+    strings = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+    return {text for text in strings if isinstance(text, str) and text.isidentifier()}
+
+
+presets, types = cache(all_presets), cache(lambda: sorted({*FAMILIES, *REMOTE_FAMILIES}))
+
+
+def is_clean(error: KvcalcError) -> bool:
+    """Whether a refusal is one line, with the exit code of a wrong value or of a model that is not understood."""
+    return error.exit_code in (2, 3) and bool(error.message) and "\n" not in error.message
+
+
+@cache
+def keys_of_families() -> list[str]:
+    modules = [*(MODEL / "families").glob("*.py"), MODEL / "reader.py", MODEL / "experts.py", MODEL / "hf_config.py"]
+    return sorted({key for path in modules for key in words(path)} | {key for config in CONFIGS for key in config})
+
+
+@cache
+def keys_of_towers(module: str) -> list[str]:
+    names = ("blocks", "bodies", "image_rule", "__init__", module)
+    return sorted({key for name in names for key in words(MODEL / "towers" / f"{name}.py")})
+
+
+def odd(random: Random, keys: list[str], depth: int = 0) -> Any:
+    """A value that a key should not have, or may have."""
+    kind = random.random()
+    if kind < 0.1 and depth < 2:
+        return {random.choice(keys): odd(random, keys, depth + 1) for _ in range(random.randint(0, 4))}
+    if kind < 0.2:
+        return [odd(random, keys, 2) for _ in range(random.randint(0, 6))]
+    if kind < 0.35:
+        return random.randint(-2, 2000)
+    return random.choice(keys) if kind < 0.4 else copy.deepcopy(random.choice(ODD))
+
+
+def some(random: Random, keys: list[str], most: int) -> dict[str, Any]:
+    """A mapping of up to `most` odd values."""
+    return {random.choice(keys): odd(random, keys) for _ in range(random.randint(0, most))}
+
+
+def damaged(random: Random) -> dict[str, Any]:
+    """A config with up to four keys dropped, changed or added, also in a mapping within it."""
+    kind = random.random()
+    if kind < 0.6:
+        config = copy.deepcopy(random.choice(CONFIGS))
+    elif kind < 0.8:
+        config = copy.deepcopy(dict(random.choice(presets()).config))
+    else:
+        config = {"model_type": random.choice(types()), **SMALL}
+    inner = [value for value in config.values() if isinstance(value, dict)]
+    target = random.choice(inner) if inner and random.random() < 0.5 else config
+    own = [key for key in target if key != "model_type"]
+    for _ in range(random.randint(1, 4)):
+        key = random.choice(own) if own and random.random() < 0.6 else random.choice(keys_of_families())
+        if random.random() < 0.2:
             target.pop(key, None)
         else:
-            target[key] = draw(odd_values)
+            target[key] = odd(random, keys_of_families())
     return config
 
 
-@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
-@given(mutated(), st.sampled_from([1, 100, 10**6]), st.sampled_from(["logical", "transformers"]))
-def test_an_answer_or_a_clean_refusal(config: dict[str, Any], tokens: int, engine: str) -> None:
-    refusal = answer = None
-    try:
-        answer = estimate(kvcalc.read_config(config, "config", "test"), context_tokens=tokens, engine=engine)
-    except kvcalc.KvcalcError as error:
-        refusal = error
-    if refusal is not None:
-        assert refusal.exit_code in (2, 3)
-        assert refusal.message
-        assert "\n" not in refusal.message
-    else:
-        assert answer is not None
-        assert isinstance(answer["kv_cache"]["total_bytes"], int)
-        assert answer["kv_cache"]["total_bytes"] >= 0
+def test_an_answer_or_a_clean_refusal(pytestconfig: pytest.Config) -> None:
+    random = Random(pytestconfig.getoption("--fuzz-seed"))
+    for number in range(pytestconfig.getoption("--cases") // 2):
+        config = damaged(random)
+        try:
+            model = kvcalc.read_config(config, "config", "test")
+            if number % 4 == 0:
+                tokens, engine = random.choice([1, 100, 10**6]), random.choice(["logical", "transformers"])
+                held = kvcalc.estimate(model, context_tokens=tokens, engine=engine)["kv_cache"]["total_bytes"]
+                assert held >= 0
+        except Exception as error:
+            if not (isinstance(error, KvcalcError) and is_clean(error)):
+                raise AssertionError(f"{error!r} of {config}") from error
+
+
+class Described(NamedTuple):
+    """A type of a tower, or of a model with one, and the module that has its rule."""
+
+    table: str
+    key: str
+    module: str
+    model_type: str
+
+
+@cache
+def described() -> list[Described]:
+    return [
+        Described(table, key, rule.split(".")[0], model_type)
+        for table, found in rows_of("towers").items()
+        for key, rows in found.items()
+        for rule, types, _ in spelled_out(rows)
+        for model_type in types
+    ]
+
+
+def test_towers_and_images_are_counted_or_refused_with_the_reason(pytestconfig: pytest.Config) -> None:
+    random = Random(pytestconfig.getoption("--fuzz-seed"))
+    text = kvcalc.read_config({"model_type": "generic", **SMALL}, "test", "test")
+    for _ in range(pytestconfig.getoption("--cases")):
+        one = random.choice(described())
+        keys = keys_of_towers(one.module)
+        tower, outer = some(random, keys, 6), some(random, keys, 5)
+        (tower if one.key == "by_tower" else outer)["model_type"] = one.model_type
+        outer.setdefault("model_type", "x")
+        if random.random() < 0.3:
+            outer["preprocessor_config"] = some(random, keys, 5)
+        outer[random.choice(TOWER_KEYS["audio" if one.table == "audio" else "vision"])] = tower
+        model = text._replace(multimodal=outer)
+        size = random.randint(1, 4000), random.randint(1, 4000), random.randint(1, 4)
+        try:
+            assert all(found.reason or (found.parameters or 0) >= 0 for found in towers_of(model))
+            assert image_tokens(model, *size) >= 0
+        except Exception as error:
+            if not (isinstance(error, KvcalcError) and is_clean(error)):
+                raise AssertionError(f"{error!r} of {outer}") from error

@@ -75,6 +75,13 @@ BYTES_PER_TOKEN = {
     "llama-3.2-1b": 32_768,  # 2 x 16 x 8 x 64 x 2
     "llama-3.2-3b": 114_688,  # 2 x 28 x 8 x 128 x 2
     "llama-4-scout": 196_608,  # 2 x 48 x 8 x 128 x 2
+    "mistral-small-3.1-24b": 163_840,  # 2 x 40 x 8 x 128 x 2
+    "codestral-22b": 229_376,  # 2 x 56 x 8 x 128 x 2
+    "glm-4-32b-0414": 62_464,  # 2 x 61 x 2 x 128 x 2
+    "ling-1t": 327_680,  # 2 x 80 x 8 x 128 x 2
+    "dbrx": 163_840,  # 2 x 40 x 8 x 128 x 2
+    "mistral-large-3": 70_272,  # 61 x (512 + 64) x 2
+    "qwen3.8-2.4t-a95b": 94_208,  # 23 of 92 layers: 2 x 23 x 4 x 256 x 2
     "llava-1.5-7b": 524_288,  # 2 x 32 x 32 x 128 x 2
     "qwen2.5-7b": 57_344,  # 2 x 28 x 4 x 128 x 2
     "qwen2.5-72b": 327_680,  # 2 x 80 x 8 x 128 x 2

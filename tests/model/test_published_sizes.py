@@ -31,7 +31,13 @@ PUBLISHED = {
     "qwen2.5-coder-7b": 7.62, "qwen2.5-math-1.5b": 1.54, "qwen2.5-math-72b": 72.7, "qwen2.5-math-7b": 7.62,
     "qwen3-asr-1.7b": 1.72, "qwen3-omni-30b-a3b": 30.5, "qwen3.5-2b": 1.88, "qwen3.5-9b": 8.95, "qwq-32b": 32.76,
     "salamandra-7b": 7.77, "smollm2-1.7b": 1.71, "smollm2-135m": 0.1345, "solar-open-100b": 102.65,
-    "voxtral-mini-3b": 4.01, "voxtral-small-24b": 23.57,
+    "voxtral-mini-3b": 4.01, "voxtral-small-24b": 23.57, "afm-4.5b": 4.62, "apertus-70b": 70.6, "codestral-22b": 22.25,
+    "command-r-08-2024": 32.3, "dbrx": 131.6, "deepseek-coder-33b": 33.3, "dots.llm1": 142.8, "exaone-4.0-32b": 32.0,
+    "falcon-h1-7b": 7.59, "glm-4-32b-0414": 32.57, "granite-3.3-8b": 8.17, "granite-4.0-h-tiny": 6.94,
+    "hunyuan-7b": 7.5, "internlm3-8b": 8.8, "lfm2-2.6b": 2.57, "lfm2.5-1.2b": 1.17, "ling-1t": 1000,
+    "ling-flash-2.0": 103, "ling-mini-2.0": 16.26, "minicpm5-1b": 1.0806, "mistral-large-3": 673,
+    "mistral-small-3.1-24b": 23.57, "nemotron-mini-4b": 4.19, "olmoe-1b-7b": 6.92, "qwen2-57b-a14b": 57.41,
+    "seed-oss-36b": 36.15, "solar-10.7b": 10.73, "starcoder": 15.5, "yi-1.5-9b": 8.83, "yi-34b": 34.39,
 }  # fmt: skip
 
 

@@ -203,7 +203,7 @@ SGLANG = [
         [("kv_bytes", (1_462_784 + 64) * 61 * 656)],
     ),
     Case(
-        "the pool of sgl-project/sglang#4094 on eight devices that are two attention replicas of four copies",
+        "the pool of sgl-project/sglang#4094 on eight devices that are two DP ranks of four copies",
         plain(28, 28, 4, 128),
         """
         ServerArgs(tp_size=8, dp_size=1, attn_dp_size=2, attn_cp_size=4, enable_prefill_cp=True, page_size=1)

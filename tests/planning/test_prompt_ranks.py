@@ -23,7 +23,7 @@ from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.documents import estimate
 
 R1, V32 = "deepseek-r1", "deepseek-v3.2"
-EXPERTS = 58 * 256 * 3 * (7168 * 2048 + 4 * 56 * 16)  # as in test_attention_replicas
+EXPERTS = 58 * 256 * 3 * (7168 * 2048 + 4 * 56 * 16)  # as in test_dp_ranks
 
 
 # MLA without experts, whose groups would tell two layouts apart.

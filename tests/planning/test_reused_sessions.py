@@ -49,7 +49,7 @@ def test_a_turn_finds_the_whole_blocks_of_the_one_before() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_idle_sessions_share_the_memory_beside_the_prefix(replicas: int) -> None:
-    """Two attention replicas keep twice as many."""
+    """Two DP ranks keep twice as many."""
     found = ask(CacheReuse(PREFIX, 4), devices=kvcalc.find_devices(f"h100x{replicas}"), data_parallel_size=replicas)
     fit, sessions = found["fit"], found["reuse"]["sessions"]
     idle = blocks(sessions["rows"][-2]["end_tokens"])
@@ -159,7 +159,7 @@ def test_as_many_turns_as_are_allowed_are_answered() -> None:
     assert ask(CacheReuse(turns=1000), answer=8)["reuse"]["sessions"]["turns"] == 1000
 
 
-def test_tiers_belong_to_one_attention_replica_without_stages() -> None:
+def test_tiers_belong_to_one_dp_rank_without_stages() -> None:
     offload, two = CacheReuse(offload=(("cpu", GIB),)), kvcalc.find_devices("h100x2")
     with pytest.raises(LayoutError, match="without stages"):
         ask(offload, devices=two, tensor_parallel_size=1, pipeline_parallel_size=2)

@@ -153,7 +153,7 @@ def test_a_prefix_leaves_room_for_more_requests_of_tokens() -> None:
     assert (alone, shared) == (19, (1_265_556 - 33_280) // 33_280)
 
 
-def test_every_attention_replica_has_its_part_of_the_states() -> None:
+def test_every_dp_rank_has_its_part_of_the_states() -> None:
     """SGLang divides --max-mamba-cache-size and --max-running-requests among the replicas."""
     settings = {"max-mamba-cache-size": "128"}
     found = ask(gpu="h200x2", data_parallel_size=2, engine_settings=settings)
@@ -196,7 +196,7 @@ def test_a_plan_starts_no_more_than_run(kvcalc: Any) -> None:
     assert f"--max-running-requests {best['requests_per_replica']} " in best["sglang"]
 
 
-def test_a_plan_with_attention_replicas_starts_what_was_simulated(kvcalc: Any) -> None:
+def test_a_plan_with_dp_ranks_starts_what_was_simulated(kvcalc: Any) -> None:
     """--max-running-requests counts the requests of all replicas: a quarter of them was printed."""
     found = kvcalc(
         "plan", "qwen3-30b-a3b", "--gpu", "h100", "--max-gpus", "4", "--dp", "4", "--engine", "sglang",

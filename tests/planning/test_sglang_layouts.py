@@ -1,4 +1,4 @@
-"""SGLang's and TensorRT-LLM's attention replicas and pipeline stages: their settings, their tokens and their logs."""
+"""SGLang's and TensorRT-LLM's DP ranks and pipeline stages: their settings, their tokens and their logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ask(name: str, **asked: Any) -> dict[str, Any]:
     return estimate(spec, **asked)
 
 
-def test_an_attention_replica_runs_its_part_of_the_requests() -> None:
+def test_an_dp_rank_runs_its_part_of_the_requests() -> None:
     """SGLang's --max-running-requests counts the requests of all replicas: 64 of 8 are 8 of each."""
     sizes: dict[str, Any] = {"data_parallel_size": 8, "tensor_parallel_size": 1, "batch_size": 16}
     tables = [
@@ -89,7 +89,7 @@ def test_the_lines_of_each_stage_are_checked(first: str, unexplained: int) -> No
     assert found["unexplained"] == 2 * min(unexplained, 1)
 
 
-def test_tensorrt_llms_stages_and_attention_replicas() -> None:
+def test_tensorrt_llms_stages_and_dp_ranks() -> None:
     spec = kvcalc.load_model("deepseek-v3")
     token = 61 * 576
     log = "tensor_parallel_size=8 enable_attention_dp=true kv_cache_dtype=fp8 tokens_per_block=32\n"

@@ -85,7 +85,7 @@ def test_a_plan_starts_the_copies() -> None:
         (R1, {}, LayoutError, "--attn-cp-size 2 --tp 4: SGLang has MLA without an indexer whole"),
         (V32, {"gpus": "h200x16"}, LayoutError, "on 8 devices at most"),
         (QWEN, {"pipeline_parallel_size": 2}, UsageError, "not modelled with pipeline stages"),
-        (QWEN, {"data_parallel_size": 2}, UsageError, "not modelled with attention replicas"),
+        (QWEN, {"data_parallel_size": 2}, UsageError, "not modelled with DP ranks"),
         (R1, {"speculative": Speculation("mtp", 3, 1.5)}, UsageError, "not modelled with --attn-cp-size"),
     ],
 )

@@ -49,10 +49,10 @@ def test_the_tokens_are_divided_only_among_ranks_with_the_same_heads() -> None:
         assert {shape.token_ranks for shape in none} == {1}
 
 
-def test_only_experts_make_attention_replicas_and_a_number_that_is_asked_for_is_the_only_one() -> None:
-    assert {shape.attention_replicas for shape in shapes("llama-3-70b")} == {1}
-    assert {shape.attention_replicas for shape in shapes("gpt-oss-120b")} == {1, 2, 4, 8, 16, 32, 64}
-    assert {shape.attention_replicas for shape in shapes("gpt-oss-120b", dp=4)} == {4}
+def test_only_experts_make_dp_ranks_and_a_number_that_is_asked_for_is_the_only_one() -> None:
+    assert {shape.dp_ranks for shape in shapes("llama-3-70b")} == {1}
+    assert {shape.dp_ranks for shape in shapes("gpt-oss-120b")} == {1, 2, 4, 8, 16, 32, 64}
+    assert {shape.dp_ranks for shape in shapes("gpt-oss-120b", dp=4)} == {4}
     assert max(shape.devices for shape in shapes("gpt-oss-120b")) == 64
 
 

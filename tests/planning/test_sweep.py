@@ -245,7 +245,7 @@ def test_capacities_are_named_by_what_differs_and_equal_ones_share_a_line() -> N
     (capacity,) = same.chart(most_contexts=9, most_lines=9)["capacities"]
     assert capacity["label"] == "h100-sxm, a100-sxm-80gb"
     found = grid("llama-3.1-8b", (1024, 131_072), (1, 8), gpus=[find_gpu("h100"), find_gpu("l40s")])
-    text = draw_chart(found.chart(most_contexts=9, most_lines=9))
+    text = draw_chart(found.chart(most_contexts=9, most_lines=9), 80)
     marks = [line.split()[0] for line in text if "per device for the cache" in line]
     assert len(set(marks)) == len(marks) == 2
     drawn = [line for line in text if " |" in line]

@@ -84,7 +84,10 @@ def test_half_a_question_is_a_usage_error(kvcalc: Any, options: tuple[str, ...])
     [
         (("--gpu", "mi300x", "--engine", "vllm"), "devices like mi300x"),
         (("--gpu", "h100", "--engine", "vllm", "--dtype", "int8"), "int8 weights"),
-        (("--gpu", "h100x4", "--engine", "vllm", "--batch", "4000"), "batches beyond"),
+        (
+            ("--gpu", "h100x4", "--engine", "vllm", "--batch", "4000", "--context", "64", "--max-num-seqs", "4000"),
+            "batches beyond",
+        ),
         (("--gpu", "gb200x16", "--engine", "vllm", "--tp", "16"), "--tp beyond 8"),
         (("--gpu", "h100x16", "--engine", "vllm", "--tp", "16"), "NVLink 4 connects"),
         (("--gpu", "h100x4", "--engine", "transformers"), "this engine"),

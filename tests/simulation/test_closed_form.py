@@ -83,9 +83,9 @@ def test_a_plan_for_a_rate_has_the_times_of_requests_that_arrive_at_random(engin
 
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "attention replicas": {"model": "deepseek-v3", "gpu": "h200x8", "data_parallel_size": 8},
+    "DP ranks": {"model": "deepseek-v3", "gpu": "h200x8", "data_parallel_size": 8},
     "drafts": {"model": MODEL, "gpu": DEVICE, "speculative": Speculation("ngram", 3, 2.0)},
-    "drafts of attention replicas": {
+    "drafts of DP ranks": {
         "model": "deepseek-v3", "gpu": "h200x8", "data_parallel_size": 8, "speculative": Speculation("mtp", 1, 1.8),
     },
     "a part on the host": {

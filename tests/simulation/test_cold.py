@@ -82,7 +82,7 @@ def test_only_requests_of_clients_wait_for_the_others_of_their_group() -> None:
 
 def test_the_command_line_has_both_and_refuses_them_together(run: Any) -> None:
     base = (
-        "simulate llama-3.1-8b --gpu h100 --concurrency 2 --prompt-tokens 100 --answer-tokens 10 --get load.is_cold"
+        "simulate llama-3.1-8b --gpu h100 --concurrency 2 --input-tokens 100 --output-tokens 10 --get load.is_cold"
     ).split()
     assert run(*base, "--cold").out.strip() == "true"
     assert run(*base, "--warm", "--requests", "20").out.strip() == "false"

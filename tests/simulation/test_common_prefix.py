@@ -90,7 +90,7 @@ def test_requests_that_share_no_memory_find_the_prefix_and_a_note_says_so(model:
     ],
 )
 def test_a_prefix_that_cannot_be_simulated_is_refused(kvcalc: Any, words: tuple[str, ...], message: str) -> None:
-    lengths = ("--prompt-tokens", PROMPT, "--answer-tokens", ANSWER, "--requests-per-second", 4)
+    lengths = ("--input-tokens", PROMPT, "--output-tokens", ANSWER, "--requests-per-second", 4)
     result = kvcalc("simulate", MODEL, "--gpu", "h100", *lengths, *words)
     assert result.status == 2
     assert message in result.err

@@ -1,4 +1,4 @@
-"""Attention replicas in lock step agree with schedulers that run one step at a time, and with the speed of a step."""
+"""DP ranks in lock step agree with schedulers that run one step at a time, and with the speed of a step."""
 
 from __future__ import annotations
 

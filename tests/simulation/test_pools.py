@@ -114,7 +114,7 @@ def test_drafts_speed_decode_steps_and_a_drafter_is_on_both_instances(engine: st
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
-def test_attention_replicas_are_in_either_pool(engine: str) -> None:
+def test_dp_ranks_are_in_either_pool(engine: str) -> None:
     found = kvcalc.simulate(
         "deepseek-v3", "h200", engine=engine, data_parallel_size=8, prefill_data_parallel_size=1,
         prefill_tensor_parallel_size=8, **POOLS,
@@ -123,7 +123,7 @@ def test_attention_replicas_are_in_either_pool(engine: str) -> None:
     assert found["hardware"]["num_devices"] == 8 + 2 * 8
     both = kvcalc.simulate("deepseek-v3", "h200", engine=engine, data_parallel_size=8, **POOLS)
     assert (both["prefill"]["data_parallel_size"], both["prefill"]["tensor_parallel_size"]) == (8, 1)
-    # A prompt is on one of eight attention replicas, which takes longer than on eight ranks.
+    # A prompt is on one of eight DP ranks, which takes longer than on eight ranks.
     assert both["prefill"]["mean_prefill_seconds"] > found["prefill"]["mean_prefill_seconds"]
 
 
@@ -198,7 +198,7 @@ def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> 
     ],
 )
 def test_what_cannot_be_simulated_is_refused(kvcalc: Any, options: tuple[str, ...], message: str) -> None:
-    result = kvcalc("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests-per-second", "1", "--prompt-tokens",
-                    "100", "--answer-tokens", "10", *options)  # fmt: skip
+    result = kvcalc("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests-per-second", "1", "--input-tokens",
+                    "100", "--output-tokens", "10", *options)  # fmt: skip
     assert result.status == 2
     assert message in result.err

@@ -119,7 +119,7 @@ def test_the_rules_of_the_prefix_aware_router() -> None:
 )
 def test_what_is_refused(kvcalc: Any, options: tuple[str, ...], words: str) -> None:
     asked = ("simulate", "llama-3.1-8b", "--gpu", "h100x4", "--tp", "1", "--requests-per-second", "2")
-    result = kvcalc(*asked, "--prompt-tokens", "100", "--answer-tokens", "10", *options)
+    result = kvcalc(*asked, "--input-tokens", "100", "--output-tokens", "10", *options)
     assert result.status == 2
     assert words in result.err
 
@@ -137,6 +137,6 @@ def test_the_screen_names_the_router(kvcalc: Any) -> None:
         "--format",
         "human",
     )
-    lengths = ("--prompt-tokens", "500", "--answer-tokens", "50", "--requests", "100")
+    lengths = ("--input-tokens", "500", "--output-tokens", "50", "--requests", "100")
     assert "random router" in kvcalc(*asked, *lengths, "--router", "random").out
     assert "router" not in kvcalc(*asked, *lengths).out

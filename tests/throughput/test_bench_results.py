@@ -164,7 +164,7 @@ def test_a_run_that_cannot_be_compared_says_why(name: str, changes: dict[str, An
     assert reason in (one(rows(name)[0], **changes).refusal or "")
 
 
-def test_sglangs_tensor_parallel_size_counts_all_attention_replicas() -> None:
+def test_sglangs_tensor_parallel_size_counts_all_dp_ranks() -> None:
     point = one(
         rows("sglang-bench.jsonl")[0],
         server_info={"tp_size": 16, "dp_size": 8, "ep_size": 16, "enable_dp_attention": True},

@@ -1,4 +1,4 @@
-"""Attention replicas exchange tokens with the experts of all replicas. The busiest device decides."""
+"""DP ranks exchange tokens with the experts of all replicas. The busiest device decides."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_an_all_reduce_between_nodes_sends_only_a_share_of_the_bytes_over_the_ne
         assert work.communication == about(20 * (5 * link + 1.07 * network))
 
 
-def test_all_reduces_stay_in_a_node_if_a_stage_and_an_attention_replica_fit_into_it() -> None:
+def test_all_reduces_stay_in_a_node_if_a_stage_and_an_dp_rank_fit_into_it() -> None:
     node = GPU._replace(interconnect=Interconnect("link", 800 * 10**9, 8))
     alone = model(gpu=node, layout=(8, 1, 1)).times
     stages = model(gpu=node, layout=(8, 4, 1)).times

@@ -130,7 +130,7 @@ def test_names_of_objects_leave_room_for_what_kubernetes_adds(kvcalc: Any) -> No
 def test_a_warning_is_one_line(kvcalc: Any) -> None:
     name = model(INJECTED, has_weights=False)
     err = kvcalc("plan", name, *LOAD).err
-    assert err.count("\n") == err.count("warning: ") == 1
+    assert err.count("\n") == err.count("note: ") == 1
 
 
 def test_a_name_is_one_line_of_the_screen(kvcalc: Any) -> None:

@@ -57,6 +57,8 @@ class Backend:
 
     name: str
     is_candidate = True
+    failure: str | None = None
+    """Why it does not work on this machine, for which it is made. Known after `why_not`."""
 
     def why_not(self, case: Case) -> str | None:
         """The reason why this backend cannot run `case` on this machine, or None if it can."""

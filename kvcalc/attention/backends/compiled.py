@@ -6,43 +6,55 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("decode.c")
 
-# -ffast-math allows sums per lane. Infinities must keep their meaning, because they mask tokens.
-_FLAGS = ("-O3", "-ffast-math", "-fno-finite-math-only", "-fPIC", "-w")
+# -ffast-math allows sums per lane. Infinities must keep their meaning, because they mask tokens. -O3 takes longer to
+# compile, and is not faster.
+_FLAGS = ("-O2", "-ffast-math", "-fno-finite-math-only", "-fPIC", "-w")
 _NATIVE, _WIDE, _OPENMP = "-march=native", "-mprefer-vector-width=512", "-fopenmp"
-# Not every compiler supports all three. The sets are tried in this order until one compiles. Without these flags the
-# kernel is slower, but the results are the same.
+# Not every compiler supports all three, or has OpenMP's runtime. The sets are tried in this order until one compiles
+# and loads. Without these flags the kernel is slower, but the results are the same.
 _EXTRA_FLAGS = ((_NATIVE, _WIDE, _OPENMP), (_NATIVE, _OPENMP), (_NATIVE,), (_OPENMP,), ())
+_CPU_SECONDS = 60
+"""The processor time of one call of the compiler. It takes three seconds."""
 _TIMEOUT_SECONDS = 300
-"""For all calls of the compiler together. They take about ten seconds, and minutes on a busy machine."""
+"""For all calls of the compiler together, and for waiting until another process has compiled."""
 _HUNG_SECONDS = 3600
-"""How long a compiler that did not finish is not tried again. The machine may only have been busy."""
+"""How long a compiler that did not finish is not tried again."""
+_POLL_SECONDS = 0.05
 
 
 def built() -> Path:
     """The path of the library, which is compiled first if it is not in the cache or was damaged there.
 
-    Raises OSError with a one-line reason if there is no C compiler, or if compiling fails. A compiler that hangs is
-    tried once an hour, until it is another one.
+    One process compiles, and others wait for it. Raises OSError with a one-line reason if there is no C compiler, or if
+    compiling fails. A compiler that hangs is tried once an hour, until it is another one.
     """
     command, folder = _command(), _folder()
     hung = folder / f"hung-{_fingerprint(command)}"
-    if hung.exists() and time.time() - hung.stat().st_mtime < _HUNG_SECONDS:
-        raise OSError(f"{command[0]} did not finish in an earlier run; remove {_shown(hung)} to try it again")
+    _check_hung(command, hung)
     try:
-        return _built(_Compiler(command, time.monotonic() + _TIMEOUT_SECONDS), folder)
+        return _built(_Compiler(command, time.monotonic() + _TIMEOUT_SECONDS), folder, hung)
     except TimeoutError:
         hung.touch()
         raise
+
+
+def _check_hung(command: list[str], hung: Path) -> None:
+    if hung.exists() and time.time() - hung.stat().st_mtime < _HUNG_SECONDS:
+        raise OSError(f"{command[0]} did not finish in an earlier run; remove {_shown(hung)} to try it again")
 
 
 def _fingerprint(command: list[str]) -> str:
@@ -57,22 +69,47 @@ class _Compiler:
     """A C compiler, and the time by which all its work must be done."""
 
     def __init__(self, command: list[str], deadline: float) -> None:
-        self.command, self._deadline = command, deadline
+        self.command, self.deadline = command, deadline
 
     def run(self, *arguments: str) -> str:
         """What the compiler prints. Raises OSError if it fails, and TimeoutError if it does not finish in time."""
-        name = self.command[0]
+        name, call = self.command[0], [*self.command, *arguments]
+        if os.name == "posix":  # the programs that the compiler starts inherit the limit
+            call = ["/bin/sh", "-c", f'ulimit -S -t {_CPU_SECONDS}; exec "$@"', "sh", *call]
+        process = subprocess.Popen(  # noqa: S603 - the user's own compiler
+            call, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+            errors="replace", start_new_session=True,
+        )  # fmt: skip
         try:
-            done = subprocess.run(  # noqa: S603 - the user's own compiler
-                [*self.command, *arguments], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
-                errors="replace", timeout=max(self._deadline - time.monotonic(), 0.01), check=False,
-            )  # fmt: skip
+            out, err = process.communicate(timeout=max(self.deadline - time.monotonic(), 0.01))
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{name} did not finish within {_TIMEOUT_SECONDS} seconds") from None
-        if done.returncode:
-            complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+        finally:
+            _end(process)
+        if _used_up(process.returncode, err):
+            raise TimeoutError(f"{name} did not finish within {_CPU_SECONDS} seconds of processor time")
+        if process.returncode:
+            complaint = next((line for line in err.splitlines() if "error" in line), err[:200])
             raise OSError(f"{name} failed: {complaint.strip()}")
-        return done.stdout
+        return out
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a process, and the programs that it started. They would hold its pipes."""
+    if process.poll() is None:
+        if os.name == "posix":
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+
+
+def _used_up(status: int, complaint: str) -> bool:
+    """Whether a process, or one that it started and reports on, was ended by its limit of processor time."""
+    number = getattr(signal, "SIGXCPU", None)
+    return number is not None and (status in (-number, 128 + number) or bool(status and _XCPU.search(complaint)))
+
+
+_XCPU = re.compile(r"CPU time limit exceeded|signal 24\b")
 
 
 def _command() -> list[str]:
@@ -87,7 +124,7 @@ def _command() -> list[str]:
     raise OSError("no C compiler found" + (f": CC is {named[0]}" if named else " (cc, gcc or clang)"))
 
 
-def _built(compiler: _Compiler, folder: Path) -> Path:
+def _built(compiler: _Compiler, folder: Path, hung: Path) -> Path:
     # The key changes with the source, the compiler, the flags and the processor.
     version = compiler.run("--version")
     command = compiler.command
@@ -96,18 +133,50 @@ def _built(compiler: _Compiler, folder: Path) -> Path:
     library = folder / f"decode-{key}.so"
     if _is_intact(library):
         return library
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made, compiled, checksum = Path(scratch, "decode.o"), Path(scratch, "decode.so"), Path(scratch, "sum")
-        _compile(compiler, made)
-        _link(compiler, made, compiled)
-        checksum.write_text(hashlib.sha256(compiled.read_bytes()).hexdigest())
-        # The data must be on the disk before the names are: after a power cut, the file may be shorter otherwise.
-        for file in (compiled, checksum):
-            with file.open("rb+") as opened:
-                os.fsync(opened.fileno())
-        os.replace(compiled, library)
-        os.replace(checksum, _checksum_of(library))
+    with _locked(folder, compiler.deadline):
+        # Another process may have compiled it, or tried to, while this one waited.
+        if _is_intact(library):
+            return library
+        _check_hung(command, hung)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            compiled, checksum = Path(scratch, "decode.so"), Path(scratch, "sum")
+            _make(compiler, Path(scratch, "decode.o"), compiled)
+            checksum.write_text(hashlib.sha256(compiled.read_bytes()).hexdigest())
+            # The data must be on the disk before the names are: after a power cut, the file may be shorter otherwise.
+            for file in (compiled, checksum):
+                with file.open("rb+") as opened:
+                    os.fsync(opened.fileno())
+            os.replace(compiled, library)
+            os.replace(checksum, _checksum_of(library))
     return library
+
+
+@contextmanager
+def _locked(folder: Path, deadline: float) -> Iterator[None]:
+    """Inside the block, no other process compiles in `folder`. The system unlocks it if the process dies.
+
+    Raises OSError if another process still compiles at `deadline`.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OSError("another process is still compiling the kernel; try again later") from None
+                time.sleep(_POLL_SECONDS)
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        os.close(handle)
 
 
 def _checksum_of(library: Path) -> Path:
@@ -122,12 +191,12 @@ def _is_intact(library: Path) -> bool:
         return False
 
 
-def _compile(compiler: _Compiler, made: Path) -> None:
-    """Compile with the first set of _EXTRA_FLAGS that the compiler accepts. Raises OSError if it accepts none."""
+def _make(compiler: _Compiler, made: Path, library: Path) -> None:
+    """Compile and link with the first set of _EXTRA_FLAGS that works. Raises OSError if none does."""
     for extra in _EXTRA_FLAGS:
         try:
             compiler.run(*_FLAGS, *extra, "-c", str(SOURCE), "-o", str(made))
-            return
+            return _link(compiler, made, library)
         except TimeoutError:
             raise
         except OSError as error:
@@ -135,15 +204,15 @@ def _compile(compiler: _Compiler, made: Path) -> None:
     raise failure
 
 
-def _link(compiler: _Compiler, made: Path, compiled: Path) -> None:
+def _link(compiler: _Compiler, made: Path, library: Path) -> None:
     """Link without OpenMP's runtime, so that torch's own runtime is used.
 
     A second runtime would compete with torch's for the cores. If torch's runtime is not visible, link with OpenMP's.
     """
     for extra in ((), (_OPENMP,)):
-        compiler.run("-shared", str(made), "-o", str(compiled), *extra, "-lm")
+        compiler.run("-shared", str(made), "-o", str(library), *extra, "-lm")
         try:
-            ctypes.CDLL(str(compiled), mode=os.RTLD_NOW)
+            ctypes.CDLL(str(library), mode=os.RTLD_NOW)
             return
         except OSError as error:
             failure = error

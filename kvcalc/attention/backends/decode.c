@@ -4,7 +4,9 @@
  * softmax is kept as a running maximum and sum (Milakov and Gimelshein 2018). Long sequences are split over threads,
  * and the parts are merged (Dao et al. 2023, "Flash-Decoding"). Everything is computed in fp32.
  *
- * The code uses the vector extensions that both GCC and clang support, so one source works for every instruction set.
+ * A vector has as many lanes as a register of the processor: 16 (AVX-512), 8 (AVX2) or 4. GCC splits wider vectors badly.
+ * Sums and products use the vector extensions that both GCC and clang support, and conversions the instructions of the
+ * processor, if it has them.
  */
 
 #include <math.h>
@@ -12,7 +14,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+/* SUMS is how many running sums are in registers at the same time. There are 32 registers with AVX-512 and NEON, and 16
+ * otherwise. */
+#if defined(__AVX512F__)
 #define LANES 16
+#define SUMS 16
+#elif defined(__AVX2__)
+#define LANES 8
+#define SUMS 8
+#elif defined(__aarch64__)
+#define LANES 4
+#define SUMS 16
+#else
+#define LANES 4
+#define SUMS 8
+#endif
+
 #define TILE 32
 #define CONVERT __builtin_convertvector
 #define INLINE static inline __attribute__((always_inline))
@@ -26,10 +49,13 @@ typedef int16_t halfi __attribute__((vector_size(2 * LANES)));
 typedef int16_t halfi_u __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef int8_t byte_u __attribute__((vector_size(LANES), aligned(1), may_alias));
 
+/* Arrays of sums stay in registers only if the loops over them are unrolled. */
 #if defined(__clang__)
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (veci){__VA_ARGS__})
+#define UNROLL _Pragma("GCC unroll 32")
 #endif
 
 enum { FP32, FP16, BF16, INT8, FP8 };
@@ -58,19 +84,30 @@ INLINE vec from_bits(vecu bits) {
     return out;
 }
 
+/* The larger one of each lane, or b if one of them is NaN. */
 INLINE vec larger(vec a, vec b) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
     vecu of_a = (vecu)(a > b), x, y;
     memcpy(&x, &a, sizeof x);
     memcpy(&y, &b, sizeof y);
     return from_bits((x & of_a) | (y & ~of_a));
+#endif
 }
 
 INLINE float largest_lane(vec a) {
-    a = larger(a, PICK(a, a, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    a = larger(a, PICK(a, a, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-    a = larger(a, PICK(a, a, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-    a = larger(a, PICK(a, a, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-    return a[0];
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)a);
+#elif defined(__AVX2__)
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128((__m256)a), _mm256_extractf128_ps((__m256)a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return fmaxf(b[0], b[1]);
+#else
+    return fmaxf(fmaxf(a[0], a[1]), fmaxf(a[2], a[3]));
+#endif
 }
 
 /* Widen narrower floats to fp32 without a hardware conversion. `moved` has sign and magnitude at fp32's bit positions.
@@ -83,24 +120,52 @@ INLINE vec widen_bits(vecu moved, float repair, uint32_t special) {
     return from_bits(bits | ((vecu)(moved << 1 >= special << 1) & 0x7f800000u));
 }
 
-/* Load LANES elements of `type` as fp32. Bytes are widened to 16 bits first, because GCC compiles a direct conversion
- * to scalar code. */
+INLINE vecu load_bytes(const char *at) { /* each sign-extended to 32 bits */
+#if defined(__AVX512F__)
+    return (vecu)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at));
+#elif defined(__AVX2__)
+    return (vecu)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at));
+#else /* through 16 bits, because GCC compiles a direct conversion to scalar code */
+    return (vecu)CONVERT(CONVERT(*(const byte_u *)at, halfi), veci);
+#endif
+}
+
+INLINE vec load_bf16(const char *at) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)at)), 16);
+#elif defined(__AVX2__)
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)), 16);
+#else
+    return from_bits(CONVERT(*(const half_u *)at, vecu) << 16);
+#endif
+}
+
+INLINE vec load_fp16(const char *at) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+#elif defined(__AVX2__) && defined(__F16C__)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at));
+#elif defined(__aarch64__)
+    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)at)));
+#else
+    vecu h = (vecu)CONVERT(*(const halfi_u *)at, veci);
+    return widen_bits(h << 13 & 0x8fffe000u, 0x1p112f, 0x7c00u << 13);
+#endif
+}
+
+/* Load LANES elements of `type` as fp32. */
 INLINE vec load(const char *at, int64_t element, int type) {
     switch (type) {
     case FP32:
         return *(const vec_u *)(at + 4 * element);
     case BF16:
-        return from_bits(CONVERT(*(const half_u *)(at + 2 * element), vecu) << 16);
-    case FP16: {
-        vecu h = (vecu)CONVERT(*(const halfi_u *)(at + 2 * element), veci);
-        return widen_bits(h << 13 & 0x8fffe000u, 0x1p112f, 0x7c00u << 13);
-    }
+        return load_bf16(at + 2 * element);
+    case FP16:
+        return load_fp16(at + 2 * element);
     case INT8:
-        return CONVERT(CONVERT(CONVERT(*(const byte_u *)(at + element), halfi), veci), vec);
-    default: { /* e4m3 has no infinities, and only its largest magnitude is NaN. */
-        vecu b = (vecu)CONVERT(CONVERT(*(const byte_u *)(at + element), halfi), veci);
-        return widen_bits(b << 20 & 0x87f00000u, 0x1p120f, 0x7fu << 20);
-    }
+        return CONVERT((veci)load_bytes(at + element), vec);
+    default: /* e4m3 has no infinities, and only its largest magnitude is NaN. */
+        return widen_bits(load_bytes(at + element) << 20 & 0x87f00000u, 0x1p120f, 0x7fu << 20);
     }
 }
 
@@ -143,100 +208,103 @@ INLINE float scale_of(const Rows *rows, const Pages *pages, int64_t b, int64_t g
     return rows->scales[block * rows->scale_b + g * rows->scale_g + s % pages->block * rows->scale_s];
 }
 
-/* Copy `count` rows, starting at token s, to `tile` as fp32. Each row is padded with zeros to `padded` elements. The
- * remaining rows are zero. */
-INLINE void widen(float *tile, const Rows *rows, const Pages *pages, int64_t b, int64_t g, int64_t s, int count,
-                  int64_t padded, int type) {
-    int64_t whole = rows->width / LANES * LANES;
-    for (int t = 0; t < count; t++) {
-        int64_t at = offset_of(rows, pages, b, g, s + t);
-        float *to = tile + t * padded;
+/* Prefetch to L2. The tiles of now and later do not fit into L1 together. No address can fault. */
+INLINE void fetch(const char *at) { __builtin_prefetch(at, 0, 2); }
+
+/* Copy the rows of the tokens from `s` to before `end` to `tile` as fp32. Each row is padded with zeros to `padded`
+ * elements, and the remaining rows are zero. The rows of the next tile, before token `last`, are prefetched. */
+INLINE void widen(float *tile, const Rows *rows, const Pages *pages, int64_t b, int64_t g, int64_t s, int64_t end,
+                  int64_t last, int64_t padded, int type) {
+    int64_t whole = rows->width / LANES * LANES, bytes = rows->width * WIDTH[type];
+    for (; s < end; s++, tile += padded) {
+        int64_t at = offset_of(rows, pages, b, g, s);
+        if (s + TILE < last) {
+            const char *next = rows->data + offset_of(rows, pages, b, g, s + TILE) * WIDTH[type];
+            for (int64_t i = 0; i < bytes; i += 64)
+                fetch(next + i);
+        }
         for (int64_t i = 0; i < whole; i += LANES)
-            *(vec_u *)(to + i) = load(rows->data, at + i, type);
+            *(vec_u *)(tile + i) = load(rows->data, at + i, type);
         for (int64_t i = whole; i < padded; i++)
-            to[i] = i < rows->width ? load_one(rows->data, at + i, type) : 0.0f;
-    }
-    memset(tile + count * padded, 0, (TILE - count) * padded * sizeof(float));
-}
-
-/* The rows of the next tile. The computation prefetches a few of their cache lines at a time, so memory is never
- * idle. */
-typedef struct {
-    const char *rows[TILE];
-    int64_t lines, at;
-    int count, row;
-} Next;
-
-INLINE void expect(Next *next, const Rows *rows, const Pages *pages, int64_t b, int64_t g, int64_t s, int64_t last,
-                   int type) {
-    next->count = last - s < TILE ? (last > s ? (int)(last - s) : 0) : TILE;
-    next->lines = (rows->width * WIDTH[type] + 63) / 64;
-    next->row = next->at = 0;
-    for (int t = 0; t < next->count; t++)
-        next->rows[t] = rows->data + offset_of(rows, pages, b, g, s + t) * WIDTH[type];
-}
-
-INLINE void fetch(Next *next, int64_t lines) {
-    for (; lines > 0 && next->row < next->count; lines--) {
-        __builtin_prefetch(next->rows[next->row] + 64 * next->at);
-        if (++next->at == next->lines)
-            next->at = 0, next->row++;
+            tile[i] = i < rows->width ? load_one(rows->data, at + i, type) : 0.0f;
     }
 }
 
-/* Sum the lanes of each of 16 vectors. The result is one vector of 16 sums. */
+/* Sum the lanes of each of LANES vectors. The result is one vector of the sums. */
 INLINE vec sum_lanes(vec a[LANES]) {
-    for (int i = 0; i < 8; i++)
+#if LANES == 16
+    UNROLL for (int i = 0; i < 8; i++)
         a[i] = PICK(a[i], a[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
                PICK(a[i], a[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    for (int i = 0; i < 4; i++)
+    UNROLL for (int i = 0; i < 4; i++)
         a[i] = PICK(a[i], a[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
                PICK(a[i], a[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (int i = 0; i < 2; i++)
+    UNROLL for (int i = 0; i < 2; i++)
         a[i] = PICK(a[i], a[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
                PICK(a[i], a[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
     return PICK(a[0], a[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
            PICK(a[0], a[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+#elif LANES == 8
+    UNROLL for (int i = 0; i < 4; i++)
+        a[i] = PICK(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) + PICK(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    UNROLL for (int i = 0; i < 2; i++)
+        a[i] = PICK(a[i], a[i + 2], 0, 1, 8, 9, 4, 5, 12, 13) + PICK(a[i], a[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    return PICK(a[0], a[1], 0, 8, 2, 10, 4, 12, 6, 14) + PICK(a[0], a[1], 1, 9, 3, 11, 5, 13, 7, 15);
+#else
+    UNROLL for (int i = 0; i < 2; i++)
+        a[i] = PICK(a[i], a[i + 2], 0, 1, 4, 5) + PICK(a[i], a[i + 2], 2, 3, 6, 7);
+    return PICK(a[0], a[1], 0, 4, 2, 6) + PICK(a[0], a[1], 1, 5, 3, 7);
+#endif
 }
 
-/* Scores of `rows` query rows (1, 2 or 4) over a tile of keys of `type`, 16 scores at a time, one register each. */
-INLINE void score(float *scores, const float *q, const char *k, int64_t k_step, int64_t width, int rows, int type,
-                  Next *next, int64_t lines) {
-    int tokens = LANES / rows;
+/* Scores of `rows` query rows over a tile of keys of `type`, SUMS scores at a time. `next` is the next tile. */
+INLINE void score(float *scores, const float *q, const char *k, const char *next, int64_t k_step, int64_t width,
+                  int rows, int type) {
+    int tokens = SUMS / rows;
     for (int t = 0; t < TILE; t += tokens) {
-        vec sums[LANES] = {{0}};
-        fetch(next, lines);
-        for (int64_t i = 0; i < width; i += LANES)
-            for (int j = 0; j < tokens; j++) {
+        vec sums[SUMS] = {{0}};
+        float found[SUMS];
+        for (int64_t i = 0; i < width; i += LANES) {
+            if (next && (LANES * WIDTH[type] == 64 || i * WIDTH[type] % 64 == 0))
+                UNROLL for (int j = 0; j < tokens; j++)
+                    fetch(next + ((t + j) * k_step + i) * WIDTH[type]);
+            UNROLL for (int j = 0; j < tokens; j++) {
                 vec key = load(k, (t + j) * k_step + i, type);
-                for (int r = 0; r < rows; r++)
+                UNROLL for (int r = 0; r < rows; r++)
                     sums[r * tokens + j] += key * *(const vec_u *)(q + r * width + i);
             }
-        vec total = sum_lanes(sums);
-        for (int r = 0; r < rows; r++)
-            memcpy(scores + r * TILE + t, (char *)&total + 4 * r * tokens, 4 * tokens);
+        }
+        UNROLL for (int n = 0; n < SUMS; n += LANES)
+            *(vec_u *)(found + n) = sum_lanes(sums + n);
+        UNROLL for (int r = 0; r < rows; r++)
+            memcpy(scores + r * TILE + t, found + r * tokens, 4 * tokens);
     }
 }
 
 /* out[rows][width] += weights[rows][TILE] v[TILE][width], for `columns` vectors of the width at a time. */
-INLINE void mix(float *out, const float *weights, const char *v, int64_t v_step, int64_t width, int rows,
-                int columns, int type, Next *next, int64_t lines) {
+INLINE void mix(float *out, const float *weights, const char *v, const char *next, int64_t v_step, int64_t width,
+                int rows, int columns, int type) {
     int64_t i = 0;
     for (; i + columns * LANES <= width; i += columns * LANES) {
-        vec sums[LANES];
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < columns; c++)
+        vec sums[SUMS];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < columns; c++)
                 sums[r * columns + c] = *(vec_u *)(out + r * width + i + c * LANES);
         for (int t = 0; t < TILE; t++) {
-            fetch(next, lines);
-            for (int c = 0; c < columns; c++) {
-                vec value = load(v, t * v_step + i + c * LANES, type);
-                for (int r = 0; r < rows; r++)
-                    sums[r * columns + c] += value * weights[r * TILE + t];
+            vec values[SUMS];
+            UNROLL for (int c = 0; c < columns; c++) {
+                values[c] = load(v, t * v_step + i + c * LANES, type);
+                if (next && c * LANES * WIDTH[type] % 64 == 0)
+                    fetch(next + (t * v_step + i + c * LANES) * WIDTH[type]);
+            }
+            UNROLL for (int r = 0; r < rows; r++) {
+                float weight = weights[r * TILE + t];
+                UNROLL for (int c = 0; c < columns; c++)
+                    sums[r * columns + c] += values[c] * weight;
             }
         }
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < columns; c++)
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < columns; c++)
                 *(vec_u *)(out + r * width + i + c * LANES) = sums[r * columns + c];
     }
     for (; i < width; i += LANES)
@@ -248,41 +316,41 @@ INLINE void mix(float *out, const float *weights, const char *v, int64_t v_step,
         }
 }
 
-INLINE void score_rows(float *scores, const float *q, const char *k, int64_t step, int64_t width, int rows, int type,
-                       Next *next) {
-    int64_t lines = next->lines * TILE / (2 * rows) + 1;
+/* As many rows at a time as leave at least two tokens, or two vectors of the width, for the registers. Only the first
+ * ones prefetch. */
+INLINE void score_rows(float *scores, const float *q, const char *k, const char *next, int64_t step, int64_t width,
+                       int rows, int type) {
     int r = 0;
-    for (; r + 4 <= rows; r += 4)
-        score(scores + r * TILE, q + r * width, k, step, width, 4, type, next, lines);
-    for (; r + 2 <= rows; r += 2)
-        score(scores + r * TILE, q + r * width, k, step, width, 2, type, next, lines);
-    for (; r < rows; r++)
-        score(scores + r * TILE, q + r * width, k, step, width, 1, type, next, lines);
+#define SCORE(n) for (; r + n <= rows; r += n) \
+        score(scores + r * TILE, q + r * width, k, r ? 0 : next, step, width, n, type)
+#if SUMS == 16
+    SCORE(8);
+#endif
+    SCORE(4);
+    SCORE(1);
 }
 
-INLINE void mix_rows(float *out, const float *weights, const char *v, int64_t step, int64_t width, int rows, int type,
-                     Next *next) {
-    int64_t lines = next->lines * LANES * 16 / (rows * width) + 1;
+INLINE void mix_rows(float *out, const float *weights, const char *v, const char *next, int64_t step, int64_t width,
+                     int rows, int type) {
     int r = 0;
-    for (; r + 8 <= rows; r += 8)
-        mix(out + r * width, weights + r * TILE, v, step, width, 8, 2, type, next, lines);
-    for (; r + 4 <= rows; r += 4)
-        mix(out + r * width, weights + r * TILE, v, step, width, 4, 4, type, next, lines);
-    for (; r + 2 <= rows; r += 2)
-        mix(out + r * width, weights + r * TILE, v, step, width, 2, 8, type, next, lines);
-    for (; r < rows; r++)
-        mix(out + r * width, weights + r * TILE, v, step, width, 1, 8, type, next, lines);
+#define MIX(n, columns) for (; r + n <= rows; r += n) \
+        mix(out + r * width, weights + r * TILE, v, r ? 0 : next, step, width, n, columns, type)
+#if SUMS == 16
+    MIX(8, 2);
+#endif
+    MIX(4, SUMS / 4);
+    MIX(1, 8);
 }
 
 /* score_rows and mix_rows for a tile in fp32. Compiled once for all types of cache. */
-static __attribute__((noinline)) void score_tile(float *scores, const float *q, const float *k, int64_t width, int rows,
-                                                 Next *next) {
-    score_rows(scores, q, (const char *)k, width, width, rows, FP32, next);
+static __attribute__((noinline)) void score_tile(float *scores, const float *q, const float *k, int64_t width,
+                                                 int rows) {
+    score_rows(scores, q, (const char *)k, 0, width, width, rows, FP32);
 }
 
 static __attribute__((noinline)) void mix_tile(float *out, const float *weights, const float *v, int64_t step,
-                                               int64_t width, int rows, Next *next) {
-    mix_rows(out, weights, (const char *)v, step, width, rows, FP32, next);
+                                               int64_t width, int rows) {
+    mix_rows(out, weights, (const char *)v, 0, step, width, rows, FP32);
 }
 
 /* Continue the softmax with a tile's scores. Updates `peak`, `total` and `out` of every row, and turns the scores into
@@ -330,21 +398,22 @@ INLINE void part(const float *q, const Rows *k, const Rows *v, const Pages *page
     /* With few rows, K and V are converted on the fly. Many rows would repeat the conversion, so they use a tile in
      * fp32. */
     int direct = (type == FP32 || rows <= 8) && (!pages->table || pages->block % TILE == 0);
-    Next next_k, next_v;
     memset(out, 0, rows * dv * sizeof(float));
     memset(total, 0, rows * LANES * sizeof(float));
     for (int r = 0; r < rows; r++)
         peak[r] = -INFINITY;
     for (int64_t s = first; s < last; s += TILE) {
-        int count = last - s < TILE ? (int)(last - s) : TILE;
-        expect(&next_k, k, pages, b, g, s + TILE, last, type);
-        expect(&next_v, v, pages, b, g, s + TILE, shared ? s : last, type);
+        int64_t end = s + TILE < last ? s + TILE : last, count = end - s, after = end < last ? end : s;
+        if (count < TILE) { /* what is left of an earlier tile must not be NaN */
+            memset(k_tile, 0, TILE * dk * sizeof(float));
+            memset(v_tile, 0, TILE * dv * sizeof(float));
+        }
+#define AT(rows, token) (rows->data + offset_of(rows, pages, b, g, token) * WIDTH[type])
         if (direct && count == TILE && dk == k->width)
-            score_rows(scores, q, k->data + offset_of(k, pages, b, g, s) * WIDTH[type], k->stride_s, dk, rows, type,
-                       &next_k);
+            score_rows(scores, q, AT(k, s), AT(k, after), k->stride_s, dk, rows, type);
         else {
-            widen(k_tile, k, pages, b, g, s, count, dk, type);
-            score_tile(scores, q, k_tile, dk, rows, &next_k);
+            widen(k_tile, k, pages, b, g, s, end, last, dk, type);
+            score_tile(scores, q, k_tile, dk, rows);
         }
         vec k_scale[TILE / LANES], v_scale[TILE / LANES];
         for (int t = 0; t < TILE && k->scales; t++) {
@@ -353,13 +422,12 @@ INLINE void part(const float *q, const Rows *k, const Rows *v, const Pages *page
         }
         weigh(scores, count, rows, out, dv, peak, total, k->scales ? k_scale : 0, k->scales ? v_scale : 0);
         if (direct && count == TILE && dv == v->width)
-            mix_rows(out, scores, v->data + offset_of(v, pages, b, g, s) * WIDTH[type], v->stride_s, dv, rows, type,
-                     &next_v);
+            mix_rows(out, scores, AT(v, s), AT(v, after), v->stride_s, dv, rows, type);
         else if (shared && dv == v->width)
-            mix_tile(out, scores, k_tile, dk, dv, rows, &next_v);
+            mix_tile(out, scores, k_tile, dk, dv, rows);
         else {
-            widen(v_tile, v, pages, b, g, s, count, dv, type);
-            mix_tile(out, scores, v_tile, dv, dv, rows, &next_v);
+            widen(v_tile, v, pages, b, g, s, end, last, dv, type);
+            mix_tile(out, scores, v_tile, dv, dv, rows);
         }
     }
 }

@@ -41,7 +41,6 @@ class Native(Backend):
 
     def __init__(self) -> None:
         self._library: Any = None
-        self._reason: str | None = None
         self._work = torch.empty(0)
 
     def why_not(self, case: Case) -> str | None:
@@ -50,12 +49,12 @@ class Native(Backend):
         kept = case.stored_dtype or case.dtype
         if kept not in _TYPES:
             return f"does not support {dtype_name(kept)} caches"
-        if self._library is None and self._reason is None:
+        if self._library is None and self.failure is None:
             try:
                 self._library = load()
             except OSError as error:
-                self._reason = str(error)
-        return self._reason
+                self.failure = str(error)
+        return self.failure
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         key, value = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (key, value))

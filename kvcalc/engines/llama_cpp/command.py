@@ -22,7 +22,7 @@ class Command(StartCommand):
     program = "llama-server"
 
     def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str] | None:
-        """None for attention replicas, and for types of the cache that llama.cpp does not have.
+        """None for DP ranks, and for types of the cache that llama.cpp does not have.
 
         The slots divide the context among them, so --ctx-size holds all requests. Pipeline stages are llama.cpp's
         default split over devices, by layers.

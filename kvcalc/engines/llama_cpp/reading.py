@@ -1,7 +1,6 @@
 """Read the commands that start llama.cpp.
 
-Source of what counts: tools/server/README.md of llama.cpp, 2026. Harmless options that are not in it have their usual
-names; not each was read.
+Source: tools/server/README.md of llama.cpp, 2026.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import ClassVar
 
 from kvcalc.engines.llama_cpp.command import SPEC_TYPES
 from kvcalc.engines.reading import Read, Reader, inverse, whole
@@ -22,28 +20,6 @@ _FLOATS = {"f16": "fp16", "f32": "fp32"}
 
 class LlamaCppReader(Reader):
     """`llama-server ...`."""
-
-    engine = "llama.cpp"
-    programs = (("llama-server",), ("llama-server.exe",))
-    images = ("ggml-org/llama.cpp", "ggerganov/llama.cpp")
-    model_options = ("m", "model", "hf", "hfr", "hf-repo")
-    settings: ClassVar = {"spec-draft-n-max": "draft-max", "draft": "draft-max", "draft-n": "draft-max"}
-    special = """
-        c ctx-size spec-type spec-draft-model md model-draft spec-ngram-mod-n-max hfd hf-repo-draft
-    """
-    harmless = """
-        host port api-key api-key-file a alias t threads tb threads-batch log-disable! log-file v! verbose! lv
-        log-verbosity log-colors log-prefix! log-timestamps! jinja! chat-template chat-template-file
-        chat-template-kwargs reasoning-format reasoning-budget metrics! slots! props! webui! path api-prefix
-        ssl-key-file ssl-cert-file to timeout threads-http cont-batching! cb! temp top-k top-p min-p repeat-penalty s
-        seed samplers
-        presence-penalty frequency-penalty n predict n-predict mlock! mmap! numa prio hff hf-file hft hf-token offline!
-        warmup! special! cache-prompt! cache-reuse slot-save-path b batch-size hft context-shift! no-mmap!
-        no-webui! grammar
-    """
-    context_option = "--ctx-size"
-    splits_layers = True
-    chooses_context = True
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """The slots divide the context among them, unless they share one stream."""
@@ -92,4 +68,4 @@ def named(text: str) -> tuple[str, str | None]:
     return base, _FLOATS.get(dtype, dtype) or None
 
 
-READER = LlamaCppReader()
+READER = LlamaCppReader("llama.cpp")

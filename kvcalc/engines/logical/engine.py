@@ -23,7 +23,7 @@ class Logical(Engine):
     title = "logical"
     reuse_class = ("reuse", "FormulaReuse")
     is_formula = True
-    has_attention_replicas = True
+    has_dp_ranks = True
     joins_drafts = True  # layers add up
 
     def reserve(self, question: Question) -> Reserve:

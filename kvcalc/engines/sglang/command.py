@@ -16,10 +16,10 @@ from kvcalc.units import parse_tokens
 
 _SIZES = ("--tp-size", "--pp-size", "--context-length", "--max-running-requests")
 _CACHE_TYPES = {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}
-# SGLang counts attention replicas apart from whole copies since 0.5.22. --enable-dp-attention, which makes --dp-size
-# the number of attention replicas, is deprecated since then (add_cli_args in srt/server_args.py,
+# SGLang counts DP ranks apart from whole copies since 0.5.22. --enable-dp-attention, which makes --dp-size
+# the number of DP ranks, is deprecated since then (add_cli_args in srt/server_args.py,
 # handle_deprecated_dp_attention in srt/arg_groups/parallel_hook.py; 0.5.21 has no --attn-dp-size).
-_ATTENTION_REPLICAS = Release.of(0, 5, 22)
+_DP_RANKS = Release.of(0, 5, 22)
 # Where prefill instances answer the decode instances (disaggregation_bootstrap_port).
 _BOOTSTRAP_PORT = 8998
 ALGORITHMS = {
@@ -35,7 +35,7 @@ class Command(StartCommand):
     router_package = "sglang-router==0.3.2"
 
     def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
-        """Sizes are those of all attention replicas, or of one of several whole copies.
+        """Sizes are those of all DP ranks, or of one of several whole copies.
 
         With --attn-dp-size, or --enable-dp-attention before it, --tp-size counts the devices of all replicas, and
         --max-running-requests the requests of all (ServerArgs, and ModelRunner.max_running_requests divided by
@@ -48,7 +48,7 @@ class Command(StartCommand):
             names, division = ["--dp-size"], None
             whole = layout._replace(max_running=-(-layout.max_running // replicas))
         else:
-            is_new = layout.has_release("sglang", _ATTENTION_REPLICAS)
+            is_new = layout.has_release("sglang", _DP_RANKS)
             names = ["--attn-dp-size"] if is_new else ["--enable-dp-attention", "--dp-size"]
             division, copies = layout.prompt_division, Given("sglang", layout.settings).count("attn-cp-size")
             whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas * copies)

@@ -49,13 +49,14 @@ if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.engines.starts import Start
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
 _SPARSE_PAGE = 64
 _M3_PAGE = 128
 
-# Settings that count for all attention replicas together.
+# Settings that count for all DP ranks together.
 _OF_ALL_REPLICAS = ("max-running-requests", "max-mamba-cache-size", "chunked-prefill-size")
 
 # Extra tokens per row of the request table (get_req_to_token_extra_context_len). The table's entries are int32.
@@ -84,7 +85,7 @@ class Sglang(Engine):
     context_option = "--context-length"
     # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
     # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
-    has_attention_replicas = True
+    has_dp_ranks = True
     splits_uneven_experts = False
     spreads_mlps = True
     spreads_head = True
@@ -127,13 +128,13 @@ class Sglang(Engine):
 
     @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
-        """Requests, states and the tokens of a prefill step are divided among the attention replicas.
+        """Requests, states and the tokens of a prefill step are divided among the DP ranks.
 
         Source: resolve_max_num_reqs and _handle_max_mamba_cache (mem_cache/kv_cache_configurator.py), and
         arg_groups/parallel_hook.py for --chunked-prefill-size.
         """
         if settings.get("attn-cp-size", "1") != "1":
-            raise UsageError("--attn-cp-size: not modelled with attention replicas", "leave out --dp")
+            raise UsageError("--attn-cp-size: not modelled with DP ranks", "leave out --dp")
         shared = cls.default_settings(settings)
         given = Given("sglang", shared)
         counts = {name: given.optional_count(name) for name in _OF_ALL_REPLICAS}
@@ -160,6 +161,12 @@ class Sglang(Engine):
             from kvcalc.engines.sglang.context_parallel import check_devices
 
             check_devices(spec, self.prompt_ranks, tensor_parallel_size)
+
+    def check_start(self, start: Start) -> None:
+        from kvcalc.engines.sglang.starts import RULES
+        from kvcalc.engines.starts import check
+
+        check(start, RULES, f"{self.title} {self.version}")
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:

@@ -1,15 +1,13 @@
 """Read the commands that start SGLang.
 
-Source of what counts: sglang/srt/arg_groups/fields in SGLang 0.5.23. Other harmless options have their usual names;
-not each was read.
+Source: sglang/srt/arg_groups/fields in SGLang 0.5.23.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
-from kvcalc.engines.reading import Read, Reader, float_types, inverse, whole
+from kvcalc.engines.reading import Read, Reader, inverse, whole
 from kvcalc.engines.sglang.command import ALGORITHMS
 from kvcalc.model.drafting import EAGLE1, MTP, NGRAM
 
@@ -17,38 +15,8 @@ from kvcalc.model.drafting import EAGLE1, MTP, NGRAM
 class SglangReader(Reader):
     """`python -m sglang.launch_server ...` and `sglang serve ...`."""
 
-    engine = "sglang"
-    programs = (("sglang.launch_server",), ("sglang", "serve"))
-    images = ("lmsysorg/sglang",)
-    model_options = ("model-path", "model")
-    fields: ClassVar = {
-        "tensor-parallel-size": "tensor_parallel_size", "tp-size": "tensor_parallel_size", "tp": "tensor_parallel_size",
-        "pipeline-parallel-size": "pipeline_parallel_size", "pp-size": "pipeline_parallel_size",
-        "pp": "pipeline_parallel_size", "expert-parallel-size": "expert_parallel_size",
-        "ep-size": "expert_parallel_size", "ep": "expert_parallel_size", "kv-cache-dtype": "kv_dtype", "dtype": "dtype",
-    }  # fmt: skip
-    values: ClassVar = {"kv_dtype": {"fp8_e4m3": "fp8", "bfloat16": "bf16"}, "dtype": float_types()}
-    special = """
-        dp-size data-parallel-size dp attn-dp-size enable-dp-attention! quantization enable-prefill-cp! cp-strategy
-        speculative-algorithm speculative-algo speculative-num-steps speculative-draft-model-path
-        speculative-draft-model
-    """
-    # How requests come in, are shown and are logged; where files are; and how the processes find each other.
-    harmless = """
-        host port api-key served-model-name trust-remote-code! chat-template tool-call-parser reasoning-parser
-        log-level log-level-http log-requests! log-requests-level enable-metrics! show-time-cost! decode-log-interval
-        tokenizer-path tokenizer-mode tokenizer-worker-num skip-tokenizer-init! revision load-format download-dir
-        random-seed watchdog-timeout nccl-port dist-init-addr nnodes node-rank dist-timeout base-gpu-id
-        enable-cache-report! hf-chat-template-name completion-template file-storage-path sampling-defaults
-        schedule-policy stream-interval grammar-backend sampling-backend
-        json-model-override-args model-loader-extra-config warmups skip-server-warmup! enable-multimodal!
-        allow-auto-truncate! weight-version fastapi-root-path device admin-api-key enable-request-time-stats-logging!
-    """
-    context_option = "--context-length"
-    needs_context = False  # it limits requests to its pool (ModelRunner.init_memory_pool, srt/model_executor)
-
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
-        """The sizes are those of all attention replicas, or of one of several whole copies (`command.py`)."""
+        """The sizes are those of all DP ranks, or of one of several whole copies (`command.py`)."""
         left, settings = found.left, found.settings
         if "context-length" in settings:
             found.fields["context_tokens"] = settings["context-length"]
@@ -87,4 +55,4 @@ class SglangReader(Reader):
         found.drafting = method, number, None if method in (MTP, NGRAM) else model
 
 
-READER = SglangReader()
+READER = SglangReader("sglang")

@@ -55,9 +55,9 @@ def _default_share(question: Question, given: Given) -> float:
     graph = min(graph, given.count("max-running-requests", graph))
     reserved = 512 + 1.5 * max(tokens, 2048) + question.ranks / 8 * 1024 + 2 * graph
     reserved += _MLA_GRAPHS_MIB if question.is_latent else 8 * _prefill_graphs(tokens)
-    if question.attention_replicas > 1:
+    if question.dp_ranks > 1:
         # More padding, and more again for large graphs (reserve_for_graph_mb).
-        reserved += graph * question.attention_replicas * (4.5 if graph > 300 else 3)
+        reserved += graph * question.dp_ranks * (4.5 if graph > 300 else 3)
     if memory_mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     share = round((memory_mib - reserved) / memory_mib, 3)

@@ -21,7 +21,7 @@ enable_mixed_chunk is off by default.
   loses its token of the step that runs.
 - The radix cache keeps one copy of a prefix (insert in mem_cache/radix_cache.py), in whole pages, and evicts leaves by
   their last access.
-- Attention replicas get requests in turn (round_robin_scheduler, srt/managers/data_parallel_controller.py), which is
+- DP ranks get requests in turn (round_robin_scheduler, srt/managers/data_parallel_controller.py), which is
   what load_balance_method means by default (handle_load_balance_method, arg_groups/serving_hook.py).
 
 Separate instances: srt/disaggregation. A decode instance takes the tokens of a prompt before they are sent, and admits
@@ -50,7 +50,7 @@ DISAGGREGATION = Disaggregation(
 
 
 def schedule(chunked_prefill_size: int | None) -> Schedule:
-    """The scheduler of one attention replica with so many tokens in a prefill step (None: not known)."""
+    """The scheduler of one DP rank with so many tokens in a prefill step (None: not known)."""
     return Schedule(
         "prefill first", chunked_prefill_size or STEP_TOKENS, mixes=False, overlaps=True, new_tokens=NEW_TOKENS,
         merges_prefixes=True, routing=ROUND_ROBIN,

@@ -41,7 +41,7 @@ class Command(StartCommand):
         """None for whole copies behind one server, which trtllm-serve does not have.
 
         Settings without an option go into `file`, which the command writes first. `more` are settings of the file
-        besides those of the layout. With attention replicas, --tp_size counts the devices of all, and --max_batch_size
+        besides those of the layout. With DP ranks, --tp_size counts the devices of all, and --max_batch_size
         is per replica (LlmArgs).
         """
         if layout.has_copies:

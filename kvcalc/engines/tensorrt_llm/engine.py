@@ -16,7 +16,7 @@ from kvcalc.engines.engine import BlockPool, Engine, Line, Resolved, lines_of, n
 from kvcalc.engines.options import Given
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.memory.sharding import longer_first
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.engines.starts import Start
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -82,10 +83,10 @@ class TensorrtLlm(Engine):
     has_pools = False  # whether the memory is divided among several pools, as requests of --avg-seq-len need it
     version = "commit 001541bad83b"
     context_option = "--max_seq_len"
-    # With enable_attention_dp, every tensor-parallel rank is an attention replica (Mapping.dp_size, mapping.py). The
+    # With enable_attention_dp, every tensor-parallel rank is a DP rank (Mapping.dp_size, mapping.py). The
     # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
-    has_attention_replicas = True
-    splits_attention_replicas = False
+    has_dp_ranks = True
+    splits_dp_ranks = False
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -99,6 +100,12 @@ class TensorrtLlm(Engine):
         if self.chosen.avg_seq_len is not None and not self.has_pools:
             text = f"--avg-seq-len changes nothing: TensorRT-LLM has one pool for {spec.name} in this release"
             self.notes = (*self.notes, Note("engine", "one-pool", text))
+
+    def check_start(self, start: Start) -> None:
+        from kvcalc.engines.starts import check
+        from kvcalc.engines.tensorrt_llm.starts import RULES
+
+        check(start, RULES, f"{self.title} {self.version}")
 
     def check_model(self) -> None:
         """Raise ModelError (exit 3) or UsageError (exit 2) if the layout of the model is not modelled."""
@@ -204,8 +211,12 @@ def _parse(settings: Mapping[str, str]) -> Settings:
     windows, average = settings.get("max-attention-window"), settings.get("avg-seq-len")
     if "free-gpu-memory-fraction" in settings:
         fraction = given.share("free-gpu-memory-fraction", below_one=True)
+    block = given.count("tokens-per-block")
+    if block & (block - 1):  # docs/source/legacy/advanced/kv-cache-reuse.md
+        text = "TensorRT-LLM does not start, it must be a power of 2"
+        raise LayoutError(f"--tokens-per-block {block}: {text}", f"use {1 << (block.bit_length() - 1)}")
     return Settings(
-        given.count("tokens-per-block"),
+        block,
         given.optional_count("max-tokens"),
         fraction,
         None if windows is None else [parse_tokens(part, "--max-attention-window") for part in windows.split(",")],

@@ -18,8 +18,7 @@ from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm
 from kvcalc.engines.tensorrt_llm.hybrid import state_parts
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.spec import ModelSpec, distinct_caches
-from kvcalc.release_dates import STABLE
-from kvcalc.releases import release_of
+from kvcalc.releases import release_of, stable_of
 
 _INPUT = "an input: as many as fit in the memory"
 _AUTO_DEPLOY = "an input: AutoDeploy's manager counts blocks only; its caches are tensors of the graph"
@@ -123,7 +122,7 @@ def _releases(log: Log, spec: ModelSpec) -> list[tuple[str, tuple[str, ...]]]:
     """
     if log.release is not None:
         return [(log.release, ())]
-    stable, newest = STABLE[log.engine], TensorrtLlm.known_releases()[-1]
+    stable, newest = stable_of(log.engine), TensorrtLlm.known_releases()[-1]
     if TensorrtLlm.at(spec.model_type, release_of(log.engine)) is TensorrtLlm.at(spec.model_type, None):
         return [(stable, ())]
     return [(stable, (f"the rules of {stable}",)), (newest, (f"the rules of {newest}",))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from kvcalc.engines.reading import Read, Reader, float_types, inverse, whole
 from kvcalc.engines.tensorrt_llm.command import DECODING, KV_CACHE_CONFIG
@@ -26,22 +26,6 @@ _LARGEST_FILE = 1 << 20
 
 class TensorrtLlmReader(Reader):
     """`trtllm-serve ...`."""
-
-    engine = "tensorrt-llm"
-    programs = (("trtllm-serve", "serve"), ("trtllm-serve",))
-    fields: ClassVar = {
-        "tp-size": "tensor_parallel_size", "tensor-parallel-size": "tensor_parallel_size",
-        "pp-size": "pipeline_parallel_size", "pipeline-parallel-size": "pipeline_parallel_size",
-        "ep-size": "expert_parallel_size", "max-seq-len": "context_tokens",
-    }  # fmt: skip
-    settings: ClassVar = {"kv-cache-free-gpu-memory-fraction": "free-gpu-memory-fraction"}
-    special = "config extra-llm-api-options dtype kv-cache-dtype"
-    harmless = """
-        host port backend log-level tokenizer trust-remote-code! reasoning-parser tool-parser tool-call-parser
-        metadata-server-config-file server-role fail-fast-on-attention-window-too-large! num-postprocess-workers
-        served-model-name chat-template revision gpus-per-node print-iter-log enable-chunked-prefill! stream-interval
-        custom-tokenizer postprocess-tokenizer-dir
-    """
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """The settings of the file are read like options, which come first."""
@@ -92,4 +76,4 @@ class TensorrtLlmReader(Reader):
             found.drafting = method, whole(str(number), "max_draft_len"), None if method == MTP else model
 
 
-READER = TensorrtLlmReader()
+READER = TensorrtLlmReader("tensorrt-llm")

@@ -9,7 +9,7 @@ which follow capacityScheduler.cpp and microBatchScheduler.cpp of cpp/tensorrt_l
   (enable_chunked_prefill), and one that does not fit into the step ends it.
 - The overlap scheduler is on by default (disable_overlap_scheduler). With pipeline stages, other steps are in flight
   instead.
-- Of the requests that arrive together, the longest prompt goes first to the attention replica with the fewest tokens of
+- Of the requests that arrive together, the longest prompt goes first to the DP rank with the fewest tokens of
   prompts, if it has fewer requests than the mean. A replica gets no more requests than it may run; the others wait for
   all of them (DefaultADPRouter, _torch/pyexecutor/scheduler/adp_router.py).
 

@@ -9,9 +9,19 @@ from math import lcm
 
 from kvcalc.engines.engine import Line, lines_of
 from kvcalc.engines.rounding import ceil_div
-from kvcalc.engines.vllm.groups import Group, block_bytes, is_packed, kinds_of_groups, request_blocks
+from kvcalc.engines.vllm.groups import (
+    BUCKETS,
+    SLOTS,
+    TUPLES,
+    Group,
+    block_bytes,
+    is_packed,
+    kinds_of_groups,
+    packed_block_bytes,
+    request_blocks,
+    tuples_bytes,
+)
 from kvcalc.engines.vllm.layers import Layer
-from kvcalc.engines.vllm.packed import BUCKETS, SLOTS, TUPLES, packed_block_bytes, tuples_bytes
 from kvcalc.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Demand, Page, running_blocks
 from kvcalc.engines.vllm.releases import Rules
 from kvcalc.memory.curves import SizedCache, sized_cache

@@ -38,7 +38,7 @@ class Command(StartCommand):
     address_variable = "VLLM_NIXL_SIDE_CHANNEL_HOST"  # where an instance's cache can be read (vllm/envs.py)
 
     def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
-        """Each attention replica has its own scheduler with --max-num-seqs requests.
+        """Each DP rank has its own scheduler with --max-num-seqs requests.
 
         --enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py).
         """

@@ -16,15 +16,25 @@ from kvcalc.engines.declarations import unread_types
 from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, block_table
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
-from kvcalc.engines.vllm.blocks import default_block, step_of
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
-from kvcalc.engines.vllm.context_parallel import check_prompt_ranks, check_token_ranks
-from kvcalc.engines.vllm.defaults import default_cache, has_raw_rows
-from kvcalc.engines.vllm.device import device_defaults, device_settings
+from kvcalc.engines.vllm.defaults import (
+    default_block,
+    default_cache,
+    device_defaults,
+    device_settings,
+    has_raw_rows,
+    step_of,
+)
 from kvcalc.engines.vllm.groups import group
 from kvcalc.engines.vllm.layers import Layer, entries_of, layers_of, with_draft_layers
 from kvcalc.engines.vllm.releases import RELEASES, Rules, is_known, rules_of
-from kvcalc.engines.vllm.settings import Settings, check_partition, parse_settings
+from kvcalc.engines.vllm.settings import (
+    Settings,
+    check_partition,
+    check_prompt_ranks,
+    check_token_ranks,
+    parse_settings,
+)
 from kvcalc.engines.vllm.states import ALL, States
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -40,6 +50,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.scheduler import Disaggregation, Schedule
+    from kvcalc.engines.starts import Start
     from kvcalc.throughput.hardware import Gpu
 
 VERSION = "0.33.0"
@@ -65,7 +76,7 @@ class Vllm(Engine):
     context_option = "--max-model-len"
     starts_short = False  # _check_enough_kv_cache_memory, core/kv_cache_utils.py
     # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
-    has_attention_replicas = True
+    has_dp_ranks = True
     # The cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).
     joins_drafts = True
     lora_option = "max-loras"
@@ -153,13 +164,13 @@ class Vllm(Engine):
     def weight_padding(
         cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
     ) -> tuple[tuple[str, int], ...]:
-        from kvcalc.engines.vllm.padded_experts import expert_padding
+        from kvcalc.engines.vllm.loading import expert_padding
 
         return expert_padding(spec, gpu, dtype, ranks, spread, stages)
 
     @classmethod
     def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:
-        from kvcalc.engines.vllm.rotary import rotary_tables
+        from kvcalc.engines.vllm.loading import rotary_tables
 
         return rotary_tables(spec)
 
@@ -182,6 +193,12 @@ class Vllm(Engine):
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
         check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks, self.place)
+
+    def check_start(self, start: Start) -> None:
+        from kvcalc.engines.starts import check, rules_at
+        from kvcalc.engines.vllm.starts import RULES
+
+        check(start, rules_at(RULES, self.place.release), f"{self.title} {self.version}")
 
     def rules_used(self, asked: Asked) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""
@@ -288,7 +305,7 @@ class Vllm(Engine):
         left = memory // plan.block_bytes - 1 - (of_prompt - decoding)
         if not shared_tokens:
             return max(left // self.running_blocks(share, dtype, tokens, decodes=True), 0)
-        from kvcalc.engines.vllm.prefixes import VllmPrefixes
+        from kvcalc.engines.vllm.reuse import VllmPrefixes
 
         held = VllmPrefixes(plan, plan.block_bytes).running_blocks(
             shared_tokens, tokens, self.chosen.steps_in_flight - 1
@@ -331,7 +348,7 @@ class Vllm(Engine):
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
         from kvcalc.engines.prefixes import refuse_encoder_decoder
-        from kvcalc.engines.vllm.prefixes import VllmPrefixes
+        from kvcalc.engines.vllm.reuse import VllmPrefixes
 
         refuse_encoder_decoder(share, "vLLM")
         plan = self.plan(share, dtype, is_divided=not whole)

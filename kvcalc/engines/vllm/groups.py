@@ -6,10 +6,10 @@ Source: get_kv_cache_groups and _get_kv_cache_groups_uniform_page_size, core/kv_
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from kvcalc.engines.rounding import ceil_div
-from kvcalc.engines.vllm.packed import pack
-from kvcalc.engines.vllm.pages import FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
+from kvcalc.engines.vllm.pages import EVERY_TOKEN, FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
 from kvcalc.engines.vllm.releases import Rules, rules_of
 from kvcalc.model.memo import remembered
 from kvcalc.records import NamedTuple
@@ -97,3 +97,128 @@ def request_blocks(kinds: list[tuple[tuple[Page, ...], int]], demand: Demand) ->
 def kinds_of_groups(groups: list[Group]) -> list[tuple[tuple[Page, ...], int]]:
     """The distinct pages of the groups that have any, and how many groups have the same pages."""
     return list(Counter(filter(None, (_summary(group)[1] for group in groups))).items())
+
+
+# Groups of layers whose pages lie side by side in a block, so that pages of different sizes need no padding.
+# Source: _get_packed_kv_cache_groups and _approximate_gcd, core/kv_cache_planning.py, vLLM 0.33.0. Before 0.29:
+# _get_kv_cache_groups_uniform_groups, _pool_bytes_per_block, _get_kv_cache_config_deepseek_v4 and
+# _max_memory_usage_bytes_from_groups, core/kv_cache_utils.py of 0.20.0 to 0.28.0.
+
+# How releases lay out a block, oldest first (`Rules.packing`). In all but the last one, the layers that keep a window
+# are padded to the pages of the layers that keep every token. One page of every size is a tuple.
+TUPLES, SLOTS, OVERLAID, BUCKETS = "tuples", "slots", "overlaid", "buckets"
+
+Placed = tuple[int, Page]
+"""The place of a cache in the model, and its page."""
+
+
+class _Bucket(NamedTuple):
+    """Layers that could share a block table, by the size of their pages, in layer order."""
+
+    by_size: dict[int, list[Placed]]
+
+    @property
+    def layers(self) -> list[Placed]:
+        return sorted(layer for alike in self.by_size.values() for layer in alike)
+
+    @property
+    def most_alike(self) -> int:
+        """The number of layers with the most common size of page."""
+        return max(map(len, self.by_size.values()))
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether every size of page has the same number of layers."""
+        return len({len(alike) for alike in self.by_size.values()}) == 1
+
+    @property
+    def bytes(self) -> int:
+        return sum(size * len(alike) for size, alike in self.by_size.items())
+
+    def parts(self, count: int) -> list[tuple[Placed, ...]]:
+        """The layers divided into `count` groups with as many layers of every size."""
+        if count == 1:
+            return [tuple(self.layers)]
+        repeats = list(zip(*self.by_size.values()))
+        return [tuple(layer for repeat in repeats[part::count] for layer in repeat) for part in range(count)]
+
+
+def pack(pages: list[Page], packing: str) -> list[tuple[Placed, ...]]:
+    """The groups of these caches, which are in layer order."""
+    buckets = _buckets(pages)
+    return _by_repeats(buckets) if packing == BUCKETS else _by_tuples(buckets)
+
+
+def packed_block_bytes(groups: Iterable[Iterable[Page]], packing: str) -> int:
+    """Bytes of one block that has room for each of the groups."""
+    sizes = [[page.bytes for page in pages] for pages in groups]
+    if packing in (BUCKETS, OVERLAID):
+        return max(map(sum, sizes))
+    counts = [Counter(alike) for alike in sizes]
+    if packing == SLOTS:
+        return sum(size * max(count[size] for count in counts) for size in set().union(*counts))
+    return tuples_bytes(groups)
+
+
+def tuples_bytes(groups: Iterable[Iterable[Page]]) -> int:
+    """Bytes of as many tuples as the group with the most layers of one size has."""
+    groups = [list(pages) for pages in groups]
+    sizes = {page.bytes for pages in groups for page in pages if page.kind in EVERY_TOKEN}
+    return sum(sizes) * max(max(Counter(page.bytes for page in pages).values(), default=0) for pages in groups)
+
+
+def _buckets(pages: list[Page]) -> list[_Bucket]:
+    """Every layer is in the first bucket in which all layers need the same tokens."""
+    buckets: list[_Bucket] = []
+    for place, page in enumerate(pages):
+        for bucket in buckets:
+            if need_the_same_tokens([page, *(alike[0][1] for alike in bucket.by_size.values())]):
+                break
+        else:
+            bucket = _Bucket({})
+            buckets.append(bucket)
+        bucket.by_size.setdefault(page.bytes, []).append((place, page))
+    return buckets
+
+
+def _by_repeats(buckets: list[_Bucket]) -> list[tuple[Placed, ...]]:
+    """A bucket with as many layers of every size is a pattern that repeats. Groups have about as many repeats."""
+    balanced = [bucket.most_alike for bucket in buckets if bucket.is_balanced]
+    mixed = [bucket.most_alike for bucket in buckets if bucket.is_balanced and len(bucket.by_size) > 1]
+    repeats = _approximate_gcd(balanced, max(mixed)) if mixed else 0
+    counts = [ceil_div(b.most_alike, repeats) if repeats and b.is_balanced else 1 for b in buckets]
+    # Windows that need not repeat with a pattern are divided so that they do not make the block larger.
+    divided = [not repeats and bucket.layers[0][1].kind == SLIDING for bucket in buckets]
+    kept = max(
+        bucket.layers[0][1].bytes if divides else sum(ceil_div(len(a), n) * size for size, a in bucket.by_size.items())
+        for bucket, n, divides in zip(buckets, counts, divided)
+    )
+    groups = []
+    for bucket, count, divides in zip(buckets, counts, divided):
+        if divides:
+            count = max(count, ceil_div(len(bucket.layers), max(kept // bucket.layers[0][1].bytes, 1)))
+        groups += bucket.parts(count)
+    return groups
+
+
+def _by_tuples(buckets: list[_Bucket]) -> list[tuple[Placed, ...]]:
+    """The layers that keep every token are one group. The others are divided into groups of about as many tuples."""
+    whole = next(bucket for bucket in buckets if bucket.layers[0][1].kind in EVERY_TOKEN)
+    others = [bucket for bucket in buckets if bucket is not whole]
+    tuples = _approximate_gcd([whole.most_alike, *(bucket.most_alike for bucket in others)], whole.most_alike)
+    groups = [tuple(whole.layers)]
+    for bucket in others:
+        padded: dict[int, list[Placed]] = {}
+        for size, alike in bucket.by_size.items():
+            larger = min(other for other in whole.by_size if other >= size)
+            padded.setdefault(larger, []).extend((place, page._replace(padded_bytes=larger)) for place, page in alike)
+        groups += _Bucket(padded).parts(ceil_div(max(map(len, padded.values())), tuples))
+    return groups
+
+
+def _approximate_gcd(counts: list[int], least: int) -> int:
+    """The number, at least `least`, to whose multiples the counts are rounded up with the least padding.
+
+    Of several such numbers the largest one.
+    """
+    return min(range(least, max(counts) + 1), key=lambda n: (sum(-count % n for count in counts), -n), default=least)

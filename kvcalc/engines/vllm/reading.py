@@ -1,15 +1,14 @@
 """Read the commands that start vLLM.
 
-Source of what counts: vllm/engine/arg_utils.py and SpeculativeConfig (config/speculative.py) in vLLM 0.33.0. Harmless
-options that are not in the first file are those of its HTTP server, under their usual names; not each was read.
+Source: vllm/engine/arg_utils.py and SpeculativeConfig (config/speculative.py) in vLLM 0.33.0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from kvcalc.engines.reading import Read, Reader, float_types, inverse, json_object, whole
+from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS
 from kvcalc.model.drafting import DRAFT, MTP
 
@@ -19,42 +18,6 @@ _CONVERTS = ("bitsandbytes", "experts_int8", "ptpc_fp8", "torchao")
 
 class VllmReader(Reader):
     """`vllm serve ...`, and the module that it replaced."""
-
-    engine = "vllm"
-    programs = (("vllm", "serve"), ("vllm.entrypoints.openai.api_server",), ("vllm.entrypoints.api_server",))
-    images = ("vllm-openai", "vllm-openai-rocm", "rocm/vllm", "vllm-tpu", "vllm/vllm")
-    fields: ClassVar = {
-        "tensor-parallel-size": "tensor_parallel_size", "tp": "tensor_parallel_size",
-        "pipeline-parallel-size": "pipeline_parallel_size", "pp": "pipeline_parallel_size",
-        "data-parallel-size": "data_parallel_size", "dp": "data_parallel_size",
-        "max-model-len": "max_model_len", "kv-cache-dtype": "kv_dtype", "dtype": "dtype",
-        "kv-cache-memory-bytes": "kv_memory_bytes",
-    }  # fmt: skip
-    values: ClassVar = {"kv_dtype": {"fp8_e4m3": "fp8"}, "dtype": float_types()}
-    special = "enable-expert-parallel! ep! enable-lora! quantization q speculative-config sc"
-    # How requests come in, are shown and are logged; where files are; and how the processes find each other.
-    harmless = """
-        host port api-key api-server-count asc uvicorn-log-level trust-remote-code! served-model-name chat-template
-        chat-template-content-format default-chat-template-kwargs tool-call-parser enable-auto-tool-choice!
-        tool-parser-plugin reasoning-parser reasoning-parser-plugin enable-reasoning! enable-log-requests!
-        disable-log-requests! disable-log-stats! enable-log-outputs! max-log-len otlp-traces-endpoint root-path
-        ssl-keyfile ssl-certfile ssl-ca-certs allowed-origins allowed-methods allowed-headers allow-credentials!
-        middleware response-role return-tokens-as-token-ids! enable-prompt-tokens-details! enable-server-load-tracking!
-        enable-force-include-usage! exclude-tools-when-tool-choice-none! enable-request-id-headers!
-        trust-request-chat-template! disable-fastapi-docs! disable-uvicorn-access-log! generation-config
-        override-generation-config hf-token hf-config-path revision code-revision tokenizer tokenizer-revision
-        tokenizer-mode config-format download-dir load-format seed allowed-local-media-path
-        allowed-media-domains guided-decoding-backend
-        structured-outputs-config max-logprobs logprobs-mode distributed-executor-backend async-scheduling!
-        headless! nnodes node-rank master-addr master-port data-parallel-address data-parallel-rpc-port
-        data-parallel-backend data-parallel-start-rank data-parallel-hybrid-lb! data-parallel-external-lb!
-        safetensors-load-strategy ignore-patterns use-tqdm-on-load! disable-custom-all-reduce! shutdown-timeout
-        enable-tokenizer-info-endpoint! show-hidden-metrics-for-version collect-detailed-traces
-        kv-events-config profiler-config mm-processor-cache-type max-parallel-loading-workers enable-chunked-prefill!
-        scheduling-policy data-parallel-size-local dpl
-        stream-interval interleave-mm-strings! renderer-num-workers
-    """
-    _lists = ("kv-cache-dtype-skip-layers", "served-model-name", "allowed-origins")
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """--enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py)."""
@@ -87,4 +50,4 @@ class VllmReader(Reader):
         found.drafting = known, whole(str(tokens), "num_speculative_tokens"), None if known == MTP else model
 
 
-READER = VllmReader()
+READER = VllmReader("vllm")

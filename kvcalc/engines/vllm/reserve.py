@@ -110,7 +110,7 @@ def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> i
     """The peak of the dummy step: that of a layer, of sampling or of the vision tower."""
     width, element = question.width, 2
     row = width.hidden_size * element
-    gathered = (question.attention_replicas - 1) * row
+    gathered = (question.dp_ranks - 1) * row
     module = tokens * width.module_elements * element
     layer = tokens * (_ROWS * row + gathered) + module
     sampling = requests * width.vocab_size * logit_bytes + tokens * _ROWS_WHILE_SAMPLING * row

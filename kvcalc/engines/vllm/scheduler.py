@@ -13,7 +13,7 @@ Source: vLLM 0.33.0, Scheduler.schedule (v1/core/sched/scheduler.py).
 - When a request ends, its whole blocks are freed from the last one to the first, to the end of the queue of free
   blocks, and others to its front (free in v1/core/single_type_kv_cache_manager.py, free_blocks in
   v1/core/block_pool.py).
-- A request goes to the attention replica with the fewest unfinished requests; waiting ones count up to four times if
+- A request goes to the DP rank with the fewest unfinished requests; waiting ones count up to four times if
   more than half of the cache is used (DPLBAsyncMPClient.get_core_engine_for_request, v1/engine/core_client.py). kvcalc
   takes the numbers of the moment, not those of the last report, up to 100 ms ago.
 

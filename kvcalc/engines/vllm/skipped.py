@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from kvcalc.engines.place import Place
 from kvcalc.engines.rounding import ceil_div
-from kvcalc.engines.vllm.blocks import BLOCK
 from kvcalc.engines.vllm.cache_dtypes import TURBOQUANT
+from kvcalc.engines.vllm.defaults import BLOCK
 from kvcalc.engines.vllm.pages import FULL, SLIDING, Page
 from kvcalc.engines.vllm.settings import Settings, is_number_of_layers
 from kvcalc.errors import ModelError, UsageError

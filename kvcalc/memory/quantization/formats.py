@@ -16,6 +16,7 @@ class Format(NamedTuple):
     - The matrix has `constant_bytes` more: global and activation scales, and a stored shape.
     - With `nested`, that many scales share an fp32 scale of their own (bitsandbytes).
     - With `plain_bytes`, a matrix whose columns `group` does not divide is not quantised. Its elements have that size.
+    - With `otherwise`, such a matrix is stored in that format.
     """
 
     name: str
@@ -30,11 +31,15 @@ class Format(NamedTuple):
     constant_bytes: int = 0
     nested: int = 0
     plain_bytes: int = 0
+    otherwise: Format | None = None
 
     def bytes_of(self, rows: int, columns: int) -> int:
         """The bytes of one matrix without its bias."""
-        if self.plain_bytes and self.group and columns % self.group:
-            return rows * columns * self.plain_bytes
+        if self.group and columns % self.group:
+            if self.otherwise is not None:
+                return self.otherwise.bytes_of(rows, columns)
+            if self.plain_bytes:
+                return rows * columns * self.plain_bytes
         word_bytes = self.word_bits // 8
         payload = rows * _ceil(columns * self.bits, self.word_bits) * word_bytes
         groups = _ceil(columns, self.group) if self.group else 1

@@ -29,12 +29,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     of the config's size, which is that of its preprocessor. The weights are not counted. Source:
     EncoderDecoderModel, VisionEncoderDecoderModel and SpeechEncoderDecoderModel, Transformers 5.23.0.
     """
-    decoder = dict(config.nested("decoder").config)
-    if not decoder:
+    if not config.is_set("decoder"):
         raise ModelError(f"{config.name}: decoder is missing: {model_type} has its language model there")
-    decoder["is_decoder"] = True
-    decoder.pop("add_cross_attention", None)
-    spec = read_config(decoder, config.name, config.source)
+    decoder = config.nested("decoder").without("add_cross_attention").with_values({"is_decoder": True})
+    spec = read_config(decoder.config, config.name, config.source)
     if not has_cross_attention(spec):
         made: dict[int, Layer] = {}
         layers = []
@@ -49,34 +47,30 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _image_tokens(encoder: ConfigReader) -> int | None:
     """The tokens of an image of the encoder's size. None if this is no vision encoder whose tokens are known."""
-    kind = encoder.config.get("model_type")
+    kind = encoder.word("model_type")
     merges = kind in _MERGING
-    if not merges and kind not in _PATCHES:
+    if kind is None or (not merges and kind not in _PATCHES):
         return None
-    patch, more = (_MERGING_PATCH, 0) if merges else _PATCHES[str(kind)]
+    patch, more = (_MERGING_PATCH, 0) if merges else _PATCHES[kind]
     patch = encoder.optional_integer("patch_size") or patch
     height, width = (side // patch for side in _sides(encoder))
     if merges:
         # A side is padded to whole patches, and before it is halved (maybe_pad of Swin).
         height, width = (-(-side // patch) for side in _sides(encoder))
-        depths = encoder.config.get("depths")
-        for _ in range((len(depths) if isinstance(depths, list) else _DEPTHS) - 1):
+        for _ in range(encoder.number_of("depths", _DEPTHS) - 1):
             height, width = (height + 1) // 2, (width + 1) // 2
     elif kind in _REGISTERS:
         found = encoder.optional_integer("num_register_tokens", least=0)
-        more += _REGISTERS[str(kind)] if found is None else found
+        more += _REGISTERS[kind] if found is None else found
     return height * width + more
 
 
 def _sides(encoder: ConfigReader) -> tuple[int, int]:
     """The height and the width of an image in pixels: one side, or both in a list."""
-    size = encoder.config.get("image_size")
-    if not isinstance(size, list):
-        side = encoder.optional_integer("image_size") or _IMAGE_SIZE
-        return side, side
-    if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
-        raise ModelError(f"{encoder.name}: image_size is {size!r}: one side in pixels, or the height and the width")
-    return size[0], size[1]
+    sides = encoder.integer_or_list("image_size") or [_IMAGE_SIZE]
+    if len(sides) > 2:
+        raise encoder.error(f"image_size is {sides}: one side in pixels, or the height and the width")
+    return sides[0], sides[-1]
 
 
 def _with_cross_attention(layer: Layer) -> Layer:

@@ -41,7 +41,7 @@ def _read_inkling(config: ConfigReader, model_type: str) -> ModelSpec:
     kinds = config.strings("layer_types", num_layers, _KINDS)
     if kinds is not None:
         slides = [kind == "hybrid_sliding" for kind in kinds]
-    elif model_type == "inkling_text" and config.config.get("local_layer_ids") is not None:
+    elif model_type == "inkling_text" and config.has("local_layer_ids"):
         local = config.integers("local_layer_ids", most=num_layers - 1)
         slides = [number in local for number in range(num_layers)]
     else:

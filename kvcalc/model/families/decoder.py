@@ -57,7 +57,7 @@ def read_row(
     """
     decoder = Decoder(facts)
     defaults = decoder.defaults
-    if any(config.config.get(key) is not None for key in _WINDOW_KEYS[1:]):
+    if any(config.has(key) for key in _WINDOW_KEYS[1:]):
         defaults = {key: value for key, value in defaults.items() if key not in _WINDOW_KEYS}
     config = with_defaults(config, defaults)
     for key, why in decoder.refused.items():
@@ -84,7 +84,7 @@ def _shape(config: ConfigReader, row: Decoder) -> AttentionShape:
     num_heads, hidden_size = config.integer(*row.heads), config.optional_integer(*row.hidden)
     head_dim = _head_dim(config, row, hidden_size, num_heads)
     # Positions are rotary, except for models that are known only from a paper and use other positions.
-    rotary = row.rotary and config.config.get("position_embedding_type") != "absolute"
+    rotary = row.rotary and config.word("position_embedding_type") != "absolute"
     return AttentionShape(
         num_heads, _kv_heads(config, row, num_heads), head_dim, config.optional_integer("v_head_dim") or head_dim,
         hidden_size, qkv_bias=_flag(config, row.qkv_bias), output_bias=_flag(config, row.output_bias),
@@ -95,7 +95,7 @@ def _shape(config: ConfigReader, row: Decoder) -> AttentionShape:
 def _foreign_keys(config: ConfigReader, row: Decoder, model_type: str) -> list[str]:
     """Return the keys that other families support and that may change the cache in this one."""
     foreign = {*_OWN_KEYS} - {*row.own_keys}
-    if not config.config.get("sliding_window"):
+    if not config.is_set("sliding_window"):
         # The key says at which layer the window begins, so it has no effect without a window.
         foreign.discard("max_window_layers")
     if row.switch:

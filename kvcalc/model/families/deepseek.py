@@ -89,7 +89,7 @@ def _indexer(config: ConfigReader, shape: AttentionShape) -> Indexer:
 
 def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     """Return the weights outside the mixers. Layers after the first dense ones have experts."""
-    if config.config.get("moe_layer_freq") not in (None, 1):
+    if not config.is_any("moe_layer_freq", None, 1):
         raise ModelError(f"{config.name}: moe_layer_freq: only 1 is supported")
     if model_type in _INDEXED:
         config.integer("q_lora_rank")  # the indexer computes its queries from it
@@ -107,7 +107,7 @@ def _sparse_layers(config: ConfigReader, model_type: str, num_layers: int) -> Co
     # The class of GLM-4.7-Flash reads only the list. Without a list, the first layer is dense.
     if model_type == "glm4_moe_lite":
         return listed_sparse_layers(config, num_layers, range(1, num_layers))
-    if model_type in _LISTED and config.config.get("mlp_layer_types") is not None:
+    if model_type in _LISTED and config.has("mlp_layer_types"):
         return listed_sparse_layers(config, num_layers, ())
     return range(min(config.integer("first_k_dense_replace", least=0), num_layers), num_layers)
 
@@ -137,12 +137,12 @@ def has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[
         return [kind == "full" for kind in kinds]
     if model_type == "hy_v4":
         return [number == 0 or number % 4 == 1 for number in range(num_layers)]
-    pattern = config.config.get("index_topk_pattern")
+    must = f"must give F or S for each of {num_layers} layers"
+    pattern = config.chosen("index_topk_pattern", {"F": True, "S": False, "full": True, "shared": False}, must)
     if pattern is not None:
-        letters = {"F": True, "S": False, "full": True, "shared": False}
-        if not isinstance(pattern, (str, list)) or len(pattern) != num_layers or any(p not in letters for p in pattern):
-            raise ModelError(f"{config.name}: index_topk_pattern must give F or S for each of {num_layers} layers")
-        return [letters[letter] for letter in pattern]
+        if len(pattern) != num_layers:
+            raise config.error(f"index_topk_pattern {must}")
+        return pattern
     step = max(config.optional_integer("index_topk_freq", least=0) or 1, 1)
     offset = config.optional_integer("index_skip_topk_offset", least=0)
     offset = 2 if offset is None else offset

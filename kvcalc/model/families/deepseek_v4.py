@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.model.caches import CompressedAttention
 from kvcalc.model.experts import Experts, moe, with_defaults
 from kvcalc.model.families.common import decoder_body
@@ -164,17 +162,13 @@ def _indexer(config: ConfigReader, shape: AttentionShape, rate: int) -> tuple[We
 
 def _draft_kind(config: ConfigReader, num_layers: int) -> str | None:
     """Return the kind of the layer for multi-token prediction, if compress_ratios has an entry for it."""
-    ratios = config.config.get("compress_ratios")
-    listed = isinstance(ratios, list) and len(ratios) > num_layers and ratios[num_layers] in _BY_RATIO
-    return _BY_RATIO[ratios[num_layers]] if isinstance(ratios, list) and listed else None
+    ratios = config.integers("compress_ratios")
+    return _BY_RATIO.get(ratios[num_layers]) if len(ratios) > num_layers else None
 
 
 def _compress_rates(config: ConfigReader) -> dict[str, int]:
     """Return the number of tokens per entry for each kind of layer: from compress_rates, or from the older keys."""
-    stated = config.config.get("compress_rates")
-    if stated is not None and not isinstance(stated, Mapping):
-        raise config.error("compress_rates must map kinds of layers to rates")
-    rates = ConfigReader({**_RATES, **(stated or {})}, f"{config.name}: compress_rates", config.source)
+    rates = config.nested("compress_rates").with_defaults(_RATES)
     return {
         _SPARSE: config.optional_integer("compress_rate_csa") or rates.integer(_SPARSE),
         _HEAVY: config.optional_integer("compress_rate_hca") or rates.integer(_HEAVY),
@@ -186,11 +180,12 @@ def _layer_kinds(config: ConfigReader, model_type: str, num_layers: int) -> list
     kinds = config.strings("layer_types", num_layers, tuple(_BY_RATIO.values()))
     if kinds is not None:
         return kinds
-    ratios = config.config.get("compress_ratios")
-    if ratios is None and model_type != "deepseek_v4":
+    must = f"must give 0, 4 or 128 for each of {num_layers} layers"
+    kinds = config.chosen("compress_ratios", _BY_RATIO, must)
+    if kinds is None and model_type != "deepseek_v4":
         raise config.error("compress_ratios is missing")
-    if ratios is None:
+    if kinds is None:
         return [_HEAVY if number < 2 or number % 2 else _SPARSE for number in range(num_layers)]
-    if not isinstance(ratios, list) or len(ratios) < num_layers or any(ratio not in _BY_RATIO for ratio in ratios):
-        raise config.error(f"compress_ratios must give 0, 4 or 128 for each of {num_layers} layers")
-    return [_BY_RATIO[ratio] for ratio in ratios[:num_layers]]
+    if len(kinds) < num_layers:
+        raise config.error(f"compress_ratios {must}")
+    return kinds[:num_layers]

@@ -48,8 +48,7 @@ def read_kimi_linear(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def stated_delta_attention(config: ConfigReader) -> dict[str, object]:
     """The widths of the delta attention that `linear_attn_config` states, under the keys of a flat config."""
-    nested = config.nested("linear_attn_config").config
-    return {flat: nested[key] for key, flat in _NESTED.items() if key in nested}
+    return config.nested("linear_attn_config").shares(_NESTED)
 
 
 def delta_attention(config: ConfigReader, width: int) -> Recurrence:
@@ -75,9 +74,9 @@ def _body(config: ConfigReader, nested: ConfigReader, num_layers: int) -> Body:
     """Source: KimiLinearDecoderLayer, KimiLinearConfig, Transformers 5.23.0."""
     for key in _NOT_BUILT:
         config.refuse(key, "the weights that it adds are not counted")
-    if nested.config.get("use_full_rank_gate"):
+    if nested.is_set("use_full_rank_gate"):
         raise config.error("linear_attn_config.use_full_rank_gate: the weights that it adds are not counted")
-    if config.config.get("moe_layer_freq") not in (None, 1):
+    if not config.is_any("moe_layer_freq", None, 1):
         raise config.error("moe_layer_freq: only 1 is supported")
     sized = config.with_defaults({
         "num_experts_per_tok": config.optional_integer("num_experts_per_tok", "num_experts_per_token") or 8,
@@ -100,7 +99,7 @@ def _full_layers(config: ConfigReader, nested: ConfigReader, num_layers: int) ->
     kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention"))
     if kinds is not None:
         return [kind == "full_attention" for kind in kinds]
-    if "full_attn_layers" not in nested.config or "kda_layers" not in nested.config:
+    if not nested.mentions("full_attn_layers") or not nested.mentions("kda_layers"):
         raise config.error("layer_types is missing, and so are full_attn_layers or kda_layers in linear_attn_config")
     full, delta = (nested.integers(key, least=1, most=num_layers) for key in ("full_attn_layers", "kda_layers"))
     if sorted([*full, *delta]) != list(range(1, num_layers + 1)):
@@ -123,7 +122,7 @@ def read_delta_latent(config: ConfigReader, model_type: str) -> ModelSpec:
     config = config.with_defaults({**defaults_of(model_type), **stated})
     if not is_glm:
         config = config.with_defaults({
-            "linear_head_dim": config.config.get("head_dim") or 128,
+            "linear_head_dim": config.optional_integer("head_dim") or 128,
             "linear_num_heads": config.integer("num_attention_heads"),
             "linear_conv_kernel_dim": config.integer("short_conv_kernel_size"),
         })  # fmt: skip

@@ -31,7 +31,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _read_t5(config: ConfigReader, model_type: str) -> ModelSpec:
     num_heads, hidden_size = config.integer("num_heads"), config.integer("d_model", "hidden_size")
-    layers = "num_decoder_layers" if config.config.get("num_decoder_layers") else "num_layers"
+    layers = "num_decoder_layers" if config.is_set("num_decoder_layers") else "num_layers"
     num_layers = config.num_layers(layers)
     width = config.integer("d_kv")
     shape = AttentionShape(num_heads, num_heads, width, width, hidden_size)
@@ -50,7 +50,7 @@ def _t5_body(config: ConfigReader, model_type: str, attention: Attention, decode
     stack. If the config does not tie the head, as in the published T5 1.1, Transformers ties it anyway, so the weights
     are not counted. Source: T5ForConditionalGeneration and UMT5ForConditionalGeneration, Transformers 5.23.0.
     """
-    if config.config.get("tie_word_embeddings") is False:
+    if not config.boolean("tie_word_embeddings", default=True):
         raise ModelError(
             f"{config.name}: tie_word_embeddings is false, but Transformers ties them: weights are not counted"
         )

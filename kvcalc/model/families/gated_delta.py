@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from kvcalc.errors import ModelError
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, choose, moe, sparse_layers, with_defaults
 from kvcalc.model.families.common import decoder_body, grouped_shape
@@ -35,8 +34,7 @@ def read_gated_delta(config: ConfigReader, model_type: str) -> ModelSpec:
     config = with_defaults(config, _olmo_defaults(config) if is_olmo else defaults_of(model_type))
     num_layers = config.num_layers("num_hidden_layers")
     shape = grouped_shape(config, output_gate=not is_olmo)
-    if config.config.get("mamba_ssm_dtype") not in (None, "float32"):
-        raise ModelError(f"{config.name}: mamba_ssm_dtype {config.config['mamba_ssm_dtype']!r}: must be float32")
+    config.refuse_other("mamba_ssm_dtype", "float32")
     kept: dict[str, tuple[Mixer, ...]] = {
         "full_attention": (Attention(shape, names=Projections(qk_norm="head")),),
         "linear_attention": (gated_delta_net(config, model_type, shape.hidden_size or 0),),

@@ -22,7 +22,7 @@ _PATTERN = {"diffusion_gemma_text": 6, "gemma4_text": 6, "gemma4_unified_text": 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """The last num_kv_shared_layers layers keep nothing: each reads the cache of the last earlier layer of its kind."""
     config = config.with_defaults(defaults_of(model_type))
-    if config.config.get("use_bidirectional_attention") == "all":
+    if config.word("use_bidirectional_attention") == "all":
         raise ModelError(
             f"{config.name}: use_bidirectional_attention: encoders, which halve the window, are not supported"
         )
@@ -74,9 +74,10 @@ def _with_full_layers(config: ConfigReader, kinds: list[str]) -> ConfigReader:
     rest = [layer for layer, kind in zip(stated, kinds) if kind != "full_attention"]
     if any(layer != full[0] for layer in full) or any(rest) or not {*full[0]} <= {"head_dim", "num_key_value_heads"}:
         raise config.error("per_layer_config: only the heads of the full_attention layers may differ")
-    own = {"global_head_dim": full[0].get("head_dim", config.config["head_dim"])}
-    if "num_key_value_heads" in full[0]:
-        own["num_global_key_value_heads"] = full[0]["num_key_value_heads"]
+    own: dict[str, object] = {"global_head_dim": config.integer("head_dim")}
+    for key, stated_once in (("head_dim", "global_head_dim"), ("num_key_value_heads", "num_global_key_value_heads")):
+        if key in full[0]:
+            own[stated_once] = full[0][key]
     return config.without("global_head_dim").with_defaults(own)
 
 
@@ -138,10 +139,10 @@ def _widths(config: ConfigReader, num_layers: int, own: int) -> list[int]:
     The config gives one width for all layers or one per layer (Gemma 3n). In Gemma 4, layers that share keys and values
     may have twice the width.
     """
-    listed = config.config.get("intermediate_size")
-    if isinstance(listed, list):
-        if len(listed) != num_layers or not all(type(n) is int and n > 0 for n in listed):
-            raise ModelError(f"{config.name}: intermediate_size must give a width for each of {num_layers} layers")
+    if config.is_list("intermediate_size"):
+        listed = config.integers("intermediate_size", least=1)
+        if len(listed) != num_layers:
+            raise config.error(f"intermediate_size must give a width for each of {num_layers} layers")
         return listed
     inner = config.integer("intermediate_size")
     doubled = 2 if config.boolean("use_double_wide_mlp", default=False) else 1

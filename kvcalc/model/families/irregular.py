@@ -34,22 +34,22 @@ def read_gpt_neo(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _kinds(config: ConfigReader, num_layers: int) -> list[str]:
     """Return the kind of every layer. attention_types repeats short lists, for example [[["global", "local"], 12]]."""
-    stated = config.config.get("attention_types")
-    groups = [[["global", "local"], 12]] if stated is None else stated
-    kinds: list[str] = []
-    for group in groups if isinstance(groups, list) else [groups]:
+    stated = config.listed("attention_types")
+    kinds: list[object] = []
+    for group in [[["global", "local"], 12]] if stated is None else stated:
         if not isinstance(group, list) or len(group) != 2 or not isinstance(group[0], list):
             raise ModelError(f"{config.name}: attention_types must contain pairs of a list of kinds and a number")
         names, times = group
         if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= num_layers:
             raise ModelError(f"{config.name}: attention_types must repeat a list at most as often as there are layers")
         kinds += [*names] * times
-    if len(kinds) != num_layers or any(kind not in _KINDS_GPT_NEO for kind in kinds):
+    found = [kind for kind in kinds if isinstance(kind, str) and kind in _KINDS_GPT_NEO]
+    if not len(kinds) == len(found) == num_layers:
         raise ModelError(f"{config.name}: attention_types must name global or local for each of {num_layers} layers")
     listed = config.strings("attention_layers", num_layers, _KINDS_GPT_NEO)
-    if listed not in (None, kinds):
+    if listed not in (None, found):
         raise ModelError(f"{config.name}: attention_layers contradicts attention_types")
-    return kinds
+    return found
 
 
 def read_hrm_text(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -62,7 +62,7 @@ def read_hrm_text(config: ConfigReader, model_type: str) -> ModelSpec:
     """
     config = config.with_defaults(defaults_of(model_type))
     passes = config.num_layers("num_hidden_layers")
-    if config.config.get("num_layers_per_stack") is None:
+    if not config.has("num_layers_per_stack"):
         passes *= config.integer("H_cycles", most=MAX_LAYERS) * (config.integer("L_cycles", most=MAX_LAYERS) + 1)
     shape = grouped_shape(config)
     return config.model(model_type, [(Attention(shape),)] * passes, attention=shape)
@@ -133,10 +133,10 @@ def read_openelm(config: ConfigReader, model_type: str) -> ModelSpec:
 
 
 def _by_layer(config: ConfigReader, key: str, num_layers: int) -> list[int]:
-    listed = config.config.get(key)
-    if not isinstance(listed, list) or len(listed) != num_layers:
-        raise ModelError(f"{config.name}: {key} must be a list of {num_layers}, one per layer")
-    return [ConfigReader({key: heads}, config.name, config.source).integer(key) for heads in listed]
+    listed = config.integers(key, least=1)
+    if len(listed) != num_layers:
+        raise config.error(f"{key} must be a list of {num_layers}, one per layer")
+    return listed
 
 
 def read_plamo3(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -147,12 +147,11 @@ def read_plamo3(config: ConfigReader, model_type: str) -> ModelSpec:
     Older configs state the window in sliding_window, for all layers or with null in the layers without one. The weights
     are not counted. Source: Plamo3Config, published with pfnet's PLaMo 3; Plamo3AttentionMixer, vLLM 0.33.0.
     """
-    stated = config.config.get("sliding_window")
-    if isinstance(stated, list):
-        windows = {window for window in stated if window is not None}
-        if len(windows) != 1:
+    if config.is_list("sliding_window"):
+        windows = [window for window in config.items("sliding_window") if window is not None]
+        if not windows or any(window != windows[0] for window in windows):
             raise config.error("sliding_window: all layers with a window must have the same one")
-        config = config.without("sliding_window").with_defaults({"sliding_window": windows.pop()})
+        config = config.with_values({"sliding_window": windows[0]})
     config = config.with_defaults(defaults_of(model_type))
     num_layers = config.num_layers("num_hidden_layers")
     shape = grouped_shape(config)

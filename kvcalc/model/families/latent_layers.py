@@ -32,7 +32,7 @@ def _read_dots(config: ConfigReader, model_type: str) -> ModelSpec:
         ]
     kinds = [kind if kind == "sliding_attention" else full for kind in kinds]
     shape, narrow = latent_shape(config), _window_shape(config, kinds)
-    window = config.integer("sliding_window") if config.config.get("sliding_window") else None
+    window = config.integer("sliding_window") if config.is_set("sliding_window") else None
     kept: dict[str, tuple[Mixer, ...]] = {
         "full_attention": (Attention(shape),),
         "indexed_attention": (_indexed(config, shape),),
@@ -45,16 +45,15 @@ def _window_shape(config: ConfigReader, kinds: list[str]) -> AttentionShape:
     """Return the shape of a layer with a window: from per_layer_config, which Transformers saves, or the swa_ keys."""
     stated, defaults = config.per_layer(len(kinds)), defaults_of("_dots3_note_window")
     if stated is None:
-        own = {key: config.config.get(f"swa_{key}", default) for key, default in defaults.items()}
+        own = {**defaults, **config.shares({f"swa_{key}": key for key in defaults})}
         rope = config.optional_integer("swa_qk_rope_head_dim")
     else:
         layers = [layer for layer, kind in zip(stated, kinds) if kind == "sliding_attention"]
         if any(layer != layers[0] for layer in layers):
             raise config.error("per_layer_config: all layers with a window must be alike")
-        own = {key: config.config.get(key, default) for key, default in defaults.items()}
-        own |= layers[0] if layers else {}
+        own = {**defaults, **config.shares({key: key for key in defaults}), **(layers[0] if layers else {})}
         rope = ConfigReader(own, config.name, config.source).optional_integer("qk_rope_head_dim")
-    merged = ConfigReader({**config.config, **own}, config.name, config.source)
+    merged = config.with_values(own)
     width = rope or merged.integer("head_dim") - merged.integer("qk_nope_head_dim")
     return latent_shape(merged.without("qk_rope_head_dim").with_defaults({"qk_rope_head_dim": width}))
 
@@ -70,7 +69,7 @@ def _read_mistral(config: ConfigReader, model_type: str) -> ModelSpec:
         raise config.error("layer_types: every layer must have indexed_attention")
     shape = latent_shape(config)
     bare = shape._replace(qk_rope_head_dim=0, rope_dim=0)
-    if config.config.get("no_rope_layers") is not None:
+    if config.has("no_rope_layers"):
         rotary = config.flags("no_rope_layers", num_layers)
     else:
         interval = config.integer("no_rope_layer_interval")

@@ -72,7 +72,7 @@ def _inner(config: ConfigReader, model_type: str) -> int:
     if not config.boolean("block_auto_adjust_ff_dim", default=True):
         return inner
     inner = 2 * inner // 3
-    if "block_ffn_dim_multiplier" in config.config and config.config["block_ffn_dim_multiplier"] is None:
+    if config.mentions("block_ffn_dim_multiplier") and not config.has("block_ffn_dim_multiplier"):
         return inner
     multiple = config.optional_integer("block_multiple_of") or 256
     inner = int(config.number("block_ffn_dim_multiplier", default=1.0) * inner)
@@ -96,7 +96,7 @@ def _pattern(config: ConfigReader, model_type: str, num_layers: int) -> list[str
         return ["conv" if n == 0 else by_rest.get(n % 4, "conv") for n in range(num_layers)]
     if model_type == "lfm2_moe":
         raise config.error("layer_types is missing")
-    if config.config.get("full_attn_idxs") is None:
+    if not config.has("full_attn_idxs"):
         return ["full_attention"] * num_layers
     listed = config.integers("full_attn_idxs", most=num_layers - 1)
     return ["full_attention" if number in listed else "conv" for number in range(num_layers)]

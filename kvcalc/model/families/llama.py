@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvcalc.errors import ModelError
 from kvcalc.model.experts import choose
 from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
@@ -73,7 +72,7 @@ def _chunked_layers(config: ConfigReader, num_layers: int) -> list[bool]:
     stated = config.strings("layer_types", num_layers, ("full_attention", "chunked_attention"))
     if stated is not None:
         return [kind == "chunked_attention" for kind in stated]
-    if config.config.get("no_rope_layers"):
+    if config.is_set("no_rope_layers"):
         return config.flags("no_rope_layers", num_layers)
     interval = config.integer("no_rope_layer_interval")
     return [(number + 1) % interval != 0 for number in range(num_layers)]
@@ -97,10 +96,7 @@ def _body(config: ConfigReader, width: int, num_layers: int) -> Body:
 
 
 def _sparse_layers(config: ConfigReader, num_layers: int) -> list[int]:
-    stated = config.config.get("moe_layers")
-    if stated is None:
+    if not config.has("moe_layers"):
         step = config.integer("interleave_moe_layer_step")
         return [*range(step - 1, num_layers, step)]
-    if not isinstance(stated, list) or not all(type(n) is int and 0 <= n < num_layers for n in stated):
-        raise ModelError(f"{config.name}: moe_layers must list layers from 0 to {num_layers - 1}")
-    return stated
+    return config.integers("moe_layers", most=num_layers - 1)

@@ -45,8 +45,7 @@ def mamba2_inner(config: ConfigReader, inner: int, heads_key: str, head_dim_key:
     If head_dim is "auto" or missing, it is computed from the inner width.
     """
     heads = config.integer(heads_key)
-    stated = config.config.get(head_dim_key)
-    head_dim = inner // heads if stated in (None, "auto") else config.integer(head_dim_key)
+    head_dim = inner // heads if config.is_any(head_dim_key, None, "auto") else config.integer(head_dim_key)
     if heads * head_dim != inner:
         raise ModelError(
             f"{config.name}: {heads_key} {heads} x {head_dim_key} {head_dim} is not the inner width {inner}"
@@ -64,6 +63,6 @@ def expanded(config: ConfigReader, key: str) -> int:
 
 def time_step_rank(config: ConfigReader, key: str) -> int:
     """Return the rank of the time-step projection. If it is "auto" or missing: hidden_size / 16, rounded up."""
-    if config.config.get(key) in (None, "auto"):
+    if config.is_any(key, None, "auto"):
         return -(-config.integer("hidden_size") // 16)
     return config.integer(key)

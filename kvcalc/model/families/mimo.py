@@ -66,7 +66,7 @@ def _sparse_layers(config: ConfigReader, num_layers: int) -> Collection[int]:
     layers except the first have experts.
     """
     default: Collection[int] = range(1, num_layers)
-    if config.config.get("mlp_layer_types") is None and config.config.get("moe_layer_freq") is not None:
+    if not config.has("mlp_layer_types") and config.has("moe_layer_freq"):
         default = [number for number, has in enumerate(config.flags("moe_layer_freq", num_layers)) if has]
     return listed_sparse_layers(config, num_layers, default)
 
@@ -76,7 +76,7 @@ def _sliding_layers(config: ConfigReader, num_layers: int) -> list[bool]:
     stated = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     if stated is not None:
         return [kind == "sliding_attention" for kind in stated]
-    if config.config.get("hybrid_layer_pattern") is None:
+    if not config.has("hybrid_layer_pattern"):
         return [number > 0 and (number + 1) % 6 != 0 for number in range(num_layers)]
     return config.flags("hybrid_layer_pattern", num_layers)
 

@@ -63,7 +63,7 @@ def _layer_types(config: ConfigReader, num_layers: int) -> list[str]:
     kinds = config.strings("layer_types", num_layers, ("full_attention", "linear_attention"))
     if kinds is not None:
         return kinds
-    if config.config.get("attn_type_list") is not None:
+    if config.has("attn_type_list"):
         flags = config.flags("attn_type_list", num_layers)
         return ["full_attention" if flag else "linear_attention" for flag in flags]
     return ["linear_attention" if number % 2 else "full_attention" for number in range(num_layers)]
@@ -86,8 +86,7 @@ def read_minimax_m3(config: ConfigReader, model_type: str) -> ModelSpec:
     Transformers 5.23.0.
     """
     nested = config.nested("sparse_attention_config")
-    stated = {flat: nested.config[key] for key, flat in _NESTED.items() if key in nested.config}
-    config = with_defaults(config, {**defaults_of(model_type), **stated})
+    config = with_defaults(config, {**defaults_of(model_type), **nested.shares(_NESTED)})
     num_layers = config.num_layers("num_hidden_layers")
     shape = grouped_shape(config)._replace(qkv_bias=False, output_bias=False)
     read_tokens = config.integer("index_topk_blocks") * config.integer("index_block_size")
@@ -128,8 +127,8 @@ def _expert_layers(config: ConfigReader, num_layers: int) -> Collection[int]:
     counted.
     """
     default: Collection[int] = range(num_layers)
-    if config.config.get("mlp_layer_types") is None:
-        if config.config.get("moe_layer_freq") is not None:
+    if not config.has("mlp_layer_types"):
+        if config.has("moe_layer_freq"):
             default = [number for number, has in enumerate(config.flags("moe_layer_freq", num_layers)) if has]
         elif config.optional_integer("first_k_dense_replace", least=0):
             raise config.error("first_k_dense_replace without moe_layer_freq: Transformers reads only the latter")
@@ -144,7 +143,6 @@ def _sparse_layers(config: ConfigReader, nested: ConfigReader, num_layers: int) 
     kinds = config.strings("layer_types", num_layers, _KINDS)
     if kinds is not None:
         return [kind == "minimax_m3_sparse" for kind in kinds]
-    stated = nested.config
-    if stated.get("sparse_attention_freq") is None or stated.get("use_sparse_attention") is False:
+    if not nested.has("sparse_attention_freq") or not nested.boolean("use_sparse_attention", default=True):
         return [False] * num_layers
     return nested.flags("sparse_attention_freq", num_layers)

@@ -24,10 +24,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     head_dim = config.head_dim(hidden_size, num_heads)
     is_mpt = model_type == "mpt"
     if is_mpt:
-        if inner.config.get("attn_type") not in (None, "multihead_attention"):
+        if not inner.is_any("attn_type", None, "multihead_attention"):
             raise ModelError(f"{config.name}: attn_config.attn_type: only multihead_attention is supported")
         num_kv_heads = inner.optional_integer("kv_n_heads") or num_heads
-        if num_kv_heads != num_heads or inner.config.get("sliding_window_size") not in (None, -1):
+        if num_kv_heads != num_heads or not inner.is_any("sliding_window_size", None, -1):
             raise ModelError(
                 f"{config.name}: attn_config sets kv_n_heads or sliding_window_size: not supported for MPT"
             )
@@ -51,7 +51,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _mpt(config: ConfigReader, width: int, num_layers: int) -> Body:
     """Source: MptForCausalLM, Transformers 5.23.0, which ignores no_bias and expansion_ratio."""
-    if config.config.get("expansion_ratio") not in (None, 4) or config.config.get("no_bias") is False:
+    if not config.is_any("expansion_ratio", None, 4) or not config.boolean("no_bias", default=True):
         raise ModelError(f"{config.name}: weights with biases or an expansion_ratio other than 4 are not counted")
     mlp = plain_mlp("ffn.up_proj", "ffn.down_proj", width, 4 * width)
     return _body(config, width, [mlp] * num_layers, ("norm_1", "norm_2"), vocab=50368, tied=True)

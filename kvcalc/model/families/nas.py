@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from kvcalc.errors import ModelError
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
@@ -45,22 +42,18 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _kv_heads(config: ConfigReader, num_layers: int, num_heads: int) -> list[int]:
     """Return the number of KV heads of every layer, 0 if it keeps nothing."""
-    blocks = config.config.get("block_configs")
-    per_layer = config.config.get("num_key_value_heads_per_layer")
-    key, listed = ("block_configs", blocks) if blocks is not None else ("num_key_value_heads_per_layer", per_layer)
-    if not isinstance(listed, list) or len(listed) != num_layers:
-        raise ModelError(f"{config.name}: {key} must be a list of {num_layers}, one per layer")
-    if blocks is None:
-        readers = (ConfigReader({key: heads}, config.name, config.source) for heads in listed)
-        return [reader.integer(key) for reader in readers]
-    return [_block_kv_heads(config, block, num_heads) for block in listed]
+    key = "block_configs" if config.has("block_configs") else "num_key_value_heads_per_layer"
+    if config.number_of(key, 0) != num_layers:
+        raise config.error(f"{key} must be a list of {num_layers}, one per layer")
+    if key == "block_configs":
+        return [_block_kv_heads(config, block, num_heads) for block in config.objects(key)]
+    return config.integers(key, least=1)
 
 
-def _block_kv_heads(config: ConfigReader, block: object, num_heads: int) -> int:
-    inner = block.get("attention") if isinstance(block, Mapping) else None
-    if not isinstance(inner, Mapping):
-        raise ModelError(f"{config.name}: block_configs: a layer has no attention object")
-    attention = ConfigReader(inner, config.name, config.source)
+def _block_kv_heads(config: ConfigReader, block: ConfigReader, num_heads: int) -> int:
+    attention = block.nested("attention")
+    if not block.has("attention"):
+        raise config.error("block_configs: a layer has no attention object")
     if attention.boolean("no_op", default=False) or attention.boolean("replace_with_linear", default=False):
         return 0
     for key in _OTHER_CACHES:

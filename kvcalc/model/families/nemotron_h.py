@@ -23,12 +23,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     ssm_state_size, in mamba_ssm_cache_dtype (fp32). Attention has no biases, whatever attention_bias says. Source:
     NemotronHMamba2Mixer and NemotronHAttention, Transformers 5.23.0.
     """
-    if "attention_head_dim" in config.config:
-        config = config.with_defaults({"head_dim": config.config["attention_head_dim"]})
+    config = config.with_defaults(config.shares({"attention_head_dim": "head_dim"}))
     config = with_defaults(config, defaults_of(model_type))
     config.refuse("sliding_window", "windows are not supported for this family")
-    if config.config.get("mamba_ssm_cache_dtype") not in (None, "float32"):
-        raise ModelError(f"{config.name}: mamba_ssm_cache_dtype: only float32 is supported")
+    config.refuse_other("mamba_ssm_cache_dtype", "float32")
     num_heads = config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", "attention_head_dim")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads"))
@@ -86,7 +84,7 @@ def _moe(config: ConfigReader, width: int) -> tuple[Weight, ...]:
 
 def _layer_kinds(config: ConfigReader) -> list[str]:
     """Return the kind of every layer. Their number must match num_hidden_layers if the config has it."""
-    pattern = config.config.get("hybrid_override_pattern")
+    pattern = config.chosen("hybrid_override_pattern", _LETTERS, f"may contain only {', '.join(_LETTERS)}")
     if pattern is None:
         listed = len(config.items("layers_block_type"))
         num_layers = config.optional_integer("num_hidden_layers", most=MAX_LAYERS) or listed
@@ -95,8 +93,8 @@ def _layer_kinds(config: ConfigReader) -> list[str]:
         if stated is None:
             raise ModelError(f"{config.name}: hybrid_override_pattern is missing")
         return [names.get(kind, kind) for kind in stated]
-    if not isinstance(pattern, (str, list)) or not pattern or any(letter not in _LETTERS for letter in pattern):
-        raise ModelError(f"{config.name}: hybrid_override_pattern may contain only {', '.join(_LETTERS)}")
+    if not pattern:
+        raise config.error("hybrid_override_pattern is empty")
     if config.optional_integer("num_hidden_layers") not in (None, len(pattern)):
         raise ModelError(f"{config.name}: hybrid_override_pattern has {len(pattern)} layers: num_hidden_layers differs")
-    return [_LETTERS[letter] for letter in pattern]
+    return pattern

@@ -52,7 +52,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     keys = facts_of(row_of("sequences", model_type))
     config = config.with_defaults(keys.defaults)
     # T5's num_layers is the encoder's unless the decoder has no number of its own.
-    layers = next((key for key in keys.layers if config.config.get(key) is not None), keys.layers[0])
+    layers = next((key for key in keys.layers if config.has(key)), keys.layers[0])
     num_layers, heads = config.num_layers(layers), config.integer(*keys.heads)
     hidden_size = config.integer(*keys.hidden)
     kv_heads = config.optional_integer(keys.kv_heads) if keys.kv_heads else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvcalc.errors import ModelError
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
@@ -19,7 +18,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         config = config.with_defaults({"head_dim": config.head_dim(
             config.integer("hidden_size"), config.integer("num_attention_heads")
         ), "num_attention_groups": 8})  # fmt: skip
-    if "num_attention_groups" not in config.config:
+    if not config.mentions("num_attention_groups"):
         config = config.with_defaults({"num_key_value_heads": 8})
     config = config.with_defaults({"head_dim": 128})
     num_layers = config.num_layers("num_hidden_layers")
@@ -39,8 +38,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
 def _kinds(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
     allowed = ("full_attention", "sliding_attention")
-    if config.config.get("layer_types") is None:
-        if model_type == "step5" and config.config.get("sliding_window"):
+    if not config.has("layer_types"):
+        if model_type == "step5" and config.is_set("sliding_window"):
             return [allowed[number % 2 == 0] for number in range(num_layers)]
         return ["full_attention"] * num_layers
     listed = len(config.items("layer_types"))
@@ -54,18 +53,10 @@ def _sliding_heads(config: ConfigReader, num_heads: int, num_kv_heads: int) -> i
 
     attention_other_setting may also state KV heads and a head width. They must be the same as in the other layers.
     """
-    other = config.config.get("attention_other_setting")
-    own = None
-    if other is not None:
-        groups = other.get("num_attention_groups") if isinstance(other, dict) else other
-        width = other.get("head_dim") if isinstance(other, dict) else None
-        if groups not in (None, num_kv_heads) or width not in (None, config.integer("head_dim")):
-            raise ModelError(
-                f"{config.name}: attention_other_setting changes K and V of the sliding layers: not supported"
-            )
-        own = other.get("num_attention_heads") if isinstance(other, dict) else None
-    heads = config.config.get("num_sliding_attention_heads", own)
-    if not isinstance(heads, int):
-        return num_heads
-    config.check_groups(heads, num_kv_heads)
-    return heads
+    other = config.nested("attention_other_setting")
+    groups, width = other.optional_integer("num_attention_groups"), other.optional_integer("head_dim")
+    if groups not in (None, num_kv_heads) or width not in (None, config.integer("head_dim")):
+        raise config.error("attention_other_setting changes K and V of the sliding layers: not supported")
+    heads = config.optional_integer("num_sliding_attention_heads") or other.optional_integer("num_attention_heads")
+    config.check_groups(heads or num_heads, num_kv_heads)
+    return heads or num_heads

@@ -39,9 +39,10 @@ class OneFullIn:
         self.step, self.keys, self.full_first = step, keys, full_first
 
     def __call__(self, config: ConfigReader, num_layers: int) -> list[bool]:
-        letters = next((config.config[key] for key in self.keys if isinstance(config.config.get(key), str)), None)
-        if isinstance(letters, str) and letters and not set(letters) - set("LG"):
-            return [letters[number % len(letters)] == "L" for number in range(num_layers)]
+        for key in self.keys:
+            letters = config.letters(key, "LG")
+            if letters:
+                return [letters[number % len(letters)] == "L" for number in range(num_layers)]
         return self.sliding(num_layers, config.optional_integer(*self.keys) if self.keys else None)
 
     def sliding(self, num_layers: int, step: int | None = None) -> list[bool]:
@@ -90,7 +91,7 @@ def without_rope(config: ConfigReader, num_layers: int) -> list[bool]:
     """
     if not config.boolean("use_sliding_window", default=False):
         return [False] * num_layers
-    if config.config.get("no_rope_layers") is not None:
+    if config.has("no_rope_layers"):
         return [not rotary for rotary in config.flags("no_rope_layers", num_layers)]
     interval = config.integer("no_rope_layer_interval")
     return [(number + 1) % interval == 0 for number in range(num_layers)]

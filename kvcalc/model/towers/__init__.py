@@ -6,8 +6,6 @@ A tower without a rule is listed with the reason why it is not counted, so that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.errors import ModelError
 from kvcalc.model.memo import remembered
 from kvcalc.model.reader import TOWER_KEYS, ConfigReader
@@ -47,14 +45,13 @@ class Tower(NamedTuple):
 @remembered
 def towers_of(spec: ModelSpec) -> tuple[Tower, ...]:
     """The towers of a model, vision first. Empty for a model of text alone."""
-    config = spec.multimodal
-    if config is None:
+    if spec.multimodal is None:
         return ()
-    outer = str(config.get("model_type"))
-    inner = config.get("thinker_config")
-    if isinstance(inner, Mapping):
-        config = inner
-    found = (_tower(modality, config, outer, spec) for modality in TOWER_KEYS)
+    config = ConfigReader(spec.multimodal, spec.name, spec.source)
+    outer = config.shown("model_type")
+    if config.is_object("thinker_config"):
+        config = config.nested("thinker_config")
+    found = (_tower(modality, config, outer, spec.attention.hidden_size) for modality in TOWER_KEYS)
     return tuple(tower for tower in found if tower is not None)
 
 
@@ -63,28 +60,35 @@ def tower_parameters(spec: ModelSpec) -> int:
     return sum(tower.parameters or 0 for tower in towers_of(spec))
 
 
-def _tower(modality: str, config: Mapping[str, object], outer: str, spec: ModelSpec) -> Tower | None:
-    key = next((key for key in TOWER_KEYS[modality] if config.get(key) not in (None, False)), None)
+def stated_tower(config: ConfigReader, modality: str) -> tuple[str | None, ConfigReader | None]:
+    """The first key that describes a tower, and its description. It is None if the value is not one.
+
+    If there is no such key, the description is empty.
+    """
+    key = next((key for key in TOWER_KEYS[modality] if not config.is_any(key, None, False)), None)
+    if key is None:
+        return None, ConfigReader({}, f"{modality}_config", config.source)
+    if config.is_object(key):
+        return key, config.nested(key)
+    from kvcalc.model.towers.named import REPOSITORIES
+
+    named = REPOSITORIES.get(config.shown(key))
+    return key, None if named is None else ConfigReader(named, key, config.source)
+
+
+def _tower(modality: str, config: ConfigReader, outer: str, width: int | None) -> Tower | None:
+    key, stated = stated_tower(config, modality)
     if key is None and (modality != "vision" or outer not in WITHOUT_CONFIG):
         return None
-    name, stated = f"{modality} tower", config[key] if key else {}
-    if isinstance(stated, str):
-        from kvcalc.model.towers.named import REPOSITORIES
-
-        stated = REPOSITORIES.get(stated, stated)
-    if not isinstance(stated, Mapping):
-        return Tower(name, str(stated)[:80], None, None, f"{key} names a tower without its dimensions")
-    kind = str(stated.get("model_type") or outer)
-    width = spec.attention.hidden_size
+    name = f"{modality} tower"
+    if stated is None:
+        return Tower(name, config.shown(key or ""), None, None, f"{key} names a tower without its dimensions")
+    kind = stated.shown("model_type") if stated.is_set("model_type") else outer
     rule = rule_of(modality, outer, kind)
     if rule is None or width is None:
         return Tower(name, kind, None, None, f"the weights of a tower of type {kind} in {outer} are not counted")
     try:
-        split, whole = rule(
-            ConfigReader(stated, key or "vision_config", spec.source),
-            width,
-            ConfigReader(config, spec.name, spec.source),
-        )
+        split, whole = rule(stated, width, config)
     except ModelError as error:
         return Tower(name, kind, None, None, error.message)
     return Tower(name, kind, split, whole)

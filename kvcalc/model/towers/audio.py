@@ -7,7 +7,7 @@ those of the configuration classes.
 from __future__ import annotations
 
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, projection
 
 
 def _whisper(audio: ConfigReader, *, has_positions: bool = True) -> Counted:
@@ -15,7 +15,7 @@ def _whisper(audio: ConfigReader, *, has_positions: bool = True) -> Counted:
     width = integer(audio, 1280, "d_model", "hidden_size")
     inner = integer(audio, 5120, "encoder_ffn_dim", "intermediate_size")
     body = layers(
-        integer(audio, 32, "encoder_layers", "num_hidden_layers"), width, inner, biases=4 * width + inner,
+        num_layers(audio, 32, "encoder_layers", "num_hidden_layers"), width, inner, biases=4 * width + inner,
         norms=4 * width,
     )  # fmt: skip
     whole = projection(3 * integer(audio, 128, "num_mel_bins"), width) + projection(3 * width, width) + 2 * width
@@ -31,7 +31,7 @@ def qwen2_audio(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 def minicpmo(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Whisper and two linear layers (MiniCPMO.init_audio_module, model_executor/models/minicpmo.py, vLLM 0.33.0)."""
     stated = {"d_model": 384, "encoder_layers": 4, "encoder_ffn_dim": 1536, "num_mel_bins": 80}
-    audio = ConfigReader({**stated, **audio.config}, audio.name, audio.source)
+    audio = audio.with_defaults(stated)
     inputs = integer(audio, 1536, "encoder_ffn_dim") // 4
     return added(_whisper(audio), (0, projection(inputs, text) + projection(text, text)))
 
@@ -52,7 +52,7 @@ def voxtral(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 def qwen3_omni(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Three 2D convolutions with a stride of 2 in front of the layers, and two linear layers behind them."""
     width, inner = integer(audio, 1280, "d_model"), integer(audio, 5120, "encoder_ffn_dim")
-    number, channels = integer(audio, 32, "encoder_layers"), integer(audio, 480, "downsample_hidden_size")
+    number, channels = num_layers(audio, 32, "encoder_layers"), integer(audio, 480, "downsample_hidden_size")
     body = layers(number, width, inner, biases=5 * width + inner, norms=4 * width)
     bins = integer(audio, 128, "num_mel_bins")
     for _ in range(3):
@@ -77,9 +77,9 @@ def glm_asr(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 
 def gemma4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A conformer: two MLPs, attention and a convolution in every layer. Its kernels are not split."""
-    width, number = integer(audio, 1024, "hidden_size"), integer(audio, 12, "num_hidden_layers")
+    width, number = integer(audio, 1024, "hidden_size"), num_layers(audio, 12, "num_hidden_layers")
     heads, kernel = integer(audio, 8, "num_attention_heads"), integer(audio, 5, "conv_kernel_size")
-    first, second = audio.integers("subsampling_conv_channels", least=1, most=10**6) or [128, 32]
+    first, second = audio.pair("subsampling_conv_channels", (128, 32))
     layer = 16 * width * width + 5 * width * width + 3 * width * width
     small = 9 * width + width // max(heads, 1) + kernel * width
     out = integer(audio, 1536, "output_proj_dims")
@@ -97,5 +97,5 @@ def moss(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     inputs = integer(audio, 1024, "hidden_size") * integer(outer, 4, "audio_merge_size")
     bias, stated = outer.boolean("projector_bias", True), {"hidden_size": 1024, "intermediate_size": 4096}
     more = {"num_hidden_layers": 24, "num_mel_bins": 80}
-    audio = ConfigReader({**stated, **more, **audio.config}, audio.name, audio.source)
+    audio = audio.with_defaults({**stated, **more})
     return added(_whisper(audio), (0, projection(inputs, text, bias) + projection(text, text, bias) + 2 * text))

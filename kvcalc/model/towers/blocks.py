@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvcalc.model.reader import ConfigReader
+from kvcalc.model.reader import MAX_INTEGER, MAX_LAYERS, ConfigReader
+
+_MOST_PIXELS = 10**6
 
 Counted = tuple[int, int]
 """Parameters that tensor parallelism splits, and parameters that every rank holds."""
@@ -31,21 +33,35 @@ def projection(inputs: int, outputs: int, bias: bool = True) -> int:
     return inputs * outputs + (outputs if bias else 0)
 
 
-def integer(config: ConfigReader, default: int, *keys: str) -> int:
-    """The integer under one of `keys`, or the default of the tower's configuration class."""
-    found = config.optional_integer(*keys, least=0)
+def integer(config: ConfigReader, default: int, *keys: str, most: int = MAX_INTEGER) -> int:
+    """The size under one of `keys`, or the default of the tower's configuration class. It is zero only by default."""
+    return number_of(config, default, *keys, least=min(1, default), most=most)
+
+
+def number_of(config: ConfigReader, default: int, *keys: str, least: int = 0, most: int = MAX_INTEGER) -> int:
+    """The number under one of `keys`, or the default of the tower's configuration class. It may be zero."""
+    found = config.optional_integer(*keys, least=least, most=most)
     return default if found is None else found
 
 
+def num_layers(config: ConfigReader, default: int, *keys: str) -> int:
+    """The number of layers under one of `keys`, or the default of the tower's configuration class."""
+    return number_of(config, default, *keys, most=MAX_LAYERS)
+
+
 def side(config: ConfigReader, key: str, default: int) -> int:
-    """The first of two equal sides, which some configs write as a list."""
-    value = config.config.get(key)
-    if isinstance(value, list):
-        return config.integers(key, least=1, most=10**6)[0]
-    return integer(config, default, key)
+    """The first of two equal sides in pixels, which some configs write as a list."""
+    return (config.integer_or_list(key, _MOST_PIXELS) or [default])[0]
+
+
+def patches_of_side(config: ConfigReader, image: int, patch: int) -> int:
+    """The patches along a side of the tower's own image size. The arguments are defaults."""
+    found = side(config, "image_size", image) // side(config, "patch_size", patch)
+    if not found:
+        raise config.error("image_size is smaller than patch_size")
+    return found
 
 
 def patches(config: ConfigReader, image: int, patch: int) -> tuple[int, int]:
     """The number of patches of the tower's own image size, and the side of a patch. The arguments are defaults."""
-    size = side(config, "patch_size", patch)
-    return (side(config, "image_size", image) // size) ** 2, size
+    return patches_of_side(config, image, patch) ** 2, side(config, "patch_size", patch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection, side
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, number_of, patches, projection, side
 
 
 def patches_3d(vision: ConfigReader, width: int, patch: int) -> int:
@@ -19,7 +19,7 @@ def patches_3d(vision: ConfigReader, width: int, patch: int) -> int:
 def vit(vision: ConfigReader) -> tuple[int, int, Counted]:
     """The width, the MLP's width, and the layers of a vision transformer with biases and norms in every layer."""
     width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
-    number = integer(vision, 12, "num_hidden_layers")
+    number = num_layers(vision, 12, "num_hidden_layers")
     return width, inner, layers(number, width, inner, biases=5 * width + inner, norms=4 * width)
 
 
@@ -27,7 +27,7 @@ def siglip(vision: ConfigReader) -> Counted:
     """SigLIP, with its pooling head if vision_use_head is set. SigLIP 2 states its number of positions."""
     width, inner, body = vit(vision)
     number, patch = patches(vision, 224, 16)
-    number = integer(vision, number, "num_patches")
+    number = number_of(vision, number, "num_patches")
     whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + number * width + 2 * width
     if vision.boolean("vision_use_head", True):
         whole += width + projection(width, 3 * width) + projection(width, width) + 2 * width
@@ -46,7 +46,7 @@ def clip(vision: ConfigReader) -> Counted:
 def pixtral(vision: ConfigReader) -> Counted:
     """Pixtral: Llama's layers, without biases."""
     width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
-    body = layers(integer(vision, 24, "num_hidden_layers"), width, inner, matrices=3, norms=2 * width)
+    body = layers(num_layers(vision, 24, "num_hidden_layers"), width, inner, matrices=3, norms=2 * width)
     patch = side(vision, "patch_size", 16)
     return added(body, (0, integer(vision, 3, "num_channels") * patch * patch * width + width))
 
@@ -58,14 +58,14 @@ _BODIES = {
 
 def body(vision: ConfigReader, default: str) -> Counted:
     """The tower of the type that its config names. Raises ModelError for a type that is not counted."""
-    kind = vision.config.get("model_type") or default
-    found = _BODIES.get(str(kind))
+    kind = vision.word("model_type") or default
+    found = _BODIES.get(kind)
     if found is None:
-        raise ModelError(f"the weights of a vision tower of type {str(kind)[:80]} are not counted")
+        raise ModelError(f"the weights of a vision tower of type {kind[:80]} are not counted")
     return found(vision)
 
 
 def body_width(vision: ConfigReader, default: str) -> int:
     """The width of that tower."""
-    kind = vision.config.get("model_type") or default
+    kind = vision.word("model_type") or default
     return integer(vision, 1024 if kind == "pixtral" else 768, "hidden_size")

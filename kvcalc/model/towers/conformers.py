@@ -8,7 +8,7 @@ are on every rank.
 from __future__ import annotations
 
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, projection
 from kvcalc.model.towers.queried import q_former
 
 
@@ -18,8 +18,8 @@ def _two_layers(inputs: int, text: int) -> int:
 
 def gemma3n(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Gemma's conformer. Sounds have an embedding of their own before they are projected."""
-    width, number = integer(audio, 1536, "hidden_size"), integer(audio, 12, "conf_num_hidden_layers")
-    first, second = audio.integers("sscp_conv_channel_size", least=1, most=10**6) or [128, 32]
+    width, number = integer(audio, 1536, "hidden_size"), num_layers(audio, 12, "conf_num_hidden_layers")
+    first, second = audio.pair("sscp_conv_channel_size", (128, 32))
     bins = -(-integer(audio, 128, "input_feat_size") // 4)
     heads = max(integer(audio, 8, "conf_num_attention_heads"), 1)
     small = 9 * width + width // heads + integer(audio, 5, "conf_conv_kernel_size") * width
@@ -31,7 +31,7 @@ def gemma3n(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 def phi4(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Convolutions that shorten the audio 8 times, a conformer, and two projectors: one is used beside images."""
     width, inner = integer(audio, 1024, "hidden_size"), integer(audio, 1536, "intermediate_size")
-    number, kernel = integer(audio, 24, "num_blocks"), integer(audio, 3, "kernel_size")
+    number, kernel = num_layers(audio, 24, "num_blocks"), integer(audio, 3, "kernel_size")
     out, depth = integer(audio, 1024, "ext_pw_out_channel"), integer(audio, 1024, "depthwise_separable_out_channel")
     times = integer(audio, 1, "depthwise_multiplier")
     mlp, attention = 3 * width * inner, 4 * width * width
@@ -60,21 +60,20 @@ def phi4mm(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
         "attention_dim": "hidden_size", "linear_units": "intermediate_size", "attention_heads": "num_attention_heads",
         "depthwise_seperable_out_channel": "depthwise_separable_out_channel",
     }  # fmt: skip
-    config = {names.get(key, key): value for key, value in stated.config.items()}
     bias, channels = stated.nested("relative_attention_bias_args"), stated.nested("nemo_conv_settings")
     more = {
         "bias_max_distance": bias.optional_integer("t5_bias_max_distance"),
-        "bias_symmetric": bias.config.get("t5_bias_symmetric"),
+        "bias_symmetric": bias.boolean("t5_bias_symmetric", False),
         "nemo_conv_channels": channels.optional_integer("conv_channels"),
     }
-    counted = phi4(ConfigReader({**config, **more}, audio.name, audio.source), text, outer)
+    counted = phi4(stated.renamed(names).with_values(more), text, outer)
     return added(counted, (0, 2 * integer(stated, 80, "input_size")))
 
 
 def _fast_conformer(audio: ConfigReader, *, attention_bias: bool = True) -> Counted:
     """Parakeet's conformer (FastConformer), with its convolutions that shorten the audio."""
     width, inner = integer(audio, 1024, "hidden_size"), integer(audio, 4096, "intermediate_size")
-    number, heads = integer(audio, 24, "num_hidden_layers"), 1
+    number, heads = num_layers(audio, 24, "num_hidden_layers"), 1
     kernel = integer(audio, 9, "conv_kernel_size")
     has_bias = audio.boolean("attention_bias", attention_bias)
     split = 2 * 2 * width * inner + 5 * width * width + 3 * width * width
@@ -90,7 +89,7 @@ def _fast_conformer(audio: ConfigReader, *, attention_bias: bool = True) -> Coun
 
 def parakeet(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Parakeet. In Nemotron Omni it has no biases in attention, and a norm and two linear layers behind it."""
-    if outer.config.get("model_type") in ("canary", "cohere_asr"):
+    if outer.word("model_type") in ("canary", "cohere_asr"):
         return _fast_conformer(audio)
     width, middle = integer(audio, 1024, "hidden_size"), integer(audio, 4096, "projection_hidden_size")
     bias = audio.boolean("projection_bias", False)
@@ -107,7 +106,7 @@ def granite_speech(audio: ConfigReader, text: int, outer: ConfigReader) -> Count
     small = 2 * (width * times + 3 * width) + 3 * width + 2 * width + 2 * inner + 2 * inner + width + 2 * width
     small += integer(audio, 15, "conv_kernel_size") * inner
     small += (2 * integer(audio, 512, "max_pos_emb") + 1) * head
-    number, out = integer(audio, 10, "num_layers"), integer(audio, 42, "output_dim")
+    number, out = num_layers(audio, 10, "num_layers"), integer(audio, 42, "output_dim")
     whole = projection(integer(audio, 160, "input_dim"), width) + projection(width, out) + projection(out, width)
     former = outer.nested("projector_config")
     own = integer(former, 768, "hidden_size")
@@ -123,7 +122,7 @@ def voxtral_realtime(audio: ConfigReader, text: int, outer: ConfigReader) -> Cou
     wide = heads * integer(audio, width // max(heads, 1), "head_dim")
     kv = integer(audio, heads, "num_key_value_heads") * (wide // max(heads, 1))
     tower = layers(
-        integer(audio, 32, "num_hidden_layers"), width, inner, matrices=3, heads=wide, kv=kv,
+        num_layers(audio, 32, "num_hidden_layers"), width, inner, matrices=3, heads=wide, kv=kv,
         biases=wide + kv + 2 * width, norms=2 * width,
     )  # fmt: skip
     whole = projection(3 * integer(audio, 128, "num_mel_bins"), width) + projection(3 * width, width) + width

@@ -11,7 +11,16 @@ from math import ceil, inf
 
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, closest, needed, processor, tile_shapes, tower_size
+from kvcalc.model.towers.image_rule import (
+    ImageRule,
+    Make,
+    closest,
+    needed,
+    number_of_tiles,
+    processor,
+    tile_shapes,
+    tower_size,
+)
 
 
 def _fewest_enlarged(shapes: list[tuple[int, int]], width: int, height: int, window: int) -> tuple[int, int]:
@@ -36,7 +45,7 @@ def molmo(*, crop: int, most: int, transposed: bool) -> Make:
         stated = processor(outer)
         patch = side(stated, "patch_size", 14)
         number = integer(stated.nested("size"), crop, "height") // patch
-        crops = integer(stated, most, "max_crops")
+        crops = number_of_tiles(stated, most, "max_crops")
         shapes = [(y, x) for x, y in tile_shapes(1, crops)] if transposed else tile_shapes(1, crops)
         if transposed:
             shapes.sort(key=lambda shape: (shape[0] * shape[1], shape[0]))
@@ -82,7 +91,7 @@ def phi4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     Every row of tokens ends with one, and one is between the two parts.
     """
     tile, patch = 448, 14
-    most = integer(processor(outer), 36, "dynamic_hd")
+    most = number_of_tiles(processor(outer), 36, "dynamic_hd")
     shapes = tile_shapes(1, most)
 
     def tokens(width: int, height: int) -> int:

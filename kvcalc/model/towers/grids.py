@@ -8,27 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, floor, sqrt
 
-from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, closest, tile_shapes, tower_size
+from kvcalc.model.towers.blocks import integer, patches_of_side, side
+from kvcalc.model.towers.image_rule import ImageRule, Make, closest, number_of_tiles, tile_shapes, tower_size
 
 # The heights and widths that a config without image_grid_pinpoints means.
 _GRIDS = {
-    "next": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-    "onevision": [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)],
+    "next": [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)],
+    "onevision": [(384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7)],
 }
 
 
-def _pinpoints(outer: ConfigReader, default: list[list[int]]) -> list[tuple[int, int]]:
+def _pinpoints(outer: ConfigReader, default: list[tuple[int, int]], tile: int) -> list[tuple[int, int]]:
     """The heights and widths of image_grid_pinpoints."""
-    stated = outer.config.get("image_grid_pinpoints") or default
-    pairs = stated if isinstance(stated, (list, tuple)) else []
-    if not pairs or any(not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in pairs):
-        raise ModelError(f"{outer.name}: image_grid_pinpoints must be a list of heights and widths")
-    if any(not isinstance(length, int) or not 0 < length < 10**6 for pair in pairs for length in pair):
-        raise ModelError(f"{outer.name}: image_grid_pinpoints must be integers above zero")
-    return [(pair[0], pair[1]) for pair in pairs]
+    found = outer.pairs("image_grid_pinpoints", most=10**6) or default
+    if min(map(min, found)) < tile:
+        raise outer.error(f"image_grid_pinpoints: a side is smaller than a tile of {tile} pixels")
+    return found
 
 
 def _best(points: Sequence[tuple[int, int]], width: int, height: int) -> tuple[int, int]:
@@ -49,11 +45,11 @@ def any_resolution(*, grids: str, image: int, patch: int, strategy: str, limit: 
     """
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        points, tile = _pinpoints(outer, _GRIDS[grids]), side(vision, "image_size", image)
-        patches = tile // side(vision, "patch_size", patch)
-        chosen = outer.config.get("vision_feature_select_strategy") or strategy
+        tile, patches = side(vision, "image_size", image), patches_of_side(vision, image, patch)
+        points = _pinpoints(outer, _GRIDS[grids], tile)
+        chosen = outer.word("vision_feature_select_strategy") or strategy
         # CLIP's class token is one more if all features are taken. SigLIP has none.
-        has_class = chosen == "full" and "siglip" not in str(vision.config.get("model_type"))
+        has_class = chosen == "full" and "siglip" not in str(vision.word("model_type"))
         most_tiles = limit and _limit(outer, limit)
 
         def tokens(width: int, height: int) -> int:
@@ -75,8 +71,7 @@ def any_resolution(*, grids: str, image: int, patch: int, strategy: str, limit: 
 
 
 def _limit(outer: ConfigReader, default: int) -> int:
-    stated = str(outer.config.get("vision_aspect_ratio") or "").removeprefix("anyres_max_")
-    return int(stated) if stated.isdecimal() and 0 < int(stated) < 10**4 else default
+    return outer.number_in("vision_aspect_ratio", "anyres_max_", default, most=10**4)
 
 
 def idefics3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -85,7 +80,7 @@ def idefics3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     Published processors have tiles of the tower's image size.
     """
     tile, scale = side(vision, "image_size", 224), integer(outer, 2, "scale_factor")
-    each = (tile // side(vision, "patch_size", 32)) ** 2 // scale**2
+    each = patches_of_side(vision, 224, 32) ** 2 // scale**2
     longest = 4 * tile
 
     def tokens(width: int, height: int) -> int:
@@ -124,9 +119,8 @@ def cohere(*, image: int, patch: int) -> Make:
 def lfm2_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """64 to 256 tokens, or 2 to 10 tiles and a thumbnail for an image of more than twice that."""
     least, most = integer(outer, 64, "min_image_tokens"), integer(outer, 256, "max_image_tokens")
-    fewest, tiles, tile = (
-        integer(outer, 2, "min_tiles"), integer(outer, 10, "max_tiles"), integer(outer, 512, "tile_size")
-    )  # fmt: skip
+    fewest, tiles = number_of_tiles(outer, 2, "min_tiles"), number_of_tiles(outer, 10, "max_tiles")
+    tile = integer(outer, 512, "tile_size")
     unit = integer(outer, 16, "encoder_patch_size") * integer(outer, 2, "downsample_factor")
     marks, splits = outer.boolean("use_image_special_tokens", True), outer.boolean("do_image_splitting", True)
     thumbnail = outer.boolean("use_thumbnail", True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
@@ -46,9 +46,11 @@ def tower_size(vision: ConfigReader, matrices: int = 2, width: int = 1152, inner
 
 def is_second_ocr(outer: ConfigReader) -> bool:
     """Whether a config of DeepSeek's own code is that of DeepSeek-OCR 2, which has the type of DeepSeek-VL2 and OCR."""
-    stated = outer.config.get("architectures")
-    return isinstance(stated, list) and any(str(name).startswith("DeepseekOCR2") for name in stated)
+    return any(str(name).startswith("DeepseekOCR2") for name in outer.items("architectures"))
 
+
+# Published processors cut an image into up to 40 tiles. The shapes of all numbers up to this one are compared.
+_MOST_TILES = 100
 
 # The key under which `kvcalc.model.resolve` keeps the preprocessor_config.json that is beside a config.json.
 PROCESSOR = "preprocessor_config"
@@ -59,9 +61,14 @@ def processor(outer: ConfigReader) -> ConfigReader:
     return outer.nested(PROCESSOR)
 
 
+def number_of_tiles(config: ConfigReader, default: int, *keys: str) -> int:
+    """The number of tiles, crops or slices under one of `keys`, at most `_MOST_TILES`."""
+    return integer(config, default, *keys, most=_MOST_TILES)
+
+
 def needed(outer: ConfigReader, key: str, differs: str) -> int:
-    """An integer that only preprocessor_config.json has. `differs`: how releases of the family differ."""
-    found = processor(outer).optional_integer(key)
+    """A number of tiles that only preprocessor_config.json has. `differs`: how releases of the family differ."""
+    found = processor(outer).optional_integer(key, most=_MOST_TILES)
     if found is None:
         raise ModelError(f"{differs}: {key} is in preprocessor_config.json, which must be beside config.json")
     return found
@@ -70,8 +77,7 @@ def needed(outer: ConfigReader, key: str, differs: str) -> int:
 def limits(outer: ConfigReader, least: int | None, most: int | None) -> tuple[int, int]:
     """The fewest and the most pixels that an image is resized to, by preprocessor_config.json or by default."""
     stated = processor(outer)
-    size = stated.config.get("size")
-    within = ConfigReader(size if isinstance(size, Mapping) else {}, f"{outer.name}: size", outer.source)
+    within = stated.nested("size")
     least = stated.optional_integer("min_pixels") or within.optional_integer("shortest_edge", "min_pixels") or least
     most = stated.optional_integer("max_pixels") or within.optional_integer("longest_edge", "max_pixels") or most
     if least is None or most is None:

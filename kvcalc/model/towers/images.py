@@ -11,10 +11,10 @@ from math import ceil, floor, isqrt, sqrt
 
 from kvcalc.errors import ModelError
 from kvcalc.model.memo import remembered
-from kvcalc.model.reader import TOWER_KEYS, ConfigReader
+from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.towers import WITHOUT_CONFIG
-from kvcalc.model.towers.blocks import integer, side
+from kvcalc.model.towers import WITHOUT_CONFIG, stated_tower
+from kvcalc.model.towers.blocks import integer, patches, side
 from kvcalc.model.towers.image_rule import PROCESSOR, ImageRule, Make, limits, processor, tower_size
 from kvcalc.model.towers.rules import rule_of
 
@@ -49,29 +49,22 @@ def image_tokens(spec: ModelSpec, width: int, height: int, number: int = 1) -> i
 
 
 def _rule_of(spec: ModelSpec) -> ImageRule:
-    config, name = spec.multimodal, f"{spec.name} ({spec.model_type})"
-    if config is None:
-        raise ModelError(f"{name} takes no images")
-    outer = str(config.get("model_type"))
-    thinker = config.get("thinker_config")
-    if isinstance(thinker, Mapping):
-        config = {**thinker, PROCESSOR: config.get(PROCESSOR)}
-    vision = next((config[key] for key in TOWER_KEYS["vision"] if config.get(key) not in (None, False)), None)
-    if isinstance(vision, str):
-        from kvcalc.model.towers.named import REPOSITORIES
-
-        vision = REPOSITORIES.get(vision, vision)
-    if outer in WITHOUT_CONFIG:
-        vision = {} if vision is None else vision
-    if vision is None:
+    config, name = ConfigReader(spec.multimodal or {}, spec.name, spec.source), f"{spec.name} ({spec.model_type})"
+    outer = config.shown("model_type")
+    if config.is_object("thinker_config"):
+        config = config.nested("thinker_config").with_values(config.shares({PROCESSOR: PROCESSOR}))
+    key, vision = stated_tower(config, "vision")
+    if spec.multimodal is None or (key is None and outer not in WITHOUT_CONFIG):
         raise ModelError(f"{name} takes no images")
     if outer in _REFUSED:
         raise ModelError(f"{name}: {_REFUSED[outer]}")
-    described = vision if isinstance(vision, Mapping) else {}
-    make: Make | None = rule_of("images", outer, str(described.get("model_type") or outer))
-    if make is None or (vision != described and outer != "openvla"):
+    if vision is None and outer == "openvla":
+        vision = ConfigReader({}, "vision_config", spec.source)
+    kind = vision.shown("model_type") if vision is not None and vision.is_set("model_type") else outer
+    make: Make | None = rule_of("images", outer, kind)
+    if make is None or vision is None:
         raise ModelError(f"{name} has images whose tokens are not known")
-    return make(ConfigReader(described, "vision_config", spec.source), ConfigReader(config, spec.name, spec.source))
+    return make(vision, config)
 
 
 def of_pixels(
@@ -103,7 +96,7 @@ def of_pixels(
                 rows, columns = (ceil(length * by / unit) for length in (height, width))
             return rows * (columns + ends_rows) + around
 
-        if "embed_dim" in vision.config:
+        if vision.mentions("embed_dim"):
             size = integer(vision, 1280, "embed_dim")
             elements = 2 * int(size * vision.number("mlp_ratio", 4))
         else:
@@ -152,9 +145,9 @@ def fixed(tokens: int | None = None) -> Make:
     """Every image is resized to one size. Without `tokens`, each patch of it is a token."""
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        number = (side(vision, "image_size", 224) // side(vision, "patch_size", 14)) ** 2
+        number = patches(vision, 224, 14)[0]
         taken = integer(outer, tokens, "mm_tokens_per_image") if tokens is not None else number
-        if outer.config.get("vision_feature_select_strategy") == "full":
+        if outer.word("vision_feature_select_strategy") == "full":
             taken += 1
         size, elements = tower_size(vision)
         return ImageRule(lambda width, height: taken, taken, max(number // max(taken, 1), 1), size, elements)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection, side
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, number_of, patches, projection, side
 from kvcalc.model.towers.bodies import siglip, vit
 
 
 def _with(config: ConfigReader, **stated: object) -> ConfigReader:
     """The config with other defaults."""
-    return ConfigReader({**stated, **config.config}, config.name, config.source)
+    return config.with_defaults(stated)
 
 
 def _area(config: ConfigReader, key: str, default: int) -> int:
     """The product of the two integers under `key`."""
-    stated = config.config.get(key)
-    if stated is None:
-        return default
     sides = config.integers(key, least=1, most=1000)
     return sides[0] * sides[-1] if sides else default
 
@@ -29,7 +26,7 @@ def _area(config: ConfigReader, key: str, default: int) -> int:
 def ernie(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Two mergers, in space and over two frames, and a linear layer between two norms."""
     width, inner = integer(vision, 1280, "hidden_size"), integer(vision, 5120, "intermediate_size")
-    tower = layers(integer(vision, 32, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
+    tower = layers(num_layers(vision, 32, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
     patch = integer(vision, 14, "patch_size")
     merged = width * integer(vision, 2, "spatial_merge_size") ** 2
     frames = merged * integer(vision, 2, "temporal_merge_size")
@@ -53,7 +50,7 @@ def minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 
 def step3p7(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Scaled layers, and two convolutions that halve both sides. The class ignores intermediate_size."""
-    width, number = integer(vision, 1536, "hidden_size", "width"), integer(vision, 47, "num_hidden_layers", "layers")
+    width, number = integer(vision, 1536, "hidden_size", "width"), num_layers(vision, 47, "num_hidden_layers", "layers")
     inner = int(width * vision.number("mlp_ratio", 8960 / 1536))
     tower = layers(number, width, inner, biases=5 * width + inner, norms=6 * width)
     count, patch = patches(vision, 728, 14)
@@ -65,7 +62,7 @@ def step3p7(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 def lfm3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """LFM's layers: short convolutions over the grid of patches, and attention in some layers."""
     width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 2560, "intermediate_size")
-    number, heads = integer(vision, 14, "num_hidden_layers"), integer(vision, 16, "num_attention_heads")
+    number, heads = num_layers(vision, 14, "num_hidden_layers"), integer(vision, 16, "num_attention_heads")
     kinds = vision.strings("layer_types", number, ("conv", "full_attention"))
     kinds = kinds or ["conv" if n < 2 or n % 2 else "full_attention" for n in range(number)]
     with_attention, head = kinds.count("full_attention"), width // max(heads, 1)
@@ -111,8 +108,7 @@ def granite_docling(vision: ConfigReader, text: int, outer: ConfigReader) -> Cou
     """SigLIP without a head; a coarse and, in some models, a fine way of merging patches, both with deepstack."""
     vision = _with(vision, image_size=512, vision_use_head=False)
     width, out = integer(vision, 768, "hidden_size"), integer(vision, 1024, "out_hidden_size")
-    levels = vision.config.get("deepstack_visual_indexes")
-    number = len(levels) if isinstance(levels, (list, tuple)) else 3
+    number = vision.number_of("deepstack_visual_indexes", 3)
     scale, whole = integer(vision, 4, "scale_factor"), 2 * width + 4 * out + out * out
     for by in (scale, scale // 2) if vision.boolean("use_fine_route", False) else (scale,):
         merged = width * by * by
@@ -136,7 +132,7 @@ def inkling2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Scaled layers, and a class token with a position of its own."""
     width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
     tower = layers(
-        integer(vision, 23, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=6 * width
+        num_layers(vision, 23, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=6 * width
     )  # fmt: skip
     patch, merged = integer(vision, 20, "patch_size"), width * integer(vision, 2, "spatial_merge_size") ** 2
     whole = (integer(vision, 3, "num_channels") * patch * patch + 4) * width
@@ -151,13 +147,13 @@ def radio(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     width = integer(vision, 1280, "hidden_size")
     inner = int(width * vision.number("mlp_ratio", 4))
     biases = 2 * width + inner + (3 * width if vision.boolean("qkv_bias", True) else 0)
-    tower = layers(integer(vision, 32, "num_hidden_layers"), width, inner, biases=biases, norms=6 * width)
+    tower = layers(num_layers(vision, 32, "num_hidden_layers"), width, inner, biases=biases, norms=6 * width)
     if vision.boolean("use_swiglu_ffn", False):
         raise ModelError(f"{vision.name}: use_swiglu_ffn is not counted")
     patch, frames = side(vision, "patch_size", 16), vision.optional_integer("video_temporal_patch_size")
     pixels = integer(vision, 3 * patch * patch, "patch_dim")
     video = integer(vision, pixels * (frames or 0), "video_patch_dim")
-    tokens = integer(vision, 3, "num_cls_tokens") + integer(vision, 7, "num_registers")
+    tokens = number_of(vision, 3, "num_cls_tokens") + number_of(vision, 7, "num_registers")
     whole = (pixels + video + (integer(vision, 2048, "max_img_size") // patch) ** 2 + tokens) * width
     own = integer(outer, 1280, "vision_hidden_size", "vit_hidden_size")
     merged = own * int(1 / outer.number("downsample_ratio", 0.5)) ** 2
@@ -172,8 +168,7 @@ def florence2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     widths = vision.integers("embed_dim", least=1, most=10**6) or [128, 256, 512, 1024]
     depths = vision.integers("depths", most=1000) or [1, 1, 9, 1]
     kernels = vision.integers("patch_size", least=1, most=1000) or [7, 3, 3, 3]
-    first = vision.config.get("patch_prenorm")
-    before = first if isinstance(first, list) else [False, True, True, True]
+    before = vision.listed("patch_prenorm") or [False, True, True, True]
     if len({len(widths), len(depths), len(kernels), len(before)}) != 1:
         raise ModelError(f"{vision.name}: embed_dim, depths, patch_size and patch_prenorm differ in length")
     split, whole, inputs = 0, 0, integer(vision, 3, "in_channels")

@@ -31,7 +31,7 @@ REPOSITORIES: Mapping[str, Mapping[str, object]] = {
 
 
 def _timm(vision: ConfigReader) -> int:
-    name = str(vision.config.get("architecture"))
+    name = str(vision.word("architecture"))
     found = _TIMM.get(name)
     if found is None:
         raise ModelError(f"the weights of timm's {name[:80]} are not counted")
@@ -40,14 +40,14 @@ def _timm(vision: ConfigReader) -> int:
 
 def gemma3n(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """MobileNet V5. Images have an embedding of their own before they are projected."""
-    vision = ConfigReader({"architecture": "mobilenetv5_300m_enc", **vision.config}, vision.name, vision.source)
+    vision = vision.with_defaults({"architecture": "mobilenetv5_300m_enc"})
     width = integer(vision, 2048, "hidden_size")
     return 0, _timm(vision) + (integer(vision, 128, "vocab_size") + 2) * width + width * text
 
 
 def fast_vlm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """FastViT and two linear layers."""
-    vision = ConfigReader({"architecture": "fastvit_mci3", **vision.config}, vision.name, vision.source)
+    vision = vision.with_defaults({"architecture": "fastvit_mci3"})
     bias = outer.boolean("multimodal_projector_bias", True)
     width = integer(vision, 3072, "hidden_size")
     return 0, _timm(vision) + projection(width, text, bias) + projection(text, text, bias)

@@ -7,7 +7,7 @@ those of the configuration classes.
 from __future__ import annotations
 
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection
 from kvcalc.model.towers.bodies import body, body_width, clip, patches_3d, siglip, vit
 
 _SIGLIP, _CLIP = "siglip_vision_model", "clip_vision_model"
@@ -15,7 +15,7 @@ _SIGLIP, _CLIP = "siglip_vision_model", "clip_vision_model"
 
 def _with(vision: ConfigReader, **stated: object) -> ConfigReader:
     """The tower's config with other defaults, or with keys that its class does not have."""
-    return ConfigReader({**stated, **vision.config}, vision.name, vision.source)
+    return vision.with_defaults(stated)
 
 
 def _two_layers(inputs: int, inner: int, outputs: int) -> int:
@@ -45,8 +45,7 @@ def deepseek_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted
 
 def vipllava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """The outputs of several layers, side by side."""
-    taken = outer.config.get("vision_feature_layers")
-    inputs = body_width(vision, _CLIP) * (len(taken) if isinstance(taken, list) else 1 if taken else 5)
+    inputs = body_width(vision, _CLIP) * outer.number_of("vision_feature_layers", 5)
     return added(body(vision, _CLIP), (0, 2 * inputs + _two_layers(inputs, text, text)))
 
 
@@ -86,11 +85,11 @@ def glm_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     head = width // max(integer(vision, 16, "num_heads"), 1)
     biases = 2 * inner + 5 * width if vision.boolean("attention_bias", True) else 0
     tower = layers(
-        integer(vision, 24, "depth"), width, inner, matrices=3, biases=biases, norms=2 * width + 2 * head
+        num_layers(vision, 24, "depth"), width, inner, matrices=3, biases=biases, norms=2 * width + 2 * head
     )  # fmt: skip
     merged = integer(vision, 2, "spatial_merge_size") ** 2
     whole = patches_3d(vision, width, 14) + 2 * width + merged * width * out + out + out * out + 2 * out
-    inner = 10240 if outer.config.get("model_type") == "glm5_next" else out * channels
+    inner = 10240 if outer.word("model_type") == "glm5_next" else out * channels
     return added(tower, (3 * out * integer(vision, inner, "projection_intermediate_size"), whole))
 
 
@@ -101,7 +100,7 @@ def ovis2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
         2 * inner + width if vision.boolean("mlp_bias", False) else 0
     )
     tower = layers(
-        integer(vision, 24, "num_hidden_layers"), width, inner, matrices=3, biases=biases, norms=2 * width
+        num_layers(vision, 24, "num_hidden_layers"), width, inner, matrices=3, biases=biases, norms=2 * width
     )  # fmt: skip
     number, patch = patches(vision, 224, 14)
     words = integer(vision, 16384, "vocab_size")
@@ -140,7 +139,7 @@ def pix2struct(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Gated layers without biases, and a table of positions for each axis."""
     width, inner = integer(vision, 768, "hidden_size"), integer(vision, 2048, "d_ff")
     heads = integer(vision, 12, "num_attention_heads") * integer(vision, 64, "d_kv")
-    number = integer(vision, 12, "num_hidden_layers")
+    number = num_layers(vision, 12, "num_hidden_layers")
     tower = layers(number, width, inner, matrices=3, heads=heads, norms=2 * width)
     whole = projection(integer(vision, 768, "patch_embed_hidden_size"), width)
     return added(tower, (0, whole + 2 * integer(vision, 4096, "seq_len") * width + width))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, projection
 
 _WIDEST = 10**6
 
@@ -16,7 +16,7 @@ _WIDEST = 10**6
 def dots3_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Norms on queries and keys, and experts in the last layers, whose number may differ."""
     width, inner = integer(vision, 1536, "hidden_size"), integer(vision, 4224, "intermediate_size")
-    number, own = integer(vision, 42, "num_hidden_layers"), integer(vision, 2112, "moe_intermediate_size")
+    number, own = num_layers(vision, 42, "num_hidden_layers"), integer(vision, 2112, "moe_intermediate_size")
     kinds = vision.strings("mlp_layer_types", number, ("dense", "sparse"))
     if kinds is None or vision.boolean("attention_bias", False) or vision.boolean("mlp_bias", False):
         raise ModelError(f"{vision.name}: towers with biases or without mlp_layer_types are not counted")
@@ -24,7 +24,7 @@ def dots3_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counte
     split, whole = layers(number, width, 0, norms=2 * width + 2 * head)
     stated = vision.per_layer(number) or [{}] * number
     for kind, more in zip(kinds, stated):
-        experts = integer(ConfigReader({**vision.config, **more}, vision.name, vision.source), 64, "num_local_experts")
+        experts = integer(vision.with_values(more), 64, "num_local_experts")
         split += experts * 3 * width * own if kind == "sparse" else 3 * width * inner
         whole += experts * width if kind == "sparse" else 0
     patch, taken = integer(vision, 14, "patch_size"), integer(vision, 1536, "adapter_in_dim")
@@ -39,7 +39,8 @@ def dots3_audio(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     width, inner = integer(audio, 1280, "hidden_size"), integer(audio, 5120, "intermediate_size")
     channels, out = integer(audio, 480, "downsample_hidden_size"), integer(audio, 5120, "adapter_out_dim")
     tower = layers(
-        integer(audio, 32, "num_hidden_layers"), width, inner, matrices=3, biases=4 * width + 2 * inner, norms=2 * width
+        num_layers(audio, 32, "num_hidden_layers"), width, inner, matrices=3, biases=4 * width + 2 * inner,
+        norms=2 * width,
     )  # fmt: skip
     whole = projection(9, channels) + 2 * projection(9 * channels, channels)
     taken = integer(audio, 1280, "adapter_input_size")
@@ -75,15 +76,15 @@ def inkling(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 def fun_asr(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Attention with a memory of convolutions. The first layer reads stacked frames; two layers end with a norm."""
     width, inner = integer(audio, 512, "hidden_size"), integer(audio, 2048, "intermediate_size")
-    number, kernel = integer(audio, 70, "num_hidden_layers"), integer(audio, 11, "fsmn_kernel_size")
+    number, kernel = num_layers(audio, 70, "num_hidden_layers"), integer(audio, 11, "fsmn_kernel_size")
     frames = integer(audio, 80, "num_mel_bins") * integer(audio, 7, "num_stacked_frames")
     tower = layers(number, width, inner, biases=5 * width + inner + kernel * width, norms=4 * width)
-    whole = 2 * (frames - width) + 2 * (2 if integer(audio, 20, "num_timestamp_prediction_layers") else 1) * width
+    whole = 2 * (frames - width) + 2 * (2 if num_layers(audio, 20, "num_timestamp_prediction_layers") else 1) * width
     adaptor = outer.nested("adaptor_config")
     own, middle = integer(adaptor, 1024, "hidden_size"), integer(adaptor, 256, "intermediate_size")
     joined = integer(adaptor, 2048, "projector_hidden_size")
     more = layers(
-        integer(adaptor, 2, "num_hidden_layers"), own, middle, biases=5 * own + middle, norms=4 * own
+        num_layers(adaptor, 2, "num_hidden_layers"), own, middle, biases=5 * own + middle, norms=4 * own
     )  # fmt: skip
     whole += projection(width, joined) + projection(joined, own)
     return added(tower, more, (3 * width * (frames - width), whole))

@@ -6,11 +6,9 @@ leaves out the layers behind the one that is read, and a last norm that is not u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection, side
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection, side
 from kvcalc.model.towers.bodies import clip, siglip, vit
 
 _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
@@ -18,12 +16,12 @@ _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 
 
 def _with(vision: ConfigReader, **stated: object) -> ConfigReader:
     """The tower's config with other defaults."""
-    return ConfigReader({**stated, **vision.config}, vision.name, vision.source)
+    return vision.with_defaults(stated)
 
 
 def minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP without a head, and queries that attend to its output once (minicpmv.py, layers/resampler.py)."""
-    if str(outer.config.get("version")) in ("2", "2.0") or "version" not in outer.config:
+    if outer.version("version") in ("2", "2.0") or not outer.mentions("version"):
         raise ModelError("the weights of MiniCPM-V's tower before 2.5 are not counted")
     vision = _with(vision, **_SO400M, image_size=980, vision_use_head=False)
     width = integer(vision, 1152, "hidden_size")
@@ -54,7 +52,7 @@ def dots_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A gated transformer with RMS norms, and a merger of 2 x 2 patches (dots_ocr.py)."""
     width, inner = integer(vision, 1536, "embed_dim"), integer(vision, 4224, "intermediate_size")
     bias = 4 * width + 2 * inner + width if vision.boolean("use_bias", False) else 0
-    tower = layers(integer(vision, 42, "num_hidden_layers"), width, inner, matrices=3, biases=bias, norms=2 * width)
+    tower = layers(num_layers(vision, 42, "num_hidden_layers"), width, inner, matrices=3, biases=bias, norms=2 * width)
     patch, merged = integer(vision, 14, "patch_size"), width * integer(vision, 2, "spatial_merge_size") ** 2
     whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + width
     whole += width if vision.boolean("post_norm", True) else 0
@@ -65,7 +63,7 @@ def dots_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 def ovis(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """AIMv2 or SigLIP without a head; every 2 x 2 patches become a mixture of visual words (ovis.py, aimv2.py)."""
     backbone = vision.nested("backbone_config")
-    kind = backbone.config.get("model_type")
+    kind = backbone.word("model_type")
     if kind == "siglip_vision_model":
         backbone = _with(backbone, **_SO400M, image_size=384)
         width, tower = integer(backbone, 1152, "hidden_size"), siglip(_with(backbone, vision_use_head=False))
@@ -76,7 +74,7 @@ def ovis(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
         )
         if bias or backbone.boolean("mlp_bias", False):
             raise ModelError(f"{vision.name}: AIMv2 with biases is not counted")
-        tower = layers(integer(backbone, 24, "num_hidden_layers"), width, inner, matrices=3, norms=2 * width)
+        tower = layers(num_layers(backbone, 24, "num_hidden_layers"), width, inner, matrices=3, norms=2 * width)
         number, patch = patches(backbone, 448, 14)
         embeds = projection(integer(backbone, 3, "num_channels") * patch * patch, width) + number * width + width
         tower = added(tower, (0, embeds))
@@ -94,10 +92,11 @@ def _words(words: int, indicators: int, merged: int, text: int) -> int:
 def ovis2_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """SigLIP 2 with a table of positions; every 2 x 2 patches become a mixture (ovis2_5.py, siglip2navit.py)."""
     vision = _with(vision, **{**_SO400M, "patch_size": 16}, image_size=512, vision_use_head=False)
-    stated = integer(vision, -1, "num_patches") if vision.config.get("num_patches") != -1 else -1
-    number = stated if stated > 0 else (side(vision, "image_size", 512) // side(vision, "patch_size", 16)) ** 2
+    number = patches(vision, 512, 16)[0]
+    if not vision.is_any("num_patches", -1):
+        number = integer(vision, number, "num_patches")
     number = number if vision.boolean("preserve_original_pe", True) else 0
-    vision = ConfigReader({**vision.config, "num_patches": number}, vision.name, vision.source)
+    vision = vision.with_values({"num_patches": number})
     merged = integer(vision, 1152, "hidden_size") * integer(vision, 2, "hidden_stride") ** 2
     return added(siglip(vision), (0, _words(integer(outer, 65536, "visual_vocab_size"), 4, merged, text)))
 
@@ -138,7 +137,7 @@ def step3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP's layers without norms around them, and two convolutions that halve both sides (step3_vl.py)."""
     width, inner = integer(vision, 1792, "hidden_size"), integer(vision, 3072, "intermediate_size")
     tower = layers(
-        integer(vision, 63, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
+        num_layers(vision, 63, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
     )  # fmt: skip
     number, patch = patches(vision, 728, 14)
     out = integer(vision, 4096, "output_hidden_size")
@@ -158,14 +157,13 @@ _RADIO = {
 def nemotron(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """RADIO by its name, and a norm and two linear layers without biases (radio.py, nano_nemotron_vl.py)."""
     stated = vision.nested("args")
-    name = str(stated.config.get("model"))
+    name = str(stated.word("model"))
     if name not in _RADIO or stated.boolean("qk_normalization", False):
         raise ModelError(f"the weights of the RADIO tower {name[:80]} are not counted")
     width, number, inner = _RADIO[name]
     biases = 2 * width + inner + (3 * width if stated.boolean("qkv_bias", True) else 0)
     tower = layers(number, width, inner, biases=biases, norms=6 * width)
-    teachers = stated.config.get("teachers")
-    named = {str(one.get("name")) for one in teachers if isinstance(one, Mapping)} if isinstance(teachers, list) else ()
+    named = {teacher.word("name") for teacher in stated.objects("teachers")}
     tokens = len(named) if stated.boolean("cls_token_per_teacher", False) else 1
     multiple = stated.optional_integer("register_multiple")
     tokens += multiple - tokens % multiple if multiple else 0
@@ -181,16 +179,16 @@ def nemotron(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 
 def deepseek_vl2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """timm's SigLIP with its pooling head, two linear layers over 2 x 2 patches, and two vectors (deepseek_vl2.py)."""
-    if (integer(vision, 1152, "width"), integer(vision, 27, "layers"), side(vision, "image_size", 384)) != (
+    if (integer(vision, 1152, "width"), num_layers(vision, 27, "layers"), side(vision, "image_size", 384)) != (
         1152,
         27,
         384,
     ):
         raise ModelError(f"{vision.name}: only SigLIP SO400M of 384 pixels is counted")
     projector = outer.nested("projector_config")
-    if projector.config.get("projector_type", "downsample_mlp_gelu") != "downsample_mlp_gelu":
+    if not projector.is_any("projector_type", None, "downsample_mlp_gelu"):
         raise ModelError("projector_type: only downsample_mlp_gelu is counted")
-    out, depth = integer(projector, text, "n_embed"), integer(projector, 2, "depth")
+    out, depth = integer(projector, text, "n_embed"), num_layers(projector, 2, "depth")
     inner = out * integer(projector, 1, "mlp_ratio")
     by = integer(projector, 2, "downsample_ratio") ** 2
     whole = projection(integer(projector, 1152, "input_dim") * by, inner) + (depth - 2) * projection(inner, inner)

@@ -12,7 +12,7 @@ from math import ceil, floor, isqrt, sqrt
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import integer, side
+from kvcalc.model.towers.blocks import integer, patches, side
 from kvcalc.model.towers.image_rule import ImageRule, Make, processor, tower_size
 
 
@@ -44,8 +44,7 @@ def queries(key: str, default: int) -> Make:
     """As many tokens as there are learned queries."""
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        patches = (side(vision, "image_size", 224) // side(vision, "patch_size", 14)) ** 2
-        return _rule(vision, integer(outer, default, key), patches)
+        return _rule(vision, integer(outer, default, key), patches(vision, 224, 14)[0])
 
     return make
 
@@ -62,12 +61,12 @@ def aria(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 
 def idefics2(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """64 tokens and two around; with do_image_splitting, those of four crops as well."""
-    splits = processor(outer).config.get("do_image_splitting")
-    if not isinstance(splits, bool):
+    stated = processor(outer)
+    if not stated.has("do_image_splitting"):
         raise ModelError("do_image_splitting is in preprocessor_config.json, which must be beside config.json")
     each = integer(outer.nested("perceiver_config"), 64, "resampler_n_latents")
-    taken = (5 if splits else 1) * (each + 1) + 1
-    return _rule(vision, taken, (side(vision, "image_size", 980) // side(vision, "patch_size", 14)) ** 2)
+    taken = (5 if stated.boolean("do_image_splitting", False) else 1) * (each + 1) + 1
+    return _rule(vision, taken, patches(vision, 980, 14)[0])
 
 
 def fast_vlm(vision: ConfigReader, outer: ConfigReader) -> ImageRule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, patches, projection
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection
 from kvcalc.model.towers.bodies import body_width, clip, siglip
 from kvcalc.model.towers.image_rule import is_second_ocr
 
@@ -32,13 +32,12 @@ def _sam(vision: ConfigReader) -> Counted:
 
     Each layer has tables of relative positions for both axes.
     """
-    width, number = integer(vision, 768, "hidden_size"), integer(vision, 12, "num_hidden_layers")
+    width, number = integer(vision, 768, "hidden_size"), num_layers(vision, 12, "num_hidden_layers")
     inner = integer(vision, int(width * vision.number("mlp_ratio", 4)), "mlp_dim")
     head = width // max(integer(vision, 12, "num_attention_heads"), 1)
     count, patch = patches(vision, 1024, 16)
-    stated = vision.config.get("global_attn_indexes")
-    indexes = stated if isinstance(stated, (list, tuple)) else (2, 5, 8, 11)
-    on_all = sum(1 for index in indexes if isinstance(index, int) and 0 <= index < number)
+    indexes = vision.integers("global_attn_indexes") or (2, 5, 8, 11)
+    on_all = sum(1 for index in indexes if index < number)
     rows = on_all * (2 * round(count**0.5) - 1) + (number - on_all) * (2 * integer(vision, 14, "window_size") - 1)
     tables = 2 * rows * head if vision.boolean("use_rel_pos", True) else 0
     biases = 2 * width + inner + (3 * width if vision.boolean("qkv_bias", True) else 0)
@@ -88,7 +87,7 @@ def unlimited_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Count
 
 def _clip_over_sam(encoder: ConfigReader) -> ConfigReader:
     stated = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "image_size": 224}
-    return ConfigReader({**stated, "patch_size": 14, **encoder.config}, encoder.name, encoder.source)
+    return encoder.with_defaults({**stated, "patch_size": 14})
 
 
 def deepseek_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -102,7 +101,7 @@ def deepseek_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counte
     """
     if is_second_ocr(outer):
         return deepseek_ocr2(ConfigReader({"encoder_config": _QWEN2}, vision.name, vision.source), text, outer)
-    if vision.config.get("model_name") != "deeplip_b_l":
+    if vision.word("model_name") != "deeplip_b_l":
         from kvcalc.model.towers.remote import deepseek_vl2
 
         return deepseek_vl2(vision, text, outer)
@@ -116,7 +115,7 @@ def deepseek_ocr2(vision: ConfigReader, text: int, outer: ConfigReader) -> Count
     width, heads = integer(encoder, 4096, "hidden_size"), integer(encoder, 32, "num_attention_heads")
     kv = integer(encoder, heads, "num_key_value_heads") * (width // max(heads, 1))
     body = layers(
-        integer(encoder, 32, "num_hidden_layers"), width, integer(encoder, 22016, "intermediate_size"), matrices=3,
+        num_layers(encoder, 32, "num_hidden_layers"), width, integer(encoder, 22016, "intermediate_size"), matrices=3,
         kv=kv, biases=width + 2 * kv, norms=2 * width,
     )  # fmt: skip
     whole = _halved(sam, *_channels(sam, "downsample_channels", [512, 896])) + (144 + 256 + 1) * width

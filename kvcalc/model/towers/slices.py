@@ -12,7 +12,7 @@ from math import ceil, inf, log, sqrt
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, processor, tower_size
+from kvcalc.model.towers.image_rule import ImageRule, number_of_tiles, processor, tower_size
 
 
 def _grid(width: int, height: int, most: int, resolution: int) -> tuple[int, int] | None:
@@ -42,13 +42,13 @@ def _id_tokens(outer: ConfigReader, number: int) -> int:
 
 def resampled(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The image and each slice take as many tokens as the resampler has queries, and two around them."""
-    version = str(outer.config.get("version"))
+    version = str(outer.version("version"))
     # The tokenizers of 2.6 and 4.5 are Qwen's. How those of the other releases write a line break is not known.
     if version not in ("2.6", "4.5"):
         raise ModelError(f"the marks between the slices of MiniCPM-V {version[:20]} are not known")
     stated = processor(outer)
     each = integer(stated, integer(outer, 64, "query_num"), "image_feature_size")
-    most, resolution = integer(stated, 9, "max_slice_nums"), integer(stated, 448, "scale_resolution")
+    most, resolution = number_of_tiles(stated, 9, "max_slice_nums"), integer(stated, 448, "scale_resolution")
     splits = stated.boolean("slice_mode", True)
 
     def among(width: int, height: int, number: int) -> int:
@@ -67,9 +67,9 @@ def resampled(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 def merged(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """Every 16 patches become a token, or 4 if downsample_mode is 4x. Slices have the shape of their part."""
     stated = processor(outer)
-    most, resolution = integer(stated, 9, "max_slice_nums"), integer(stated, 448, "scale_resolution")
+    most, resolution = number_of_tiles(stated, 9, "max_slice_nums"), integer(stated, 448, "scale_resolution")
     splits = stated.boolean("slice_mode", True)
-    merge = 2 if stated.config.get("downsample_mode") == "4x" else 4
+    merge = 2 if stated.word("downsample_mode") == "4x" else 4
     unit = side(vision, "patch_size", 14) * merge
 
     def whole(width: float, height: float, enlarges: bool) -> int:

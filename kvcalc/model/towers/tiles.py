@@ -7,8 +7,8 @@ h2ovl.py, nemotron_vl.py and nano_nemotron_vl.py, transformers_utils/processors,
 from __future__ import annotations
 
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, closest, processor, tile_shapes, tower_size
+from kvcalc.model.towers.blocks import integer, patches_of_side, side
+from kvcalc.model.towers.image_rule import ImageRule, closest, number_of_tiles, processor, tile_shapes, tower_size
 from kvcalc.model.towers.resized import dynamic_tiles
 
 
@@ -23,8 +23,8 @@ def internvl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """1 to 12 tiles in the shape closest to the image's, and a thumbnail if there are several; two tokens around."""
     tile, patches, each = _square(vision, outer, 448, 14)
     stated = processor(outer)
-    most = integer(stated, integer(outer, 12, "max_dynamic_patch"), "max_patches", "max_num_tiles")
-    least, more = integer(outer, 1, "min_dynamic_patch"), outer.boolean("use_thumbnail", True)
+    most = number_of_tiles(stated, number_of_tiles(outer, 12, "max_dynamic_patch"), "max_patches", "max_num_tiles")
+    least, more = number_of_tiles(outer, 1, "min_dynamic_patch"), outer.boolean("use_thumbnail", True)
     if not outer.boolean("dynamic_image_size", True):
         least = most = 1
     shapes = tile_shapes(least, most)
@@ -44,7 +44,7 @@ def h2ovl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     if not outer.boolean("use_msac", False):
         return alone
     tile, _, each = _square(vision, outer, 448, 14)
-    most = integer(outer, 12, "max_dynamic_patch")
+    most = number_of_tiles(outer, 12, "max_dynamic_patch")
 
     def tokens(width: int, height: int) -> int:
         first = closest(tile_shapes(1, most), width, height, tile)
@@ -62,7 +62,7 @@ def h2ovl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 def nemotron_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """The shape closest to the image's whose tiles have at least 60 % of its area, or as much as there is."""
     tile, patches, each = _square(vision, outer, 512, 16)
-    most = integer(processor(outer), 12, "max_num_tiles")
+    most = number_of_tiles(processor(outer), 12, "max_num_tiles")
     more = processor(outer).boolean("use_thumbnail", outer.boolean("use_thumbnail", True))
 
     def tokens(width: int, height: int) -> int:
@@ -82,12 +82,10 @@ def nemotron_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 def nemotron_h(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """InternVL's tiles of 512 pixels, or the image's own shape if the tower states limits of its patches."""
     stated = vision.nested("args")
-    if "min_num_patches" in stated.config:
+    if stated.mentions("min_num_patches"):
         least, most = (integer(stated, 0, key) for key in ("min_num_patches", "max_num_patches"))
         return dynamic_tiles(vision, outer, least, most or 2**40)
-    return internvl(
-        vision, ConfigReader({"force_image_size": 512, "patch_size": 16, **outer.config}, outer.name, outer.source)
-    )
+    return internvl(vision, outer.with_defaults({"force_image_size": 512, "patch_size": 16}))
 
 
 def llama4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -97,7 +95,7 @@ def llama4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     the fewest are taken.
     """
     tile, most = side(vision, "image_size", 448), 16
-    patches = (tile // side(vision, "patch_size", 14)) ** 2
+    patches = patches_of_side(vision, 448, 14) ** 2
     each = int(patches * vision.number("pixel_shuffle_ratio", 0.5) ** 2)
     shapes = [(rows, number // rows) for number in range(most, 0, -1) for rows in range(1, number + 1)
               if number % rows == 0]  # fmt: skip

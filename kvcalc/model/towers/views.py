@@ -12,7 +12,16 @@ from math import ceil
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, closest, is_second_ocr, processor, tile_shapes, tower_size
+from kvcalc.model.towers.image_rule import (
+    ImageRule,
+    Make,
+    closest,
+    is_second_ocr,
+    number_of_tiles,
+    processor,
+    tile_shapes,
+    tower_size,
+)
 
 
 def deepseek_vl2(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -22,22 +31,19 @@ def deepseek_vl2(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """
     if is_second_ocr(outer):
         return ocr(tile=768, most=6, ends_rows=False)(vision, outer)
-    if vision.config.get("model_name") == "deeplip_b_l":
+    if vision.word("model_name") == "deeplip_b_l":
         return ocr(tile=640, most=6, ends_rows=True)(vision, outer)
-    points = outer.config.get("candidate_resolutions")
-    if not isinstance(points, list) or not points or any(
-        not isinstance(point, list) or len(point) != 2 or any(not isinstance(n, int) or n < 1 for n in point)
-        for point in points
-    ):  # fmt: skip
+    points = outer.pairs("candidate_resolutions")
+    if not points:
         raise ModelError(f"{outer.name}: candidate_resolutions must be a list of widths and heights")
-    tile, by = int(points[0][0]), integer(processor(outer), 2, "downsample_ratio")
+    tile, by = points[0][0], integer(processor(outer), 2, "downsample_ratio")
     each = ceil(tile // side(vision, "patch_size", 14) / max(by, 1))
 
     def taken(columns: int, rows: int) -> int:
         return each * (each + 1) + 1 + rows * each * (columns * each + 1)
 
     def tokens(width: int, height: int) -> int:
-        def kept(point: list[int]) -> tuple[int, int]:
+        def kept(point: tuple[int, int]) -> tuple[int, int]:
             scale = min(point[0] / width, point[1] / height)
             effective = min(int(width * scale) * int(height * scale), width * height)
             return effective, effective - point[0] * point[1]
@@ -83,11 +89,11 @@ def ovis(*, most: int) -> Make:
     """The fewest tiles of which 90 % are image without enlarging it, and the whole image; marks between and around."""
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        backbone = vision.nested("backbone_config") if "backbone_config" in vision.config else vision
+        backbone = vision.nested("backbone_config") if vision.mentions("backbone_config") else vision
         tile = side(backbone, "image_size", 448)
         stride = integer(vision, 2, "hidden_stride")
         each = (ceil(tile / side(backbone, "patch_size", 14)) // max(stride, 1)) ** 2
-        shapes = tile_shapes(1, integer(processor(outer), most, "max_patches"))
+        shapes = tile_shapes(1, number_of_tiles(processor(outer), most, "max_patches"))
 
         def covered(rows: int, columns: int, width: int, height: int) -> float:
             area = 0.0

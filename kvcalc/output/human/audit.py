@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, name_engine, plain_table
+from kvcalc.output.human.figures import count, name_engine
+from kvcalc.output.human.tables import plain_table
 
 _STYLES = {"equal": "green", "unexplained": "bold red", "input": "dim"}
 
@@ -22,9 +23,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     for rule in engine["rules"]:
         console.print(f"  {rule}", style="dim")
     console.print()
-    table = plain_table(">line", "number", ">printed", ">computed", "", "rule")
-    for column in table.columns[1:5]:
-        column.no_wrap = True
+    table = plain_table(">line", "number", ">printed", ">computed", "", "rule", optional=("line", "printed"))
     for row in document["figures"]:
         computed, difference = _value(row["computed"], row["unit"]), row["difference"]
         by = f", off by {_value(difference, row['unit'])}" if difference else ""

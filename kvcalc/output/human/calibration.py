@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import percent, plain_table
+from kvcalc.output.human.figures import percent
+from kvcalc.output.human.tables import plain_table
 
 _METRICS = {"tpot": "TPOT", "ttft": "TTFT"}
 _CONSTANTS = {

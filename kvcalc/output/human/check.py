@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.human import fit
-from kvcalc.output.human.console import count
+from kvcalc.output.human.figures import count
 
 
 def render(document: dict[str, Any], console: Console) -> None:

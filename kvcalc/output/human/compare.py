@@ -6,8 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kvcalc.output.human.console import (
-    Column,
+from kvcalc.output.human.figures import (
     attention,
     count,
     describe_workload,
@@ -15,10 +14,11 @@ from kvcalc.output.human.console import (
     name_engine,
     rate,
     size,
+    span,
     text,
     yes_or_no,
 )
-from kvcalc.output.human.fitting import print_table, span
+from kvcalc.output.human.tables import Column, print_table
 
 
 def render(document: dict[str, Any], console: Console) -> None:

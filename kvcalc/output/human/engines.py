@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import Column, count, describe_workload, size, split, table_of, text
+from kvcalc.output.human.figures import count, describe_workload, size, split, text, yes_or_no
+from kvcalc.output.human.tables import Column, table_of
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -24,6 +25,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     columns.append((">per device", "bytes_per_device", size) if devices else (">total", "total_bytes", size))
     if any(row["kv_cache_tokens"] is not None for row in rows):
         columns += [(">blocks", "num_gpu_blocks", count), (">tokens", "kv_cache_tokens", count)]
+    if any(row["fits"] is not None for row in rows):
+        columns.append(("fits", "fits", yes_or_no))
     console.print(table_of(rows, columns))
     for row in rows:
         note = row["reason"] or row["kv_dtype_reason"]

@@ -11,18 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import (
-    attention,
-    count,
-    describe_images,
-    describe_workload,
-    name_engine,
-    plain_table,
-    size,
-    split,
-)
+from kvcalc.output.human.figures import attention, count, describe_images, describe_workload, name_engine, size, split
 from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
 from kvcalc.output.human.speed import print_drafting, print_speed
+from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_parameters, format_size
 
 
@@ -99,8 +91,8 @@ def _formula(document: dict[str, Any], console: Console) -> None:
         label = "KV cache" if len(cache["formulas"]) == 1 else f"{count(row['num_layers'])} layers"
         kind = row["kind"].replace("_", " ") + (f", window {count(row['window'])}" if row["window"] else "")
         console.print(Text.assemble((label, "bold"), f"  {kind}"))
-        console.print(f"  = {row['symbols']}", soft_wrap=True)
-        console.print(f"  = {row['numbers']}", soft_wrap=True)
+        console.print(f"  = {row['symbols']}")
+        console.print(f"  = {row['numbers']}")
         console.print(f"  = {count(row['bytes'])} bytes stored")
     console.print()
 
@@ -175,7 +167,8 @@ def _variants(document: dict[str, Any], console: Console) -> None:
     if None not in reasons:
         console.print(f"no variants: {reasons[0]}", style="dim")
         return
-    table = plain_table("", ">KV heads", ">bytes/token", ">total", ">of MHA", ">params/layer")
+    table = plain_table("", ">KV heads", ">bytes/token", ">total", ">of MHA", ">params/layer",
+                        optional=("params/layer", "bytes/token", "KV heads"))  # fmt: skip
     notes: dict[str, list[str]] = {}
     chosen = _chosen(document)
     for row in document["variants"]:

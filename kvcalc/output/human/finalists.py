@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from kvcalc.output.human.console import Column, count, duration, split, text
-from kvcalc.output.human.fitting import print_table
+from kvcalc.output.human.figures import count, duration, split, text
+from kvcalc.output.human.tables import Column, print_table
 
 _METRICS = ("ttft", "tpot", "e2e")
 

@@ -7,8 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, describe_images, describe_workload, name_engine, plain_table, split
+from kvcalc.output.human.figures import count, describe_images, describe_workload, name_engine, split
 from kvcalc.output.human.memory_bar import print_bar
+from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 
 _VERDICTS = {

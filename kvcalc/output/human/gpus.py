@@ -8,16 +8,19 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, plain_table
+from kvcalc.output.human.figures import count
+from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 
-_CAPTION = """16 bit (bf16, or fp16 if there is no bf16) and fp8: dense TFLOPS. link: GB/s out of one
-device, and how many are joined. kvcalc gpus show NAME shows the rest and the source"""
+_CAPTION = (
+    "16 bit (bf16, or fp16 if there is no bf16) and fp8: dense TFLOPS. link: GB/s out of one device, and how many are "
+    "joined. kvcalc gpus NAME shows the rest and the source."
+)
 
 
 def render(document: dict[str, Any], console: Console) -> None:
-    """Print the list, with a heading for each vendor, in 80 columns."""
-    table = plain_table("device", ">memory", ">GB/s", ">16 bit", ">fp8", ">link")
+    """Print the list, with a heading for each vendor."""
+    table = plain_table("device", ">memory", ">GB/s", ">16 bit", ">fp8", ">link", optional=("link", "fp8", "16 bit"))
     for vendor, rows in groupby(document["gpus"], lambda row: row["vendor"]):
         table.add_row(Text(vendor, "bold"))
         for row in rows:

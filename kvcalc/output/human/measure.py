@@ -7,15 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import (
-    byte_rate,
-    count,
-    describe_workload,
-    flop_rate,
-    percent,
-    plain_table,
-    short_duration,
-)
+from kvcalc.output.human.figures import byte_rate, count, describe_workload, flop_rate, percent, short_duration
+from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 
 _BAR_COLUMNS = 20
@@ -130,7 +123,7 @@ def _notes(document: dict[str, Any], console: Console) -> None:
             if row["seconds"] is not None and row["layer"] == run["backends"][0]["layer"]
         ]
         if timed:
-            console.print(f"core of one layer, {kind}: {', '.join(timed)}", style="dim", soft_wrap=True)
+            console.print(f"core of one layer, {kind}: {', '.join(timed)}", style="dim")
         if scaled:
             console.print(
                 f"scaled to all {scaled['num_layers']} layers, {kind}: {count(scaled['predicted_bytes'])} bytes, "

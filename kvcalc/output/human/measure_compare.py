@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from kvcalc.output.human.console import byte_rate, plain_table, short_duration
+from kvcalc.output.human.figures import byte_rate, short_duration
+from kvcalc.output.human.tables import plain_table
 
 
 def render(document: dict[str, Any], console: Console) -> None:

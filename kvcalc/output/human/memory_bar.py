@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kvcalc.output.human.console import plain_table
+from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 
 _WIDTH = 64
@@ -20,7 +20,7 @@ def print_bar(fit: dict[str, Any], console: Console) -> None:
     lines = fit["lines"]
     parts = {kind: sum(line["bytes"] for line in lines if line["kind"] == kind) for kind in _KINDS}
     device = fit["device_bytes"]
-    console.print(bar(parts, device))
+    console.print(bar(parts, device, min(_WIDTH, console.width - 3)))
     table = plain_table("", ">", ">")
     for line in sorted(lines, key=lambda line: _KINDS.index(line["kind"])):
         is_free, is_missing = line["kind"] == "free", line["bytes"] < 0
@@ -31,18 +31,21 @@ def print_bar(fit: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def bar(parts: dict[str, int], device_bytes: int) -> str:
-    """The bar as text, such as `[####===++xx....]`. Each part that is not empty has at least one mark. If the parts
-    need more memory than the device has, a `|` marks the end of the device."""
+def bar(parts: dict[str, int], device_bytes: int, width: int = _WIDTH) -> str:
+    """The bar as text with `width` marks, such as `[####===++xx....]`.
+
+    Each part that is not empty has at least one mark. If the parts need more memory than the device has, a `|` marks
+    the end of the device.
+    """
     asked = sum(size for kind, size in parts.items() if kind != "free")
     whole = max(asked, device_bytes, 1)
-    cells = {kind: max(1, round(size * _WIDTH / whole)) for kind, size in parts.items() if size > 0}
+    cells = {kind: max(1, round(size * width / whole)) for kind, size in parts.items() if size > 0}
     if cells:
         # Take the rounding from the largest part, so that the bar always has the same width.
         largest = max(cells, key=lambda kind: cells[kind])
-        cells[largest] += _WIDTH - sum(cells.values())
+        cells[largest] += width - sum(cells.values())
     drawn = "".join(MARKS[kind] * number for kind, number in cells.items())
     if asked > device_bytes:
-        end = min(_WIDTH - 1, device_bytes * _WIDTH // whole)
+        end = min(width - 1, device_bytes * width // whole)
         return f"[{drawn[:end]}|{drawn[end:]}]"
     return f"[{drawn}]"

@@ -8,23 +8,32 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import attention, count, plain_table, size
+from kvcalc.output.human.figures import attention, count, size
+from kvcalc.output.human.tables import plain_table
 from kvcalc.output.paths import scalars
 from kvcalc.writing.cells import bare
 
-_CAPTION = "KV/token: bytes per token at 16 bits before windows fill; mean if compressed"
+_CAPTION = "per token, fixed: the bytes of the cache that kvcalc estimate MODEL shows"
 
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the list of presets, with a heading for each family. It is one table, so that all columns are aligned."""
-    table = plain_table("model", "attention", ">layers", ">KV/token", ">window", ">context")
+    table = plain_table(
+        "model",
+        "kind",
+        ">layers",
+        ">per token",
+        ">fixed",
+        ">context",
+        optional=("kind", "layers", "context", "fixed"),
+    )
     for family, rows in groupby(document["models"], lambda row: row["family"] or "other"):
         table.add_row(Text(family, "bold"))
         for row in rows:
-            name = f"  {row['name']}{' *' if row['file'] else ''}"
-            kind, token = attention(row["attention"]), size(row["bytes_per_token_16_bit"])
-            lengths = count(row["sliding_window"]), count(row["max_position_embeddings"])
-            table.add_row(name, kind, count(row["num_layers"]), token, *lengths)
+            name = f" {row['name']}{' *' if row['file'] else ''}"
+            sizes = size(row["bytes_per_token"]), size(row["fixed_bytes_per_sequence"])
+            kind, longest = attention(row["attention"]), count(row["max_position_embeddings"])
+            table.add_row(name, kind, count(row["num_layers"]), *sizes, longest)
     console.print(table)
     console.print(_CAPTION)
     if any(row["file"] for row in document["models"]):

@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import Column, count, duration, percent, rate, text
+from kvcalc.output.human.figures import count, duration, percent, rate, span, text
 from kvcalc.output.human.finalists import limits_of, print_finalists, replica_split, simulated_columns
-from kvcalc.output.human.fitting import print_table, span
+from kvcalc.output.human.tables import Column, print_table
 from kvcalc.writing import shell
 
 _WIDTH = 78
@@ -27,7 +27,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     reasons = _reasons(rows)
     # If one reason applies to all rows, the error message states it.
     for reason, devices in reasons.items() if best is not None or len(reasons) > 1 else ():
-        console.print(f"{', '.join(devices)}: {reason}", style="dim", soft_wrap=True)
+        console.print(f"{', '.join(devices)}: {reason}", style="dim")
     _wide(document, console)
     for row in rows:
         name = _name(document, row)
@@ -102,7 +102,7 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
         names = {"cost_per_hour": "cheapest", "cost_per_million_output_tokens": "cheapest per token"}
         console.print(f"* {names.get(document['ranked_by'], fewest)}", style="dim")
         if document["gives_up"] is not None:
-            console.print(f"{document['gives_up']}; --max-ttft and --max-tpot set limits", style="dim", soft_wrap=True)
+            console.print(f"{document['gives_up']}; --max-ttft and --max-tpot set limits", style="dim")
 
 
 def _name(document: dict[str, Any], row: dict[str, Any]) -> str:
@@ -214,12 +214,12 @@ def _money(value: float | None) -> str:
 def _print_command(heading: str, command: str, console: Console) -> None:
     console.print()
     console.print(heading)
-    for line in _folded(command):
+    for line in _folded(command, min(_WIDTH, console.width - 2)):
         console.print(f"  {line}", soft_wrap=True)
 
 
-def _folded(command: str) -> list[str]:
-    """A command in lines of at most `_WIDTH`, unless a word is longer. An option and its value stay on one line."""
+def _folded(command: str, width: int) -> list[str]:
+    """A command in lines of at most `width`, unless a word is longer. An option and its value stay on one line."""
     words = [shell.join([word]) for word in shell.split(command)]
     groups: list[str] = []
     for word in words:
@@ -229,7 +229,7 @@ def _folded(command: str) -> list[str]:
             groups.append(word)
     lines = [groups[0]]
     for group in groups[1:]:
-        if len(lines[-1]) + len(group) + 3 > _WIDTH:
+        if len(lines[-1]) + len(group) + 3 > width:
             lines[-1] += " \\"
             lines.append(f"  {group}")
         else:

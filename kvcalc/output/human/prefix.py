@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import Column, count, duration, percent, size, split, text
-from kvcalc.output.human.fitting import print_table
+from kvcalc.output.human.figures import count, duration, percent, size, split, text
+from kvcalc.output.human.tables import Column, print_table
 
 _BAR = 24
 
@@ -17,16 +17,16 @@ def render(document: dict[str, Any], console: Console) -> None:
     """Print the document."""
     trace, knee, unlimited = document["trace"], document["knee"], document["unlimited"]
     has_bytes = knee["cache_bytes"] is not None
-    console.print(Text.assemble((trace["file"], "bold"), f"  {_trace(trace)}"), soft_wrap=True)
+    console.print(Text.assemble((trace["file"], "bold"), f"  {_trace(trace)}"))
     if document["model"] is not None:
-        console.print(_setup(document), soft_wrap=True)
+        console.print(_setup(document))
     console.print()
     amount = size(knee["cache_bytes"]) if has_bytes else f"{count(knee['cache_tokens'])} tokens"
     found = f"finds {_rate(knee['hit_rate'])} of the prompt tokens"
     limit = f"without a limit, {_rate(unlimited['hit_rate'])}"
-    console.print(Text.assemble(("knee: ", "bold"), f"a cache of {amount} {found}; {limit}"), soft_wrap=True)
+    console.print(Text.assemble(("knee: ", "bold"), f"a cache of {amount} {found}; {limit}"))
     if document["prefill"] is not None:
-        console.print(_prefill(document), soft_wrap=True)
+        console.print(_prefill(document))
     console.print()
     _curve(document, console, has_bytes)
     if document["tiers"]:
@@ -95,9 +95,7 @@ def _curve(document: dict[str, Any], console: Console, has_bytes: bool) -> None:
     if len(columns) > 1 and columns[-1][0].endswith(" cost"):
         price = document["prices"]["device_per_hour"]
         other = "" if price is None else f"; a GPU second costs {_money(price / 3600)}"
-        console.print(
-            f"cost: of the memory for the time of the trace, per saved GPU second{other}", style="dim", soft_wrap=True
-        )
+        console.print(f"cost: of the memory for the time of the trace, per saved GPU second{other}", style="dim")
 
 
 def _tiers(tiers: list[dict[str, Any]], devices: int, console: Console) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import byte_rate, count, percent, plain_table, size
+from kvcalc.output.human.figures import byte_rate, count, percent, size
 from kvcalc.output.human.speed import duration
+from kvcalc.output.human.tables import plain_table
 
 # With more turns, only the first ones and the last one are shown.
 _MOST_ROWS = 6

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from kvcalc.output.human.calibration import print_calibration, print_factors
-from kvcalc.output.human.console import count, duration, percent, plain_table, split
-from kvcalc.output.human.fitting import span
+from kvcalc.output.human.figures import count, duration, percent, span, split
+from kvcalc.output.human.tables import Table, plain_table
 
 _HEAD = (
     "model",
@@ -30,8 +29,6 @@ _COLUMNS = (
 _CALIBRATED = (("before", "uncalibrated_seconds"), ("left out", "left_out_seconds"))
 # The columns that a narrow terminal does not show, the first one first.
 _OPTIONAL = ("80% range", "largest", "at once", "run")
-# More columns than any table has.
-_ANY = 1000
 _NAMES = {"tpot": "TPOT", "ttft": "TTFT", "kv": "KV cache"}
 
 
@@ -55,23 +52,13 @@ def _print_rows(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(Text.assemble((first["model"], "bold"), "  ", ", ".join(setup)))
     console.print(f"{first['file']}, a result of {first['tool']}", style="dim")
     console.print()
-    # Rich would cut words that have no room.
-    unused = tuple(heading for heading, key in _CALIBRATED if all(row[key] is None for row in rows))
-    for missing in range(len(_OPTIONAL) + 1):
-        table = _table(rows, (*unused, *_OPTIONAL[:missing]))
-        if console.measure(table, options=console.options.update(max_width=_ANY)).maximum <= console.width:
-            break
-    console.print(table)
-    if missing:
-        console.print(f"not shown at {console.width} columns: {', '.join(_OPTIONAL[:missing])}", style="dim")
+    console.print(_table(rows, [heading for heading, key in _CALIBRATED if all(row[key] is None for row in rows)]))
     console.print()
 
 
-def _table(rows: list[dict[str, Any]], left_out: tuple[str, ...]) -> Table:
+def _table(rows: list[dict[str, Any]], left_out: list[str]) -> Table:
     headings = [heading for heading in _COLUMNS if heading.strip(">") not in left_out]
-    table = plain_table(*headings)
-    for column in table.columns:
-        column.no_wrap = True
+    table = plain_table(*headings, optional=_OPTIONAL)
     before = None
     for row in rows:
         is_new, before = row["run"] != before, row["run"]

@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import count, duration, name_engine, plain_table, rate
+from kvcalc.output.human.figures import count, duration, name_engine, rate
 from kvcalc.output.human.fit import describe_devices
+from kvcalc.output.human.tables import plain_table
 
 NAMES = {
     "ttft": "TTFT", "tpot": "TPOT", "itl": "between tokens", "e2e": "whole request", "queue": "in the queue"
@@ -36,9 +37,9 @@ def render(document: dict[str, Any], console: Console) -> None:
     if results["good_requests"] is not None:
         share = results["good_requests"] / results["requests"]
         good = rate(results["goodput_requests_per_second"])
-        console.print(f"{share:.1%} of the requests keep to {describe_limits(document['limits'])}: {good} requests/s")
+        console.print(f"{share:.1%} of the requests meet {describe_limits(document['limits'])}: {good} requests/s")
     console.print()
-    table = plain_table("", *(f">{name.removesuffix('_seconds')}" for name in _SHOWN))
+    table = plain_table("", *(f">{name.removesuffix('_seconds')}" for name in _SHOWN), optional=("max", "p90"))
     for row in document["times"]:
         table.add_row(NAMES[row["metric"]], *(duration(row[name]) for name in _SHOWN))
     console.print(table)
@@ -80,7 +81,7 @@ def _prefill(prefill: dict[str, Any]) -> str:
 def describe_limits(limits: Mapping[str, Any]) -> str:
     """The limits of a good request as text."""
     parts = [
-        f"{name} up to {duration(limits[key])}"
+        f"{name} <= {duration(limits[key])}"
         for name, key in (("TTFT", "max_ttft_seconds"), ("TPOT", "max_tpot_seconds")) if limits[key] is not None
     ]  # fmt: skip
     return " and ".join(parts)
@@ -116,16 +117,18 @@ def _timeline(document: dict[str, Any], console: Console) -> None:
         if None in values or not any(values):
             continue
         console.print()
-        for line in draw_columns(title, values, f"{duration(rows[-1]['seconds'])}"):
+        for line in draw_columns(title, values, duration(rows[-1]["seconds"]), console.width - _GUTTER - 2):
             console.print(line, soft_wrap=True)
 
 
-def draw_columns(title: str, values: Sequence[int], end: str) -> list[str]:
+def draw_columns(title: str, values: Sequence[int], end: str, width: int) -> list[str]:
     """The lines of a chart of `values` in plain characters, at least one of them above 0: a column of marks each.
 
-    `end` labels the end of the horizontal axis.
+    If there are more than `width`, each column shows the largest of several. `end` labels the end of the horizontal
+    axis.
     """
-    most = max(values)
+    most, each = max(values), -(-len(values) // max(width, 1))
+    values = [max(values[place : place + each]) for place in range(0, len(values), each)]
     lines = [f"{'':>{_GUTTER}}  {title}"]
     for height in range(_HEIGHT, 0, -1):
         # A value above 0 has a mark in the lowest row.

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import byte_rate, count, percent, plain_table, size
-from kvcalc.output.human.fitting import UNKNOWN_RANGE
+from kvcalc.output.human.figures import UNKNOWN_RANGE, byte_rate, count, percent, size
+from kvcalc.output.human.tables import plain_table
 
 _PARTS = ("weights", "kv", "compute", "overhead", "communication")
 

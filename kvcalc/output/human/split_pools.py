@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.console import byte_rate, count, duration, percent, size, split
+from kvcalc.output.human.figures import byte_rate, count, duration, percent, size, split
 
 _PARTS = (
     ("host", "host"),

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.chart import draw_chart
-from kvcalc.output.human.console import Column, count, duration, rate, size, text, yes_or_no
-from kvcalc.output.human.fitting import print_table, span
+from kvcalc.output.human.figures import count, duration, rate, size, span, text, yes_or_no
+from kvcalc.output.human.tables import Column, print_table
 
 # A column is printed only if its values differ. Otherwise the heading shows the value, after the word in _WORDS.
 _CHANGING: tuple[Column, ...] = (
@@ -48,7 +48,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     more = document["num_points"] - len(points)
     if more:
         console.print(f"{count(more)} more rows: --format csv prints all of them", style="dim")
-    chart = draw_chart(document["chart"])
+    chart = draw_chart(document["chart"], console.width)
     if chart:
         console.print()
         for line in chart:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvcalc.output.human.console import (
+from kvcalc.output.human.figures import (
     byte_rate,
     count,
     describe_workload,

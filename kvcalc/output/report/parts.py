@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvcalc.notes import sentence
-from kvcalc.output.human.console import count, describe_workload, duration, name_engine, rate, size, split
-from kvcalc.output.human.fitting import UNKNOWN_RANGE, span
+from kvcalc.output.human.figures import (
+    UNKNOWN_RANGE,
+    count,
+    describe_workload,
+    duration,
+    name_engine,
+    rate,
+    size,
+    span,
+    split,
+)
 from kvcalc.output.report.charts import bar
 from kvcalc.output.report.page import Facts, Figure, Section, Table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.output.human.console import count, duration, name_engine, rate
+from kvcalc.output.human.figures import count, duration, name_engine, rate
 from kvcalc.output.human.simulate import NAMES, describe_limits, describe_load, describe_state
 from kvcalc.output.report.charts import Axis, Line, lines
 from kvcalc.output.report.page import Answer, Figure, Section, Table, Text
@@ -57,7 +57,7 @@ def _verdict(document: Document) -> tuple[str, str]:
         tokens = rate(results["tokens_per_second"])
         return f"{rate(results['requests_per_second'])} requests and {tokens} tokens per second.", "plain"
     tone = "good" if good == requests else "plain" if good else "bad"
-    return f"{good / requests:.1%} of the requests keep to {describe_limits(document['limits'])}.", tone
+    return f"{good / requests:.1%} of the requests meet {describe_limits(document['limits'])}.", tone
 
 
 def _charts(document: Document) -> list[Figure | Table]:

@@ -106,29 +106,19 @@ class Combination(NamedTuple):
     def _checked(self, rows: Iterator[Row]) -> Iterator[Row]:
         """`rows`, each with whether it fits the memory, the free bytes, its speed, and the reason if it is refused.
 
-        If not even one sequence fits, nothing runs, so there is no speed.
+        A batch that does not fit does not run, so it has no speed.
         """
-        there, runs = 0, True
         for row in rows:
             if len(row) > len(NUMBERS):
                 yield *row[:-1], None, None, *_NO_SPEED, row[-1]
                 continue
             tokens, batch = row[:2]
-            if tokens != there:
-                there, runs = tokens, self._one_fits(tokens)
-            speed = self.speed(tokens, batch) if self.speed is not None and runs else _NO_SPEED
-            if self.memory is None:
-                yield *row, None, None, *speed, None
-            else:
+            fits = free = None
+            if self.memory is not None:
                 free = self.memory(tokens, batch) - row[_DEVICE]
                 fits = free >= 0 and (self.also_fits is None or self.also_fits(tokens, batch))
-                yield *row, fits, free, *speed, None
-
-    def _one_fits(self, tokens: int) -> bool:
-        one = self.device_bytes(tokens, 1)
-        if one is None or self.memory is None:
-            return True
-        return one <= self.memory(tokens, 1) and (self.also_fits is None or self.also_fits(tokens, 1))
+            speed = _NO_SPEED if self.speed is None or fits is False else self.speed(tokens, batch)
+            yield *row, fits, free, *speed, None
 
     def device_bytes(self, tokens: int, batch: int) -> int | None:
         """The bytes of the batch's cache on one device; None if the point is refused."""

@@ -81,12 +81,12 @@ def answer_case(case: Case) -> Answer:
         else:
             fit = describe_fit(found, notes)
             division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
-            served = case
+            served = case if fit["fits"] else None
             if fit["max_batch_size"] == 0:
                 from kvcalc.planning.serving.load import with_larger_share
 
                 served = with_larger_share(case, notes)
-            # If not even one request fits, there is no speed to report.
+            # What does not fit does not run, so it has no speed.
             throughput = None if served is None else describe_throughput(served, notes)
     speculative = None
     if case.question.speculative is not None:

@@ -94,8 +94,8 @@ def _layout_that_fits(case: Case, asked: Question) -> documents.SmallestLayout |
     return _layout(devices.num_devices, *sizes) if found and found["fits"] else None
 
 
-def _layout(devices: int, tensor: int, stages: int, attention_replicas: int) -> documents.SmallestLayout:
+def _layout(devices: int, tensor: int, stages: int, dp_ranks: int) -> documents.SmallestLayout:
     return {
         "num_devices": devices, "tensor_parallel_size": tensor, "pipeline_parallel_size": stages,
-        "data_parallel_size": attention_replicas,
+        "data_parallel_size": dp_ranks,
     }  # fmt: skip

@@ -151,7 +151,7 @@ def _verdict(found: Budget, fit: documents.Fit) -> str:
         stops = "" if case.engine.starts_short else f"{case.engine.title} does not start: "
         return f"{stops}one request of {tokens} needs {needed}, but only {there} is available{tried}"
     replicas = workload.data_parallel_size
-    divided = f" over {replicas} attention replicas" if replicas > 1 else ""
+    divided = f" over {replicas} DP ranks" if replicas > 1 else ""
     together = case.needed_bytes(workload.context_tokens, workload.attention_batch(workload.batch_size))
     return (
         f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(together)} of cache per "

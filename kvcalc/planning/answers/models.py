@@ -7,8 +7,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kvcalc.errors import KvcalcError, UsageError, nearest
+from kvcalc.memory.curves import stored_curve
 from kvcalc.memory.dtypes import DTYPES, bytes_of
 from kvcalc.memory.kv_cache import growth, stored_cache_bytes
+from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention
 from kvcalc.model.describe import describe_model
 from kvcalc.model.presets import (
@@ -21,7 +23,9 @@ from kvcalc.model.presets import (
     shipped_presets,
 )
 from kvcalc.model.resolve import spec_of
+from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
+from kvcalc.question.question import Question
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -31,7 +35,7 @@ NO_FAMILY = "other"
 
 
 def list_models(family: str | None = None) -> documents.Models:
-    """Every preset with its attention, its layers and the bytes one token adds to an empty 16-bit cache, by family.
+    """Every preset with its attention, its layers and the bytes of its cache, by family.
 
     `family` selects one family. A user's file that cannot be used is left out, with a warning. Raises UsageError if
     there is no such family.
@@ -125,7 +129,8 @@ def _check_names(preset: Preset, others: Sequence[Preset]) -> None:
 
 def _row(preset: Preset) -> documents.ModelsModelsItem:
     spec = spec_of(preset)
-    model = describe_model(spec)
+    model, workload = describe_model(spec), resolve_workload(spec)
+    token, fixed = _growth(spec, workload)
     return {
         "name": preset.name,
         "family": preset.family,
@@ -139,11 +144,27 @@ def _row(preset: Preset) -> documents.ModelsModelsItem:
         "bytes_per_token_16_bit": sum(
             _bytes_per_token(cache) * group.num_layers for group in spec.layers for cache in group.caches
         ),
+        "kv_dtype": workload.kv_dtype.name,
+        "context_tokens": workload.context_tokens,
+        "bytes_per_token": token,
+        "fixed_bytes_per_sequence": fixed,
         "aliases": list(preset.aliases),
         "source": preset.source,
         "date": preset.date,
         "file": preset.path if preset.is_users else None,
     }
+
+
+def _growth(spec: ModelSpec, workload: Workload) -> tuple[int, int]:
+    """The bytes per token and the fixed bytes that an estimate without options has."""
+    curve = stored_curve(bind_workload(spec, workload), workload.kv_dtype)
+    if curve is not None:
+        return curve.growth_at(workload.context_tokens)
+    from kvcalc.planning.answers.figures import cache_figures
+    from kvcalc.planning.cases.case import make_case
+
+    figures = cache_figures(make_case(Question(spec)))
+    return figures.bytes_per_token, figures.fixed_bytes_per_sequence
 
 
 def _bytes_per_token(cache: Cache) -> int:

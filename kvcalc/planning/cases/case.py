@@ -146,7 +146,7 @@ class Case(NamedTuple):
     def cache_bytes(self, tokens: int, sequences: int) -> int:
         """The bytes that `sequences` sequences of `tokens` tokens take on a device, whatever the case's own context.
 
-        The sequences are those of one attention replica. The encoder's input follows the context if nothing else is
+        The sequences are those of one DP rank. The encoder's input follows the context if nothing else is
         asked for.
         """
         there = self.of_length(tokens) if self.encoder_follows_context else self

@@ -51,16 +51,16 @@ def prompt_ranks_of(settings: Mapping[str, Any] | None) -> int:
 
 
 def lay_out(
-    devices: Devices, tensor_parallel_size: int | None, stages: int, attention_replicas: int = 1, prompt_ranks: int = 1
+    devices: Devices, tensor_parallel_size: int | None, stages: int, dp_ranks: int = 1, prompt_ranks: int = 1
 ) -> tuple[Devices, int]:
     """The devices and the tensor-parallel size.
 
-    Without a size, the model is split over all devices of a stage, and each attention replica over its part of them. If
+    Without a size, the model is split over all devices of a stage, and each DP rank over its part of them. If
     no number of devices was given (1), the result has as many as the layout needs. `prompt_ranks` copies of each
-    attention replica divide the prompts. UsageError (exit 2) if the number of stages or of copies does not divide the
+    DP rank divide the prompts. UsageError (exit 2) if the number of stages or of copies does not divide the
     number of devices.
     """
-    copies = attention_replicas * prompt_ranks
+    copies = dp_ranks * prompt_ranks
     if tensor_parallel_size is None:
         if devices.num_devices == 1:
             return devices._replace(num_devices=stages * copies), 1
@@ -69,9 +69,9 @@ def lay_out(
             raise UsageError(f"--pipeline-parallel-size {stages} does not divide {devices.num_devices} devices")
         size, rest = divmod(of_stage, copies)
         if rest or not size:
-            asked = f"--dp {attention_replicas}" if prompt_ranks == 1 else f"prefill context parallelism {copies}"
-            if 1 not in (prompt_ranks, attention_replicas):
-                asked = f"--dp {attention_replicas} x prefill context parallelism {prompt_ranks}"
+            asked = f"--dp {dp_ranks}" if prompt_ranks == 1 else f"prefill context parallelism {copies}"
+            if 1 not in (prompt_ranks, dp_ranks):
+                asked = f"--dp {dp_ranks} x prefill context parallelism {prompt_ranks}"
             raise UsageError(
                 f"{asked} does not divide {of_stage} devices",
                 f"use --num-gpus {copies * stages}, or a number that divides {of_stage}",
@@ -92,7 +92,7 @@ def count_replicas(num_devices: int, workload: Workload) -> int:
         asked += f" and prefill context parallelism {workload.prompt_ranks}" if workload.prompt_ranks > 1 else ""
         hint = f"use --num-gpus {needed}, or another --tp"
         if workload.data_parallel_size > 1:
-            hint = f"use --num-gpus {needed}, or leave out --tp, which is the devices of one attention replica"
+            hint = f"use --num-gpus {needed}, or leave out --tp, which is the devices of one DP rank"
         raise UsageError(
             f"{num_devices} device{'s' if num_devices > 1 else ''} with {asked}: one replica needs {needed}", hint
         )

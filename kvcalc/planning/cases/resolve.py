@@ -152,7 +152,7 @@ def allocation_of(
     """All layers with a cache, those that draft tokens included, and what the engine allocates for them."""
     stages = workload.pipeline_parallel_size
     if asked.data_parallel_size > 1:
-        from kvcalc.planning.cases.attention_replicas import most_experts
+        from kvcalc.planning.cases.dp_attention import most_experts
 
         # Whole copies of a model without experts each have the settings as they are given.
         if most_experts(spec):
@@ -187,7 +187,7 @@ def _engine_of(spec: ModelSpec, engine: str, stages: int, *settings: tuple[str, 
 
 
 def laid_out(asked: Question, spec: ModelSpec, engine: Engine, workload: Workload) -> Workload:
-    """The workload with the attention replicas and the expert-parallel ranks.
+    """The workload with the DP ranks and the expert-parallel ranks.
 
     Raises UsageError (exit 2) if the engine, the context or the number of devices does not allow the layout, and
     ModelError (exit 3) if the model does not.
@@ -203,12 +203,18 @@ def laid_out(asked: Question, spec: ModelSpec, engine: Engine, workload: Workloa
     if engine.prompt_ranks > 1:
         workload = workload._replace(prompt_ranks=engine.prompt_ranks)
     if asked.data_parallel_size * engine.prompt_ranks > 1:
-        from kvcalc.planning.cases.attention_replicas import with_attention_replicas
+        from kvcalc.planning.cases.dp_attention import with_dp_ranks
 
-        workload = with_attention_replicas(asked.model, asked.data_parallel_size, experts, engine, workload)
+        workload = with_dp_ranks(asked.model, asked.data_parallel_size, experts, engine, workload)
     elif experts is not None:
         workload = workload._replace(expert_parallel_size=experts)
     engine.check_context(workload.context_tokens)
+    if asked.devices is not None or (workload.num_devices > 1 and spec.quantization):
+        from kvcalc.engines.starts import Start
+        from kvcalc.planning.cases.dp_attention import spread_of
+
+        gpu = None if asked.devices is None else asked.devices.gpu
+        engine.check_start(Start(spec, workload, spread_of(spec, engine, workload), asked.dtype, gpu))
     if asked.devices is not None:
         from kvcalc.planning.cases.layout import check_speed, count_replicas
 
@@ -248,10 +254,10 @@ def notes_of(
     notes = [*(Note("model", "remark", text) for text in spec.remarks), *workload.notes, *engine.notes]
     notes += [found.weight_note] if found.weight_note else []
     if workload.data_parallel_size > 1:
-        from kvcalc.planning.cases.attention_replicas import WHOLE_COPIES, whole_copies
+        from kvcalc.planning.cases.dp_attention import WHOLE_COPIES, whole_copies
 
         if whole_copies(spec, workload):
-            text = f"{spec.name} has no experts to divide: every attention replica is a whole copy of the model"
+            text = f"{spec.name} has no experts to divide: every DP rank is a whole copy of the model"
             notes.append(Note("workload", WHOLE_COPIES, text))
     notes += hits
     if drafts is not None:

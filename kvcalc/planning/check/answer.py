@@ -49,7 +49,7 @@ def check(
         found["speculative"]["acceptance_length"] = None
     part = found["fit"]
     starts = bool(part["fits"])
-    if not starts and not server.reader.needs_context:
+    if not starts and not server.reader.words.needs_context:
         starts = bool(part["max_context_tokens"])
     reason = None if starts else _reason(part, found["workload"]["context_tokens"])
     capacity = requests = None
@@ -98,7 +98,7 @@ def _changes(server: Server, question: Question, found: documents.FitDocument) -
     names = dict.fromkeys(reader.fields.values())
     if part["max_context_tokens"] and question.context_tokens:
         named = next((name for name in ("max_model_len", "context_tokens") if name in names), None)
-        option = reader.context_option or (reader.flag_for(named) if named else "")
+        option = reader.words.context_option or (reader.flag_for(named) if named else "")
         # The slots of llama.cpp have one option together.
         tokens = part["max_context_tokens"] * question.batch_size
         yield {"option": option, "value": str(tokens)}

@@ -41,11 +41,11 @@ def asked_by(
     fits_context = "max_model_len" in values and values["max_model_len"] is None
     context = values.pop("context_tokens", None) or values.pop("max_model_len", None)
     values.pop("max_model_len", None)
-    if context is None and reader.chooses_context:
+    if context is None and reader.words.chooses_context:
         fits_context = True
     if context is None and not fits_context:
         context = spec.max_position_embeddings
-    if reader.splits_layers and "tensor_parallel_size" not in values:
+    if reader.words.splits_layers and "tensor_parallel_size" not in values:
         values.setdefault("pipeline_parallel_size", devices.num_devices)
     values.setdefault("tensor_parallel_size", 1)
     if read.unknown:

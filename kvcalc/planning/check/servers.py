@@ -120,7 +120,7 @@ def program_end(reader: Reader, words: Sequence[str]) -> int | None:
 
 
 def _of_image(image: str) -> Reader | None:
-    return next((reader for reader in readers() if any(name in image for name in reader.images)), None)
+    return next((reader for reader in readers() if any(name in image for name in reader.words.images)), None)
 
 
 def _release(image: str | None) -> str | None:

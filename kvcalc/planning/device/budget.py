@@ -11,8 +11,8 @@ from kvcalc.model.caches import IndexerKeys, RecurrentState
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.towers import tower_parameters
-from kvcalc.planning.cases.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.cases.case import Case
+from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
 from kvcalc.planning.device.capacity import PoolShrinkage, largest_batch, least
 from kvcalc.planning.device.device_weights import DeviceWeights, device_weights, file_excess, row_sizes, stage_sizes
 from kvcalc.records import NamedTuple
@@ -251,7 +251,7 @@ def _divide(
         is_latent=spec.attention.is_latent,
         release=release_of(case.question.engine),
         is_apple=gpu.vendor == "Apple",
-        attention_replicas=replicas // copies,
+        dp_ranks=replicas // copies,
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,
         has_sparse_latent=_has_sparse_latent(spec),

@@ -76,7 +76,7 @@ def holds(case: Case, kv_memory_bytes: int) -> bool:
 
 
 def max_running_requests(case: Case, kv_memory_bytes: int | None, tokens: int = 1) -> int | None:
-    """The most requests of `tokens` tokens that all attention replicas run at once (`Engine.max_running_requests`).
+    """The most requests of `tokens` tokens that all DP ranks run at once (`Engine.max_running_requests`).
 
     This is the engine's own limit; fewer run if their caches take more memory. None if there is none.
     """
@@ -131,7 +131,7 @@ def largest_batch(
     case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None = None
 ) -> int | None:
     """The most sequences of `tokens` tokens that the engine runs at once and whose cache fits in `kv_memory_bytes` on
-    each device. None if neither sets a limit. Every attention replica runs as many."""
+    each device. None if neither sets a limit. Every DP rank runs as many."""
     if tokens != case.workload.context_tokens and case.encoder_follows_context:
         case = case.of_length(tokens)
     most = _largest_attention_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
@@ -172,7 +172,7 @@ def _largest_attention_batch(
 def _needed(case: Case, pool_shrinkage: PoolShrinkage | None) -> Callable[[int, int], int]:
     """The memory for the cache that a number of tokens and sequences needs on a device, as a function.
 
-    The sequences are those of one attention replica.
+    The sequences are those of one DP rank.
     """
     if pool_shrinkage is None:
         return case.needed_bytes

@@ -53,14 +53,14 @@ def device_weights(
 ) -> DeviceWeights:  # fmt: skip
     """The weights of one of `ranks` tensor-parallel ranks, in the pipeline stage with the largest weights.
 
-    `stages` has the layers of each stage (`Engine.stage_bounds`), and `spread` says what attention replicas divide
+    `stages` has the layers of each stage (`Engine.stage_bounds`), and `spread` says what DP ranks divide
     among them. `model`, `spec` and `dtype` are as in `describe_weights`. Bytes read from files are split in the same
     proportion as the counted bytes. `tables_on_host` is whether the input embedding is in host memory.
     """
     described, _ = language_model_weights(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
         if spread.data_parallel_size > 1:
-            return DeviceWeights(None, 0, None, "a GGUF file is not split among attention replicas")
+            return DeviceWeights(None, 0, None, "a GGUF file is not split among DP ranks")
         return _file_on_device(spec, described, ranks, len(stages), tables_on_host)
     weights, reason = known_weights(model, spec)
     if weights is None or described["bytes"] is None:

@@ -89,7 +89,7 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
     if asked is not None:
         from kvcalc.memory.quantization.gguf_types import k_quant_scheme
 
-        return k_quant_scheme(asked.name, spec.num_layers)
+        return k_quant_scheme(asked.name, spec)
     from kvcalc.memory.quantization.gguf_types import count_experts
     from kvcalc.memory.quantization.schemes import UnknownSchemeError, is_mlx, read_scheme, with_expert_dtype
 

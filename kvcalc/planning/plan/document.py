@@ -13,7 +13,7 @@ from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
-from kvcalc.planning.cases.attention_replicas import WHOLE_COPIES
+from kvcalc.planning.cases.dp_attention import WHOLE_COPIES
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked

@@ -46,7 +46,7 @@ def find_simulated(
             best = min(met, key=_rank, default=None)
             try:
                 found = smallest_of(judge, layout, best)
-            except UsageError as error:  # a layout that is not simulated, such as attention replicas
+            except UsageError as error:  # a layout that is not simulated, such as DP ranks
                 refusal = error
                 continue
             if found is None:

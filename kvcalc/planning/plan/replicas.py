@@ -1,7 +1,7 @@
 """The smallest layout of one kind of device that serves the traffic.
 
 A layout is a number of replicas, each split over `tensor_parallel_size` x `pipeline_parallel_size` devices, times the
-attention replicas that were asked for (`--dp`). Attention replicas are parts of one replica of the model. The search
+DP ranks that were asked for (`--dp`). DP ranks are parts of one replica of the model. The search
 uses the figures of `kvcalc estimate`: `fit` says whether the running requests fit, and `throughput.serving` says how
 fast they are. More requests per replica are never faster, so bisection finds the largest number that meets the targets.
 Targets for percentiles are judged by a simulation (`planning.plan.finalists`).
@@ -32,7 +32,7 @@ class Option(NamedTuple):
     """A layout with one pool, of replicas. `traffic` is that of the shape.
 
     `next_layout` is the second choice, and why it was not chosen. `most_running` is the limit of running requests of an
-    attention replica in the simulation. None without one.
+    DP rank in the simulation. None without one.
     """
 
     traffic: Traffic
@@ -155,7 +155,7 @@ def find_options(traffic: Traffic, kind: Kind, keep: int = 2) -> Iterator[Found]
         trouble = found.trouble or trouble
         yield found._replace(trouble=trouble)
     if trouble is None and traffic.question.data_parallel_size > 1:
-        probe(traffic, kind, 1, 1, 1)  # raises the reason why there can be no attention replicas
+        probe(traffic, kind, 1, 1, 1)  # raises the reason why there can be no DP ranks
 
 
 def shapes_of(traffic: Traffic, kind: Kind) -> list[Shape]:

@@ -1,7 +1,7 @@
 """The layouts that a plan tries: how one replica of the model may be split over devices of one kind.
 
 By default a plan tries tensor parallelism within a box, then as far as the fast link reaches, then pipeline stages.
-With all layouts, it tries every combination of tensor parallelism, pipeline stages, attention replicas, expert
+With all layouts, it tries every combination of tensor parallelism, pipeline stages, DP ranks, expert
 parallelism, and vLLM's decode context parallelism.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.engines import engine_class
 from kvcalc.model.spec import windows
-from kvcalc.planning.cases.attention_replicas import most_experts
+from kvcalc.planning.cases.dp_attention import most_experts
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Gpu
@@ -31,14 +31,14 @@ CONTEXT_PARALLEL = "decode-context-parallel-size"
 class Shape(NamedTuple):
     """How one replica is split.
 
-    Each of `attention_replicas` is split over `tensor` x `stages` devices. `experts` is the number of devices that each
+    Each of `dp_ranks` is split over `tensor` x `stages` devices. `experts` is the number of devices that each
     hold whole experts, None for the default. `token_ranks` of the tensor-parallel ranks divide the tokens of the
     cache, and `prompt_ranks` copies of the attention divide a prompt.
     """
 
     tensor: int
     stages: int
-    attention_replicas: int = 1
+    dp_ranks: int = 1
     experts: int | None = None
     token_ranks: int = 1
     prompt_ranks: int = 1
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
     @property
     def devices(self) -> int:
         """The devices of one replica."""
-        return self.tensor * self.stages * self.attention_replicas * self.prompt_ranks
+        return self.tensor * self.stages * self.dp_ranks * self.prompt_ranks
 
     def of(self, question: Question) -> Question:
         """The question with the parts of the shape that are not its tensor-parallel size and its stages."""
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
         speed = question.speed
         if self.experts is not None:
             speed = (speed or SpeedQuestion())._replace(expert_parallel_size=self.experts)
-        replicas = self.attention_replicas
+        replicas = self.dp_ranks
         return question._replace(data_parallel_size=replicas, engine_settings=settings, speed=speed)
 
     def describe(self, expert_parallel_size: int) -> documents.LayoutSizes:
@@ -64,32 +64,32 @@ class Shape(NamedTuple):
         return {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.stages,
-            "data_parallel_size": self.attention_replicas,
+            "data_parallel_size": self.dp_ranks,
             "expert_parallel_size": expert_parallel_size,
             "decode_context_parallel_size": self.token_ranks,
         }
 
     def __str__(self) -> str:
-        parts = [f"dp {self.attention_replicas}"] if self.attention_replicas > 1 else []
+        parts = [f"dp {self.dp_ranks}"] if self.dp_ranks > 1 else []
         parts += [f"tp {self.tensor}", *([f"pp {self.stages}"] if self.stages > 1 else [])]
         parts += [] if self.experts is None else [f"ep {self.experts}"]
         parts += [f"dcp {self.token_ranks}"] if self.token_ranks > 1 else []
         return " x ".join(parts)
 
 
-def usual_shapes(gpu: Gpu, attention_replicas: int) -> Iterator[list[Shape]]:
+def usual_shapes(gpu: Gpu, dp_ranks: int) -> Iterator[list[Shape]]:
     """The shapes of the default search. A list is tried only if no shape of earlier lists serves."""
     joined = _joined(gpu)
     within = [size for size in _TENSOR_SIZES if size <= joined]
-    yield [Shape(size, 1, attention_replicas) for size in within]
-    yield [Shape(size, 1, attention_replicas) for size in _WIDE_SIZES if size <= joined]
-    yield [Shape(within[-1], stages, attention_replicas) for stages in _STAGES]
+    yield [Shape(size, 1, dp_ranks) for size in within]
+    yield [Shape(size, 1, dp_ranks) for size in _WIDE_SIZES if size <= joined]
+    yield [Shape(within[-1], stages, dp_ranks) for stages in _STAGES]
 
 
 def all_shapes(gpu: Gpu, question: Question, engine: str) -> list[Shape]:
     """Every shape whose parts are powers of two, the smallest first.
 
-    Tensor parallelism is within the fast link. Only models with experts have attention replicas, of which a number that
+    Tensor parallelism is within the fast link. Only models with experts have DP ranks, of which a number that
     was asked for (more than 1) is the only one; their experts are split like other weights, or distributed whole. The
     tokens of the cache are divided only among ranks that would hold the same KV heads.
     """
@@ -108,9 +108,9 @@ def all_shapes(gpu: Gpu, question: Question, engine: str) -> list[Shape]:
     return sorted(found, key=lambda shape: shape.devices)
 
 
-def _expert_sizes(tensor: int, attention_replicas: int, experts: int) -> list[int | None]:
-    """The default, and the other way: experts are whole with attention replicas, and else split."""
-    if attention_replicas > 1:
+def _expert_sizes(tensor: int, dp_ranks: int, experts: int) -> list[int | None]:
+    """The default, and the other way: experts are whole with DP ranks, and else split."""
+    if dp_ranks > 1:
         return [None, 1]
     return [None, tensor] if 1 < tensor <= experts else [None]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcalc.engines.options import settings_of
 from kvcalc.errors import ModelError
 from kvcalc.planning.answers.estimate import Answer, answer_case
-from kvcalc.planning.cases.attention_replicas import whole_copies
 from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.cases.dp_attention import whole_copies
 from kvcalc.planning.cases.layout import prompt_ranks_of
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.budget import Budget, budget, free_range

@@ -42,7 +42,7 @@ class BlockBytes(NamedTuple):
 def prefixes_of(case: Case) -> Prefixes:
     """The engine's prefix cache on one device. UsageError or ModelError if it is not an LRU cache of blocks."""
     if case.workload.data_parallel_size > 1:
-        raise LayoutError("--dp: each attention replica has a prefix cache of its own", "leave it out")
+        raise LayoutError("--dp: each DP rank has a prefix cache of its own", "leave it out")
     check_caching(case.engine, "kvcalc prefix")
     found = case.prefixes()
     if not found.shares_memory:

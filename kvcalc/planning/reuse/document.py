@@ -255,7 +255,7 @@ def _checked_store(case: Case, reuse: CacheReuse) -> Store:
     is_lmcache = reuse.backend == LMCACHE
     store = store_of(case, is_lmcache=is_lmcache)
     if workload.pipeline_parallel_size * workload.attention_copies * case.engine.token_ranks > 1:
-        raise LayoutError("--offload is modelled for one attention replica without stages", "split the model with --tp")
+        raise LayoutError("--offload is modelled for one DP rank without stages", "split the model with --tp")
     if is_lmcache:
         if not engine_class(name).reuse().takes_lmcache:
             raise UsageError(f"--offload-backend {LMCACHE}: not for {name}", "one of vllm, sglang")

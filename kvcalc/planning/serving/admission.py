@@ -17,7 +17,7 @@ _UNLIMITED = 4096
 
 
 def most_at_once(case: Case, found: Budget | str) -> int:
-    """The most requests that the engine's attention replicas run at once, whatever their lengths.
+    """The most requests that the engine's DP ranks run at once, whatever their lengths.
 
     `found` is the budget of the case, or the reason if it is not known. Of an engine without a limit, no more are
     considered.
@@ -123,7 +123,7 @@ def _running_beside_answers(ratio: NewTokenRatio, found: Budget, prompt: int, an
 
 
 def pool_tokens(found: Budget) -> float:
-    """The tokens in the pool of one attention replica. Without a pool, memory sets no limit."""
+    """The tokens in the pool of one DP rank. Without a pool, memory sets no limit."""
     case = found.case
     allocation, dtype, tokens = case.allocation, case.workload.kv_dtype, case.workload.context_tokens
     device = allocation.largest_stage(case.share, dtype, tokens, 1)

@@ -59,7 +59,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
         text = "not all requests fit at their full length, so some are preempted and computed again"
         notes.append(Note("throughput", "preemptions", f"{text}: kvcalc simulate follows each of them"))
     if case.workload.data_parallel_size > 1:
-        text = "a prompt stops all attention replicas, so the speed depends on when requests arrive"
+        text = "a prompt stops all DP ranks, so the speed depends on when requests arrive"
         notes.append(Note("throughput", "lock-step", f"{text}: kvcalc simulate follows each of them"))
     if schedule is None or not schedule.has_slots:
         # Requests wait for steps in slots. Without slots, they do not run before their prompts are computed.

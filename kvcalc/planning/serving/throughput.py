@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.cases.attention_replicas import spread_of, whole_copies
 from kvcalc.planning.cases.case import Case
+from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
 from kvcalc.planning.cases.layout import layout_of
 from kvcalc.planning.device.weight_storage import stored_weights
 from kvcalc.question.question import SpeedQuestion

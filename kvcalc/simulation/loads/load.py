@@ -91,10 +91,10 @@ def check_load(load: Load) -> None:
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} cannot be combined", "use one")
     if load.trace is not None and (load.prompt is not None or load.answer is not None):
-        raise UsageError("--trace has the lengths of its requests", "leave out --prompt-tokens and --answer-tokens")
+        raise UsageError("--trace has the lengths of its requests", "leave out --input-tokens and --output-tokens")
     if load.trace is None and (load.prompt is None or load.answer is None):
-        missing = "--prompt-tokens" if load.prompt is None else "--answer-tokens"
-        raise UsageError(f"{missing} is missing", "for example --prompt-tokens 1000 --answer-tokens uniform:100..500")
+        missing = "--input-tokens" if load.prompt is None else "--output-tokens"
+        raise UsageError(f"{missing} is missing", "for example --input-tokens 1000 --output-tokens uniform:100..500")
     if load.trace is not None and load.seed:
         raise UsageError("--seed: nothing is drawn from a --trace", "leave it out")
     if load.trace is None and load.scale_rate != 1:

@@ -1,4 +1,4 @@
-"""Attention replicas in lock step: each has its own scheduler and cache, and their steps begin and end together.
+"""DP ranks in lock step: each has its own scheduler and cache, and their steps begin and end together.
 
 The experts of a layer are divided among all replicas, so in every layer each replica waits for the others, and a step
 takes as long as that of the slowest one. A replica without requests computes a step of padding, which takes no longer
@@ -19,7 +19,7 @@ from kvcalc.simulation.replicas.times import Chunk, Line, RankTimes, decode_run,
 
 
 class OfRank(Arrivals):
-    """What one attention replica sees of the group's arrivals: only that clients get their answers.
+    """What one DP rank sees of the group's arrivals: only that clients get their answers.
 
     The first replica also counts the requests that no replica has yet.
     """
@@ -37,7 +37,7 @@ class OfRank(Arrivals):
 
 
 class LockStep(Server):
-    """Attention replicas (`ranks`) that serve the requests of `arrivals`."""
+    """DP ranks (`ranks`) that serve the requests of `arrivals`."""
 
     def __init__(self, router: Router, times: RankTimes, arrivals: Arrivals) -> None:
         self.router, self.times, self.arrivals = router, times, arrivals

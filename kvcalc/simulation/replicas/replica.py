@@ -55,7 +55,7 @@ class Replica(Holder):
         self._quiet = -1, 0  # the changes of the pool, and its steps until which it has blocks, at the last plan
         self._ended: list[Request] = []  # by the prompt alone, in this step
         self._leaving: list[Request] = []  # they have ended, but the scheduler does not know it yet
-        self.in_lock_step = False  # other attention replicas run steps of the same time
+        self.in_lock_step = False  # other DP ranks run steps of the same time
         self.made_room = False  # requests left after the coming step was scheduled, so the one after it has more room
         self._stalls: list[list[float]] = []  # [requests, seconds] since their last tokens, in steps without decoding
 

@@ -1,4 +1,4 @@
-"""Which attention replica gets a request (`Schedule.routing`). The sources are in `kvcalc.engines`."""
+"""Which DP rank gets a request (`Schedule.routing`). The sources are in `kvcalc.engines`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serves requests in steps: an engine with one scheduler (`Replica`), or attention replicas (`LockStep`).
+"""What serves requests in steps: an engine with one scheduler (`Replica`), or DP ranks (`LockStep`).
 
 An event is one step with parts of prompts, or all decode steps until something else happens. Decode steps are planned
 first (`begin`) and run later (`end`), so that a request that arrives in the meantime can still end them earlier.
@@ -41,7 +41,7 @@ class Server(ABC):
 
     arrivals: Arrivals
     ranks: Sequence[Any]
-    """The attention replicas, each a `Replica`: itself alone, or several."""
+    """The DP ranks, each a `Replica`: itself alone, or several."""
     finished: int
     """The number of finished requests."""
 

@@ -17,7 +17,7 @@ from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.simulation.replicas.server import Run
 from kvcalc.throughput.roofline import Part, SpeedModel
 
-# The most times of attention replicas that are kept.
+# The most times of DP ranks that are kept.
 _MOST_KEPT = 100_000
 
 Chunk = tuple[int, int]
@@ -43,7 +43,7 @@ class StepTimes(Protocol):
 
 
 class RankTimes(Protocol):
-    """How long steps of attention replicas take, each with its own requests."""
+    """How long steps of DP ranks take, each with its own requests."""
 
     def rank_line(self, batch: int, context: int, total: int) -> Line:
         """The seconds of a decode step of a replica that has `batch` of all `total` sequences, over their context."""
@@ -58,7 +58,7 @@ class RankTimes(Protocol):
 class ModelTimes:
     """The times of a `SpeedModel`, each multiplied by `factor`.
 
-    They are `StepTimes`, and `RankTimes` if it has attention replicas.
+    They are `StepTimes`, and `RankTimes` if it has DP ranks.
     """
 
     def __init__(self, model: SpeedModel, factor: float = 1.0) -> None:

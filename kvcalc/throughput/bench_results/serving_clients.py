@@ -63,7 +63,7 @@ def read_sglang(row: Mapping[str, Any], run: int) -> Point:
     tensor, replicas = whole(server, "tp_size"), whole(server, "dp_size") or 1
     refusal = None
     if replicas > 1 and server.get("enable_dp_attention") is True:
-        # --tp-size counts the devices of all attention replicas.
+        # --tp-size counts the devices of all DP ranks.
         tensor = None if tensor is None else max(1, tensor // replicas)
     elif replicas > 1:
         refusal = f"dp_size is {replicas} without enable_dp_attention, and kvcalc predicts one replica"

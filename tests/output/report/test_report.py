@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvcalc.cli.report import repeated
-from kvcalc.output.human.console import duration
+from kvcalc.output.human.figures import duration
 from kvcalc.output.report import make_report
 from kvcalc.output.report.charts import Axis, Line, bar, lines
 from tests.conftest import ROOT
@@ -36,8 +36,8 @@ QUESTIONS = {
     "sweep": ("sweep", "gemma-3-27b", "--context", "1k..64k", "--batch", "1,8", "--gpu", "h100"),
     "prefix": ("prefix", LOGS / "mooncake.jsonl", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm", "--offload",
                "cpu=20GiB"),
-    "simulate": ("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests-per-second", "20", "--prompt-tokens",
-                 "uniform:500..1500", "--answer-tokens", "200", "--requests", "100", "--max-ttft", "100ms"),
+    "simulate": ("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests-per-second", "20", "--input-tokens",
+                 "uniform:500..1500", "--output-tokens", "200", "--requests", "100", "--max-ttft", "100ms"),
 }  # fmt: skip
 EMPTY = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -141,7 +141,7 @@ def test_a_simulation_shows_its_percentiles_and_what_is_drawn_over_time(kvcalc: 
     for row in document["times"]:
         assert {duration(row[name]) for name in ("mean_seconds", "p50_seconds", "p99_seconds", "max_seconds")} <= cells
     good = document["results"]["good_requests"]
-    assert f"{good}.0% of the requests keep to TTFT up to 100 ms." in cells
+    assert f"{good}.0% of the requests meet TTFT <= 100 ms." in cells
     drawings = [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
     charts = [drawing for drawing in drawings if drawing.get("aria-label")]
     assert [chart.get("aria-label") for chart in charts] == [

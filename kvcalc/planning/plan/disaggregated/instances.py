@@ -96,7 +96,7 @@ def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | T
     rates = Prefill(
         shape.devices,
         between_counts(lambda prompts: model.prefill(lengths.input_tokens, prompts, cached).seconds),
-        min(each, _MOST_PROMPTS) * shape.attention_replicas,
+        min(each, _MOST_PROMPTS) * shape.dp_ranks,
         shape.stages,
         found.slots,
         host_wait(model.constants, 0.0, lengths.input_tokens, 0.0)

@@ -11,7 +11,7 @@ from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
-from kvcalc.planning.cases.attention_replicas import most_experts
+from kvcalc.planning.cases.dp_attention import most_experts
 from kvcalc.planning.device.checkpoint import drafting_of
 from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
@@ -260,7 +260,7 @@ def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
         one.shape.tensor, one.shape.stages, traffic.lengths.longest_tokens, running,
         workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None,
         drafting_of(traffic.question.speculative),
-        one.shape.attention_replicas, workload.expert_parallel_size, engine=one.case.question.engine,
+        one.shape.dp_ranks, workload.expert_parallel_size, engine=one.case.question.engine,
     )  # fmt: skip
 
 

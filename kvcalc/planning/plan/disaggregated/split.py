@@ -181,7 +181,7 @@ def describe_pools(
             "instances": number,
             "tensor_parallel_size": one.shape.tensor,
             "pipeline_parallel_size": one.shape.stages,
-            "data_parallel_size": one.shape.attention_replicas,
+            "data_parallel_size": one.shape.dp_ranks,
             "expert_parallel_size": one.case.workload.expert_parallel_size,
             "num_devices": number * one.shape.devices,
             "requests_per_instance": times.prompts if role == "prefill" else times.decoding,

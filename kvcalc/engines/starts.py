@@ -1,0 +1,205 @@
+"""What engines refuse to start: checks that several engines have, with the facts of each in `starts.py` of its folder.
+
+The checks are those of a device's kernels (`Rules.capabilities`) and of weights in fp8 with a scale per block, of which
+each device must have whole blocks. What an engine asks of single settings is checked where it reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from kvcalc.engines.place import CAPABILITIES
+from kvcalc.errors import LayoutError
+from kvcalc.memory.quantization.schemes import Scheme, UnknownSchemeError, read_scheme
+from kvcalc.memory.sharding import Spread
+from kvcalc.memory.workload import Workload
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.model.tensors import LINEAR, WHOLE, Weight
+from kvcalc.records import NamedTuple
+from kvcalc.releases import Release
+from kvcalc.throughput.hardware import Gpu
+
+# The projections whose inputs are divided among tensor-parallel ranks. Of all others, the outputs are.
+_BY_INPUTS = ("o_proj", "o_b_proj", "out_proj", "down_proj", "w2", "wo", "dense", "fc2", "c_proj")
+# The projections that engines join into one matrix.
+_JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3")
+
+
+class Start(NamedTuple):
+    """A server to be started. `dtype` is the requested type of the weights, and `gpu` the device, or None."""
+
+    spec: ModelSpec
+    workload: Workload
+    spread: Spread
+    dtype: str | None
+    gpu: Gpu | None
+
+    def ranks(self, weight: Weight) -> int:
+        """The number of devices that divide a matrix among them."""
+        size, copies = self.workload.tensor_parallel_size, self.workload.attention_copies
+        if weight.copies > 1:
+            return max(size * copies // (self.workload.expert_parallel_size or 1), 1)
+        return size * copies if weight.name in self.spread.names else size
+
+    def with_sizes(self, size: int, experts: int) -> Start:
+        """The same with another tensor-parallel and expert-parallel size."""
+        workload = self.workload._replace(tensor_parallel_size=size, expert_parallel_size=experts)
+        return self._replace(workload=workload)
+
+
+class Rules(NamedTuple):
+    """The checks of all releases from `since` onwards (None: of every release).
+
+    - `inputs`, `outputs`, `joined`, `experts`: whether a device must have whole blocks of the inputs of a matrix, of
+      its outputs, of the outputs of a matrix that is a part of a joined one, and of experts.
+    - `least_block`: the smallest size to which the blocks of experts are refined while they are loaded. 0 means never.
+    - `capabilities`: the least compute capability for a way to store weights (`method` or `method type`), times ten.
+      The empty name is that of the engine itself.
+    - `bf16`: the least compute capability for --dtype bf16.
+    - `sparse_latent`: the major compute capabilities that have a kernel for sparse latent attention. Empty means any.
+    """
+
+    since: Release | None
+    inputs: bool = True
+    outputs: bool = True
+    joined: bool = True
+    experts: bool = True
+    least_block: int = 0
+    capabilities: Mapping[str, int] = {}
+    bf16: int = 0
+    sparse_latent: tuple[int, ...] = ()
+
+
+def rules_at(table: Sequence[Rules], release: Release | None) -> Rules | None:
+    """The rules of a release (None: the newest). `table` has the newest first. None if no rules are that old."""
+    return next((rules for rules in table if None in (release, rules.since) or release >= rules.since), None)  # type: ignore[operator]
+
+
+def check(start: Start, rules: Rules | None, engine: str) -> None:
+    """Raise LayoutError (exit 2) if an engine refuses to start. `engine` is its name and release, in words."""
+    if rules is None:
+        return
+    for reason, hint in (*_of_device(start, rules), *_of_blocks(start, rules)):
+        raise LayoutError(f"{engine} does not start: {reason}", hint)
+
+
+def _of_device(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
+    gpu = start.gpu
+    capability = None if gpu is None else CAPABILITIES.get(gpu.device_class or "")
+    if gpu is None or capability is None:
+        return
+    has = f"{gpu.name} has {_shown(capability)}"
+    for name in ("", *_storage(start.spec, start.dtype)):
+        least = rules.capabilities.get(name, 0)
+        if capability < least:
+            what = f"weights in {name.rpartition(' ')[2]} need" if name else "it needs"
+            yield f"{what} a compute capability of {_shown(least)}, and {has}", None
+    if start.dtype == "bf16" and capability < rules.bf16:
+        yield f"--dtype bf16 needs a compute capability of {_shown(rules.bf16)}, and {has}", "--dtype fp16"
+    if rules.sparse_latent and capability // 10 not in rules.sparse_latent and _is_sparse(start.spec):
+        known = ", ".join(f"{major}.x" for major in rules.sparse_latent)
+        yield f"sparse latent attention has kernels for compute capability {known}, and {has}", None
+
+
+def _shown(capability: int) -> str:
+    return f"{capability // 10}.{capability % 10}"
+
+
+def _storage(spec: ModelSpec, dtype: str | None) -> Iterator[str]:
+    """The names under which `Rules.capabilities` may have the storage of the weights."""
+    if dtype is not None:
+        yield dtype
+        return
+    scheme, stated = _scheme_of(spec), spec.quantization
+    if isinstance(stated, Mapping):
+        method = str(stated.get("quant_method", "modelopt" if "quant_algo" in stated else ""))
+        yield from (f"{method} {scheme.name}", method) if scheme is not None else (method,)
+
+
+@remembered
+def _scheme_of(spec: ModelSpec) -> Scheme | None:
+    """The scheme of the checkpoint. None if it has none, or if it is not modelled."""
+    if not isinstance(spec.quantization, Mapping):
+        return None
+    try:
+        return read_scheme(spec.quantization, 2)
+    except UnknownSchemeError:
+        return None
+
+
+@remembered
+def _is_sparse(spec: ModelSpec) -> bool:
+    """Whether attention chooses the rows of a latent that it reads (DeepSeek-V3.2, GLM-5)."""
+    from kvcalc.model.caches import IndexerKeys
+
+    caches = {type(cache) for group in spec.layers for cache in group.caches}
+    return spec.attention.is_latent and IndexerKeys in caches
+
+
+@remembered
+def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
+    """The matrices with a scale per block, with their names and their blocks.
+
+    Other matrices than experts are left out if they do not consist of whole blocks: published checkpoints keep these in
+    16 bits.
+    """
+    scheme, weights = _scheme_of(spec), weights_of(spec)
+    found: list[tuple[str, Weight, tuple[int, int]]] = []
+    if scheme is None or weights is None:
+        return found
+    for block in weights.blocks:
+        prefix = block.prefix.format(block.numbers[0] if block.numbers else 0)
+        for weight in block.weights:
+            form = scheme.format_of(prefix + weight.name, weight.role) if weight.role == LINEAR else None
+            if form is not None and form.block is not None and weight.split != WHOLE:
+                rows, columns = form.block
+                if weight.copies > 1 or not (weight.rows % rows or weight.columns % columns):
+                    found.append((weight.name, weight, form.block))
+    return found
+
+
+def _of_blocks(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
+    if start.dtype is not None or not isinstance(start.spec.quantization, Mapping):
+        return
+    reason = _partial_block(start, rules)
+    if reason is not None:
+        yield reason, _hint(start, rules)
+
+
+def _partial_block(start: Start, rules: Rules) -> str | None:
+    """The first matrix of which a device has no whole blocks, in words."""
+    for name, weight, (rows, columns) in _blocks_of(start.spec):
+        ranks, leaf = start.ranks(weight), name.rpartition(".")[2]
+        by_inputs = leaf in _BY_INPUTS
+        whole, block = (weight.columns, columns) if by_inputs else (weight.rows, rows)
+        ranks = min(ranks, weight.kv_heads) if weight.kv_heads else ranks
+        part = -(-whole // ranks)
+        if part % block == 0:
+            continue
+        if weight.copies > 1:
+            is_checked = rules.experts
+            smallest = math.gcd(rows, columns, part)
+            if rules.least_block and smallest >= rules.least_block:
+                continue
+        else:
+            is_checked = rules.inputs if by_inputs else rules.joined if leaf in _JOINED else rules.outputs
+        if is_checked:
+            what = "inputs" if by_inputs else "outputs"
+            return f"a device has {part:,} of the {whole:,} {what} of {name}, which are no whole fp8 blocks of {block}"
+    return None
+
+
+def _hint(start: Start, rules: Rules) -> str | None:
+    """The largest smaller tensor-parallel size that starts, and whole experts on each device if that helps."""
+    size, copies = start.workload.tensor_parallel_size, start.workload.attention_copies
+    found = []
+    for smaller in range(size // 2, 0, -1):
+        if size % smaller == 0 and _partial_block(start.with_sizes(smaller, 1), rules) is None:
+            found.append(f"--tp {smaller}")
+            break
+    whole = start.with_sizes(size, size * copies)
+    if any(weight.copies > 1 for _, weight, _ in _blocks_of(start.spec)) and _partial_block(whole, rules) is None:
+        found.append(f"--ep {size * copies}")
+    return f"use {' or '.join(found)}" if found else None

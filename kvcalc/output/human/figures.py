@@ -1,0 +1,117 @@
+"""How human output writes numbers, times, names and workloads. A dash stands for a null."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvcalc.units import format_size
+
+
+def size(value: int | None) -> str:
+    """Bytes in powers of 1024, or a dash for None."""
+    return "-" if value is None else format_size(value)
+
+
+def count(value: Any) -> str:
+    """A number with thousands separators, or a dash for None."""
+    return "-" if value is None else f"{value:,}"
+
+
+def text(value: str | None) -> str:
+    """The text, or a dash if it is empty."""
+    return value or "-"
+
+
+def yes_or_no(value: bool | None) -> str:
+    """yes, no, or a dash for None."""
+    return {True: "yes", False: "no", None: "-"}[value]
+
+
+def attention(kind: str | None) -> str:
+    """A kind of attention, with MHA, MQA, GQA and MLA in capitals, or a dash for None."""
+    return text(kind) if kind in (None, "hybrid", "none") else str(kind).upper()
+
+
+def percent(share: float | None) -> str:
+    """A share as a whole percentage, or a dash for None."""
+    return "-" if share is None else f"{share:.0%}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds with three digits, in milliseconds below one second, or a dash for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+
+
+def short_duration(seconds: float | None) -> str:
+    """A duration with three digits, in microseconds below one millisecond, or a dash for None."""
+    return f"{seconds * 1e6:.3g} us" if seconds is not None and seconds < 0.9995e-3 else duration(seconds)
+
+
+def rate(value: float | None) -> str:
+    """A rate per second: a whole number from 100 on, three digits below, or a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def byte_rate(bytes_per_second: float | None) -> str:
+    """Bytes per second in powers of 1024, or a dash for None."""
+    return "-" if bytes_per_second is None else f"{format_size(int(bytes_per_second), capacity=True)}/s"
+
+
+def flop_rate(flop_per_second: float | None) -> str:
+    """FLOP per second with three digits, in TFLOP/s or GFLOP/s, or a dash for None."""
+    if flop_per_second is None:
+        return "-"
+    unit, scale = ("TFLOP/s", 1e12) if flop_per_second >= 0.9995e12 else ("GFLOP/s", 1e9)
+    return f"{flop_per_second / scale:.3g} {unit}"
+
+
+def split(sizes: Mapping[str, Any]) -> str:
+    """How a replica is split, such as `tp 8 x pp 2` or `dp 4 x tp 2`. Empty if it uses one device."""
+    parts = (
+        ("dp", sizes["data_parallel_size"]),
+        ("pcp", sizes.get("prefill_context_parallel_size", 1)),
+        ("tp", sizes["tensor_parallel_size"]),
+        ("pp", sizes["pipeline_parallel_size"]),
+    )
+    return " x ".join(f"{name} {size}" for name, size in parts if size > 1)
+
+
+def describe_workload(workload: Mapping[str, Any]) -> list[str]:
+    """The context and the batch as text, such as `8,192 tokens` and `batch 4`."""
+    return [f"{count(workload['context_tokens'])} tokens", f"batch {count(workload['batch_size'])}"]
+
+
+def describe_images(workload: Mapping[str, Any]) -> list[str]:
+    """The images of a request as text, such as `2 images of 2,691 tokens`. Empty without images."""
+    images = workload["images"]
+    if images is None:
+        return []
+    return [f"{count(images['count'])} {'image' if images['count'] == 1 else 'images'} of "
+            f"{count(images['tokens_per_image'])} tokens"]  # fmt: skip
+
+
+def name_engine(engine: Mapping[str, Any]) -> str:
+    """The engine's name, the program that is counted if it has several, and the release.
+
+    The release is the one that was asked for, or else the one that the rules are from, if any.
+    """
+    program = engine.get("program")
+    return " ".join(str(value) for value in (engine["name"], program and f"({program})", engine["version"]) if value)
+
+
+UNKNOWN_RANGE = "range unknown"
+
+
+def span(seconds: float | None, low: float | None, high: float | None) -> str:
+    """The range of a time in `seconds`, such as `39.1-54.7 ms`: `unknown` if it is not known, a dash without a time."""
+    if low is None or high is None:
+        return "-" if seconds is None else "unknown"
+    (first, first_unit), (last, last_unit) = duration(low).split(), duration(high).split()
+    return f"{first}-{last} {last_unit}" if first_unit == last_unit else f"{first} {first_unit}-{last} {last_unit}"

@@ -1,0 +1,123 @@
+"""What engines refuse to start, and that published servers that ran are not refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import KvcalcError, LayoutError
+from kvcalc.planning.check.answer import check
+from kvcalc.planning.check.servers import choose_server
+from kvcalc.question.question import SpeedQuestion
+
+
+def start(model: str, gpu: str, engine: str, ep: int | None = None, **settings: str) -> Mapping[str, Any]:
+    """The fit document. Raises LayoutError if the engine does not start."""
+    devices = kvcalc.find_devices(gpu)
+    given = {name.replace("_", "-"): text for name, text in settings.items()}
+    speed = None if ep is None else SpeedQuestion(expert_parallel_size=ep)
+    return kvcalc.fit(model, devices, context_tokens=4096, engine=engine, engine_settings=given, speed=speed)
+
+
+# Published errors of servers that did not start.
+REFUSED = [
+    ("Qwen/Qwen3-235B-A22B-FP8", "rtx-5090x8", "vllm@0.8.5", None, "192"),  # vllm-project/vllm#17569
+    ("MiniMaxAI/MiniMax-M2.5", "h200x8", "vllm@0.28", None, "192"),  # ROCm/ATOM#1488 says the same of its own checks
+    ("deepseek-v4-pro", "h20x16", "vllm@0.23", 16, "192"),  # vllm-project/vllm#45784
+    ("deepseek-r1", "h100x32", "sglang", None, "576"),  # sgl-project/sglang#3345
+    # The checks in SGLang 0.5.23 (layers/quantization/fp8.py).
+    ("Qwen/Qwen3-235B-A22B-FP8", "h200x8", "sglang", None, "192"),
+    ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "h200x8", "sglang", None, "320"),
+    ("MiniMaxAI/MiniMax-M2.5", "h200x8", "sglang", None, "192"),
+    ("Qwen/Qwen3-30B-A3B-FP8", "h100x4", "sglang", None, "192"),
+    ("Qwen/Qwen3-30B-A3B-FP8", "h100x8", "sglang", None, "96"),
+    # get_min_capability of the methods, and the engines' own.
+    ("gpt-oss-20b", "t4", "vllm", None, "8.0"),
+    ("gpt-oss-20b", "t4", "sglang", None, "8.0"),
+    ("llama-3.1-8b", "v100-32gb", "sglang", None, "7.5"),
+    ("llama-3.1-8b", "t4", "tensorrt-llm", None, "8.0"),
+    ("nvidia/Llama-3.1-8B-Instruct-FP8", "a100-80gb", "sglang", None, "8.9"),
+    ("nvidia/Llama-3.1-8B-Instruct-FP8", "a100-80gb", "vllm@0.25", None, "8.9"),
+    ("nvidia/Qwen3-8B-NVFP4", "h100", "tensorrt-llm", None, "10.0"),
+    ("deepseek-v3.2", "a100-80gbx16", "vllm", None, "9.x"),
+]
+
+
+@pytest.mark.parametrize(("model", "gpu", "engine", "ep", "text"), REFUSED)
+def test_what_an_engine_refuses_is_refused_with_its_reason(
+    model: str, gpu: str, engine: str, ep: int | None, text: str
+) -> None:
+    with pytest.raises(LayoutError, match="does not start") as error:
+        start(model, gpu, engine, ep)
+    assert text in error.value.message
+    assert error.value.exit_code == 2
+
+
+# Servers that ran, and what newer releases let through.
+STARTED = [
+    ("Qwen/Qwen3-235B-A22B-FP8", "h200x8", "vllm", None),  # blocks of experts are refined
+    ("MiniMaxAI/MiniMax-M2.5", "h200x8", "vllm@0.29", None),
+    ("MiniMaxAI/MiniMax-M2.5", "h200x4", "sglang", None),
+    ("Qwen/Qwen3-235B-A22B-FP8", "h200x8", "sglang", 8),  # whole experts
+    ("Qwen/Qwen3-30B-A3B-FP8", "h100x2", "sglang", None),
+    ("deepseek-r1", "h200x8", "sglang", None),
+    ("deepseek-r1", "h100x16", "sglang", None),  # benchmark/deepseek_v3 in sgl-project/sglang
+    ("deepseek-v3.2", "h200x8", "vllm", None),
+    ("zai-org/GLM-4.6-FP8", "h200x8", "sglang", None),  # has no blocks
+    ("gpt-oss-20b", "a100-80gb", "vllm", None),
+    ("llama-3.1-8b", "t4", "vllm", None),  # computes in fp16
+    ("nvidia/Llama-3.1-8B-Instruct-FP8", "a100-80gb", "vllm", None),
+]
+
+
+@pytest.mark.parametrize(("model", "gpu", "engine", "ep"), STARTED)
+def test_what_an_engine_starts_is_not_refused(model: str, gpu: str, engine: str, ep: int | None) -> None:
+    assert start(model, gpu, engine, ep)["fit"]["device_bytes"] > 0
+
+
+def test_the_hint_names_layouts_that_start() -> None:
+    with pytest.raises(LayoutError) as error:
+        start("Qwen/Qwen3-30B-A3B-FP8", "h100x8", "sglang")
+    assert error.value.hint == "use --tp 2 or --ep 8"
+    assert start("Qwen/Qwen3-30B-A3B-FP8", "h100x2", "sglang")["fit"]["fits"]
+    assert start("Qwen/Qwen3-30B-A3B-FP8", "h100x8", "sglang", 8)["fit"]["fits"]
+
+
+def test_bf16_is_refused_where_it_is_asked_for() -> None:
+    devices = kvcalc.find_devices("t4")
+    with pytest.raises(LayoutError, match=r"--dtype bf16 needs a compute capability of 8\.0, and t4 has 7\.5"):
+        kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="bf16")
+    assert kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16")["fit"]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "hint"),
+    [
+        ("vllm", {"max_lora_rank": "24"}, "use 32"),
+        ("vllm", {"max_num_seqs": "20000"}, "--max-num-batched-tokens 20000"),
+        ("tensorrt-llm", {"tokens_per_block": "48"}, "use 32"),
+    ],
+)
+def test_settings_with_which_an_engine_does_not_start(engine: str, settings: dict[str, str], hint: str) -> None:
+    with pytest.raises(LayoutError, match="not start") as error:
+        start("llama-3.1-8b", "h100", engine, None, **settings)
+    assert error.value.hint == hint
+
+
+def test_a_plan_leaves_out_what_does_not_start() -> None:
+    found = kvcalc.plan(
+        "Qwen/Qwen3-30B-A3B-FP8", input_tokens=1000, output_tokens=200, gpus=["h100"], engine="sglang",
+        requests_per_second=2.0,
+    )  # fmt: skip
+    assert found["best"] is not None
+    assert found["best"]["tensor_parallel_size"] in (1, 2)
+
+
+def test_check_says_why_a_server_does_not_start() -> None:
+    command = "python -m sglang.launch_server --model-path Qwen/Qwen3-235B-A22B-FP8 --tp 8"
+    with pytest.raises(KvcalcError, match=r"SGLang 0\.5\.23 does not start") as error:
+        check(choose_server(command, None), kvcalc.find_devices("h200x8"))
+    assert error.value.exit_code == 4
