@@ -77,7 +77,7 @@ class Release(NamedTuple):
         return self._replace(numbers=tuple(0 if part == _LAST else part for part in self.numbers))
 
 
-class Asked(NamedTuple):
+class RequestedRelease(NamedTuple):
     """A release as it was asked for.
 
     `text` is in lower case. `release` is its place, or None for the newest. `is_placed` is False if the text names
@@ -107,7 +107,7 @@ def dates_of(engine: str) -> list[tuple[str, str]]:
     return [(day, release) for day, release in rows]
 
 
-def split_engine(engine: str) -> tuple[str, Asked | None]:
+def split_engine(engine: str) -> tuple[str, RequestedRelease | None]:
     """The name and the release in `vllm@0.12`.
 
     Without a release, it is the newest stable one, or None if that is the newest one of all. Raises UsageError (exit 2)
@@ -126,7 +126,7 @@ def release_of(engine: str) -> Release | None:
 
 
 @lru_cache(maxsize=1024)
-def parse_release(engine: str, text: str) -> Asked:
+def parse_release(engine: str, text: str) -> RequestedRelease:
     """The release of `engine` that `text` names. Raises UsageError (exit 2), with an example, if it names none."""
     example = f"write {engine}@{_fact(engine, 'example', '0.19.0')}, {engine}@nightly or a date, {engine}@2026-05-01"
     folded = text.strip().casefold()
@@ -138,11 +138,11 @@ def parse_release(engine: str, text: str) -> Asked:
     return found
 
 
-def _parse(engine: str, text: str) -> Asked | None:
+def _parse(engine: str, text: str) -> RequestedRelease | None:
     if text in _NEWEST_STABLE:
-        return Asked(text, _version(engine, stable_of(engine)) if stable_of(engine) else None)
+        return RequestedRelease(text, _version(engine, stable_of(engine)) if stable_of(engine) else None)
     if text in _NEWEST:
-        return Asked(text, None)
+        return RequestedRelease(text, None)
     if re.fullmatch(_DATE, text) or re.fullmatch(_MONTH, text):
         day = _date(text) or _last_day(text)
         return _on(engine, text, day) if day else None
@@ -154,14 +154,14 @@ def _parse(engine: str, text: str) -> Asked | None:
         while tag:
             release = _version(engine, tag)
             if release is not None:
-                return Asked(text, release)
+                return RequestedRelease(text, release)
             tag = re.sub(r"(?:^|[-_])[^-_]*$", "", tag)
     # llama.cpp's Python package counts its own versions, which say nothing about the build.
     is_package = _counts_builds(engine) and "." in text and re.fullmatch(_VERSION, text) is not None
     if is_package or any(re.fullmatch(kind, text) for kind in (_COMMIT, _BRANCH, _COMPONENTS)):
-        return Asked(text, None, is_placed=False)
+        return RequestedRelease(text, None, is_placed=False)
     if re.fullmatch(_TAG, text, re.ASCII) and not re.fullmatch(_LIKE_A_NUMBER, text):
-        return Asked(text, None, is_placed=False)
+        return RequestedRelease(text, None, is_placed=False)
     return None
 
 
@@ -210,14 +210,14 @@ def _last_day(text: str) -> date | None:
     return None if first is None else (first + timedelta(days=31)).replace(day=1) - timedelta(days=1)
 
 
-def _on(engine: str, text: str, day: date) -> Asked:
+def _on(engine: str, text: str, day: date) -> RequestedRelease:
     """The newest release that was out on a day. For a day before the first known release, the oldest possible one."""
     known = dates_of(engine)
     if not known:
-        return Asked(text, None, is_placed=False)
+        return RequestedRelease(text, None, is_placed=False)
     out = [release for released, release in known if released <= day.isoformat()]
     place = _version(engine, out[-1]) if out else Release.of(0)
-    return Asked(text, place, is_date=True)
+    return RequestedRelease(text, place, is_date=True)
 
 
 def step_at(since: Sequence[Release], release: Release | None) -> int | None:

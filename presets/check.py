@@ -36,6 +36,7 @@ def check_engines() -> None:
     from kvcalc.engines.declarations import ENGINES, LOGS, has_table, table
     from kvcalc.engines.log_lines import lines_of
     from kvcalc.engines.reading import readers
+    from kvcalc.engines.starts import rules_of
     from kvcalc.model.hf_config import known_types
     from kvcalc.question.fields import FIELDS
 
@@ -46,6 +47,8 @@ def check_engines() -> None:
         if has_table(engine, "models"):
             for names in table(engine, "models").values():
                 _check_types(engine, names if isinstance(names, str) else " ".join(names), types)
+        if has_table(engine, "starts"):
+            rules_of(engine, None)
     for reader in readers():
         _check_fields(f"the commands of {reader.engine}", reader.fields.values(), FIELDS)
     for engine in LOGS:

@@ -32,8 +32,15 @@ def _tests(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/{folder}/test_{name}.py" for name in names)
 
 
-def _engine(*own: str) -> tuple[str, ...]:
-    """The tests of an engine: its own, and those of all engines."""
+def _recorded(kind: str, engine: str = "*") -> tuple[str, ...]:
+    """The tests of an engine's recorded figures, or those of all engines."""
+    test = "tests/recorded/test_recorded.py::test_the_figures_are_those_that_were_recorded"
+    files = sorted((ROOT / "tests" / "recorded" / kind).glob(f"{engine}.jsonl"))
+    return tuple(f"{test}[{kind}-{file.stem}]" for file in files)
+
+
+def _engine(name: str, *own: str) -> tuple[str, ...]:
+    """The tests of an engine: its recorded figures, its own tests, and those of all engines."""
     of_all = (
         "allocation",
         "commands",
@@ -45,16 +52,20 @@ def _engine(*own: str) -> tuple[str, ...]:
         "kv_dtype",
         "prefixes",
     )
-    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse dp_ranks".split()
-    return _tests("engines", *own, *of_all) + _tests("planning", *planned)
+    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse dp_ranks check_plans".split()
+    recorded = _recorded("memory", name) + _recorded("loads", name)
+    return (*recorded, *_tests("engines", *own, *of_all), *_tests("planning", *planned), *_tests("cli", "check"))
 
 
 _LOGS = _tests("engines", "logs", "log_pools", "log_reader", "log_drafting", "log_settings")
+_LOADS = _recorded("loads")
 _REUSE = (
+    *_LOADS,
     *_tests("planning", "reused_sessions", "cache_tiers", "drafted_reuse", "prefix_hits", "prefix"),
     *_tests("cli", "reuse"),
 )
 _SIMULATED = (
+    *_LOADS,
     *_tests(
         "simulation",
         "conservation",
@@ -69,10 +80,11 @@ _SIMULATED = (
     *_tests("cli", "simulate"),
     *_tests("simulation", "reference"),
 )
-_SPLIT = _tests(
+_SPLIT = _recorded("pools") + _tests(
     "planning", "disaggregated_limits", "disaggregated_matching", "disaggregated", "disaggregated_mixed", "split"
 )
 _PLANS = (
+    *_LOADS,
     *_tests("planning", "fewest_finalists", "refused_plans", "pareto", "plan"),
     *_tests("cli", "plan"),
     *_tests("planning", "shapes", "running_requests"),
@@ -84,19 +96,21 @@ TESTS = {
     "kvcalc/throughput/roofline.py": _tests("throughput", "steps"),
     "kvcalc/memory/sharding.py": _tests("memory", "shares"),
     "kvcalc/planning/device/budget.py": _tests("planning", "budget"),
-    "kvcalc/engines": _engine(),
-    "kvcalc/engines/llama_cpp": _engine("llama_cpp", "llama_cpp_types"),
+    "kvcalc/engines": _engine("*"),
+    "kvcalc/engines/llama_cpp": _engine("llama.cpp", "llama_cpp", "llama_cpp_types"),
     "kvcalc/engines/llama_cpp/log": _tests("engines", "llama_cpp_log", "llama_cpp_log_passes") + _LOGS,
     "kvcalc/engines/log": _LOGS,
-    "kvcalc/engines/mlx": _engine("mlx"),
+    "kvcalc/engines/mlx": _engine("mlx", "mlx"),
     "kvcalc/engines/sglang": _engine(
-        "sglang", "sglang_shortcuts", "sglang_types", "sglang_drafts", "sglang_deepseek_v4"
+        "sglang", "sglang", "sglang_shortcuts", "sglang_types", "sglang_drafts", "sglang_deepseek_v4"
     ),
     "kvcalc/engines/sglang/log": _LOGS,
-    "kvcalc/engines/tensorrt_llm": _engine("tensorrt_llm", "tensorrt_llm_groups", "tensorrt_llm_hybrid"),
+    "kvcalc/engines/tensorrt_llm": _engine(
+        "tensorrt-llm", "tensorrt_llm", "tensorrt_llm_groups", "tensorrt_llm_hybrid",
+    ),
     "kvcalc/engines/tensorrt_llm/log": _LOGS,
     "kvcalc/engines/vllm": _engine(
-        "vllm", "vllm_pages", "vllm_stages", "vllm_dtypes", "vllm_flags", "vllm_states", "vllm_compressed",
+        "vllm", "vllm", "vllm_pages", "vllm_stages", "vllm_dtypes", "vllm_flags", "vllm_states", "vllm_compressed",
         "vllm_releases", "vllm_planner",
     ),
     "kvcalc/engines/vllm/log": (*_tests("engines", "vllm_stages", "vllm_compressed"), *_LOGS),

@@ -51,7 +51,7 @@ def takes(
             given = {name: value for name, value in values.items() if not _is_default(value, name, defaults)}
             for name, value in given.items():
                 if not isinstance(value, also.get(name, ())):
-                    FIELDS[name].kind.check(value, name)
+                    FIELDS[name].type.check(value, name)
                     if isinstance(value, Sequence) and not isinstance(value, str) and not value:
                         _refuse_empty(name, defaults)
                 if name in fields:

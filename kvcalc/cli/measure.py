@@ -57,7 +57,7 @@ def measure(
             check_report(given)
         for path in (save, profile):
             if path is not None and is_reporting:
-                from kvcalc.measure.record import check_target
+                from kvcalc.atomic_file import check_target
 
                 check_target(path)
         points = None

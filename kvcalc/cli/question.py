@@ -47,7 +47,7 @@ def _parameter(option: str) -> str:
 def value_of(given: _Given, name: str) -> Any:
     """The value of a field from the text of its option, or None if it is not given, or if no text is such a value."""
     field = FIELDS[name]
-    text, parse = given.get(field.parameter), field.kind.parse
+    text, parse = given.get(field.parameter), field.type.parse
     return None if text is None or parse is None else parse(text, field.long)
 
 
@@ -292,7 +292,7 @@ def _pairs(given: _Given, name: str, parse: Callable[[str, str], int], example: 
 
 def _rate(text: str, option: str) -> int:
     """Bytes per second of a rate or a named network."""
-    from kvcalc.planning.reuse.links import network_bytes_per_second
+    from kvcalc.planning.reuse import network_bytes_per_second
 
     found = network_bytes_per_second(text)
     return parse_bandwidth(text, option) if found is None else found

@@ -15,7 +15,7 @@ def check_report(given: Mapping[str, Any]) -> None:
     if given["report"] == "":
         raise UsageError("--report '': the file name is empty", "for example --report answer.html")
     if given["report"] is not None:
-        from kvcalc.measure.record import check_target
+        from kvcalc.atomic_file import check_target
 
         check_target(given["report"])
 
@@ -28,7 +28,7 @@ def write_report(ctx: typer.Context, document: Mapping[str, Any], kind: str) -> 
     path = ctx.params["report"]
     if path is None:
         return
-    from kvcalc.measure.record import write_file
+    from kvcalc.atomic_file import write_file
     from kvcalc.output.report import make_report
 
     command = repeated(ctx.info_name or "", ctx.meta.get("kvcalc.arguments", ()))

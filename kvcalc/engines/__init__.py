@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.scheduler import Disaggregation
     from kvcalc.model.spec import ModelSpec
     from kvcalc.notes import Note
-    from kvcalc.releases import Asked, Release
+    from kvcalc.releases import Release, RequestedRelease
 
 # The code of the note that says which release's rules count.
 RELEASE = "release"
@@ -153,7 +153,7 @@ def _check_since(engine: type[Engine], settings: Mapping[str, str], release: Rel
             raise UsageError(text, f"it is in {engine.title} {first[name]} and later")
 
 
-def _release_notes(engine: Engine, asked: Asked) -> list[Note]:
+def _release_notes(engine: Engine, asked: RequestedRelease) -> list[Note]:
     """A note if `engine` counts by the rules of another release than the one that was asked for."""
     from kvcalc.notes import Note
 
@@ -166,7 +166,7 @@ def _release_notes(engine: Engine, asked: Asked) -> list[Note]:
     return [Note("engine", RELEASE, text + engine.older_rules)]
 
 
-def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], Asked | None]:
+def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], RequestedRelease | None]:
     """The engine class for a model type, and the release of `split_engine`."""
     from kvcalc.engines.engine import imported
     from kvcalc.releases import split_engine

@@ -21,8 +21,7 @@ from kvcalc.model.spec import ModelSpec, all_caches, period
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
-    from kvcalc.engines.drafted_prefixes import Matching
-    from kvcalc.engines.prefixes import Prefixes
+    from kvcalc.engines.prefixes import Matching, Prefixes
 
 
 class Drafts(NamedTuple):
@@ -190,8 +189,8 @@ class Allocation:
         parts = [one.prefixes(part, dtype, whole) for one, part in self._parts(share)]
         if self.requests.matching is None and not self._slots and len(parts) == 1:
             return parts[0]
-        from kvcalc.engines.drafted_prefixes import PLAIN as MATCHES
-        from kvcalc.engines.drafted_prefixes import DraftedPrefixes, JointPrefixes
+        from kvcalc.engines.prefixes import PLAIN as MATCHES
+        from kvcalc.engines.prefixes import DraftedPrefixes, JointPrefixes
 
         found = parts[0] if len(parts) == 1 else JointPrefixes(*parts)
         return DraftedPrefixes(found, self._slots, self.requests.matching or MATCHES)

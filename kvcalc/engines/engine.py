@@ -11,7 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.declarations import ENGINES, has_table
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -23,7 +24,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.releases import Asked, Release, dates_of
+from kvcalc.releases import Release, RequestedRelease, dates_of, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.placement import Placement, PlacementOptions
@@ -159,9 +160,8 @@ class Engine(ABC):
     `has_dp_ranks` is whether the engine can copy the attention and split the experts. If it can:
     `splits_dp_ranks` is whether a DP rank may be split over several devices,
     `splits_uneven_experts` is whether the number of experts may be no multiple of the expert-parallel ranks,
-    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas,
-    `spreads_head` whether the output head is, whatever the MLPs, and
-    `limits_all_replicas` whether `running_option` counts the requests of all replicas and not those of each.
+    `spreads_mlps` whether MLPs without experts and the output head are split over the ranks of all replicas, and
+    `spreads_head` whether the output head is, whatever the MLPs.
 
     `is_formula` is whether this is no engine, but the formulas alone. `classes_of_transformers` is "config" if it reads
     configs through Transformers' classes (`ModelSpec.with_its_classes`). `by_type` has the module (in this
@@ -185,7 +185,6 @@ class Engine(ABC):
     splits_uneven_experts = True
     spreads_mlps = False
     spreads_head = False
-    limits_all_replicas = False
     older_rules = ""
     running_option: str | None = None
     context_option: str | None = None
@@ -197,6 +196,7 @@ class Engine(ABC):
     joins_drafts = False  # whether any drafter's layers are in the model's own cache
     drafts_for_one = False  # whether it drafts tokens for one sequence at a time
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
+    has_instances = False  # whether it has separate prefill and decode instances (`DISAGGREGATION` of `scheduler`)
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
     by_type: Mapping[str, tuple[str, str]] = {}
@@ -217,7 +217,7 @@ class Engine(ABC):
         self.spec = spec
         self.settings: dict[str, object] = {}
         option = self.running_option
-        self._most_asked = None if option is None else Given(self.name, settings).optional_count(option)
+        self._most_asked = None if option is None else SettingsReader(self.name, settings).optional_count(option)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
 
     @classmethod
@@ -259,7 +259,7 @@ class Engine(ABC):
         """The settings of one DP rank, from settings that count for all `replicas` together."""
         return settings
 
-    def rules_used(self, asked: Asked) -> str | None:
+    def rules_used(self, asked: RequestedRelease) -> str | None:
         """The release whose rules count for another release that was asked for. None if they are its own rules.
 
         Most engines have the rules of one release only.
@@ -267,19 +267,23 @@ class Engine(ABC):
         own = self.version
         return None if own is None or asked.text.removeprefix("v") == own.split()[-1] else own
 
-    @abstractmethod
     def reserve(self, question: Question) -> Reserve:
-        """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range."""
+        """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range.
 
-    @classmethod
+        That is the function `reserve` of the module `reserve` in the engine's folder, unless the class has its own.
+        """
+        found: Reserve = part_of(self.name, "reserve").reserve(question)
+        return found
+
+    @staticmethod
     def device_settings(
-        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
     ) -> dict[str, str]:
         """The default settings that the engine chooses by device."""
         return {}
 
-    @classmethod
-    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+    @staticmethod
+    def device_defaults(release: Release | None) -> list[DeviceDefault]:
         """Every default that `device_settings` may give for an option that does not need a device."""
         return []
 
@@ -445,7 +449,8 @@ class Engine(ABC):
     @classmethod
     def disaggregation(cls) -> Disaggregation | None:
         """What prefill and decode on separate instances need. None if the engine has no such instances."""
-        return None
+        found: Disaggregation | None = part_of(cls.name, "scheduler").DISAGGREGATION if cls.has_instances else None
+        return found
 
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes that a batch takes in host memory. 0 if no part of the model is there (`placement`)."""
@@ -480,8 +485,13 @@ class Engine(ABC):
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:  # noqa: B027 - most engines need no check
         """Raise LayoutError (exit 2) or ModelError (exit 3) if the settings do not suit this number of ranks."""
 
-    def check_start(self, start: Start) -> None:  # noqa: B027 - what some engines refuse to start is not read
-        """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.py`)."""
+    def check_start(self, start: Start) -> None:
+        """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.yaml` of its folder)."""
+        if has_table(self.name, "starts"):
+            from kvcalc.engines.starts import check, rules_of
+
+            release = parse_release(self.name, self.version or "").release
+            check(start, rules_of(self.name, release), f"{self.title} {self.version}")
 
     def check_context(self, tokens: int) -> None:  # noqa: B027 - most engines accept any context
         """Raise UsageError (exit 2) for a context that the settings do not allow."""
@@ -512,6 +522,10 @@ class Engine(ABC):
 
         Raises UsageError (exit 2) if the engine has none, and ModelError (exit 3) if it is not modelled.
         """
+        if self.copies_prefixes:
+            from kvcalc.engines.prefixes import CopiedPrefixes
+
+            return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
         hint = "leave --prefix-tokens, --turns, --offload and --transfer-bandwidth out, or use another engine"
         raise UsageError(f"{self.name} has no prefix cache for {share.name}", hint)
 
@@ -551,6 +565,11 @@ class NoCache(Engine):
 
     def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
         return []
+
+
+def part_of(engine: str, module: str) -> Any:
+    """A module in the folder of an engine, which is imported when it is needed."""
+    return import_module(f"kvcalc.engines.{ENGINES[engine][0]}.{module}")
 
 
 @cache

@@ -50,7 +50,7 @@ def settings_of(engine: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: text for name, text in settings.items() if name in taken}
 
 
-class Given(NamedTuple):
+class SettingsReader(NamedTuple):
     """An engine's settings, option name to text, and methods that parse them.
 
     A setting that is not given has the value `otherwise`, or else the default that its option declares. Every method

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,7 +28,8 @@ class Read:
     `fields` maps the fields of a question to their text, and `settings` the engine's own options to theirs. `left` has
     the options with a meaning of the engine's own until its reader has read them. `drafting` is the method, the number
     of tokens and the checkpoint that drafts, or None. `unknown` are options that kvcalc does not count, and `notes`
-    what else it does not. `copies` are whole copies behind one server.
+    what else it does not. `copies` are whole copies behind one server, and `nodes` the machines that run the same
+    command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's.
     """
 
     def __init__(self, engine: str) -> None:
@@ -41,7 +42,8 @@ class Read:
         self.ignored: list[str] = []
         self.unknown: list[str] = []
         self.notes: list[str] = []
-        self.copies = 1
+        self.copies = self.nodes = 1
+        self.lifts_limit = False
 
     def size(self, name: str) -> int:
         """A number of devices or sequences, 1 if it is not given. UsageError (exit 2) for another text."""
@@ -67,7 +69,8 @@ class Words(NamedTuple):
     `needs_context` is whether the engine refuses to start if not even one request of its longest context fits, and
     `splits_layers` whether it divides the layers among the devices without being told. `context_option` is its option
     for the longest context, if `fields` has none, and `chooses_context` whether it takes the longest context that fits
-    if none is given.
+    if none is given. It refuses a context beyond the model's without the variable `limit_variable`, and `limit_options`
+    are its options that may change the model's.
     """
 
     programs: list[str]
@@ -83,6 +86,8 @@ class Words(NamedTuple):
     splits_layers: bool = False
     context_option: str = ""
     chooses_context: bool = False
+    limit_variable: str = ""
+    limit_options: str = ""
 
 
 class Reader:
@@ -125,6 +130,10 @@ class Reader:
     def name_of(self, word: str) -> str:
         """The name of an option in a word, as the tables have it."""
         name = word.lstrip("-").replace("_", "-")
+        if name not in self.known and "-" in name:
+            # argparse takes the beginning of a name, if it is that of one option.
+            longer = [known for known in self.known if known.startswith(name)]
+            name = longer[0] if len(longer) == 1 and longer[0] in self.fields else name
         return name[3:] if name.startswith("no-") and name not in self.known and name[3:] in self.known else name
 
     def flag_for(self, field: str) -> str:
@@ -163,6 +172,11 @@ class Reader:
         if not found.model:
             raise UsageError(f"{' '.join(self.programs[0])}: the command names no model")
         found.unknown += stray
+        may_change = self.words.limit_options.split()
+        found.lifts_limit = environment.get(self.words.limit_variable, "0").casefold() in ("1", "true")
+        found.lifts_limit |= any(option.split(".")[0].lstrip("-") in may_change for option in found.unknown)
+        nodes = next((found.left[name] for name in ("nnodes", "n") if name in found.left), None)
+        found.nodes = 1 if nodes is None else whole(nodes, "--nnodes")
         self.finish(found, environment, files)
         return found
 
@@ -217,10 +231,9 @@ def inverse(table: Mapping[str, str]) -> dict[str, str]:
     return {value: key for key, value in reversed(list(table.items()))}
 
 
-def float_types(words: Iterable[str] = ()) -> dict[str, str]:
-    """PyTorch's names of types with 16 or 32 bits, and what else means the checkpoint's own -> kvcalc's names."""
-    names = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32", "auto": ""}
-    return {**names, **dict.fromkeys(words, "")}
+def float_types() -> dict[str, str]:
+    """PyTorch's names of types with 16 or 32 bits, and of the checkpoint's own -> kvcalc's names."""
+    return {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32", "auto": ""}
 
 
 @cache

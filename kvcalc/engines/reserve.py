@@ -77,15 +77,15 @@ class Question(NamedTuple):
         held = [Held(RESERVE, "CUDA context", context_mib * MIB)]
         return [*held, Held(RESERVE, "NCCL buffers", nccl_mib * MIB)] if nccl_mib and self.ranks > 1 else held
 
-    def step_activations(self, tokens: int, element_bytes: int = 2) -> int:
-        """Peak bytes of activations in one step of `tokens` tokens.
+    def step_activations(self, tokens: int) -> int:
+        """Peak bytes of activations of 16 bits in one step of `tokens` tokens.
 
         At the peak, a step holds the residual, the normed input, and the widest module's inputs and intermediate
         values. Layers run one after another and reuse the memory. With DP ranks, every rank also gathers the
         tokens of the other replicas before its experts (vLLM's default backend, allgather_reducescatter).
         """
         gathered = (self.dp_ranks - 1) * self.width.hidden_size
-        return tokens * (2 * self.width.hidden_size + self.width.module_elements + gathered) * element_bytes
+        return tokens * (2 * self.width.hidden_size + self.width.module_elements + gathered) * 2
 
 
 class Reserve(NamedTuple):

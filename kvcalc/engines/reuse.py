@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.drafted_prefixes import PLAIN, Matching
+from kvcalc.engines.prefixes import PLAIN, Matching
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import IndexerKeys, LatentAttention
 from kvcalc.model.drafting import DFLASH, EAGLE, EAGLE1, MTP, NGRAM, Speculation

@@ -1,4 +1,4 @@
-"""What engines refuse to start: checks that several engines have, with the facts of each in `starts.py` of its folder.
+"""What engines refuse to start: checks that several engines have, with the facts of each in its `starts.yaml`.
 
 The checks are those of a device's kernels (`Rules.capabilities`) and of weights in fp8 with a scale per block, of which
 each device must have whole blocks. What an engine asks of single settings is checked where it reads them.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
+from kvcalc.engines.declarations import table
 from kvcalc.engines.place import CAPABILITIES
 from kvcalc.errors import LayoutError
 from kvcalc.memory.quantization.schemes import Scheme, UnknownSchemeError, read_scheme
@@ -18,7 +20,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import LINEAR, WHOLE, Weight
 from kvcalc.records import NamedTuple
-from kvcalc.releases import Release
+from kvcalc.releases import Release, parse_release
 from kvcalc.throughput.hardware import Gpu
 
 # The projections whose inputs are divided among tensor-parallel ranks. Of all others, the outputs are.
@@ -50,18 +52,19 @@ class Start(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The checks of all releases from `since` onwards (None: of every release).
+    """The checks of a release.
 
     - `inputs`, `outputs`, `joined`, `experts`: whether a device must have whole blocks of the inputs of a matrix, of
       its outputs, of the outputs of a matrix that is a part of a joined one, and of experts.
-    - `least_block`: the smallest size to which the blocks of experts are refined while they are loaded. 0 means never.
+    - `least_block`: the smallest size to which the blocks of experts are refined while they are loaded (method fp8). 0
+      means never.
     - `capabilities`: the least compute capability for a way to store weights (`method` or `method type`), times ten.
       The empty name is that of the engine itself.
     - `bf16`: the least compute capability for --dtype bf16.
+    - `unchecked`: the matrices of a type of models whose outputs the engine does not check.
     - `sparse_latent`: the major compute capabilities that have a kernel for sparse latent attention. Empty means any.
     """
 
-    since: Release | None
     inputs: bool = True
     outputs: bool = True
     joined: bool = True
@@ -69,18 +72,33 @@ class Rules(NamedTuple):
     least_block: int = 0
     capabilities: Mapping[str, int] = {}
     bf16: int = 0
-    sparse_latent: tuple[int, ...] = ()
+    sparse_latent: Sequence[int] = ()
+    unchecked: Mapping[str, Sequence[str]] = {}
 
 
-def rules_at(table: Sequence[Rules], release: Release | None) -> Rules | None:
-    """The rules of a release (None: the newest). `table` has the newest first. None if no rules are that old."""
-    return next((rules for rules in table if None in (release, rules.since) or release >= rules.since), None)  # type: ignore[operator]
+@cache
+def _releases(engine: str) -> list[tuple[Release | None, Rules]]:
+    """The rules of an engine and the release since which they count, the oldest first.
+
+    A release has the facts of the one before it, but for those that it names.
+    """
+    found, rules = [], Rules()
+    for row in table(engine, "starts")["releases"]:
+        since, facts = row.get("since"), {name: fact for name, fact in row.items() if name != "since"}
+        facts["capabilities"] = {**rules.capabilities, **facts.get("capabilities", {})}
+        rules = rules._replace(**facts)
+        found.append((since and parse_release(engine, since).release, rules))
+    return found
 
 
-def check(start: Start, rules: Rules | None, engine: str) -> None:
+def rules_of(engine: str, release: Release | None) -> Rules:
+    """The rules of a release (None: the newest)."""
+    known = [rules for since, rules in _releases(engine) if release is None or since is None or since <= release]
+    return known[-1]
+
+
+def check(start: Start, rules: Rules, engine: str) -> None:
     """Raise LayoutError (exit 2) if an engine refuses to start. `engine` is its name and release, in words."""
-    if rules is None:
-        return
     for reason, hint in (*_of_device(start, rules), *_of_blocks(start, rules)):
         raise LayoutError(f"{engine} does not start: {reason}", hint)
 
@@ -142,8 +160,7 @@ def _is_sparse(spec: ModelSpec) -> bool:
 def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
     """The matrices with a scale per block, with their names and their blocks.
 
-    Other matrices than experts are left out if they do not consist of whole blocks: published checkpoints keep these in
-    16 bits.
+    Published checkpoints keep matrices of no whole blocks in 16 bits, and gates of a few outputs, but for experts.
     """
     scheme, weights = _scheme_of(spec), weights_of(spec)
     found: list[tuple[str, Weight, tuple[int, int]]] = []
@@ -155,7 +172,8 @@ def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
             form = scheme.format_of(prefix + weight.name, weight.role) if weight.role == LINEAR else None
             if form is not None and form.block is not None and weight.split != WHOLE:
                 rows, columns = form.block
-                if weight.copies > 1 or not (weight.rows % rows or weight.columns % columns):
+                is_whole = weight.rows > rows and not (weight.rows % rows or weight.columns % columns)
+                if weight.copies > 1 or is_whole:
                     found.append((weight.name, weight, form.block))
     return found
 
@@ -170,8 +188,12 @@ def _of_blocks(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
 
 def _partial_block(start: Start, rules: Rules) -> str | None:
     """The first matrix of which a device has no whole blocks, in words."""
+    stated, unchecked = start.spec.quantization, rules.unchecked.get(start.spec.model_type, ())
+    refines = isinstance(stated, Mapping) and stated.get("quant_method") == "fp8"
     for name, weight, (rows, columns) in _blocks_of(start.spec):
         ranks, leaf = start.ranks(weight), name.rpartition(".")[2]
+        if leaf in unchecked:
+            continue
         by_inputs = leaf in _BY_INPUTS
         whole, block = (weight.columns, columns) if by_inputs else (weight.rows, rows)
         ranks = min(ranks, weight.kv_heads) if weight.kv_heads else ranks
@@ -181,7 +203,7 @@ def _partial_block(start: Start, rules: Rules) -> str | None:
         if weight.copies > 1:
             is_checked = rules.experts
             smallest = math.gcd(rows, columns, part)
-            if rules.least_block and smallest >= rules.least_block:
+            if refines and rules.least_block and smallest >= rules.least_block:
                 continue
         else:
             is_checked = rules.inputs if by_inputs else rules.joined if leaf in _JOINED else rules.outputs

@@ -14,22 +14,24 @@ from kvcalc.measure.timing import Effort, summarize, time_calls
 # that the buffer is read from memory.
 _BUFFER_BYTES = {"cuda": 4 << 30, "cpu": 1 << 30, "mps": 1 << 30}
 _REPEATS, _READ_SECONDS = 7, 0.5
-# The width of square matrices: large enough for the device's best rate, small enough to take less than a second.
-_MATRIX = {"cuda": 8192, "cpu": 1024, "mps": 2048}
+# The widths of square matrices: large enough for the device's best rate, small enough to take less than a second. A CPU
+# that is shared reaches less on small ones, because its threads wait for each other. A prompt has large ones.
+_MATRIX = {"cuda": (8192,), "cpu": (1024, 2048), "mps": (2048,)}
 _MATRIX_REPEATS, _MATRIX_SECONDS = 25, 0.25
 
 
 def read_roof(device: torch.device, dtype: torch.dtype, effort: Effort) -> dict[str, Any]:
     """The measured rates of this device for reading memory and for multiplying: the `roof` of a document.
 
-    For reading, two plain reductions run `_REPEATS` times each, and the fastest single pass counts. For multiplying, it
-    is the median, because a processor that multiplies for long lowers its clock. Both use random numbers: on constants
-    a GPU draws less power and is faster. Matrices have the `dtype` in which the run computes. The buffer is smaller if
-    there is little memory, and it is given back.
+    For reading, two plain reductions run `_REPEATS` times each, and the fastest single pass counts. So it does for
+    multiplying on a CPU. On a GPU it is the median, because a GPU that multiplies for long lowers its clock. Both use
+    random numbers: on constants a GPU draws less power and is faster. Matrices have the `dtype` in which the run
+    computes. The buffer is smaller if there is little memory, and it is given back.
     """
     size = effort.read_bytes or min(_BUFFER_BYTES[device.type], max(64 << 20, free_bytes(device) // 4)) & ~0xFFF
     best = _read_seconds(device, size, effort)
-    rate = _matmul_rate(device, dtype, effort.matrix_width or _MATRIX[device.type], effort)
+    widths = (effort.matrix_width,) if effort.matrix_width else _MATRIX[device.type]
+    rate = max(_matmul_rate(device, dtype, width, effort) for width in widths)
     release(device)
     return {
         "read_bytes_per_second": size / best,
@@ -51,15 +53,16 @@ def _read_seconds(device: torch.device, size: int, effort: Effort) -> float:
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype, width: int, effort: Effort) -> float:
-    """FLOP per second of a product of two square matrices: the median of many.
+    """FLOP per second of a product of two square matrices.
 
     On a CPU, fp32 is tried too, because prefill runs in fp32 if the CPU emulates 16-bit products.
     """
-    medians: list[float] = []
-    for used in {torch.float32, dtype} if device.type == "cpu" else {dtype}:
+    is_cpu = device.type == "cpu"
+    seconds: list[float] = []
+    for used in {torch.float32, dtype} if is_cpu else {dtype}:
         a, b = (torch.empty(width, width, device=device).uniform_(-1, 1).to(used) for _ in range(2))
         taken = time_calls(
             device, lambda: a @ b, _MATRIX_REPEATS, most_seconds=_MATRIX_SECONDS, effort=effort  # noqa: B023
         )  # fmt: skip
-        medians.append(summarize(taken.seconds)["p50"])
-    return 2.0 * float(width) ** 3 / min(medians)
+        seconds.append(summarize(taken.seconds)["min" if is_cpu else "p50"])
+    return 2.0 * float(width) ** 3 / min(seconds)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from typing import Any, NoReturn
 
+from kvcalc.atomic_file import target_of, write_file
 from kvcalc.errors import RunError, UsageError
 from kvcalc.model.files import read_text
 from kvcalc.schema import SCHEMA_VERSION
@@ -18,54 +18,9 @@ _MOST_BYTES = 64 << 20
 _PARTS = {"model": dict, "workload": dict, "device": dict, "roof": dict, "runs": list}
 
 
-def check_target(path: str) -> None:
-    """Raise RunError (exit 1) if no record can be written to `path`. Call this before a long run.
-
-    It creates a file in the same folder and removes it, because writing is the most reliable check.
-    """
-    target = _target_of(path)
-    if target is not None:
-        handle, temporary = _open_beside(target, path)
-        os.close(handle)
-        os.unlink(temporary)
-
-
 def save(document: dict[str, Any], path: str) -> None:
     """Write `document` to `path` as JSON, as `write_file` does."""
     write_file((json.dumps(document, indent=2, allow_nan=False) + "\n").encode(), path)
-
-
-def write_file(data: bytes, path: str) -> None:
-    """Write `data` to `path`. The file is replaced atomically.
-
-    A temporary file in the same folder is written, flushed to disk and renamed. If `path` is a link, its target is
-    replaced. If it is not a regular file, such as /dev/stdout, it is written directly. Raises RunError (exit 1) on
-    errors such as a full disk or a missing permission.
-    """
-    target = _target_of(path)
-    if target is None:
-        try:
-            with open(path, "wb", buffering=0) as file:
-                _write_all(file.fileno(), data)
-        except OSError as error:
-            _fail(path, error)
-        return
-    handle, temporary = _open_beside(target, path)
-    try:
-        try:
-            _write_all(handle, data)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        with contextlib.suppress(FileNotFoundError):
-            os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
-        os.replace(temporary, target)
-    except OSError as error:
-        _fail(path, error)
-    finally:
-        # Ctrl-C also ends up here. After the rename there is nothing to remove.
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
 
 
 class Part:
@@ -75,7 +30,7 @@ class Part:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = None if _target_of(path) is None else f"{path}.part"
+        self.path = None if target_of(path) is None else f"{path}.part"
         self.is_kept = False
 
     def keep(self, document: dict[str, Any]) -> None:
@@ -111,46 +66,6 @@ def load(path: str) -> dict[str, Any]:
         if not isinstance(run, dict) or not isinstance(run.get("attention"), str):
             raise UsageError(f"{path}: runs.{number} is not a run of kvcalc measure")
     return document
-
-
-def _target_of(path: str) -> str | None:
-    """The regular file to replace, after following links. None if `path` is something else that can be written."""
-    if not path:
-        raise RunError("cannot save '': the file name is empty")
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return os.path.realpath(path)
-    except (OSError, ValueError) as error:
-        _fail(path, error)
-    if stat.S_ISDIR(mode):
-        raise RunError(f"cannot save {path}: it is a folder, not a file")
-    return os.path.realpath(path) if stat.S_ISREG(mode) else None
-
-
-def _open_beside(target: str, path: str) -> tuple[int, str]:
-    """Create an empty file in the folder of `target`, only for this process, with the mode from the umask."""
-    if os.path.exists(target) and not os.access(target, os.W_OK):
-        # A rename needs no write permission on the file itself, but a read-only file should not be replaced.
-        raise RunError(f"cannot save {path}: Permission denied")
-    folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name[:200]}.{os.getpid()}.tmp")
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), temporary
-    except OSError as error:
-        _fail(path, error)
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
-
-
-def _fail(path: str, error: OSError | ValueError) -> NoReturn:
-    raise RunError(f"cannot save {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _no_number(name: str) -> NoReturn:

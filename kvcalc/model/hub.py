@@ -11,6 +11,7 @@ import os
 import re
 from typing import Any
 
+from kvcalc.atomic_file import replace
 from kvcalc.errors import KvcalcError, ModelError, RunError, UsageError
 from kvcalc.records import NamedTuple
 
@@ -126,16 +127,8 @@ def _store(cache: str, repo_id: str, revision: str, commit: str, data: bytes) ->
 
 
 def _replace(path: str, data: bytes) -> None:
-    partial = f"{path}.{os.getpid()}.incomplete"
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-        os.replace(partial, path)
-    except OSError:
-        if os.path.exists(partial):
-            os.unlink(partial)
-        raise
+    replace(path, data)
 
 
 def _is_hash(text: str) -> bool:

@@ -6,13 +6,13 @@ preset overrides the shipped one with the same name.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
-from kvcalc.model.alias_index import Alias, compiled_aliases
 from kvcalc.model.compiled_presets import compiled_mapping, same_text
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files, shipped_folder, user_files
@@ -279,3 +279,32 @@ def _date(value: object, name: str) -> str:
     if type(value) is not datetime.date:  # a datetime is a date too, but has a time
         raise ModelError(f"{name}: date must be a date such as 2024-04-18")
     return value.isoformat()
+
+
+# Every name and alias of the shipped presets, without reading their files.
+# The build writes compiled/_names.json. It is used only if the files have the sizes that they had then; else the files
+# are read. So the time to find a name does not grow with the number of presets.
+
+
+class Alias(NamedTuple):
+    """A name as its preset spells it, and the preset's name. A preset's own name is an alias here too."""
+
+    name: str
+    preset: str
+
+
+def compiled_aliases(folder: str) -> dict[str, Alias] | None:
+    """The aliases of the presets in the shipped `folder`, by their names in lower case.
+
+    None if there is no list, or if it is not of these files.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            sizes = {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".yaml")}
+        with open(os.path.join(os.path.dirname(folder), "compiled", "_names.json"), encoding="utf-8") as file:
+            found = json.load(file)
+        if found["sizes"] != sizes:
+            return None
+        return {name.casefold(): Alias(name, preset) for name, preset in found["names"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None  # no list, or a damaged one

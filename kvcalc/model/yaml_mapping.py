@@ -7,8 +7,13 @@ import re
 from kvcalc.errors import ModelError, UsageError
 
 _MAX_DEPTH = 32
-# Octal numbers (010 is 8) and numbers to the base of 60 (1:30 is 90), which PyYAML reads and YAML 1.2 has not.
-_OLD_NUMBER = re.compile(r"[-+]?(?:0[0-9_]+|[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
+# Numbers that PyYAML reads and YAML 1.2 has not: octal ones (010 is 8), those to the base of 60 (1:30 is 90), binary
+# ones (0b1), and those with underscores (1_000).
+_OLD_NUMBER = re.compile(
+    r"""[-+]?(?: 0[0-9_]+ | 0b[01_]+ | 0x[0-9a-fA-F_]*_[0-9a-fA-F_]* | [0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?
+    | \.?[0-9][0-9_.]*_[0-9_.]*(?:[eE][-+][0-9]+)? )""",
+    re.VERBOSE,
+)
 
 
 def parse_mapping(text: str, name: str) -> dict[object, object]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from kvcalc.atomic_file import check_target, write_file
 from kvcalc.errors import RunError, UsageError
 from kvcalc.units import format_size
 from kvcalc.writing import shell
@@ -22,13 +24,17 @@ _COLORS = ("black", "crimson", "navy", "darkgreen")
 
 
 def check_plot_file(path: str) -> None:
-    """Check the file before a long run: UsageError (exit 2) if the name or folder is wrong, RunError (exit 1) if
-    matplotlib is missing."""
+    """Check the file before a long run.
+
+    Raises UsageError (exit 2) if the name or folder is wrong, and RunError (exit 1) if the file cannot be written or
+    matplotlib is missing.
+    """
     if _format_of(path) not in _FORMATS:
         raise UsageError(f"--plot {path}: not an image file name", "end it in .svg, .png or .pdf")
     folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
         raise UsageError(f"--plot {path}: folder {folder} does not exist", shell.join(["mkdir", "-p", folder]))
+    check_target(path)
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
@@ -72,11 +78,10 @@ def write_plot(path: str, chart: documents.Chart) -> None:
     if lines:
         axes.legend(fontsize="small")
     format = _format_of(path)
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "kvcalc"}):
-            figure.savefig(path, format=format, dpi=150, metadata={"Date": None} if format == "svg" else None)
-    except OSError as error:
-        raise RunError(f"--plot {path}: {error.strerror or 'cannot be written'}") from None
+    image = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "kvcalc"}):
+        figure.savefig(image, format=format, dpi=150, metadata={"Date": None} if format == "svg" else None)
+    write_file(image.getvalue(), path)
 
 
 def _format_of(path: str) -> str:

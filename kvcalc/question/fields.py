@@ -34,7 +34,7 @@ Parse = Callable[[str, str], Any]
 _MOST = 1e64
 
 
-class Kind:
+class ValueType:
     """What a value is: the check of one from Python, and the value in an option's text, unless the text needs more."""
 
     # A start makes these two classes. A named tuple takes ten times as long.
@@ -157,7 +157,7 @@ def _check_record(module: str, kind_name: str) -> Check:
             raise UsageError(f"{name} {shown(value)}: must be a kvcalc.{kind_name}", f"{name}=kvcalc.{kind_name}(...)")
         for field, item in value._asdict().items():
             if item is not None or kind._field_defaults.get(field, ...) is not None:
-                FIELDS[field].kind.check(item, field)
+                FIELDS[field].type.check(item, field)
 
     return check_record
 
@@ -198,35 +198,35 @@ def _check_calibration(value: object, name: str) -> None:
         raise UsageError(f"{name} {shown(value)}: must be what kvcalc.read_calibration returns")
 
 
-def _count(least: int = 1, *, at_least: int | None = None) -> Kind:
+def _count(least: int = 1, *, at_least: int | None = None) -> ValueType:
     """A whole number from `least`; on the command line from `at_least`."""
-    return Kind(
+    return ValueType(
         lambda value, name: check_count(value, name, least),
         lambda text, option: parse_count(text, option, least if at_least is None else at_least),
     )
 
 
 _COUNT = _count()
-_TOKENS, _VLLM_TOKENS = Kind(_COUNT.check, parse_tokens), Kind(_COUNT.check, parse_vllm_tokens)
-_PREFIX_TOKENS = Kind(
+_TOKENS, _VLLM_TOKENS = ValueType(_COUNT.check, parse_tokens), ValueType(_COUNT.check, parse_vllm_tokens)
+_PREFIX_TOKENS = ValueType(
     _count(0).check, lambda text, option: 0 if text.strip() == "0" else parse_tokens(text, option)
 )  # fmt: skip
-_BYTES, _BYTES_PER_SECOND = Kind(_count(0).check, parse_size), Kind(_COUNT.check, parse_bandwidth)
-_FLOPS = Kind(_COUNT.check, parse_flops)
-_LINK, _LENGTHS = Kind(_check_count_or_text, _parse_link), Kind(_check_count_or_text)
+_BYTES, _BYTES_PER_SECOND = ValueType(_count(0).check, parse_size), ValueType(_COUNT.check, parse_bandwidth)
+_FLOPS = ValueType(_COUNT.check, parse_flops)
+_LINK, _LENGTHS = ValueType(_check_count_or_text, _parse_link), ValueType(_check_count_or_text)
 _POSITIVE = _number(0, _MOST, "a number above 0", or_least=False)
-_NUMBER, _SECONDS = Kind(_POSITIVE, parse_rate), Kind(_POSITIVE, parse_seconds)
-_LENGTH = Kind(_POSITIVE, lambda text, option: _number_in(text, option, "2.4"))
-_SHARE = Kind(_number(0, 1, "a number of at least 0 and below 1"), _parse_share)
+_NUMBER, _SECONDS = ValueType(_POSITIVE, parse_rate), ValueType(_POSITIVE, parse_seconds)
+_LENGTH = ValueType(_POSITIVE, lambda text, option: _number_in(text, option, "2.4"))
+_SHARE = ValueType(_number(0, 1, "a number of at least 0 and below 1"), _parse_share)
 _PRICE = _number(0, 1e9, "a price, a number of at least 0")
-_PIXELS = Kind(_COUNT.check, _parse_pixels)
-_TEXT = Kind(check_text, _as_typed)
-_WORD = Kind(check_text, lambda text, option: text.casefold())
-_STRIPPED = Kind(check_text, lambda text, option: text.strip().casefold())
-_FLAG, _ROUTER = Kind(_check_flag), Kind(_check_router, _parse_router)
-_TEXTS, _COUNTS = Kind(_check_list(check_text)), Kind(_check_list(_COUNT.check))
-_BYTES_OF, _PRICES = Kind(_check_mapping(_COUNT.check)), Kind(_check_mapping(_PRICE))
-_PAIRS = Kind(_check_pairs)
+_PIXELS = ValueType(_COUNT.check, _parse_pixels)
+_TEXT = ValueType(check_text, _as_typed)
+_WORD = ValueType(check_text, lambda text, option: text.casefold())
+_STRIPPED = ValueType(check_text, lambda text, option: text.strip().casefold())
+_FLAG, _ROUTER = ValueType(_check_flag), ValueType(_check_router, _parse_router)
+_TEXTS, _COUNTS = ValueType(_check_list(check_text)), ValueType(_check_list(_COUNT.check))
+_BYTES_OF, _PRICES = ValueType(_check_mapping(_COUNT.check)), ValueType(_check_mapping(_PRICE))
+_PAIRS = ValueType(_check_pairs)
 
 
 class Field:
@@ -241,15 +241,16 @@ class Field:
     """
 
     __slots__ = (
-        "default", "excludes", "help", "kind", "long", "metavar", "name", "needs", "option", "panel", "parameter",
-        "several",
+        "default", "excludes", "help", "long", "metavar", "name", "needs", "option", "panel", "parameter", "several",
+        "type",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, kind: Kind, option: str = "", metavar: str = "", help: str = "", default: str | None = None,
-        panel: str | None = None, several: bool | str = False, needs: str = "", excludes: str = "",
+        self, name: str, type: ValueType, option: str = "", metavar: str = "", help: str = "",
+        default: str | None = None, panel: str | None = None, several: bool | str = False, needs: str = "",
+        excludes: str = "",
     ) -> None:  # fmt: skip
-        self.name, self.kind, self.option, self.metavar, self.help = name, kind, option, metavar, help
+        self.name, self.type, self.option, self.metavar, self.help = name, type, option, metavar, help
         self.default, self.panel, self.several, self.needs, self.excludes = default, panel, several, needs, excludes
         self.long = next((word for word in option.split() if word.startswith("--")), "")
         self.parameter = option.partition(" ")[0].removeprefix("--").replace("-", "_")
@@ -274,7 +275,7 @@ _FIELDS = (
           "Type of the cache: bf16, fp8, q8_0 and others. auto is the type of the weights if it has 16 or 32 bits, "
           "else the config's.", "auto"),
     Field("engine", _WORD, "--engine", "NAME[@RELEASE],...", "", "logical", None, True),
-    Field("engine_settings", Kind(_check_mapping(_check_setting))),
+    Field("engine_settings", ValueType(_check_mapping(_check_setting))),
     Field("encoder_tokens", _TOKENS, "--encoder-tokens", "N",
           "Tokens of the encoder's output (T5, BART) or of an image (Llama 3.2 Vision). Default: the model's own "
           "number, else --context."),
@@ -288,9 +289,9 @@ _FIELDS = (
     Field("kv_memory_bytes", _BYTES, "--kv-memory", "SIZE",
           "Cache memory per device: 80G, 80GiB. Prints the longest context and the largest batch that fit. With --gpu "
           "it replaces the computed memory."),
-    Field("model", Kind(lambda value, name: None if isinstance(value, str) else _check_model(value, name))),
+    Field("model", ValueType(lambda value, name: None if isinstance(value, str) else _check_model(value, name))),
     # Devices.
-    Field("devices", Kind(check_devices), "--gpu", "NAME[xN]",
+    Field("devices", ValueType(check_devices), "--gpu", "NAME[xN]",
           "Device, with an optional count: h100, h100x8, rtx-4090. kvcalc gpus lists the names; local is the device in "
           "this machine.", None, _DEVICE, True),
     Field("num_devices", _COUNT, "--num-gpus", "N",
@@ -301,13 +302,13 @@ _FIELDS = (
     Field("memory_bytes_per_second", _BYTES_PER_SECOND, "--gpu-bandwidth --bandwidth", "RATE",
           "Memory bandwidth of one device: 3.35TB/s.", None, _DEVICE),
     Field("flops", _FLOPS, "--flops", "RATE", "Dense bf16 operations per second of one device: 989T.", None, _DEVICE),
-    Field("gpus", Kind(_check_list(_check_gpu))),
+    Field("gpus", ValueType(_check_list(_check_gpu))),
     # SpeedQuestion.
-    Field("speed", Kind(_check_record("question.question", "SpeedQuestion"))),
+    Field("speed", ValueType(_check_record("question.question", "SpeedQuestion"))),
     Field("expert_parallel_size", _COUNT, "--ep --expert-parallel-size", "E",
           "Number of devices that each hold whole experts. Default: --dp times --tp if --dp is given, else 1, which "
           "splits every expert over --tp.", None, _SPEED),
-    Field("calibration", Kind(_check_calibration), "--calibrate", "FILE",
+    Field("calibration", ValueType(_check_calibration), "--calibrate", "FILE",
           "Your own measurements, from which the speed's constants are corrected: results of a benchmark (those that "
           "kvcalc score reads), records of kvcalc measure --json on this device, or a folder of them. Several as "
           "a.json,b.json, or repeated.", None, _SPEED, REPEATED),
@@ -320,22 +321,22 @@ _FIELDS = (
           "Share of the prompt's tokens that are found in the prefix cache: 0.3 or 30%. They take no prefill, but as "
           "much memory as before.", None, _LOAD),
     # ImagesAsked.
-    Field("images", Kind(_check_record("question.question", "ImagesAsked"))),
+    Field("images", ValueType(_check_record("question.question", "ImagesAsked"))),
     Field("number", _COUNT, "--images", "N",
           "Images in every request, with --image-size. Their tokens are a part of the context.", None, _LOAD),
     Field("pixels", _PIXELS, "--image-size", "WxH", "Size of an image in pixels: 1920x1080.", None, _LOAD),
     # Speculation.
-    Field("speculative", Kind(_check_record("model.drafting", "Speculation")), "--speculative", "METHOD:N",
+    Field("speculative", ValueType(_check_record("model.drafting", "Speculation")), "--speculative", "METHOD:N",
           "Draft N tokens per step with mtp, eagle (EAGLE-3), eagle1 (EAGLE-1 and 2), dflash, draft or ngram: mtp:3. "
           "mtp uses the model's own layers, draft a --draft-model.", None, _DRAFTING),
     Field("acceptance_length", _LENGTH, "--acceptance-length", "L",
           "Mean number of tokens that a step gives, from 1 to N + 1: 2.4. Engines print it. The speed needs it.",
           None, _DRAFTING, needs="speculative"),
-    Field("draft_model", Kind(_check_model), "--draft-model", "MODEL",
+    Field("draft_model", ValueType(_check_model), "--draft-model", "MODEL",
           "Model that drafts, or the config of an EAGLE or DFlash head: a name or a path, as for MODEL.",
           None, _DRAFTING, needs="speculative"),
     # CacheReuse.
-    Field("reuse", Kind(_check_record("question.question", "CacheReuse"))),
+    Field("reuse", ValueType(_check_record("question.question", "CacheReuse"))),
     Field("prefix_tokens", _PREFIX_TOKENS, "--prefix-tokens", "N",
           "Tokens at the start of every prompt that are the same, such as a system prompt. The engine keeps them once.",
           None, _REUSE),
@@ -355,7 +356,7 @@ _FIELDS = (
           "Rate of one device's link between a prefill and a decode instance: 50GB/s, nvlink, pcie, infiniband-400g, "
           "ethernet-100g.", None, _REUSE, needs="prefill_replicas"),
     # WhatIf, and a plain decoder without a config.
-    Field("what_if", Kind(_check_record("model.variants", "WhatIf"))),
+    Field("what_if", ValueType(_check_record("model.variants", "WhatIf"))),
     Field("attention", _WORD, "--attention", "KIND", "Compute the cache as if the model had mha, mqa, gqa or mla."),
     Field("num_kv_heads", _COUNT, "--kv-heads", "G",
           "Number of KV heads, for --attention or for a model described by options."),
@@ -369,7 +370,7 @@ _FIELDS = (
     Field("report", _TEXT, "--report", "FILE",
           "Also write the answer as an HTML page, which needs no network and no other file: FILE.html.", None, _OUTPUT),
     # Lists of which one is a field of a question.
-    Field("attentions", Kind(_check_list(lambda value, name: None if value is None else check_text(value, name)))),
+    Field("attentions", ValueType(_check_list(lambda value, name: None if value is None else check_text(value, name)))),
     Field("contexts", _COUNTS, excludes="context_tokens"),
     Field("batches", _COUNTS, excludes="batch_size"),
     Field("kv_dtypes", _TEXTS, excludes="kv_dtype"),
@@ -410,14 +411,14 @@ _FIELDS = (
     Field("cache_memory_bytes", _COUNTS, "--cache-memory", "RANGE", several=True, excludes="cache_tokens"),
     Field("cache_tokens", _COUNTS, "--cache-tokens", "RANGE", several=True),
     Field("offload_bytes_per_second", _BYTES_OF, needs="offload_bytes"),
-    Field("price_per_hour", Kind(_PRICE), needs="devices"),
+    Field("price_per_hour", ValueType(_PRICE), needs="devices"),
     Field("memory_prices_per_gib_hour", _PRICES, needs="devices"),
     Field("trace_block_tokens", _COUNT, "--trace-block-tokens", "N"),
     Field("most_blocks", _count(at_least=1000), "--most-blocks", "N", "", "1000000"),
     Field("after", _SHARE, "--after", "SHARE"),
     # Arguments of Python's other functions.
-    Field("results", Kind(_check_mapping(check_text))),
-    Field("config", Kind(_check_mapping(lambda value, name: None))),
+    Field("results", ValueType(_check_mapping(check_text))),
+    Field("config", ValueType(_check_mapping(lambda value, name: None))),
 )  # fmt: skip
 
 # Values that have no option, by what they are.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from kvcalc.planning.reuse.links import move_seconds
+from kvcalc.planning.reuse import move_seconds
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request

@@ -28,7 +28,7 @@ from kvcalc.planning.plan.disaggregated.instances import (
     transfer_bytes,
     without_hits,
 )
-from kvcalc.planning.plan.disaggregated.joined import check_joined
+from kvcalc.planning.plan.disaggregated.platforms import check_joined
 from kvcalc.planning.serving.throughput import Speed
 from kvcalc.planning.serving.transfer import link_bytes_per_second
 from kvcalc.question.question import Question, SpeedQuestion

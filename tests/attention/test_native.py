@@ -46,6 +46,14 @@ def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(monkeypatch: pytes
     assert list((tmp_path / "cache" / "kvcalc").iterdir()) == []
 
 
+def test_a_home_that_does_not_exist_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    with pytest.raises(OSError, match="home folder does not exist"):
+        compiled._folder()
+    assert not [*tmp_path.iterdir()]
+
+
 def test_compiled_code_is_not_kept_where_others_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "kvcalc"
     folder.mkdir()

@@ -168,3 +168,38 @@ def test_the_largest_rate_keeps_the_target() -> None:
 
 def test_every_reader_reads_its_own_engine() -> None:
     assert [reader.engine for reader in readers()] == ["vllm", "sglang", "tensorrt-llm", "llama.cpp", "mlx"]
+
+
+def test_a_context_beyond_the_models_is_refused_as_the_engine_does(kvcalc: Any) -> None:
+    # _get_and_verify_max_len (config/model.py, vLLM 0.33.0); _derive_context_length (configs/model_config.py, SGLang).
+    words = ["--gpu", "h200", "--json"]
+    vllm = ["check", "vllm", "serve", LLAMA, "--max-model-len", "140000", *words]
+    sglang = ["check", "python", "-m", "sglang.launch_server", "--model", LLAMA, "--context-length", "140000", *words]
+    for asked, variable in (
+        (vllm, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"),
+        (sglang, "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"),
+    ):
+        found = kvcalc(*asked)
+        document = json.loads(found.out)
+        assert (found.status, document["starts"]) == (4, False)
+        assert variable in document["reason"]
+        assert [change["value"] for change in document["changes"]] == ["131072"]
+        lifted = kvcalc(asked[0], f"{variable}=1", *asked[1:])
+        assert json.loads(lifted.out)["starts"]
+
+
+def test_a_command_on_several_machines_has_the_devices_of_all(kvcalc: Any) -> None:
+    words = ["--gpu", "h200x8", "--get", "hardware.num_devices"]
+    for more in (["-tp", "16", "--nnodes", "2", "--node-rank", "0"], ["-dp", "16", "--data-parallel-size-local", "8"]):
+        found = kvcalc("check", "vllm", "serve", "deepseek-ai/DeepSeek-R1", *more, "-ep", *words)
+        assert found.out.strip() == "16", found.err
+    alone = kvcalc("check", "vllm", "serve", "deepseek-ai/DeepSeek-R1", "-tp", "16", *words)
+    assert alone.status == 4
+    assert "one replica needs 16" in alone.err
+
+
+def test_the_beginning_of_a_name_is_read_as_argparse_reads_it(kvcalc: Any) -> None:
+    found = kvcalc("check", "vllm", "serve", LLAMA, "--tensor-parallel", "2", "--gpu", "h100x2", "--json")
+    document = json.loads(found.out)
+    assert document["hardware"]["replicas"] == 1
+    assert document["command"]["not_counted"] == []

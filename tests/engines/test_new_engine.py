@@ -25,7 +25,7 @@ options:
 """
 CODE = '''"""Oak, an engine with pages."""
 
-from kvcalc.engines.engine import Engine, Given
+from kvcalc.engines.engine import Engine, SettingsReader
 from kvcalc.engines.reserve import Reserve
 from kvcalc.memory.curves import stored_cache_bytes
 
@@ -37,7 +37,7 @@ class Oak(Engine):
 
     def __init__(self, spec, settings, stages, release):
         super().__init__(spec, settings, stages, release)
-        self.page = Given(self.name, settings).count("oak-page")
+        self.page = SettingsReader(self.name, settings).count("oak-page")
 
     def cache_bytes(self, cache, tokens, dtype):
         return stored_cache_bytes(cache, -(-tokens // self.page) * self.page, dtype)

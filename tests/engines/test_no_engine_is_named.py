@@ -174,7 +174,7 @@ def test_few_files_name_engines_in_words() -> None:
         "if isinstance(case.engine, (sglang.DeepseekV4, Other)): pass",
         'if type(engine).__name__ == "LlamaCpp": pass',
         "from kvcalc.engines.vllm.defaults import default_block",
-        "def later() -> None:\n    from kvcalc.engines.llama_cpp.splitting import count_devices",
+        "def later() -> None:\n    from kvcalc.engines.llama_cpp.placement import count_devices",
         "from kvcalc.engines import sglang",
         "import kvcalc.engines.mlx",
         'rules = import_module("kvcalc.engines.tensorrt_llm.pools")',

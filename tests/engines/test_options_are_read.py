@@ -165,9 +165,9 @@ def test_an_option_is_in_the_command(engine: str, name: str) -> None:
     assert is_there == (name not in NO_FLAGS | GONE), command
 
 
-# Methods of `Given` that read a setting by its name.
+# Methods of `SettingsReader` that read a setting by its name.
 READERS = ("count", "optional_count", "choice", "share", "ratio")
-SETTINGS = ("settings", "given", "plain")
+SETTINGS = ("settings", "given", "settingsreader", "plain")
 
 
 def names_read_in(tree: ast.AST) -> Iterator[str]:
@@ -181,7 +181,7 @@ def names_read_in(tree: ast.AST) -> Iterator[str]:
             name, of = node.args[0], node.func.value
             if node.func.attr != "get" and node.func.attr not in READERS:
                 continue
-            if node.func.attr in READERS and isinstance(of, ast.Call):  # Given("vllm", settings).count("x")
+            if node.func.attr in READERS and isinstance(of, ast.Call):  # SettingsReader("vllm", settings).count("x")
                 of = of.func
         else:
             continue
@@ -205,7 +205,7 @@ def test_code_reads_settings_by_names_that_are_declared(folder: str) -> None:
 @pytest.mark.parametrize(
     "line",
     ["settings.get('page-siz')", "'page-siz' in settings", "given.count('page-siz', 1)", "case.settings['page-siz']",
-     "Given('sglang', x).share('page-siz', 0.9)"],
+     "SettingsReader('sglang', x).share('page-siz', 0.9)"],
 )  # fmt: skip
 def test_a_misspelled_name_is_found(line: str) -> None:
     assert [*names_read_in(ast.parse(line))] == ["page-siz"]

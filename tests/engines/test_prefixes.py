@@ -8,8 +8,8 @@ import pytest
 
 from kvcalc.engines import load_engine
 from kvcalc.engines.allocation import Allocation, Requests
-from kvcalc.engines.drafted_prefixes import JointPrefixes
 from kvcalc.engines.engine import Engine
+from kvcalc.engines.prefixes import JointPrefixes
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.kv_cache import on_device

@@ -67,6 +67,7 @@ STARTED = [
     ("deepseek-r1", "h100x16", "sglang", None),  # benchmark/deepseek_v3 in sgl-project/sglang
     ("deepseek-v3.2", "h200x8", "vllm", None),
     ("zai-org/GLM-4.6-FP8", "h200x8", "sglang", None),  # has no blocks
+    ("XiaomiMiMo/MiMo-V2-Flash", "h200x8", "sglang", None),  # its queries, keys and values are not checked
     ("gpt-oss-20b", "a100-80gb", "vllm", None),
     ("llama-3.1-8b", "t4", "vllm", None),  # computes in fp16
     ("nvidia/Llama-3.1-8B-Instruct-FP8", "a100-80gb", "vllm", None),

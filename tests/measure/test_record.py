@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kvcalc.atomic_file import check_target
 from kvcalc.errors import KvcalcError, RunError
 from kvcalc.measure import environment, record
 from tests.conftest import ROOT
@@ -183,7 +184,7 @@ def test_no_permission_as_the_system_says_it(kvcalc: Any, tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", denied)
         with pytest.raises(RunError, match="Permission denied"):
-            record.check_target(str(path))
+            check_target(str(path))
     path.write_text("old")
     monkeypatch.setattr(os, "access", lambda *args: False)
     result = kvcalc("measure", *FAST, "--save", path)

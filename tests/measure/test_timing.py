@@ -84,8 +84,12 @@ def test_a_virtual_machine_does_not_have_the_processors_whole_cache(monkeypatch:
     assert devices.last_level_cache_bytes(CPU) <= 64 << 20
 
 
-def test_matrices_are_random_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU multiplies constants faster than random numbers, and a cold call is slow."""
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 0.5), ("meta", 2.0)])
+def test_matrices_are_random(monkeypatch: pytest.MonkeyPatch, device: str, seconds: float) -> None:
+    """A GPU multiplies constants faster than random numbers, and lowers its clock, so its median counts.
+
+    A CPU's threads wait for other programs, so its fastest product counts: a prompt may find it idle.
+    """
     seen: list[torch.Tensor] = []
 
     def timed(device: torch.device, call: Any, count: int, **options: Any) -> Timings:
@@ -93,9 +97,9 @@ def test_matrices_are_random_and_the_median_counts(monkeypatch: pytest.MonkeyPat
         return Timings([9.0, 1.0, 2.0, 2.0, 0.5], None, "wall clock")
 
     monkeypatch.setattr(bandwidth, "time_calls", timed)
-    assert bandwidth._matmul_rate(CPU, torch.float32, 64, Effort()) == 2 * 64**3 / 2.0
+    assert bandwidth._matmul_rate(torch.device(device), torch.float32, 64, Effort()) == 2 * 64**3 / seconds
     assert len(seen) == 2
-    for matrix in seen:
+    for matrix in seen if device == "cpu" else ():
         assert matrix.unique().numel() > 4000
         assert matrix.min() < 0 < matrix.max()
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcalc.model.alias_index import Alias, compiled_aliases
-from kvcalc.model.presets import names_of, presets_folder, shipped_aliases, shipped_presets
+from kvcalc.model.presets import Alias, compiled_aliases, names_of, presets_folder, shipped_aliases, shipped_presets
 
 
 @pytest.fixture

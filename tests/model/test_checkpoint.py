@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvcalc.errors import UsageError
-from kvcalc.model import checkpoint, safetensors
+from kvcalc.model import checkpoint
 from kvcalc.model.checkpoint import INDEX, StoredWeights, read_checkpoint
 
 
@@ -137,7 +137,7 @@ def test_a_file_that_git_lfs_has_not_fetched_is_missing(tmp_path: Path) -> None:
 
 
 def test_headers_and_indexes_are_limited_in_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors, "MAX_VALUES", 100)
+    monkeypatch.setattr(checkpoint, "MAX_VALUES", 100)
     monkeypatch.setattr(checkpoint, "MAX_INDEX_VALUES", 100)
     write(tmp_path / "model.safetensors", *[1] * 20)
     with pytest.raises(UsageError, match=r"model\.safetensors: more than 100 values, the maximum"):

@@ -83,6 +83,7 @@ def test_such_a_look_is_found(code: str) -> None:
         ("kimi_vl", "vision", {"merge_kernel_size": [NAN, NAN]}, "merge_kernel_size"),
         ("gemma4", "audio", {"model_type": "gemma4_audio", "subsampling_conv_channels": [128]}, "two integers"),
         ("gemma3n", "audio", {"model_type": "gemma3n_audio", "sscp_conv_channel_size": [128]}, "two integers"),
+        ("ovis2", "vision", {"num_visual_indicator_tokens": 10**9}, "the sizes contradict each other"),
         ("florence2", "vision", {"mlp_ratio": 1e308}, "mlp_ratio is 1e\\+308: must be from"),
         ("lfm3_vl", "vision", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: must be at most 2,000"),
     ],

@@ -12,14 +12,14 @@ from kvcalc.errors import KvcalcError
 from kvcalc.planning.cases.lengths import lengths_of_pairs
 from kvcalc.planning.plan.shapes import all_shapes
 from kvcalc.planning.plan.targets import Targets
-from kvcalc.planning.plan.traffic import Kind, Probe, Traffic, probe
+from kvcalc.planning.plan.traffic import Platform, Probe, Traffic, probe
 from kvcalc.question.question import CacheReuse, Question
 from kvcalc.throughput.hardware import find_gpu
 
 DECIDES = ("free_bytes", "free_low_bytes")
 
 
-def found(traffic: Traffic, kind: Kind, shape: Any, running: int, is_brief: bool) -> Any:
+def found(traffic: Traffic, kind: Platform, shape: Any, running: int, is_brief: bool) -> Any:
     try:
         one = probe(traffic.of(shape), kind, shape.tensor, shape.stages, running, is_brief)
     except KvcalcError as error:
@@ -42,7 +42,7 @@ def test_a_brief_probe_is_the_whole_one(name: str, engine: str) -> None:
         targets = Targets(None, 5.0, None, draw.choice((None, 0.03)))
         question = Question(model, reuse=reuse)
         traffic = Traffic(question, lengths_of_pairs(pairs, "x"), targets, True, draw.random() < 0.3, True)
-        kind = Kind(gpu, 64, engine)
+        kind = Platform(gpu, 64, engine)
         shape, running = draw.choice(all_shapes(gpu, question, engine)), draw.choice((1, 3, 40, 700, 5000))
         whole = found(traffic, kind, shape, running, False)
         assert found(traffic, kind, shape, running, True) == whole, (shape, running)

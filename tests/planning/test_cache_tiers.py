@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.planning.reuse import links as tiers
+from kvcalc.planning import reuse as tiers
 
 
 @given(st.integers(-5, 4000), st.integers(1, 90), st.integers(1, 40), st.integers(1, 9))

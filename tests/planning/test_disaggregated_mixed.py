@@ -11,14 +11,13 @@ import yaml
 import kvcalc
 from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.disaggregated.instances import transfer_bytes
-from kvcalc.planning.plan.disaggregated.joined import join_caches
-from kvcalc.planning.plan.disaggregated.kinds import joined_kinds
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair
+from kvcalc.planning.plan.disaggregated.platforms import join_caches, joined_kinds
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, find_split
 from kvcalc.planning.plan.disaggregated.split import Split
 from kvcalc.planning.plan.targets import Targets
-from kvcalc.planning.plan.traffic import Kind, Traffic
-from kvcalc.planning.reuse.links import move_seconds
+from kvcalc.planning.plan.traffic import Platform, Traffic
+from kvcalc.planning.reuse import move_seconds
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 from tests.test_schema import check
@@ -77,7 +76,7 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
     traffic = Traffic(question, one_length(4096, 300), targets, False)
     weights = prices or (1.0, 1.0)
     kinds = [
-        Kind(find_gpu(name), 12, "vllm", price=None if prices is None else price)
+        Platform(find_gpu(name), 12, "vllm", price=None if prices is None else price)
         for name, price in zip(("h100", "h200"), weights)
     ]
     known = Instances(traffic)

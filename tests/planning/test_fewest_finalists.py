@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.planning.plan.disaggregated.finalists import _fewest_instances
-from kvcalc.planning.plan.finalists import _fewest_replicas
+from kvcalc.planning.plan.finalists import _fewest_instances, _fewest_replicas
 
 
 class KnownJudge:

@@ -12,7 +12,7 @@ from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.replicas import Option, find_options, smallest
 from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
 from kvcalc.planning.plan.targets import Targets
-from kvcalc.planning.plan.traffic import Kind, Traffic
+from kvcalc.planning.plan.traffic import Platform, Traffic
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 
@@ -64,7 +64,7 @@ def test_only_experts_make_dp_ranks_and_a_number_that_is_asked_for_is_the_only_o
 def test_leaving_out_early_changes_no_plan(targets: Targets) -> None:
     lengths = one_length(LENGTHS["input_tokens"], LENGTHS["output_tokens"])
     traffic = Traffic(Question(kvcalc.load_model("gpt-oss-120b")), lengths, targets, False, all_layouts=True)
-    kind = Kind(H100, 16, "vllm")
+    kind = Platform(H100, 16, "vllm")
     (found,) = find_options(traffic, kind)
     every = [smallest(traffic.of(shape), kind, shape) for shape in shapes("gpt-oss-120b") if shape.devices <= 16]
     best = sorted(

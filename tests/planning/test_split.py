@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines.llama_cpp.placement import devices_of_layers, layers_per_device, parse_shares
 from kvcalc.engines.llama_cpp.row_split import rows_on_devices, tile_rows
-from kvcalc.engines.llama_cpp.splitting import devices_of_layers, layers_per_device, parse_shares
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate, fit

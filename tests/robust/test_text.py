@@ -89,7 +89,7 @@ def test_numbers_are_no_formulas(kvcalc: Any) -> None:
     assert row.split(",")[1].startswith("-")
 
 
-@pytest.mark.parametrize("value", ["010", "1:30", "+07_0", "190:20:30", "-1:05.5"])
+@pytest.mark.parametrize("value", ["010", "1:30", "+07_0", "190:20:30", "-1:05.5", "1_000", "0b1", "6_4.5", "0x1_0"])
 def test_numbers_of_yaml_1_1_are_refused(kvcalc: Any, tmp_path: Path, value: str) -> None:
     preset = tmp_path / "mine.yaml"
     text = "name: mine\nsource: my notes\ndate: 2026-01-01\nconfig: " + json.dumps(CONFIG).replace("64}", f"{value}}}")

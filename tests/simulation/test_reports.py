@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import kvcalc
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.recorded import Recording
 from kvcalc.simulation.loads.requests import Request
@@ -60,3 +61,12 @@ def test_the_state_over_time_counts_every_request_once(capacity: int | None) -> 
         assert capacity is None or 0 <= row["used_blocks"] <= replica.pool.most_used <= capacity
     assert any(row["waiting_requests"] for row in rows)
     assert any(row["running_requests"] for row in rows)
+
+
+def test_no_mean_is_above_the_longest_time() -> None:
+    """All tokens take as long. The sum of their times is rounded up."""
+    words: Any = {"prompt_tokens": 1500, "answer_tokens": 2, "requests": 40, "seed": 55, "concurrency": 1}
+    found: Any = kvcalc.simulate("gpt-oss-120b", kvcalc.find_devices("mi300x"), engine="vllm", **words)
+    for row in found["times"]:
+        assert row["mean_seconds"] <= row["max_seconds"]
+        assert row["p50_seconds"] <= row["p99_seconds"] <= row["max_seconds"]

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvcalc.atomic_file import move, replace
+
 SOURCE = Path(__file__).with_name("decode.c")
 
 # -ffast-math allows sums per lane. Infinities must keep their meaning, because they mask tokens. -O3 takes longer to
@@ -139,15 +141,11 @@ def _built(compiler: _Compiler, folder: Path, hung: Path) -> Path:
             return library
         _check_hung(command, hung)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            compiled, checksum = Path(scratch, "decode.so"), Path(scratch, "sum")
+            compiled = Path(scratch, "decode.so")
             _make(compiler, Path(scratch, "decode.o"), compiled)
-            checksum.write_text(hashlib.sha256(compiled.read_bytes()).hexdigest())
-            # The data must be on the disk before the names are: after a power cut, the file may be shorter otherwise.
-            for file in (compiled, checksum):
-                with file.open("rb+") as opened:
-                    os.fsync(opened.fileno())
-            os.replace(compiled, library)
-            os.replace(checksum, _checksum_of(library))
+            checksum = hashlib.sha256(compiled.read_bytes()).hexdigest()
+            move(str(compiled), str(library))
+        replace(str(_checksum_of(library)), checksum.encode())
     return library
 
 
@@ -230,7 +228,10 @@ def _processor() -> str:
 
 def _folder() -> Path:
     """kvcalc's folder in the user's cache. Only the user may write to it, because its files are executed."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    home = os.path.expanduser("~")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    if not os.path.isdir(home) and not os.path.isdir(base):
+        raise OSError("the user's home folder does not exist, so compiled code is not stored")
     folder = Path(base, "kvcalc").absolute()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if hasattr(os, "getuid"):

@@ -13,17 +13,18 @@ from kvcalc.engines.declarations import types_of
 from kvcalc.engines.engine import AutoContext, DividedRows, Engine, Line, Resolved
 from kvcalc.engines.llama_cpp.account import Cells, account, cells_for, read_row
 from kvcalc.engines.llama_cpp.architectures import layers_of
-from kvcalc.engines.llama_cpp.placement import OPTIONS, parse_placement
-from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
-from kvcalc.engines.llama_cpp.splitting import (
+from kvcalc.engines.llama_cpp.placement import (
+    OPTIONS,
     ROW,
     SPLIT,
     layers_per_device,
     parse_mode,
+    parse_placement,
     parse_shares,
     split_layers,
 )
-from kvcalc.engines.options import Given
+from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.placement import count_placed_layers, without_tables
 from kvcalc.errors import ModelError, UsageError
@@ -36,8 +37,6 @@ from kvcalc.releases import Release, parse_release
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
-    from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
     from kvcalc.engines.scheduler import Schedule
     from kvcalc.throughput.hardware import Gpu
 
@@ -69,6 +68,9 @@ class LlamaCpp(Engine):
     version = VERSION
     splits_heads = False
     placement_options = OPTIONS
+    # A slot finds what it has in common with its own last prompt, or a prompt in host memory (--cache-ram). Slots share
+    # no cells, not even unified ones: only several answers to one request do (server_slot::copy_state_to,
+    # tools/server/server-context.cpp).
     copies_prefixes = True
     loads_towers = False  # they are read from a file of their own (--mmproj)
     # dev_input in llama_model_base::load_tensors, src/llama-model.cpp.
@@ -126,7 +128,7 @@ class LlamaCpp(Engine):
         between two lengths; kvcalc takes the longest one that fits. Slots that share the context share the model's
         length too.
         """
-        given = Given(cls.name, settings)
+        given = SettingsReader(cls.name, settings)
         margin = given.count("fit-target") * _MIB
         return AutoContext(
             longest // (batch if shares_context else 1), batch, margin,
@@ -164,11 +166,6 @@ class LlamaCpp(Engine):
         last = len(self.bounds) - 1
         parts = [without_tables(part, i == last) for i, part in enumerate(stage_weights(weights, self.bounds))]
         return divide_rows(parts, self._shares or (1,) * num_devices, tile_rows(gpu.device_class))
-
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.llama_cpp.reserve import reserve
-
-        return reserve(question)
 
     @staticmethod
     def kv_dtype(
@@ -243,16 +240,6 @@ class LlamaCpp(Engine):
         first = first if self.placement.kv_offload else last + 1
         host, device = stages_of(share, ((0, first - 1), (first, last)))
         return host, device
-
-    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        """A slot finds what it has in common with its own last prompt, or a prompt in host memory (--cache-ram).
-
-        Slots share no cells, not even unified ones: only several answers to one request do (server_slot::copy_state_to,
-        tools/server/server-context.cpp).
-        """
-        from kvcalc.engines.prefixes import CopiedPrefixes
-
-        return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
 
     def schedule(self) -> Schedule:
         from kvcalc.engines.llama_cpp.scheduler import schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
@@ -89,7 +89,7 @@ class Settings(NamedTuple):
 
 def parse_settings(settings: Mapping[str, str], build: Release | None = None) -> Settings:
     """Parse and check the given options of a build (None: the newest). Raises UsageError (exit 2)."""
-    given = Given("llama.cpp", settings)
+    given = SettingsReader("llama.cpp", settings)
     flash_attn, before = given.choice("flash-attn"), given.optional_count("before-pull")
     if before is not None and before not in _PULLS:
         known = ", ".join(map(str, _PULLS))

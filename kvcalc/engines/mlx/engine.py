@@ -6,12 +6,18 @@ Source: mlx_lm/models/cache.py and mlx_lm/generate.py at commit d78bf58e217c (ml
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from kvcalc.engines.engine import Engine, Line, Resolved, lines_of
-from kvcalc.engines.mlx.models import VERSION, check_model, kept, makes_own_cache, rotates, why_not_quantized
-from kvcalc.engines.mlx.weights import weight_dtype
-from kvcalc.engines.options import Given
+from kvcalc.engines.mlx.models import (
+    VERSION,
+    check_model,
+    kept,
+    makes_own_cache,
+    rotates,
+    weight_dtype,
+    why_not_quantized,
+)
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -28,10 +34,6 @@ from kvcalc.model.caches import (
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, map_caches
 from kvcalc.notes import Note
 from kvcalc.releases import parse_release
-
-if TYPE_CHECKING:
-    from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
 
 # KVCache.step: an array grows by this many tokens.
 _STEP = 256
@@ -57,6 +59,7 @@ class Mlx(Engine):
     name = "mlx"
     title = "mlx-lm"
     reuse_class = ("mlx.reuse", "MlxReuse")
+    # mlx_lm.server copies the cache of an earlier prompt for a request (LRUPromptCache, mlx_lm/server.py).
     copies_prefixes = True
     drafts_for_one = True  # the server runs no batches with a draft model (is_batchable, mlx_lm/server.py)
     version = VERSION
@@ -69,7 +72,7 @@ class Mlx(Engine):
         super().__init__(spec, settings, stages, release)
         if stages > 1:
             raise LayoutError(f"--pp {stages}: several devices are not modelled for mlx", "remove --pp")
-        given = Given("mlx", settings)
+        given = SettingsReader("mlx", settings)
         self.release = parse_release("mlx", release).release if release else None
         self.max_kv_size = given.optional_count("max-kv-size")
         self.settings = {"max_kv_size": self.max_kv_size, "kv_bits": None, "kv_group_size": None}
@@ -93,11 +96,6 @@ class Mlx(Engine):
             text = f"mlx-lm keeps all tokens in the windowed layers of {spec.model_type}"
             notes.append(Note("engine", "whole-windows", text))
         self.notes = tuple(notes)
-
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.mlx.reserve import reserve
-
-        return reserve(question)
 
     @staticmethod
     def kv_dtype(
@@ -135,12 +133,6 @@ class Mlx(Engine):
         if most is None or makes_own_cache(self.spec):
             return share
         return map_caches(share, lambda cache: reading_at_most(cache, most))
-
-    def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        """mlx_lm.server copies the cache of an earlier prompt for a request (LRUPromptCache, mlx_lm/server.py)."""
-        from kvcalc.engines.prefixes import CopiedPrefixes
-
-        return CopiedPrefixes(self.name, share, dtype, lambda tokens: self.held_bytes(share, dtype, tokens, 1))
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return _STEP
@@ -199,14 +191,14 @@ def _is_chunked(cache: Cache) -> bool:
 
 def _quantized(settings: Mapping[str, str]) -> Dtype:
     """The type of a quantized cache: packed elements, and a scale and a bias of 16 bits for each group."""
-    bits = Given("mlx", settings).count("kv-bits")
+    bits = SettingsReader("mlx", settings).count("kv-bits")
     if bits not in MLX_BITS:
         raise UsageError(f"--kv-bits {bits}: not a number of bits of MLX", f"one of {_listed(MLX_BITS)}")
     return MLX_TYPES[mlx_name(bits, _group(settings))]
 
 
 def _group(settings: Mapping[str, str]) -> int:
-    group = Given("mlx", settings).count("kv-group-size")
+    group = SettingsReader("mlx", settings).count("kv-group-size")
     if group not in MLX_GROUPS:
         raise UsageError(f"--kv-group-size {group}: not a group size of MLX", f"one of {_listed(MLX_GROUPS)}")
     return group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import ACTIVATION, Held, Question, Reserve
 from kvcalc.errors import UsageError
 
@@ -18,7 +18,7 @@ def reserve(question: Question) -> Reserve:
     """
     if not question.is_apple:
         raise UsageError("--engine mlx: only Apple's devices are modelled", "for example --gpu m3-ultra")
-    step = min(Given("mlx", question.settings).count("prefill-step-size"), question.context_tokens)
+    step = min(SettingsReader("mlx", question.settings).count("prefill-step-size"), question.context_tokens)
     size = question.batch_size * question.step_activations(step)
     if question.is_latent:
         size += question.batch_size * step * question.context_tokens * question.num_heads * 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.engines.drafted_prefixes import PLAIN, Matching
+from kvcalc.engines.prefixes import PLAIN, Matching
 from kvcalc.engines.reuse import Reuse, one_sequence
 from kvcalc.errors import UsageError
 from kvcalc.model.drafting import DRAFT, Speculation

@@ -8,7 +8,7 @@ options with the complete lists.
 from __future__ import annotations
 
 from kvcalc.engines.command import ROUTER, Checkpoint, Drafting, Layout, Pools, StartCommand
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM
 from kvcalc.releases import Release
@@ -50,7 +50,7 @@ class Command(StartCommand):
         else:
             is_new = layout.has_release("sglang", _DP_RANKS)
             names = ["--attn-dp-size"] if is_new else ["--enable-dp-attention", "--dp-size"]
-            division, copies = layout.prompt_division, Given("sglang", layout.settings).count("attn-cp-size")
+            division, copies = layout.prompt_division, SettingsReader("sglang", layout.settings).count("attn-cp-size")
             whole = layout._replace(tensor_parallel_size=layout.tensor_parallel_size * replicas * copies)
         more = [*names, str(replicas)] if replicas > 1 else []
         more += ["--ep-size", str(layout.expert_parallel_size)] if layout.expert_parallel_size > 1 else []

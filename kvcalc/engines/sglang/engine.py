@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.declarations import types_of
 from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, lines_of
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
-from kvcalc.engines.sglang.device import device_defaults, steps_by_memory
-from kvcalc.engines.sglang.drafts import DraftSlot, draft_slot
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
 from kvcalc.engines.sglang.models import (
     MINIMAX_M3,
@@ -25,15 +23,27 @@ from kvcalc.engines.sglang.models import (
     check_model,
     is_sparse,
 )
-from kvcalc.engines.sglang.pools import Pools, pools_of
-from kvcalc.engines.sglang.profile import (
+from kvcalc.engines.sglang.pools import (
     DRAFTING_REQUESTS,
+    DraftSlot,
+    Pools,
+    draft_slot,
     memory_after_states,
     most_requests,
     num_states,
+    pools_of,
     profiled_tokens,
 )
-from kvcalc.engines.sglang.settings import Settings, parse_settings
+from kvcalc.engines.sglang.settings import (
+    Settings,
+    check_copies,
+    check_devices,
+    device_defaults,
+    keeps_mlps,
+    parse_settings,
+    steps_by_memory,
+    strategy_of,
+)
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
@@ -47,9 +57,7 @@ from kvcalc.units import Number
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.scheduler import Disaggregation, Schedule
-    from kvcalc.engines.starts import Start
+    from kvcalc.engines.scheduler import Schedule
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -77,6 +85,7 @@ class Sglang(Engine):
     name = "sglang"
     title = "SGLang"
     reuse_class = ("sglang.reuse", "SglangReuse")
+    has_instances = True
     classes_of_transformers = "config"
     pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
     running_option = "max-running-requests"
@@ -90,7 +99,6 @@ class Sglang(Engine):
     spreads_mlps = True
     spreads_head = True
     divides_decode = False
-    limits_all_replicas = True  # each replica runs max_running_requests // dp_size (ModelRunner)
     lora_option = "max-loras-per-batch"
     # InferenceX serves DeepSeek-R1 in fp8 on four B200 with it (benchmarks/dsr1_fp8_b200.sh).
     largest_share = ("mem-fraction-static", "0.95")
@@ -107,8 +115,6 @@ class Sglang(Engine):
         self.check_model()
         self.prompt_ranks = self.chosen.attn_cp_size
         if self.prompt_ranks > 1:
-            from kvcalc.engines.sglang.context_parallel import check_copies, keeps_mlps
-
             check_copies(spec, self.prompt_ranks, settings, stages)
             self.spreads_mlps = not keeps_mlps(spec)
         if spec.model_type in types_of(self.name, "with_encoder") and self.chosen.max_running_requests is not None:
@@ -136,7 +142,7 @@ class Sglang(Engine):
         if settings.get("attn-cp-size", "1") != "1":
             raise UsageError("--attn-cp-size: not modelled with DP ranks", "leave out --dp")
         shared = cls.default_settings(settings)
-        given = Given("sglang", shared)
+        given = SettingsReader("sglang", shared)
         counts = {name: given.optional_count(name) for name in _OF_ALL_REPLICAS}
         if "speculative-num-draft-tokens" in shared and counts["max-running-requests"] is None:
             counts["max-running-requests"] = DRAFTING_REQUESTS
@@ -158,42 +164,27 @@ class Sglang(Engine):
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
         if self.prompt_ranks > 1:
-            from kvcalc.engines.sglang.context_parallel import check_devices
-
             check_devices(spec, self.prompt_ranks, tensor_parallel_size)
-
-    def check_start(self, start: Start) -> None:
-        from kvcalc.engines.sglang.starts import RULES
-        from kvcalc.engines.starts import check
-
-        check(start, RULES, f"{self.title} {self.version}")
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the last ranks, one each (get_pp_indices, srt/distributed/utils.py)."""
         return longer_last(num_layers, stages)
 
-    @classmethod
+    @staticmethod
     def device_settings(
-        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
     ) -> dict[str, str]:
         return {"chunked-prefill-size": str(steps_by_memory(memory_bytes)[0])}
 
-    @classmethod
-    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
+    @staticmethod
+    def device_defaults(release: Release | None) -> list[DeviceDefault]:
         return device_defaults()
 
     @classmethod
     def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
         """--cp-strategy."""
-        from kvcalc.engines.sglang.context_parallel import strategy_of
-
         return None if settings.get("attn-cp-size", "1") == "1" else strategy_of(spec)
-
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.sglang.reserve import reserve
-
-        return reserve(question)
 
     @staticmethod
     def kv_dtype(
@@ -254,7 +245,7 @@ class Sglang(Engine):
         return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        from kvcalc.engines.sglang.prefixes import SglangPrefixes
+        from kvcalc.engines.sglang.reuse import SglangPrefixes
 
         return SglangPrefixes(self, share, dtype)
 
@@ -302,12 +293,6 @@ class Sglang(Engine):
         from kvcalc.engines.sglang.scheduler import schedule
 
         return schedule(self.chosen.chunked_prefill_size)
-
-    @classmethod
-    def disaggregation(cls) -> Disaggregation:
-        from kvcalc.engines.sglang.scheduler import DISAGGREGATION
-
-        return DISAGGREGATION
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, layers_of
-from kvcalc.memory.dtypes import Dtype
+from collections.abc import Iterable
+
+from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, Layer, layers_of
+from kvcalc.engines.sglang.settings import Settings
+from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
+from kvcalc.memory.sharding import whole_of
+from kvcalc.model.caches import RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.records import NamedTuple
@@ -33,3 +38,116 @@ def pools_of(share: ModelSpec, dtype: Dtype) -> Pools:
         return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], *pools_of(share.whole, dtype)[3:])
     widest = max((layer.cache.window or 0 for layer in layers if layer.pool == WINDOW), default=0)
     return Pools(sizes[FULL], sizes[WINDOW], sizes[STATE], widest, bool(sizes[FULL]))
+
+
+# How SGLang divides a given memory: the states, the tokens (max_total_num_tokens), and the requests that run.
+# Source: KVCacheConfigurator (mem_cache/kv_cache_configurator.py) and pool_configurator.py, SGLang 0.5.23.
+
+# The requests that run if tokens are drafted and no number is given (arg_groups/speculative_hook.py).
+DRAFTING_REQUESTS = 48
+# Otherwise a pool with room for 512 requests per request of full length, within these limits (resolve_max_num_reqs).
+_REQUESTS_OF_LENGTH, _LEAST_REQUESTS, _MOST_REQUESTS = 512, 2048, 4096
+
+
+def num_states(memory: int | None, state: int, settings: Settings, states_each: int) -> int | None:
+    """The states that SGLang allocates, without the spare one (max_mamba_cache_size). None without a memory.
+
+    Without a number, the states take `--mamba-full-memory-ratio` times the memory of the tokens. `state` is the bytes
+    of one state, and `states_each` the states of a running request.
+    """
+    if settings.max_mamba_cache_size is not None:
+        return settings.max_mamba_cache_size
+    if settings.disable_radix_cache and settings.max_running_requests is not None:
+        return settings.max_running_requests
+    if memory is None:
+        return None
+    checked, ratio = settings.speculative_num_draft_tokens or 0, settings.mamba_full_memory_ratio
+    budget = memory * ratio / (1 + ratio)
+    return max(0, int((budget - state * (1 + checked)) // (state * (1 + checked / states_each))))
+
+
+def memory_after_states(memory: int, state: int, settings: Settings, states_each: int) -> int:
+    """The memory left for tokens after the states, a spare one, and the states of drafts (_handle_max_mamba_cache)."""
+    states = num_states(memory, state, settings, states_each) if state else None
+    if states is None:
+        return memory
+    checked, requests = settings.speculative_num_draft_tokens or 0, settings.max_running_requests
+    running = min(DRAFTING_REQUESTS if requests is None else requests, states // states_each)
+    return max(0, memory - state * (states + 1 + (running + 1) * checked))
+
+
+def most_requests(settings: Settings, tokens: int | None, longest: int | None) -> int:
+    """The most requests that run if states set no limit (resolve_max_num_reqs): at most one for two tokens of the pool.
+
+    `tokens` are those of the pool (None: not known), `longest` those of the longest request (context_len).
+    """
+    requests = settings.max_running_requests
+    if requests is None and settings.speculative_num_draft_tokens is not None:
+        requests = DRAFTING_REQUESTS
+    if requests is None:
+        requests = _MOST_REQUESTS
+        if tokens is not None and longest is not None:
+            requests = min(max(int(tokens / longest * _REQUESTS_OF_LENGTH), _LEAST_REQUESTS), _MOST_REQUESTS)
+    return requests if tokens is None else min(requests, tokens // 2)
+
+
+def profiled_tokens(pools: Pools, settings: Settings, memory: int) -> int | None:
+    """max_total_num_tokens for the memory left for tokens: whole pages, without the dummy page.
+
+    None if a pipeline stage has only states.
+    """
+    share: float = settings.swa_full_tokens_ratio if pools.has_full else 1
+    cell = pools.full + share * pools.window if pools.window else pools.full
+    return int(memory // cell) // settings.page_size * settings.page_size if cell else None
+
+
+# The states that SGLang keeps while drafted tokens are checked, besides those of the cache.
+# A slot of a running request has a state for every token that a step checks, so that a rejected token can be undone,
+# and the convolution's inputs of all of them. There is one slot for each request that may run, and a spare one. Source:
+# MambaPool (mem_cache/memory_pool.py: intermediate_ssm_state_cache, intermediate_conv_window_cache) and
+# _build_hybrid_req_pool (mem_cache/kv_cache_configurator.py: mamba_spec_state_size), SGLang 0.5.23.
+
+# KDA keeps the inputs of every token apart (KimiLinearStateShape.disable_conv_window_dedup, configs/mamba_utils.py).
+_SEPARATE_INPUTS = ("kimi_linear",)
+
+
+class DraftSlot(NamedTuple):
+    """The bytes of one slot in all layers: the states, and the convolutions' inputs."""
+
+    states: int
+    inputs: int
+
+
+NO_SLOT = DraftSlot(0, 0)
+
+
+@remembered
+def draft_slot(share: ModelSpec, dtype: Dtype, checked_tokens: int | None, branches: int) -> DraftSlot:
+    """The slot of a request whose step checks `checked_tokens` tokens, in trees of `branches` branches (1: a chain)."""
+    if checked_tokens is None:
+        return NO_SLOT
+    separate = branches > 1 or whole_of(share).model_type in _SEPARATE_INPUTS
+    return slot_of(layers_of(share, dtype), checked_tokens, separate)
+
+
+def slot_of(layers: Iterable[Layer], checked_tokens: int, separate: bool) -> DraftSlot:
+    """The slot in all `layers` with states. `separate`: the inputs of every token are kept apart."""
+    slots = [_layer_slot(layer, checked_tokens, separate) for layer in layers if layer.pool == STATE]
+    return DraftSlot(sum(slot.states for slot in slots), sum(slot.inputs for slot in slots))
+
+
+def _layer_slot(layer: Layer, checked_tokens: int, separate: bool) -> DraftSlot:
+    """The slot in all layers with this state.
+
+    The inputs of successive tokens overlap and are kept once: a window of `conv_kernel` - 1 inputs moves by one input
+    per token. Trees keep a window for each token.
+    """
+    state = layer.cache
+    if not isinstance(state, RecurrentState):
+        raise TypeError(f"{state.kind} is not a state")
+    width = state.conv_kernel - 1
+    column = layer.num_layers * bytes_of(state.conv_channels, DTYPES["bf16"])
+    columns = checked_tokens * width if separate else checked_tokens + width - 1
+    return DraftSlot(
+        checked_tokens * (layer.num_layers * layer.bytes - width * column), columns * column if width else 0
+    )

@@ -17,12 +17,17 @@ Source, SGLang 0.5.23:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from fractions import Fraction
+from math import ceil
+from typing import Any, Protocol
 
-from kvcalc.engines.drafted_prefixes import PLAIN, Matching
+from kvcalc.engines.prefixes import PLAIN, Matching, Prefixes, in_use, refuse_encoder_decoder
 from kvcalc.engines.reuse import OF_HIDDEN_STATES, TIERS, Reuse, is_latent
-from kvcalc.engines.sglang.profile import DRAFTING_REQUESTS
+from kvcalc.engines.rounding import round_up
+from kvcalc.engines.sglang.pools import DRAFTING_REQUESTS, Pools, pools_of
 from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import Dtype
+from kvcalc.memory.sharding import whole_of
 from kvcalc.model.drafting import Speculation
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
@@ -62,3 +67,88 @@ class SglangReuse(Reuse):
 
     def matching(self, asked: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:
         return Matching(1) if asked.method in OF_HIDDEN_STATES and not has_states(spec) else PLAIN
+
+
+# SGLang's radix tree: which tokens requests share, and which must stay for a later request.
+# Source, SGLang 0.5.23: RadixKey.page_aligned (srt/mem_cache/radix_cache.py), create_match_validator of SWAComponent
+# and MambaComponent (unified_cache/components), mamba_cache_chunk_size (srt/arg_groups/overrides.py).
+# - Whole pages are found; a page is one token by default.
+# - A prefix is found up to a node whose last `window` tokens are in the window's pool.
+# - With recurrent states it is found up to a kept state, which is copied for the request. States are kept at multiples
+#   of the model's mamba_chunk_size, else of 64 tokens (FLA_CHUNK_SIZE), or of a page if that is larger.
+
+_STATE_TOKENS = 64
+
+
+class SizesPools(Protocol):
+    """What the prefixes need of the engine. `ratio` is that of the tokens in the window's pool to all tokens."""
+
+    page: int
+    ratio: Fraction
+    spec: ModelSpec
+
+    def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
+        """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""
+
+    def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
+        """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
+
+
+class SglangPrefixes(Prefixes):
+    """The pools of one device's share."""
+
+    def __init__(self, engine: SizesPools, share: ModelSpec, dtype: Dtype) -> None:
+        refuse_encoder_decoder(share, "SGLang")
+        self._engine, self._share, self._dtype = engine, share, dtype
+        self._pools, self._whole = pools_of(share, dtype), pools_of(whole_of(share), dtype)
+        self.block_tokens, self.unit_bytes = engine.page, engine.page * self._pools.full
+        if self._whole.state:
+            stated = engine.spec.stated.get("mamba_chunk_size")
+            chunk = stated if isinstance(stated, int) else _STATE_TOKENS
+            self.block_tokens = max(chunk, engine.page)
+
+    def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
+        needed = round_up(tokens, self._engine.page)
+        windows = in_use(self._window(tokens), needed - shared, self._window(shared))
+        full = shared + batch * (needed - shared)
+        pools = self._engine.sized_pools(self._whole, full, windows.shared + batch * windows.own)
+        return self._engine.rows_bytes(self._share, self._dtype, tokens, batch, *pools)
+
+    def kept_bytes(self, tokens: int, after: int = 0) -> int:
+        pools, own = self._pools, tokens - after
+        if own <= 0:
+            return 0
+        return own * pools.full + min(self._window(tokens), own) * pools.window + pools.state
+
+    def idle_bytes(self, shared: int, tokens: int, count: int) -> int:
+        own = tokens - shared
+        full, windows = shared + count * own, self._window(shared) + count * min(self._window(tokens), own)
+        pools = self._engine.sized_pools(self._whole, full, windows)
+        return self._engine.rows_bytes(self._share, self._dtype, tokens, count, *pools)
+
+    def tier_bytes(self, tokens: int, after: int = 0) -> int:
+        """HiCache divides its memory among the pools like the device's (_split_hicache_size, hybrid_pool_assembler.py).
+
+        So the memory must be large enough for the pool that is full first.
+        """
+        pools, ratio = self._whole, self._engine.ratio
+        if pools.state:
+            raise ModelError(
+                f"{self._share.name}: how HiCache divides its memory between tokens and states depends on the server",
+                "leave --offload out",
+            )
+        own = max(tokens - after, 0)
+        window = min(self._window(tokens), own)
+        if not pools.window:
+            return own * self._pools.full
+        if not pools.full:
+            return window * self._pools.window
+        rows = max(own, ceil(window / ratio))
+        return ceil(rows * (self._pools.full + ratio * self._pools.window))
+
+    def sent_bytes(self, tokens: int) -> int:
+        return self.kept_bytes(round_up(tokens, self._engine.page))
+
+    def _window(self, tokens: int) -> int:
+        """The tokens in the window's pool of a context. 0 if there is no such pool."""
+        return round_up(min(tokens, self._whole.widest_window), self._engine.page)

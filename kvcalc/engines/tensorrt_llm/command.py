@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 
 from kvcalc.engines.command import DECODE, PORT, PREFILL, ROUTER, Checkpoint, Layout, Pools, StartCommand
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
 from kvcalc.releases import Release
@@ -83,7 +83,7 @@ class Command(StartCommand):
 def _settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
     settings: dict[str, object] = {} if checkpoint.torch_dtype is None else {"dtype": checkpoint.torch_dtype}
     cache: dict[str, object] = {"dtype": "fp8"} if layout.kv_dtype in ("fp8", RAW_FP8.name) else {}
-    given = Given("tensorrt-llm", layout.settings)
+    given = SettingsReader("tensorrt-llm", layout.settings)
     cache.update((key, given.count(name)) for name, key in KV_CACHE_CONFIG.items() if name in layout.settings)
     if "max-attention-window" in layout.settings:
         windows = layout.settings["max-attention-window"].split(",")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.engines.checkpoint import quantized_cache
 from kvcalc.engines.declarations import unread_types
 from kvcalc.engines.engine import BlockPool, Engine, Line, Resolved, lines_of, not_established
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -29,9 +29,7 @@ from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.scheduler import Disaggregation, Schedule
-    from kvcalc.engines.starts import Start
+    from kvcalc.engines.scheduler import Schedule
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -70,6 +68,7 @@ class TensorrtLlm(Engine):
     name = "tensorrt-llm"
     title = "TensorRT-LLM"
     reuse_class = ("tensorrt_llm.reuse", "TensorrtLlmReuse")
+    has_instances = True
     classes_of_transformers = "config"
     unread = unread_types("tensorrt-llm")
     running_option = "max-batch-size"
@@ -101,12 +100,6 @@ class TensorrtLlm(Engine):
             text = f"--avg-seq-len changes nothing: TensorRT-LLM has one pool for {spec.name} in this release"
             self.notes = (*self.notes, Note("engine", "one-pool", text))
 
-    def check_start(self, start: Start) -> None:
-        from kvcalc.engines.starts import check
-        from kvcalc.engines.tensorrt_llm.starts import RULES
-
-        check(start, RULES, f"{self.title} {self.version}")
-
     def check_model(self) -> None:
         """Raise ModelError (exit 3) or UsageError (exit 2) if the layout of the model is not modelled."""
         _refuse(self.spec)
@@ -121,11 +114,6 @@ class TensorrtLlm(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the first ranks, one each (Mapping.pp_layers, tensorrt_llm/mapping.py)."""
         return longer_first(num_layers, stages)
-
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.tensorrt_llm.reserve import reserve
-
-        return reserve(question)
 
     @staticmethod
     def kv_dtype(
@@ -182,12 +170,6 @@ class TensorrtLlm(Engine):
 
         return schedule(max(1, len(self.bounds)))
 
-    @classmethod
-    def disaggregation(cls) -> Disaggregation:
-        from kvcalc.engines.tensorrt_llm.scheduler import DISAGGREGATION
-
-        return DISAGGREGATION
-
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """A step is prepared while the last one runs, so requests may grow by the drafted tokens of both.
 
@@ -207,7 +189,7 @@ class TensorrtLlm(Engine):
 
 
 def _parse(settings: Mapping[str, str]) -> Settings:
-    given, fraction = Given("tensorrt-llm", settings), None
+    given, fraction = SettingsReader("tensorrt-llm", settings), None
     windows, average = settings.get("max-attention-window"), settings.get("avg-seq-len")
     if "free-gpu-memory-fraction" in settings:
         fraction = given.share("free-gpu-memory-fraction", below_one=True)

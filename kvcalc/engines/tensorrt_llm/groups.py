@@ -21,9 +21,9 @@ from kvcalc.engines.tensorrt_llm.pools import (
     RESUMES_BELOW,
     Division,
     Group,
-    Kind,
     Layout,
     Sequences,
+    WindowLayers,
     check_average,
     least_slots,
     most_blocks,
@@ -106,7 +106,7 @@ class LayerGroups(TensorrtLlm):
         return layout.division.smallest(self._slots(layout, tokens, batch))
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        from kvcalc.engines.tensorrt_llm.prefixes import GroupPrefixes
+        from kvcalc.engines.tensorrt_llm.reuse import GroupPrefixes
 
         return GroupPrefixes(partial(self.layout, share, dtype), self.block)
 
@@ -244,7 +244,7 @@ class LayerGroups(TensorrtLlm):
                 # Buffers of the same size lie one after another in the same pool.
                 of_window[size] = of_window.get(size, 0) + layers.num_layers * size
         kinds = tuple(
-            Kind(window, numbers[window], tuple(sorted(found.values(), reverse=True)))
+            WindowLayers(window, numbers[window], tuple(sorted(found.values(), reverse=True)))
             for window, found in sizes.items()
         )
         groups: dict[tuple[int, ...], list[int | None]] = {}

@@ -148,7 +148,7 @@ class Division:
         return [_fitting(_pages(n, group, page), group, page) for n, group in zip(found, self.groups)]
 
 
-class Kind(NamedTuple):
+class WindowLayers(NamedTuple):
     """The layers of a share with one window, and the bytes of a token in each of their pools."""
 
     window: int | None
@@ -159,7 +159,7 @@ class Kind(NamedTuple):
 class Layout(NamedTuple):
     """The layers by their windows, and how their pools divide the memory."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[WindowLayers, ...]
     division: Division
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import ACTIVATION, Held, Question, Reserve
 from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 
@@ -22,5 +22,5 @@ def reserve(question: Question) -> Reserve:
     """
     activations = question.step_activations(STEP_TOKENS)
     held = [Held(ACTIVATION, f"activations of {STEP_TOKENS:,} tokens", activations), *question.driver(1024, 3840)]
-    share = Given("tensorrt-llm", question.settings).share("free-gpu-memory-fraction", 0.9)
+    share = SettingsReader("tensorrt-llm", question.settings).share("free-gpu-memory-fraction", 0.9)
     return Reserve([part.within(_LOW, _HIGH) for part in held], {}, share=share)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from kvcalc.engines.engine import Engine
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype
 from kvcalc.memory.kv_cache import sequence_bytes, state_bytes, stored_cache_bytes
@@ -71,7 +71,7 @@ class Transformers(Engine):
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
-        kind = Given("transformers", settings).choice("cache", "a kind of cache")
+        kind = SettingsReader("transformers", settings).choice("cache", "a kind of cache")
         self.is_dynamic = kind == "dynamic"
         self.settings = {"cache": kind}
         if self.is_dynamic and 1 in windows(spec):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.engines.declarations import unread_types
-from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, block_table
+from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, RunningPool, block_table
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
@@ -44,13 +44,11 @@ from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
-from kvcalc.releases import Asked, Release, parse_release
+from kvcalc.releases import Release, RequestedRelease, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
-    from kvcalc.engines.scheduler import Disaggregation, Schedule
-    from kvcalc.engines.starts import Start
+    from kvcalc.engines.scheduler import Schedule
     from kvcalc.throughput.hardware import Gpu
 
 VERSION = "0.33.0"
@@ -69,6 +67,8 @@ class Vllm(Engine):
     name = "vllm"
     title = "vLLM"
     reuse_class = ("vllm.reuse", "VllmReuse")
+    has_instances = True
+    device_settings, device_defaults = staticmethod(device_settings), staticmethod(device_defaults)
     classes_of_transformers = "config"
     unread = unread_types("vllm")
     running_option = "max-num-seqs"
@@ -113,16 +113,6 @@ class Vllm(Engine):
         self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
         self._layers: dict[tuple[int, int], tuple[ModelSpec, Dtype, tuple[ModelSpec, list[Layer]]]] = {}
         self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
-
-    @classmethod
-    def device_settings(
-        cls, memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
-    ) -> dict[str, str]:
-        return device_settings(memory_bytes, device_name, device_class, release)
-
-    @classmethod
-    def device_defaults(cls, release: Release | None) -> list[DeviceDefault]:
-        return device_defaults(release)
 
     @classmethod
     def with_default_block(
@@ -174,11 +164,6 @@ class Vllm(Engine):
 
         return rotary_tables(spec)
 
-    def reserve(self, question: Question) -> Reserve:
-        from kvcalc.engines.vllm.reserve import reserve
-
-        return reserve(question)
-
     @staticmethod
     def kv_dtype(
         spec: ModelSpec, asked: str, settings: Mapping[str, str], dtype: str | None, place: Place = ANYWHERE
@@ -194,13 +179,7 @@ class Vllm(Engine):
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
         check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks, self.place)
 
-    def check_start(self, start: Start) -> None:
-        from kvcalc.engines.starts import check, rules_at
-        from kvcalc.engines.vllm.starts import RULES
-
-        check(start, rules_at(RULES, self.place.release), f"{self.title} {self.version}")
-
-    def rules_used(self, asked: Asked) -> str | None:
+    def rules_used(self, asked: RequestedRelease) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""
         if asked.is_date:
             return self.rules.name
@@ -316,12 +295,6 @@ class Vllm(Engine):
         from kvcalc.engines.vllm.scheduler import schedule
 
         return schedule(self.chosen)
-
-    @classmethod
-    def disaggregation(cls) -> Disaggregation:
-        from kvcalc.engines.vllm.scheduler import DISAGGREGATION
-
-        return DISAGGREGATION
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """At most up to max_model_len (allocate_slots, v1/core/kv_cache_manager.py)."""

@@ -22,6 +22,9 @@ class VllmReader(Reader):
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """--enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py)."""
         left = found.left
+        local = left.get("data-parallel-size-local") or left.get("dpl")
+        if local is not None and whole(local, "--data-parallel-size-local") < found.size("data_parallel_size"):
+            found.nodes = -(-found.size("data_parallel_size") // int(local))
         if left.get("enable-expert-parallel") or left.get("ep"):
             replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
             found.fields["expert_parallel_size"] = str(replicas)

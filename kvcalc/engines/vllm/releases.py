@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from kvcalc.records import NamedTuple
-from kvcalc.releases import Asked, Release, parse_release, step_at
+from kvcalc.releases import Release, RequestedRelease, parse_release, step_at
 
 NEWEST = (0, 33)
 
@@ -120,6 +120,6 @@ def rules_of(version: str | None) -> Rules:
     return RELEASES[-1 if place is None else -1 - place]
 
 
-def is_known(asked: Asked) -> bool:
+def is_known(asked: RequestedRelease) -> bool:
     """Whether `asked` names a release, or its date, and is not newer than the newest modelled release."""
     return asked.release is None or asked.release.numbers[:2] <= NEWEST

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import ACTIVATION, MIB, NEWEST, RESERVE, Held, Question, Reserve
 from kvcalc.releases import Release
 
@@ -46,7 +46,7 @@ def reserve(question: Question) -> Reserve:
     (profile_run, v1/worker/gpu_model_runner.py). Workspaces of experts stay while the step samples
     (v1/worker/workspace.py). Only the last pipeline stage samples, but the stage with the least memory sets the pool.
     """
-    given, width = Given("vllm", question.settings), question.width
+    given, width = SettingsReader("vllm", question.settings), question.width
     release = question.release or NEWEST
     newest, is_eager = release >= _GRAPHS_SINCE, "enforce-eager" in given.settings
     utilization = given.share("gpu-memory-utilization", 0.92 if newest else 0.9)

@@ -22,8 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.engines.drafted_prefixes import PLAIN, Matching
-from kvcalc.engines.prefixes import InUse, Prefixes, in_use
+from kvcalc.engines.prefixes import PLAIN, InUse, Matching, Prefixes, in_use
 from kvcalc.engines.reuse import OF_HIDDEN_STATES, TIERS, Reuse
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.vllm.account import Plan

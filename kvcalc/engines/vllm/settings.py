@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.options import Given
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.vllm.defaults import default_block, step_of
 from kvcalc.engines.vllm.releases import Rules
@@ -71,7 +71,7 @@ def parse_settings(
     Raises UsageError (exit 2) for a number out of range, a block size that no kernel supports, options that contradict
     each other, or flags and choices that the release does not have.
     """
-    given = Given("vllm", settings)
+    given = SettingsReader("vllm", settings)
     step, drafted = step_of(spec), given.count("num-speculative-tokens", 0)
     block_size = given.count("block-size", default_block(spec, None, place))
     if block_size % step:
@@ -112,7 +112,7 @@ def parse_settings(
     return found, states
 
 
-def check_requests(given: Given, batched_tokens: int) -> None:
+def check_requests(given: SettingsReader, batched_tokens: int) -> None:
     """Raise LayoutError (exit 2) for numbers of requests and of LoRA adapters with which vLLM does not start.
 
     Source: SchedulerConfig.verify_max_model_len (config/scheduler.py) and MaxLoRARanks (config/lora.py), vLLM 0.11.0 to
@@ -129,7 +129,7 @@ def check_requests(given: Given, batched_tokens: int) -> None:
         raise LayoutError(f"--max-lora-rank {rank}: vLLM does not start, the ranks are {known}", f"use {larger}")
 
 
-def _state_dtype(given: Given, name: str, place: Place) -> str:
+def _state_dtype(given: SettingsReader, name: str, place: Place) -> str:
     """The type of states. 0.13 added float16 and 0.22 bfloat16 (MambaDType, config/cache.py)."""
     found = given.choice(name)
     since = {"float16": (0, 13), "bfloat16": (0, 22)}.get(found)

@@ -12,9 +12,10 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def grouped_shape(
-    config: ConfigReader, *, head_dim: int | None = None, rotary: bool = True, output_gate: bool = False
-) -> AttentionShape:
-    """Read the heads, KV heads and widths of an attention module.
+    config: ConfigReader, *, head_dim: int | None = None, rotary: bool = True, output_gate: bool = False,
+    rope_theta: float = 10_000.0,
+) -> AttentionShape:  # fmt: skip
+    """Read the heads, KV heads and widths of an attention module. `rope_theta` is the default.
 
     If the number of KV heads is null or absent, every head has its own K and V. `head_dim` is given by families that
     compute it in their own way.
@@ -26,7 +27,7 @@ def grouped_shape(
     bias = config.boolean("attention_bias", default=False)
     return AttentionShape(
         num_heads, num_kv_heads, width, width, hidden_size, qkv_bias=bias, output_bias=bias,
-        rope_dim=width if rotary else 0, rope_theta=config.number("rope_theta", default=10_000.0),
+        rope_dim=width if rotary else 0, rope_theta=config.number("rope_theta", default=rope_theta),
         output_gate=output_gate,
     )  # fmt: skip
 

@@ -6,7 +6,6 @@ fills in a row and uses this reader too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.model.experts import choose, moe, sparse_layers, with_defaults
@@ -48,13 +47,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     return read_row(config, model_type, row(model_type))
 
 
-def read_row(
-    config: ConfigReader, model_type: str, facts: dict[str, Any], slides: Sequence[bool] | None = None
-) -> ModelSpec:
-    """Read a decoder by its row: K and V of num_key_value_heads heads in every layer, for all tokens or a window.
-
-    `slides` says for each layer whether it has the window, if a family's own module has already determined this.
-    """
+def read_row(config: ConfigReader, model_type: str, facts: dict[str, Any]) -> ModelSpec:
+    """Read a decoder by its row: K and V of num_key_value_heads heads in every layer, for all tokens or a window."""
     decoder = Decoder(facts)
     defaults = decoder.defaults
     if any(config.has(key) for key in _WINDOW_KEYS[1:]):
@@ -66,7 +60,7 @@ def read_row(
         config.refuse(key, f"may change the cache, and kvcalc does not know it for {model_type}")
     num_layers = config.num_layers(*decoder.layers)
     shape = _shape(config, decoder)
-    sliding = _sliding_layers(config, decoder, num_layers) if slides is None else slides
+    sliding = _sliding_layers(config, decoder, num_layers)
     window = config.integer(*_WINDOW_KEYS) if any(sliding) else None
     has_norm = decoder.qk_norm and (not decoder.qk_norm_key or config.boolean(decoder.qk_norm_key, default=False))
     names = Projections(**decoder.attention_names, qk_norm=decoder.qk_norm if has_norm else "")
@@ -149,11 +143,10 @@ def _sliding_layers(config: ConfigReader, row: Decoder, num_layers: int) -> list
         return [False] * num_layers
     if stated is not None:
         return [kind == "sliding_attention" for kind in stated]
-    pattern = config.items(_LOCAL_PATTERN)
+    kinds = {"GLOBAL": False, "SLIDING_LOCAL": True}
+    pattern = config.chosen(_LOCAL_PATTERN, kinds, f"may contain only {' and '.join(kinds)}")
     if pattern:
-        if not set(pattern) <= {"GLOBAL", "SLIDING_LOCAL"}:
-            raise config.error(f"{_LOCAL_PATTERN} may contain only GLOBAL and SLIDING_LOCAL")
-        return [pattern[number % len(pattern)] == "SLIDING_LOCAL" for number in range(num_layers)]
+        return [pattern[number % len(pattern)] for number in range(num_layers)]
     config.refuse("layer_types", "contradicts sliding_window, which applies by the family's own rule")
     return row.slides(config, num_layers)
 

@@ -6,6 +6,7 @@ from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
 from kvcalc.model.families.common import decoder_body, latent_shape
 from kvcalc.model.families.deepseek import has_indexer
+from kvcalc.model.families.gated_delta import layer_types
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, Indexer
 from kvcalc.model.mixers.recurrent import Recurrence
@@ -136,16 +137,8 @@ def read_delta_latent(config: ConfigReader, model_type: str) -> ModelSpec:
         full = [indexed if has else sparse for has in has_indexer(config, model_type, num_layers)]
     made: dict[int, tuple[Mixer, ...]] = {id(each): (each,) for each in full}
     delta: tuple[Mixer, ...] = (delta_attention(config, shape.hidden_size or 0),)
-    kinds = _layer_types(config, num_layers)
+    kinds = layer_types(config, num_layers, "indexed_attention", interval="layer_group_size")
     mixers = [delta if kind == "linear_attention" else made[id(full[number])] for number, kind in enumerate(kinds)]
     return config.model(
         model_type, mixers, attention=shape, positions=("max_position_embeddings", "model_max_length")
     )  # fmt: skip
-
-
-def _layer_types(config: ConfigReader, num_layers: int) -> list[str]:
-    kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention", "indexed_attention"))
-    if kinds is not None:
-        return kinds
-    step = config.integer("layer_group_size")
-    return ["full_attention" if (number + 1) % step == 0 else "linear_attention" for number in range(num_layers)]

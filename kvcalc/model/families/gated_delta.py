@@ -68,16 +68,18 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     return decoder_body(config, choose(num_layers, sparse, () if rule is None else moe(config, rule, width), dense))
 
 
-def layer_types(config: ConfigReader, num_layers: int, *more: str) -> list[str]:
-    """Return the config's list, else full attention in every full_attention_interval-th layer.
+def layer_types(
+    config: ConfigReader, num_layers: int, *more: str, interval: str = "full_attention_interval"
+) -> list[str]:
+    """Return the config's list, else full attention in every so manieth layer, as the key `interval` says.
 
     `more` are other names of full attention in the list.
     """
     kinds = config.strings("layer_types", num_layers, ("linear_attention", "full_attention", *more))
     if kinds is not None:
         return kinds
-    interval = config.integer("full_attention_interval")
-    return ["full_attention" if (n + 1) % interval == 0 else "linear_attention" for n in range(num_layers)]
+    step = config.integer(interval)
+    return ["full_attention" if (n + 1) % step == 0 else "linear_attention" for n in range(num_layers)]
 
 
 def _olmo_defaults(config: ConfigReader) -> dict[str, object]:

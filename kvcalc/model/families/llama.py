@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.model.experts import choose
 from kvcalc.model.families.common import decoder_body, grouped_shape
-from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
+from kvcalc.model.mixers.attention import Attention, Projections
 from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import around, experts, gated_mlp, norm, other, router
@@ -53,19 +53,11 @@ def read_llama4(config: ConfigReader, model_type: str) -> ModelSpec:
     Layers with rotary positions (1 in no_rope_layers) have chunked attention. The others keep all tokens."""
     config = config.with_defaults(defaults_of(model_type))
     num_layers = config.num_layers("num_hidden_layers")
-    num_heads = config.integer("num_attention_heads")
-    hidden_size = config.integer("hidden_size")
-    head_dim = config.head_dim(hidden_size, num_heads)
-    num_kv_heads = config.check_groups(num_heads, config.optional_integer("num_key_value_heads") or num_heads)
-    bias = config.boolean("attention_bias", default=False)
-    shape = AttentionShape(
-        num_heads, num_kv_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias, rope_dim=head_dim,
-        rope_theta=config.number("rope_theta", default=500_000.0),
-    )  # fmt: skip
+    shape, width = grouped_shape(config, rope_theta=500_000.0), config.integer("hidden_size")
     chunk = config.optional_integer("attention_chunk_size")
     full, chunked = (Attention(shape),), (Attention(shape, chunk=chunk),)
     mixers = [chunked if is_chunked else full for is_chunked in _chunked_layers(config, num_layers)]
-    return config.model(model_type, mixers, lambda: _body(config, hidden_size, num_layers), attention=shape)
+    return config.model(model_type, mixers, lambda: _body(config, width, num_layers), attention=shape)
 
 
 def _chunked_layers(config: ConfigReader, num_layers: int) -> list[bool]:

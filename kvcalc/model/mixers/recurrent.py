@@ -126,7 +126,6 @@ def delta_net(
     kernel: int,
     hidden_size: int,
     inputs: dict[str, int],
-    prefix: str = "linear_attn",
 ) -> Recurrence:
     """A gated delta net: a convolution over queries, keys and values, and one state matrix per value head.
 
@@ -139,12 +138,12 @@ def delta_net(
         channels, kernel, value_heads * key_width * value_width, num_heads=gcd(key_heads, value_heads)
     )
     weights = (
-        *(linear(f"{prefix}.in_proj_{name}", hidden_size, outputs) for name, outputs in inputs.items()),
-        linear(f"{prefix}.out_proj", values, hidden_size),
-        other(f"{prefix}.conv1d", channels * kernel),
-        other(f"{prefix}.dt_bias", value_heads),
-        other(f"{prefix}.A_log", value_heads),
-        norm(f"{prefix}.norm", value_width),
+        *(linear(f"linear_attn.in_proj_{name}", hidden_size, outputs) for name, outputs in inputs.items()),
+        linear("linear_attn.out_proj", values, hidden_size),
+        other("linear_attn.conv1d", channels * kernel),
+        other("linear_attn.dt_bias", value_heads),
+        other("linear_attn.A_log", value_heads),
+        norm("linear_attn.norm", value_width),
     )
     return Recurrence(state, "delta", value_heads, key_heads, key_width, value_width, weights)
 

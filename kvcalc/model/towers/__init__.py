@@ -91,4 +91,6 @@ def _tower(modality: str, config: ConfigReader, outer: str, width: int | None) -
         split, whole = rule(stated, width, config)
     except ModelError as error:
         return Tower(name, kind, None, None, error.message)
+    if min(split, whole) < 0:  # such as fewer words than marks
+        return Tower(name, kind, None, None, f"{stated.name}: the sizes contradict each other")
     return Tower(name, kind, split, whole)

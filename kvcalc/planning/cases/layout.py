@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvcalc.engines import engine_class
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.workload import Workload
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.counts import Layout
@@ -83,7 +83,7 @@ def lay_out(
 
 
 def count_replicas(num_devices: int, workload: Workload) -> int:
-    """The number of replicas on the devices. UsageError (exit 2) if the devices do not make up whole replicas."""
+    """The number of replicas on the devices. LayoutError (exit 2) if the devices do not make up whole replicas."""
     size, stages, needed = workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.num_devices
     replicas, rest = divmod(num_devices, needed)
     if rest or not replicas:
@@ -93,7 +93,7 @@ def count_replicas(num_devices: int, workload: Workload) -> int:
         hint = f"use --num-gpus {needed}, or another --tp"
         if workload.data_parallel_size > 1:
             hint = f"use --num-gpus {needed}, or leave out --tp, which is the devices of one DP rank"
-        raise UsageError(
+        raise LayoutError(
             f"{num_devices} device{'s' if num_devices > 1 else ''} with {asked}: one replica needs {needed}", hint
         )
     return replicas

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError
-from kvcalc.notes import describe_notes
+from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError, ModelError
+from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.answers.fit import fit
-from kvcalc.planning.check.asked import asked_by
+from kvcalc.planning.check.asked import asked_by, beyond_limit, limit_of
 from kvcalc.planning.check.capacity import capacity_of
 from kvcalc.planning.check.servers import Server
 from kvcalc.planning.plan.targets import Simulates, Targets
@@ -37,6 +37,8 @@ def check(
     read = server.read()
     if server.num_devices is not None and devices.num_devices == 1:
         devices = devices._replace(num_devices=server.num_devices)
+    if devices.num_devices > 1:
+        devices = devices._replace(num_devices=devices.num_devices * read.nodes)
     has_lengths = input_tokens is not None and output_tokens is not None
     # The memory does not depend on the tokens that are accepted.
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
@@ -44,7 +46,15 @@ def check(
     try:
         found = fit(question)
     except LayoutError as error:
-        raise DoesNotFitError(f"does not start: {error.message}", error.hint) from None
+        told = error.message if " not start" in error.message else f"does not start: {error.message}"
+        raise DoesNotFitError(told, error.hint) from None
+    except KvcalcError as error:
+        # What drafts may not be known; the server is, without it.
+        if question.speculative is None or error.exit_code != ModelError.exit_code:
+            raise
+        question = question._replace(speculative=None)
+        found = fit(question)
+        notes.append(Note("command", "command", f"drafting is not counted: {error.message}"))
     if found["speculative"] is not None and acceptance_length is None:
         found["speculative"]["acceptance_length"] = None
     part = found["fit"]
@@ -52,6 +62,9 @@ def check(
     if not starts and not server.reader.words.needs_context:
         starts = bool(part["max_context_tokens"])
     reason = None if starts else _reason(part, found["workload"]["context_tokens"])
+    limit = limit_of(read, server.reader, question)
+    if limit is not None:
+        starts, reason = False, reason or beyond_limit(read, server.reader, found["workload"]["context_tokens"], limit)
     capacity = requests = None
     if starts and input_tokens is not None and output_tokens is not None:
         requests = _requests(question, input_tokens, output_tokens)
@@ -69,7 +82,7 @@ def check(
         },
         "starts": starts,
         "reason": reason,
-        "changes": [] if starts else list(_changes(server, question, found)),
+        "changes": [] if starts else list(_changes(server, question, found, limit)),
         "requests": requests,
         "capacity": capacity,
         **found,
@@ -92,16 +105,23 @@ def _reason(part: documents.Fit, tokens: int) -> str:
     return f"a request of {tokens:,} tokens does not fit: {more}"
 
 
-def _changes(server: Server, question: Question, found: documents.FitDocument) -> Iterator[documents.CheckChangesItem]:
-    """Each of the smallest changes with which the server starts: the option and its value."""
+def _changes(
+    server: Server, question: Question, found: documents.FitDocument, limit: int | None
+) -> Iterator[documents.CheckChangesItem]:
+    """Each of the smallest changes with which the server starts: the option and its value.
+
+    `limit` is the model's longest context if the server's is beyond it.
+    """
     reader, part = server.reader, found["fit"]
     names = dict.fromkeys(reader.fields.values())
     if part["max_context_tokens"] and question.context_tokens:
         named = next((name for name in ("max_model_len", "context_tokens") if name in names), None)
         option = reader.words.context_option or (reader.flag_for(named) if named else "")
         # The slots of llama.cpp have one option together.
-        tokens = part["max_context_tokens"] * question.batch_size
-        yield {"option": option, "value": str(tokens)}
+        tokens = part["max_context_tokens"] if limit is None else min(part["max_context_tokens"], limit)
+        yield {"option": option, "value": str(tokens * question.batch_size)}
+    if limit is not None:
+        return
     if "kv_dtype" in names:
         try:
             smaller = answer(question._replace(kv_dtype=_SMALLER_CACHE)).document["fit"]

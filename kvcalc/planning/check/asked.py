@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcalc.engines import engine_class
 from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
@@ -61,13 +62,26 @@ def asked_by(
     return question, [Note("command", "command", text) for text in notes]
 
 
+def limit_of(read: Read, reader: Reader, question: Question) -> int | None:
+    """The model's longest context, if the server's is beyond it and the engine refuses that."""
+    longest, tokens = question.model.max_position_embeddings, question.context_tokens
+    is_beyond = reader.words.limit_variable and longest and tokens and tokens > longest and not read.lifts_limit
+    return longest if is_beyond else None
+
+
+def beyond_limit(read: Read, reader: Reader, tokens: int, limit: int) -> str:
+    """Why a server with a context of `tokens` tokens does not start."""
+    title, variable = engine_class(read.engine).title, reader.words.limit_variable
+    return f"{tokens:,} tokens are beyond the model's {limit:,}, which {title} refuses without {variable}=1"
+
+
 def _parsed(name: str, text: str, reader: Reader) -> Any:
     field = FIELDS[name]
     if name == "max_model_len" and text.casefold() in ("auto", "-1"):
         return None
-    if field.kind.parse is None:
+    if field.type.parse is None:
         return text
-    return field.kind.parse(text, reader.flag_for(name) if name in reader.fields.values() else name)
+    return field.type.parse(text, reader.flag_for(name) if name in reader.fields.values() else name)
 
 
 def _drafting(read: Read, acceptance_length: float | None, notes: list[str]) -> Speculation | None:

@@ -155,7 +155,7 @@ def _budget(case: Case) -> Budget | str:
         towers = loaded_towers(case)
         weights = with_others(without_file_towers(case, weights), towers.lines)
     if "max-lora-rank" in case.settings or "max-loras" in case.settings or "max-loras-per-batch" in case.settings:
-        from kvcalc.planning.device.adapters import adapter_buffers
+        from kvcalc.planning.device.device_weights import adapter_buffers
 
         weights = with_others(weights, adapter_buffers(case))
     if case.spec.quantization is not None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
-from kvcalc.engines.drafted_prefixes import Matching
 from kvcalc.engines.engine import Engine
+from kvcalc.engines.prefixes import Matching
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.workload import Workload, bind_workload, check_tensor_parallel
 from kvcalc.model import drafting

@@ -8,8 +8,7 @@ from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
 from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation
 from kvcalc.planning.cases.case import Case
-from kvcalc.planning.device.weight_storage import stored_weights
-from kvcalc.planning.device.weights import describe_weights, files_of
+from kvcalc.planning.device.weights import describe_weights, files_of, stored_weights
 from kvcalc.planning.drafting import drafter_of
 
 if TYPE_CHECKING:

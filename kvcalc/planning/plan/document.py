@@ -20,7 +20,7 @@ from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.plan.pareto import best_of, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.replicas import Option, find_layout
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
-from kvcalc.planning.plan.traffic import MOST_BUSY, Kind, Traffic, Trouble, describe_cost
+from kvcalc.planning.plan.traffic import MOST_BUSY, Platform, Traffic, Trouble, describe_cost
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
@@ -167,7 +167,7 @@ def plan(
     return document
 
 
-def _check_split(kinds: Sequence[Kind], settings: Mapping[str, Any]) -> None:
+def _check_split(kinds: Sequence[Platform], settings: Mapping[str, Any]) -> None:
     """Raise UsageError (exit 2) for a number of devices that an engine's options name, because plan chooses it."""
     if "tensor-split" in settings and any(
         engine_class(kind.engine).split_layers(settings, None, None, 1, 1)[2] > 1 for kind in kinds
@@ -178,12 +178,12 @@ def _check_split(kinds: Sequence[Kind], settings: Mapping[str, Any]) -> None:
         )
 
 
-def _kind(gpus: Gpu | Devices, max_devices: int, engine: str, prices: Mapping[str, float]) -> Kind:
+def _kind(gpus: Gpu | Devices, max_devices: int, engine: str, prices: Mapping[str, float]) -> Platform:
     gpu, limit = (gpus.gpu, gpus.num_devices) if isinstance(gpus, Devices) else (gpus, max_devices + 1)
-    return Kind(gpu, min(limit, max_devices), engine, limit <= max_devices, prices.get(gpu.name))
+    return Platform(gpu, min(limit, max_devices), engine, limit <= max_devices, prices.get(gpu.name))
 
 
-def _check(kinds: Sequence[Kind], prices: Mapping[str, float], targets: Targets) -> None:
+def _check(kinds: Sequence[Platform], prices: Mapping[str, float], targets: Targets) -> None:
     """UsageError (exit 2) for a price of a device that is not in the plan, or an unknown confidence or engine."""
     for name in prices:
         if name not in {kind.gpu.name for kind in kinds}:
@@ -233,7 +233,7 @@ def parse_price(text: str) -> tuple[str, float]:
 
 
 def _notes(
-    traffic: Traffic, kinds: Sequence[Kind], found: Sequence[Option | Trouble | KvcalcError],
+    traffic: Traffic, kinds: Sequence[Platform], found: Sequence[Option | Trouble | KvcalcError],
     checkpoint: Checkpoint | None,
 ) -> list[Note]:  # fmt: skip
     notes = [Note("model", "remark", text) for text in traffic.question.model.remarks]
@@ -251,7 +251,7 @@ def _notes(
     return notes + group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
 
 
-def _full_notes(kinds: Sequence[Kind], rows: Sequence[documents.PlanRow]) -> list[Note]:
+def _full_notes(kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> list[Note]:
     """A note about layouts that a little more load makes too slow."""
     text = f"the load is more than {MOST_BUSY:.0%} of what the layout serves: --headroom 20% leaves room for more"
     full = [
@@ -262,7 +262,7 @@ def _full_notes(kinds: Sequence[Kind], rows: Sequence[documents.PlanRow]) -> lis
     return group_notes(full, [(kind.engine, kind.gpu.name) for kind in kinds])
 
 
-def _simulation_notes(kinds: Sequence[Kind], judges: Sequence[Judge | None]) -> list[Note]:
+def _simulation_notes(kinds: Sequence[Platform], judges: Sequence[Judge | None]) -> list[Note]:
     judged = [(kind, judge) for kind, judge in zip(kinds, judges) if judge is not None]
     found = [
         RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for kind, judge in judged for note in judge.notes()
@@ -272,7 +272,7 @@ def _simulation_notes(kinds: Sequence[Kind], judges: Sequence[Judge | None]) -> 
 
 
 def _row(
-    traffic: Traffic, kind: Kind, found: Option | Trouble | KvcalcError, judge: Judge | None, checkpoint: Checkpoint
+    traffic: Traffic, kind: Platform, found: Option | Trouble | KvcalcError, judge: Judge | None, checkpoint: Checkpoint
 ) -> documents.PlanRow:
     row: Any = dict.fromkeys(ROW)
     row.update(model=traffic.question.model.name, gpu=kind.gpu.name, engine=kind.engine, price_per_hour=kind.price)
@@ -350,7 +350,7 @@ ROW = (
 
 
 def _search_or_refuse(
-    traffic: Traffic, kind: Kind, judge: Judge | None, num_simulated: int | None
+    traffic: Traffic, kind: Platform, judge: Judge | None, num_simulated: int | None
 ) -> Option | Trouble | KvcalcError:
     try:
         if judge is None:

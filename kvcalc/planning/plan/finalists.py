@@ -1,22 +1,26 @@
 """Layouts that hold the requests are simulated, and the smallest one that meets its targets wins.
 
 The closed form says which layouts hold the requests, and in which order to try them. Requests one after the other are
-simulated first: if these are too slow, no number of replicas helps. More replicas are not slower, so doubled steps and
-bisection find the fewest. A layout that can only lose to the best so far is simulated once, on as many devices.
+simulated first: if these are too slow, no number of replicas or instances helps. More replicas are not slower, so
+doubled steps and bisection find the fewest. A layout that can only lose to the best so far is simulated once, on as
+many devices. With two pools, instances are added to the one that brings the times closer to their targets, and taken
+away again as long as all targets are met.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from kvcalc.errors import UsageError
+from kvcalc.planning.plan.disaggregated.instances import Instance
+from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
+from kvcalc.planning.plan.disaggregated.search import Instances, find_split, find_splits
+from kvcalc.planning.plan.disaggregated.split import Split
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
 from kvcalc.planning.plan.replicas import Option, devices_then_speed, find_options, more_devices, smallest, why_not
-from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble
-
-if TYPE_CHECKING:
-    from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.shapes import Shape
+from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 
 # The layouts of one kind of device that are simulated: at least as many as the default search tries at once.
 DEFAULT_FINALISTS = 8
@@ -75,7 +79,7 @@ def find_simulated(
     return trouble or Trouble("the model cannot be split over these devices")
 
 
-def find_replicas(traffic: Traffic, kind: Kind, judge: Judge, num_simulated: int | None) -> Option | Trouble:
+def find_replicas(traffic: Traffic, kind: Platform, judge: Judge, num_simulated: int | None) -> Option | Trouble:
     """The replicas of `find_layout`, judged by simulations if these decide. At most `num_simulated` are simulated."""
     if judge.decides:
         traffic = traffic._replace(most_busy=1.0)
@@ -91,7 +95,7 @@ def find_replicas(traffic: Traffic, kind: Kind, judge: Judge, num_simulated: int
     return trouble or Trouble("the model cannot be split over these devices")
 
 
-def _candidates(traffic: Traffic, kind: Kind, most: int) -> Iterator[tuple[list[Option], Trouble | None]]:
+def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[list[Option], Trouble | None]]:
     """The layouts to simulate, in the order of what the closed form says about their means, and why others are not.
 
     All layouts that hold the requests are candidates: a simulated percentile may be below the mean of the closed form.
@@ -181,3 +185,115 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
         one = larger[0]._replace(replicas=1)
         return f"{one}: {more_devices(one.kind, one.num_devices)}"
     return None
+
+
+# The pairs of layouts of one row that are simulated. The closed form knows their order well.
+DEFAULT_PAIRS = 4
+
+# Instances help if the time that is furthest beyond its target becomes shorter than this share of it.
+_HELPS = 0.95
+# How often the rate of a trace is halved to find pools of the closed form, which counts no shared prefixes.
+_HALVINGS = 6
+
+
+def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, most: int | None) -> Split | Trouble:
+    """The pools that `find_split` finds, judged by simulations if these decide.
+
+    At most `most` pairs of layouts are simulated. Raises what `find_split` raises, and UsageError (exit 2) if no pair
+    can be simulated.
+    """
+    if judge.decides:
+        guesses = _guesses(known, joined, judge, most or DEFAULT_PAIRS)
+        candidates = ([], guesses) if isinstance(guesses, Trouble) else (guesses, None)
+        return find_simulated(judge, [candidates], _fewest_instances, _more_instances)
+    found = find_split(known, joined)
+    if isinstance(found, Split):
+        judge.at(found, found.numbers)
+    return found
+
+
+def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, keep: int) -> list[Split] | Trouble:
+    """The pairs to simulate. Where to begin is what the closed form says about means, or without limits if it has none.
+
+    A simulated percentile may be below the mean of the closed form, so the layouts themselves have no limit. If there
+    are too few devices for the busiest minute of a trace, a lower rate says where to begin.
+    """
+    free = judge.targets.without_limits()
+    found = find_splits(known, joined, judge.targets, keep)
+    if isinstance(found, Trouble):
+        found = find_splits(known, joined, free, keep)
+    rate, halvings = free.requests_per_second, 0
+    while isinstance(found, Trouble) and judge.simulation.trace is not None and rate and halvings < _HALVINGS:
+        rate, halvings = rate / 2, halvings + 1
+        found = find_splits(known, joined, free._replace(requests_per_second=rate), keep)
+    if isinstance(found, Trouble):
+        return found
+    return [
+        split._replace(
+            prefill=_of_shape(known.prefills(split.kinds.prefill)[0], split.prefill.shape),
+            decode=_of_shape(known.decodes(split.kinds.decode, free)[0], split.decode.shape),
+        )
+        for split in found
+    ]
+
+
+def _of_shape(instances: Sequence[Instance], shape: Shape) -> Instance:
+    return next(one for one in instances if one.shape == shape)
+
+
+def _fewest_instances(judge: Judge, guess: Split, best: Finalist | None) -> Finalist | None:
+    """The fewest instances of two layouts that meet the targets, or some that do not.
+
+    With a `best` so far they count no more than that. None if the first guess does.
+    """
+    most = None if best is None else best.layout.weight
+    if not guess.allows(guess.numbers, most):
+        return None
+    # All requests of a trace alone take as long to simulate as together, and usually need not be.
+    found = None if judge.simulation.trace is None else judge.at(guess, guess.numbers)
+    if found is None or found.missed is not None:
+        alone = judge.alone(guess)
+        if alone.missed is not None:
+            return alone
+        found = judge.at(guess, guess.numbers) or alone
+    while found.missed is not None or found.is_alone:
+        more = _larger(judge, guess, found, most)
+        if more is None:
+            return found
+        found = more
+    for role in (0, 1):
+        found = _with_fewer(judge, guess, found, role)
+    return found
+
+
+def _larger(judge: Judge, guess: Split, found: Finalist, most: float | None) -> Finalist | None:
+    """Pools with a quarter more instances of one kind: prefill instances for TTFT, if they help. None if none helps."""
+    prefills, decodes = found.layout.numbers
+    more, others = (prefills + max(1, prefills // 4), decodes), (prefills, decodes + max(1, decodes // 4))
+    best: Finalist | None = None
+    for numbers in (others, more) if found.judged.worst_metric == "tpot" else (more, others):
+        one = judge.at(guess, numbers) if guess.allows(numbers, most) else None
+        if one is None:
+            continue
+        if one.missed is None or one.judged.worst < _HELPS * found.judged.worst:
+            return one
+        best = best or one
+    return best
+
+
+def _more_instances(judge: Judge, found: Finalist) -> Finalist | None:
+    return _larger(judge, found.layout, found, None)
+
+
+def _with_fewer(judge: Judge, guess: Split, found: Finalist, role: int) -> Finalist:
+    """The fewest instances in one pool that still meet all targets. More are not slower."""
+    step = max(1, found.layout.numbers[role] // 4)
+    while step:
+        numbers = [*found.layout.numbers]
+        numbers[role] -= step
+        fewer = judge.at(guess, tuple(numbers)) if numbers[role] > 0 else None
+        if fewer is not None and fewer.missed is None:
+            found = fewer
+        else:
+            step //= 2
+    return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcalc.engines import SERVERS, command_key
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.plan.replicas import shapes_of
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Traffic, probe, seconds_text
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, probe, seconds_text
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Time = Literal["ttft_seconds", "tpot_seconds"]
 
 
-def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = None) -> list[documents.ParetoPoint]:
+def front(traffic: Traffic, kinds: Sequence[Platform], split: SplitPlan | None = None) -> list[documents.ParetoPoint]:
     """The Pareto front over kinds of device, layouts and running requests, the fastest for one user first.
 
     A point is one replica with a power of two of running requests that fits and meets the targets. It is compared by
@@ -34,7 +34,7 @@ def front(traffic: Traffic, kinds: Sequence[Kind], split: SplitPlan | None = Non
     priced = all(kind.price is not None for kind in kinds)
     points = [point for kind in kinds for point in _points(traffic, kind)]
     if split is not None:
-        from kvcalc.planning.plan.disaggregated.front import split_points
+        from kvcalc.planning.plan.disaggregated.rows import split_points
 
         for point in points:
             point["layout"] = None
@@ -52,7 +52,7 @@ def _burden(point: documents.ParetoPoint, priced: bool) -> float:
     return (point["cost_per_million_output_tokens"] or 0.0) if priced else -point["tokens_per_second_per_device"]
 
 
-def _points(traffic: Traffic, kind: Kind) -> Iterator[documents.ParetoPoint]:
+def _points(traffic: Traffic, kind: Platform) -> Iterator[documents.ParetoPoint]:
     for shape in shapes_of(traffic, kind):
         own, running = traffic.of(shape), 1
         while running <= MOST_RUNNING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Kind, Probe, Traffic, Trouble, probe, range_of, replica_of
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Probe, Traffic, Trouble, probe, range_of, replica_of
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Option(NamedTuple):
     """
 
     traffic: Traffic
-    kind: Kind
+    kind: Platform
     shape: Shape
     replicas: int
     probe: Probe
@@ -133,7 +133,7 @@ class Found(NamedTuple):
     trouble: Trouble | None
 
 
-def find_layout(traffic: Traffic, kind: Kind) -> Option | Trouble:
+def find_layout(traffic: Traffic, kind: Platform) -> Option | Trouble:
     """The fastest of the layouts with the fewest devices, or why the largest layout does not serve the traffic."""
     for found in find_options(traffic, kind):
         if found.options:
@@ -141,7 +141,7 @@ def find_layout(traffic: Traffic, kind: Kind) -> Option | Trouble:
     return found.trouble or Trouble("the model cannot be split over these devices")
 
 
-def find_options(traffic: Traffic, kind: Kind, keep: int = 2) -> Iterator[Found]:
+def find_options(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Found]:
     """The layouts that serve the traffic, for each list of shapes. A list is tried only if the next one is asked for.
 
     With all layouts, those that cannot be among the best `keep` are left out.
@@ -158,12 +158,12 @@ def find_options(traffic: Traffic, kind: Kind, keep: int = 2) -> Iterator[Found]
         probe(traffic, kind, 1, 1, 1)  # raises the reason why there can be no DP ranks
 
 
-def shapes_of(traffic: Traffic, kind: Kind) -> list[Shape]:
+def shapes_of(traffic: Traffic, kind: Platform) -> list[Shape]:
     """All shapes of `find_layout` for which there are enough devices."""
     return [shape for shapes in _lists_of_shapes(traffic, kind) for shape in shapes]
 
 
-def _lists_of_shapes(traffic: Traffic, kind: Kind) -> Iterator[list[Shape]]:
+def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Shape]]:
     if traffic.all_layouts:
         lists = iter([all_shapes(kind.gpu, traffic.question, kind.engine)])
     else:
@@ -174,7 +174,7 @@ def _lists_of_shapes(traffic: Traffic, kind: Kind) -> Iterator[list[Shape]]:
         yield [shape for shape in of_ranks if shape.devices <= kind.max_devices]
 
 
-def _options(traffic: Traffic, kind: Kind, shapes: list[Shape], keep: int) -> Found:
+def _options(traffic: Traffic, kind: Platform, shapes: list[Shape], keep: int) -> Found:
     options: list[Option] = []
     trouble = None
     for shape in shapes:
@@ -202,7 +202,7 @@ def why_not(options: list[Option], trouble: Trouble | None) -> str | None:
     return f"{second}: {second.why_more(first) or less}"
 
 
-def more_devices(kind: Kind, num_devices: int) -> str:
+def more_devices(kind: Platform, num_devices: int) -> str:
     """The number of devices, and their price if it is known."""
     cost = "" if kind.price is None else f", {kind.price * num_devices:,.2f} per hour"
     return f"{num_devices:,} devices{cost}"
@@ -213,7 +213,9 @@ def devices_then_speed(option: Option) -> tuple[int, float]:
     return option.num_devices, -option.tokens_per_second
 
 
-def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | None = None) -> Option | Trouble | None:
+def smallest(
+    traffic: Traffic, kind: Platform, shape: Shape, most_devices: int | None = None
+) -> Option | Trouble | None:
     """The fewest replicas of this shape, or why it does not serve. `traffic` is that of the shape.
 
     None if the model cannot be split this way, or if more than `most_devices` are needed.
@@ -247,7 +249,7 @@ def smallest(traffic: Traffic, kind: Kind, shape: Shape, most_devices: int | Non
     return Option(traffic, kind, shape, replicas, probe(traffic, kind, shape.tensor, shape.stages, running))
 
 
-def with_replicas(traffic: Traffic, kind: Kind, shape: Shape, replicas: int) -> Probe:
+def with_replicas(traffic: Traffic, kind: Platform, shape: Shape, replicas: int) -> Probe:
     """One of `replicas` replicas. The shape is known to hold a request, but may be too slow for the load."""
     own = traffic.of(shape)
     at = _brief_probes(own, kind, shape)
@@ -255,7 +257,7 @@ def with_replicas(traffic: Traffic, kind: Kind, shape: Shape, replicas: int) -> 
     return probe(own, kind, shape.tensor, shape.stages, running)
 
 
-def _brief_probes(traffic: Traffic, kind: Kind, shape: Shape) -> Callable[[int], Probe]:
+def _brief_probes(traffic: Traffic, kind: Platform, shape: Shape) -> Callable[[int], Probe]:
     """What a search needs of one replica with a number of running requests, each number computed once."""
 
     def at(running: int) -> Probe:
@@ -291,7 +293,7 @@ def _needs_more(traffic: Traffic, at: Callable[[int], Probe], alone: Probe, repl
     return False
 
 
-def _capacity(traffic: Traffic, kind: Kind, shape: Shape, one: Probe) -> float:
+def _capacity(traffic: Traffic, kind: Platform, shape: Shape, one: Probe) -> float:
     """The requests per second of one replica that runs as many as the memory holds, without limits on their times."""
     most = min(_wanted(traffic), max(one.running, one.memory.fit["max_batch_size"] or 0))
     full = probe(traffic.without_limits(), kind, shape.tensor, shape.stages, most, is_brief=True)

@@ -40,7 +40,7 @@ MOST_BUSY = 0.9
 queue grows without end, so only a simulation may choose them."""
 
 
-class Kind(NamedTuple):
+class Platform(NamedTuple):
     """One row of a plan: at most `max_devices` of one kind of device, under one engine, with weights of one type.
 
     `is_named_limit` is true if the limit is the number in the device's name, as in h100x8. `price` is that of one
@@ -179,7 +179,7 @@ class Traffic(NamedTuple):
         return Trouble(self.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
 
 
-def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas: int = 1) -> Question:
+def replica_of(traffic: Traffic, kind: Platform, tensor: int, stages: int, replicas: int = 1) -> Question:
     """The question about `replicas` replicas on devices of a kind."""
     question = traffic.question
     devices = replicas * question.data_parallel_size * traffic.prompt_ranks(kind.engine) * tensor * stages
@@ -190,7 +190,7 @@ def replica_of(traffic: Traffic, kind: Kind, tensor: int, stages: int, replicas:
     )  # fmt: skip
 
 
-def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, is_brief: bool = False) -> Probe:
+def probe(traffic: Traffic, kind: Platform, tensor: int, stages: int, running: int, is_brief: bool = False) -> Probe:
     """One replica with `running` requests. LayoutError if the model cannot be split this way.
 
     One that `is_brief` has only what a search needs of the answers (`brief_answer`).
@@ -233,7 +233,7 @@ def probe(traffic: Traffic, kind: Kind, tensor: int, stages: int, running: int, 
     return probe._replace(trouble=too_slow(traffic.targets, lengths, probe.serving))
 
 
-def _why_not(kind: Kind, running: int, tokens: int, fit: documents.Fit) -> str:
+def _why_not(kind: Platform, running: int, tokens: int, fit: documents.Fit) -> str:
     """Why `running` requests of `tokens` tokens do not run together."""
     if fit["free_bytes"] < 0:
         short = format_size(-fit["free_bytes"])

@@ -14,7 +14,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.budget import Budget, budget
 from kvcalc.planning.prefix.cost import BlockBytes, PrefillTime, Prices, reach_of
-from kvcalc.planning.reuse.links import tier_rate
+from kvcalc.planning.reuse import tier_rate
 from kvcalc.records import NamedTuple
 from kvcalc.traces import Trace
 from kvcalc.traces.reuse import MOST_BLOCKS, LruStack, NotAPrefixError

@@ -23,15 +23,18 @@ from kvcalc.model.spec import has_states, windows
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.capacity import largest_batch
-from kvcalc.planning.reuse import LMCACHE, NATIVE, prompt_tokens_of, turns_of
-from kvcalc.planning.reuse.links import (
+from kvcalc.planning.reuse import (
+    LMCACHE,
+    NATIVE,
     Tier,
     break_even_tokens,
     contexts_kept,
     longest_kept,
     move_seconds,
+    prompt_tokens_of,
     tier_rate,
     tokens_kept,
+    turns_of,
 )
 from kvcalc.question.question import CacheReuse
 from kvcalc.records import NamedTuple

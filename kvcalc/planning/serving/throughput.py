@@ -10,7 +10,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
 from kvcalc.planning.cases.layout import layout_of
-from kvcalc.planning.device.weight_storage import stored_weights
+from kvcalc.planning.device.weights import stored_weights
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime, has_constants

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.cases.case import Case
-from kvcalc.planning.reuse import prompt_tokens_of
-from kvcalc.planning.reuse.links import move_seconds, network_bytes_per_second, network_names
+from kvcalc.planning.reuse import move_seconds, network_bytes_per_second, network_names, prompt_tokens_of
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from kvcalc.engines.llama_cpp.account import cells_for
 from kvcalc.engines.llama_cpp.architectures import Layer, Layers, layers_of
+from kvcalc.engines.llama_cpp.placement import devices_of_layers, parse_shares
 from kvcalc.engines.llama_cpp.settings import parse_settings
 from kvcalc.engines.log import Setup
-from kvcalc.engines.log_lines import Log, Record
+from kvcalc.engines.log_lines import Figure, Log, Record, parse_printed
+from kvcalc.engines.rounding import round_up
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of, pair, parse_dtype
+from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import Cache, RecurrentState
 from kvcalc.model.drafting import MTP, drafter_of
 from kvcalc.records import NamedTuple
@@ -124,3 +127,171 @@ def state_bytes(layers: Layers) -> tuple[int, int]:
             r += layer.num_layers * bytes_of(layer.cache.conv_channels * (layer.cache.conv_kernel - 1), DTYPES["fp32"])
             s += layer.num_layers * bytes_of(layer.cache.state_elements, DTYPES["fp32"])
     return r, s
+
+
+# Checks what each device holds of llama.cpp's caches: the lines `CUDA0 KV buffer size` and `CUDA0 RS buffer size`.
+# A layer's cache is on the device of the layer (`kvcalc.engines.llama_cpp.placement`). If the log says how the layers
+# are divided, the bytes of each device follow. Otherwise a buffer must be a number of whole layers.
+
+# Layers that are not on a device of their own.
+_HOST = "CPU"
+# These backends lengthen the last row of a quantized tensor to a multiple of 512 elements, and place tensors at
+# multiples of 128 bytes (MATRIX_ROW_PADDING, ggml_backend_cuda_buffer_type_get_alloc_size). Observed for DeepSeek-R1,
+# whose row has 576 elements: 1166.65 MiB for a cache of 1166.62 MiB.
+_PADS = ("CUDA", "ROCm", "MUSA", "SYCL", "CANN")
+_ROW_ELEMENTS, _ALIGNMENT = 512, 128
+# Source: no_alloc in llama_kv_cache (llama-kv-cache.cpp), for --fit and llama-fit-params.
+_MEASURED = "an input: the buffers of a model whose memory is only measured have no bytes"
+
+
+class Buffer(NamedTuple):
+    """A buffer's line, and the lines that tell which cache it is for: the one before it, and the sum after it."""
+
+    record: Record
+    created: Record | None
+    total: Record | None
+
+
+class Divided(NamedTuple):
+    """The first and last layer of each device by name. `is_stated` is whether the log has --tensor-split."""
+
+    bounds: dict[str, tuple[int, int]]
+    is_stated: bool
+
+
+def check_buffers(log: Log, layers: Layers, setup: Setup) -> list[Figure]:
+    """Compare every buffer with the layers of its device. Buffers whose cache is not known are not checked."""
+    divided = _divided(log, setup)
+    figures: list[Figure] = []
+    for buffer in _buffers(log):
+        line = buffer.total or buffer.record
+        parts = parts_of(log, line, layers, setup, dtype_of(line, setup))
+        part = _part_of(buffer, [*parts, *drafting_parts(log, line, setup, dtype_of(line, setup))])
+        if part is not None and not parse_printed(buffer.record.parts["size"]).middle:
+            figures.append(buffer.record.as_input("size", "buffer_bytes", "bytes", _MEASURED))
+        elif part is not None:
+            figures.append(_check(log, buffer, part, divided, setup))
+    for record in log.named("state_buffer"):
+        figures += _check_states(log, record, layers, divided, setup)
+    return figures
+
+
+def count_states(record: Record, state: int) -> int:
+    """The number of states of `state` bytes in a printed size, at least 1."""
+    return max(1, round(parse_printed(record.parts["size"]).middle / state)) if state else 1
+
+
+def _buffers(log: Log) -> list[Buffer]:
+    """The buffers in the order of the log. A cache's buffers are printed before its sum."""
+    found: list[Buffer] = []
+    created: Record | None = None
+    first = 0
+    for record in log.records:
+        if record.name == "creating":
+            created = record
+        elif record.name == "buffer":
+            found.append(Buffer(record, created, None))
+        elif record.name in ("cache", "self"):
+            found[first:] = [buffer._replace(total=record) for buffer in found[first:]]
+            first, created = len(found), None
+    return found
+
+
+def _part_of(buffer: Buffer, parts: list[Part]) -> Part | None:
+    """The cache of a buffer: the one that was announced, or the one with the cells and layers of the sum."""
+    if buffer.total is not None and "layers" in buffer.total.parts:
+        said = int(buffer.total.parts["cells"]), int(buffer.total.parts["layers"])
+        return next((part for part in parts if (part.cells, part.layers) == said), None)
+    if buffer.created is not None:
+        return next((part for part in parts if part.name == created_part(buffer.created)), None)
+    own = [part for part in parts if not part.is_for_drafts]
+    return own[0] if len({part.name for part in own}) == 1 else None
+
+
+def _divided(log: Log, setup: Setup) -> Divided | None:
+    """The layers of each device by llama.cpp's rule, or None if the log does not have the devices.
+
+    The layers before those on devices are in host memory. A file with MTP layers has more layers than the model.
+    """
+    devices = log.named("device")
+    offloaded, _, total = (log.text("offloaded") or "").partition("/")
+    if not devices or not total:
+        return None
+    stated = next((record.parts["shares"] for record in log.named("split")), None)
+    try:
+        shares = parse_shares(stated or ",".join(record.parts["free"] for record in devices))
+    except UsageError:
+        return None
+    placed, num_layers = min(int(offloaded), int(total)), int(total) - 1
+    if placed < 1 or len(shares) != len(devices) or num_layers > 2 * setup.spec.num_layers:
+        return None
+    first = num_layers + 1 - placed
+    *of_layers, _ = devices_of_layers(placed - 1, shares)
+    bounds = {_HOST: (0, first - 1)}
+    for number, record in enumerate(devices):
+        held = [first + place for place, device in enumerate(of_layers) if device == number]
+        bounds[record.parts["device"]] = (held[0], held[-1]) if held else (0, -1)
+    return Divided(bounds, stated is not None)
+
+
+def _check(log: Log, buffer: Buffer, part: Part, divided: Divided | None, setup: Setup) -> Figure:
+    record = buffer.record
+    device, cells = record.parts["device"], part.cells * part.streams
+    padding = _padding(device, part, cells, dtype_of(buffer.total or record, setup))
+    per_layer = cells * (part.k + part.v) // part.layers + padding
+    if divided is not None and device in divided.bounds and not part.is_for_drafts:
+        first, last = divided.bounds[device]
+        held_part = _on_device(log, buffer, part, (first, last), setup)
+        number = 0 if held_part is None else held_part.layers
+        held = 0 if held_part is None else cells * (held_part.k + held_part.v) + number * padding
+        if divided.is_stated or parse_printed(record.parts["size"]).holds(held):
+            words = f"{number} of {part.layers} layers x {per_layer:,} bytes: layers {first} to {last} on {device}"
+            return record.check_size("size", "buffer_bytes", held, words)
+    number = min(part.layers, count_states(record, per_layer))
+    words = f"{number} of {part.layers} layers x {per_layer:,} bytes on {device}"
+    return record.check_size("size", "buffer_bytes", number * per_layer, words)
+
+
+def _padding(device: str, part: Part, cells: int, dtype: Dtype) -> int:
+    """The bytes by which one layer's K and V are longer on this device."""
+    padding = 0
+    if device.rstrip("0123456789") in _PADS:
+        for row, kind in ((part.k // part.layers, dtype), (part.v // part.layers, dtype.v or dtype)):
+            short = -row * kind.block_elements // kind.block_bytes % _ROW_ELEMENTS
+            if row and short and not kind.is_float:
+                padding += round_up(cells * row + bytes_of(short, kind), _ALIGNMENT) - cells * row
+    return padding
+
+
+def _on_device(log: Log, buffer: Buffer, part: Part, bounds: tuple[int, int], setup: Setup) -> Part | None:
+    """The same cache with the layers of one device. None if none of them has it."""
+    line = buffer.total or buffer.record
+    (stage,) = stages_of(setup.share, (bounds,))
+    layers = layers_of(stage, parse_settings(setup.settings))
+    if not layers.caches:
+        return None
+    found = parts_of(log, line, layers, setup, dtype_of(line, setup))
+    return next((one for one in found if one.name == part.name), None)
+
+
+def _check_states(log: Log, record: Record, layers: Layers, divided: Divided | None, setup: Setup) -> list[Figure]:
+    """The states on a device: those of whole layers, and one more for each drafted token."""
+    slots = parse_settings(setup.settings).slots(1)
+    total = next((line for line in log.named("states") if line.line > record.line), None)
+    number = sum(layer.num_layers for layer in layers.caches if isinstance(layer.cache, RecurrentState))
+    if not number or total is None:
+        return []
+    state = slots * sum(state_bytes(layers)) // number
+    kept = 1 + int(total.parts["drafted"]) if "drafted" in total.parts else count_states(total, state * number)
+    device = record.parts["device"]
+    held = min(number, count_states(record, kept * state))
+    words = f"{held} of {number} layers x {kept * state:,} bytes on {device}"
+    if divided is not None and device in divided.bounds:
+        first, last = divided.bounds[device]
+        (stage,) = stages_of(setup.share, (divided.bounds[device],))
+        caches = layers_of(stage, parse_settings(setup.settings)).caches
+        counted = sum(layer.num_layers for layer in caches if isinstance(layer.cache, RecurrentState))
+        if divided.is_stated or parse_printed(record.parts["size"]).holds(counted * kept * state):
+            held = counted
+            words = f"{held} of {number} layers x {kept * state:,} bytes: layers {first} to {last} on {device}"
+    return [record.check_size("size", "state_buffer_bytes", held * kept * state, words)]

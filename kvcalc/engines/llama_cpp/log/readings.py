@@ -11,8 +11,16 @@ from fractions import Fraction
 from itertools import product
 
 from kvcalc.engines.llama_cpp.architectures import Layers, layers_of
-from kvcalc.engines.llama_cpp.log.buffers import check_buffers, count_states
-from kvcalc.engines.llama_cpp.log.caches import Part, created_part, drafting_parts, dtype_of, parts_of, state_bytes
+from kvcalc.engines.llama_cpp.log.caches import (
+    Part,
+    check_buffers,
+    count_states,
+    created_part,
+    drafting_parts,
+    dtype_of,
+    parts_of,
+    state_bytes,
+)
 from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, LATENT, NO_V, PADDING, WINDOWS, parse_settings
 from kvcalc.engines.log import Reading, Setup
 from kvcalc.engines.log_lines import EQUAL, UNEXPLAINED, Figure, Log, Record, count_equal, parse_printed

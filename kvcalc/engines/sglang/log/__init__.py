@@ -13,10 +13,6 @@ class SglangLog(LogReader):
     """Reads SGLang's log."""
 
     def readings(self, log: Log, spec: ModelSpec) -> Iterator[Reading]:
-        if spec.model_type == "deepseek_v4":
-            from kvcalc.engines.sglang.log import deepseek_v4
-
-            return deepseek_v4.readings(log)
         from kvcalc.engines.sglang.log.readings import readings
 
         return readings(log, spec)

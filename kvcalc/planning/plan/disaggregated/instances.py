@@ -16,7 +16,7 @@ from kvcalc.planning.device.budget import budget
 from kvcalc.planning.device.capacity import largest_batch
 from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.plan.shapes import Shape
-from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, seconds_text
+from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.planning.serving.throughput import Speed, speed_of, unfitted_of
 from kvcalc.question.question import Question, SpeedQuestion
@@ -80,7 +80,7 @@ class Instance(NamedTuple):
         return free - self.buffer_bytes, (free if low is None else low) - self.buffer_bytes
 
 
-def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Trouble:
+def prefill_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance | Trouble:
     """A prefill instance, or why it cannot run. LayoutError if the model cannot be split this way."""
     needs, lengths = disaggregation_of(kind.engine), traffic.lengths
     if shape.stages > 1 and not needs.staged_prefill:
@@ -105,7 +105,7 @@ def prefill_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | T
     return found._replace(rates=rates)
 
 
-def decode_instance(traffic: Traffic, kind: Kind, shape: Shape) -> Instance | Trouble:
+def decode_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance | Trouble:
     """A decode instance, or why it cannot run. LayoutError if the model cannot be split this way."""
     needs, lengths = disaggregation_of(kind.engine), traffic.lengths
     if shape.stages > 1 and not needs.staged_decode:
@@ -162,7 +162,7 @@ def without_hits(question: Question) -> Question:
 
 
 def _instance(
-    traffic: Traffic, kind: Kind, shape: Shape, needs: Disaggregation, settings: Mapping[str, Any], held_tokens: int
+    traffic: Traffic, kind: Platform, shape: Shape, needs: Disaggregation, settings: Mapping[str, Any], held_tokens: int
 ) -> Instance | Trouble:
     """The memory and the speed of an instance whose requests hold `held_tokens` tokens."""
     lengths, asked = traffic.lengths, shape.of(traffic.question)

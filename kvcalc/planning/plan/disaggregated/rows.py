@@ -1,8 +1,12 @@
-"""The rows of a plan with prefill and decode on separate instances, beside those with both on the same ones."""
+"""The rows of a plan with prefill and decode on separate instances, beside those with both on the same ones.
+
+And the points of separate instances on the Pareto front.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import RELEASE, disaggregation_of, start_command
@@ -14,8 +18,9 @@ from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.cases.dp_attention import most_experts
 from kvcalc.planning.device.checkpoint import drafting_of
 from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
-from kvcalc.planning.plan.disaggregated.kinds import PoolKinds, joined_kinds, same_kind
-from kvcalc.planning.plan.disaggregated.search import Instances, find_split
+from kvcalc.planning.plan.disaggregated.matching import Load
+from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, joined_kinds, same_kind
+from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, find_judge, find_split, pair_of
 from kvcalc.planning.plan.disaggregated.split import (
     Split,
     describe_energy,
@@ -25,7 +30,7 @@ from kvcalc.planning.plan.disaggregated.split import (
 )
 from kvcalc.planning.plan.replicas import more_devices
 from kvcalc.planning.plan.targets import Targets
-from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, describe_cost, seconds_text
+from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.serving.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.planning.plan.judge import Judge
     from kvcalc.planning.plan.targets import Simulates
+
 
 # An instance runs at most so many prompts at once, however many fit.
 _MOST_PROMPTS = 256
@@ -102,7 +108,7 @@ class SplitPlan(NamedTuple):
         return Judge(self.known.traffic.targets, self.simulation)
 
 
-def with_splits(asked: SplitPlan, kinds: Sequence[Kind], rows: Sequence[documents.PlanRow]) -> SplitRows:
+def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> SplitRows:
     """The rows of a plan and, for each, one with separate instances: the better one first, and why the other lost.
 
     For each engine, there is also a row with the best pools on two kinds of device, if there are any.
@@ -124,7 +130,7 @@ def with_splits(asked: SplitPlan, kinds: Sequence[Kind], rows: Sequence[document
     return _with_mixed(asked, kinds, SplitRows(all_rows, all_notes, finalists))
 
 
-def _with_mixed(asked: SplitPlan, kinds: Sequence[Kind], rows: SplitRows) -> SplitRows:
+def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) -> SplitRows:
     added, finalists = list["documents.PlanRow"](), list["documents.PlanFinalist"]()
     about_rows: list[RowNote] = []
     for engine in dict.fromkeys(kind.engine for kind in kinds):
@@ -150,16 +156,16 @@ def _with_mixed(asked: SplitPlan, kinds: Sequence[Kind], rows: SplitRows) -> Spl
     return SplitRows([*rows.rows, *added], notes, [*rows.finalists, *finalists])
 
 
-def _find(asked: SplitPlan, joined: Sequence[PoolKinds], judge: Judge | None) -> Split | Trouble:
+def _find(asked: SplitPlan, joined: Sequence[PoolPlatforms], judge: Judge | None) -> Split | Trouble:
     if judge is None:
         return find_split(asked.known, joined)
-    from kvcalc.planning.plan.disaggregated.finalists import find_pools
+    from kvcalc.planning.plan.finalists import find_pools
 
     return find_pools(asked.known, joined, judge, asked.num_simulated)
 
 
 def _in_order(
-    kind: Kind, row: documents.PlanRow, split: documents.PlanRow, targets: Targets
+    kind: Platform, row: documents.PlanRow, split: documents.PlanRow, targets: Targets
 ) -> list[documents.PlanRow]:
     """The better row first. Its `next_mode` says why the other one lost.
 
@@ -177,7 +183,7 @@ def _in_order(
     return [first, second]
 
 
-def _why_lost(kind: Kind, first: documents.PlanRow, second: documents.PlanRow, is_rate: bool) -> str:
+def _why_lost(kind: Platform, first: documents.PlanRow, second: documents.PlanRow, is_rate: bool) -> str:
     if not second["fits"]:
         return str(second["reason"])
     more, fewer = (row["num_devices"] or 0 for row in (second, first))
@@ -264,7 +270,7 @@ def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
     )  # fmt: skip
 
 
-def _notes(kind: Kind, answers: tuple[Answer, Answer]) -> list[Note]:
+def _notes(kind: Platform, answers: tuple[Answer, Answer]) -> list[Note]:
     notes = [
         note
         for answer in answers
@@ -282,3 +288,79 @@ def _notes(kind: Kind, answers: tuple[Answer, Answer]) -> list[Note]:
             f"disaggregated: not counted: {uncounted}",
         ),
     ]
+
+
+# The most decode instances that share prefill instances.
+_MOST_DECODES = 4
+# Points are compared without their time to first token, which grows without limit as this share of time reaches 1.
+_MOST_UTILIZATION = 0.9
+
+
+def split_points(asked: SplitPlan, kinds: Sequence[Platform], *, priced: bool) -> Iterator[documents.ParetoPoint]:
+    """The points of every kind of device, and of two kinds that can be joined.
+
+    Of the ratios of two kinds, the cheapest ones if they are `priced`, else those with the fewest devices.
+    """
+    known, transfer = asked.known, asked.transfer
+    for kind in kinds:
+        try:
+            alone = same_kind(kind, transfer)
+            pools = known.prefills(kind)[0], known.decodes(kind)[0]
+        except KvcalcError:  # its own row says why
+            continue
+        yield from _points(known, alone, list(product(*pools)), priced)
+    for engine in dict.fromkeys(kind.engine for kind in kinds):
+        for pair in joined_kinds([kind for kind in kinds if kind.engine == engine], transfer, asked.most):
+            alike = [row[1:] for row in candidates_of(known, pair, known.traffic.targets)]
+            yield from _points(known, pair, alike, priced)
+
+
+def _points(
+    known: Instances, kinds: PoolPlatforms, layouts: list[tuple[Instance, Instance]], priced: bool
+) -> Iterator[documents.ParetoPoint]:
+    """For every pair of layouts and a power of two of running requests: the ratio of instances that wastes the least.
+
+    A point has 1 to 4 decode instances, each with this number of requests in its batch, and the fewest prefill
+    instances that keep up with them within the targets, busy for at most 90 % of the time.
+    """
+
+    def worth(split: Split) -> float:
+        return split.tokens_per_second / ((priced and split.cost_per_hour) or split.num_devices)
+
+    for prefill, decode in layouts:
+        pair, moved = pair_of(prefill, decode, kinds.link)
+        meets = find_judge(known.traffic.targets, prefill, decode)
+        largest, running = decode.rates.largest(pair.transfer), 1
+        while running <= min(largest, MOST_RUNNING):
+            found = []
+            for number in range(1, _MOST_DECODES + 1):
+                used = number * decode.shape.devices
+                rate = number * decode.rates.rate(running)
+                match = pair.fewest_prefills(
+                    number,
+                    Load(requests_per_second=rate),
+                    lambda times: times.utilization <= _MOST_UTILIZATION and meets(times),  # noqa: B023 - called here
+                    min(kinds.most[0], kinds.most[2] - used) // prefill.shape.devices,
+                )
+                if match is not None and used <= kinds.most[1]:
+                    found.append(Split(prefill, decode, kinds, moved, match))
+            if found:
+                yield _point(max(found, key=worth), running)
+            running *= 2
+
+
+def _point(split: Split, running: int) -> documents.ParetoPoint:
+    times, shape, cost = split.match.times, split.decode.shape, split.cost_per_hour
+    return {
+        "gpu": split.kinds.text,
+        "engine": split.kinds.decode.engine,
+        **shape.describe(split.decode.case.workload.expert_parallel_size),
+        "num_devices": split.num_devices,
+        "requests_per_replica": running,
+        "ttft_seconds": times.ttft_seconds,
+        "tpot_seconds": times.tpot_seconds,
+        "tokens_per_second_per_user": 1 / times.tpot_seconds,
+        "tokens_per_second_per_device": split.tokens_per_second / split.num_devices,
+        "cost_per_million_output_tokens": None if cost is None else cost / (split.tokens_per_second * 3600 / 1e6),
+        "layout": str(split),
+    }

@@ -17,15 +17,14 @@ from kvcalc.planning.plan.disaggregated.instances import (
     prefill_instance,
     transfer_bytes,
 )
-from kvcalc.planning.plan.disaggregated.joined import cache_of
-from kvcalc.planning.plan.disaggregated.kinds import Link, PoolKinds
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
+from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, cache_of
 from kvcalc.planning.plan.disaggregated.split import Split, ttft_range
 from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
-from kvcalc.planning.plan.traffic import Kind, Traffic, Trouble, seconds_text
-from kvcalc.planning.reuse.links import move_seconds
+from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
+from kvcalc.planning.reuse import move_seconds
 
 
 class Instances:
@@ -35,17 +34,17 @@ class Instances:
         self.traffic = traffic
         self._found: dict[tuple[object, ...], tuple[list[Instance], Trouble | None]] = {}
 
-    def prefills(self, kind: Kind) -> tuple[list[Instance], Trouble | None]:
+    def prefills(self, kind: Platform) -> tuple[list[Instance], Trouble | None]:
         """The prefill instances of all layouts that can run, and why the largest of the others cannot."""
         return self._of(self.traffic, kind, prefill_instance, None)
 
-    def decodes(self, kind: Kind, targets: Targets | None = None) -> tuple[list[Instance], Trouble | None]:
+    def decodes(self, kind: Platform, targets: Targets | None = None) -> tuple[list[Instance], Trouble | None]:
         """The decode instances, like `prefills`, within other targets than those of the traffic if there are any."""
         targets = targets or self.traffic.targets
         return self._of(self.traffic._replace(targets=targets), kind, decode_instance, targets.max_tpot_seconds)
 
     def _of(
-        self, traffic: Traffic, kind: Kind, make: Callable[[Traffic, Kind, Shape], Instance | Trouble],
+        self, traffic: Traffic, kind: Platform, make: Callable[[Traffic, Platform, Shape], Instance | Trouble],
         longest: float | None,
     ) -> tuple[list[Instance], Trouble | None]:  # fmt: skip
         key = kind.gpu.name, kind.engine, kind.max_devices, make, longest
@@ -54,11 +53,11 @@ class Instances:
         return self._found[key]
 
 
-def find_split(known: Instances, joined: Sequence[PoolKinds]) -> Split | Trouble:
+def find_split(known: Instances, joined: Sequence[PoolPlatforms]) -> Split | Trouble:
     """The pools that cost the least, and among these the most tokens per second, or why there are none.
 
-    `joined` are the kinds of device to try. What counts is the cost or the number of devices, as `PoolKinds.weights`
-    say. Raises what makes the instances impossible if both pools are on one kind of device.
+    `joined` are the kinds of device to try. What counts is what `PoolPlatforms.weights` say: the cost or the number of
+    devices. Raises what makes the instances impossible if both pools are on one kind of device.
     """
     found = find_splits(known, joined, known.traffic.targets)
     if isinstance(found, Trouble):
@@ -67,7 +66,7 @@ def find_split(known: Instances, joined: Sequence[PoolKinds]) -> Split | Trouble
 
 
 def find_splits(
-    known: Instances, joined: Sequence[PoolKinds], targets: Targets, keep: int = 2
+    known: Instances, joined: Sequence[PoolPlatforms], targets: Targets, keep: int = 2
 ) -> list[Split] | Trouble:  # fmt: skip
     """The best `keep` pairs of layouts with their smallest pools, the best first, or why there are none.
 
@@ -91,7 +90,7 @@ def find_splits(
     return found or _why_none(known, joined, targets)
 
 
-def candidates_of(known: Instances, kinds: PoolKinds, targets: Targets) -> list[tuple[float, Instance, Instance]]:
+def candidates_of(known: Instances, kinds: PoolPlatforms, targets: Targets) -> list[tuple[float, Instance, Instance]]:
     """All pairs of instances whose caches are alike, with a lower bound of their cost, the lowest bound first."""
     try:
         prefills = known.prefills(kinds.prefill)[0]
@@ -127,7 +126,7 @@ def pair_of(prefill: Instance, decode: Instance, link: Link) -> tuple[Pair, int]
 
 
 def _instances(
-    traffic: Traffic, kind: Kind, make: Callable[[Traffic, Kind, Shape], Instance | Trouble]
+    traffic: Traffic, kind: Platform, make: Callable[[Traffic, Platform, Shape], Instance | Trouble]
 ) -> tuple[list[Instance], Trouble | None]:
     """The instances of all layouts that can run, and why the largest of the others cannot."""
     found, trouble = [], None
@@ -182,7 +181,7 @@ def _why_not(first: Split, second: Split) -> str:
     return f"{second}: {more}"
 
 
-def _why_none(known: Instances, joined: Sequence[PoolKinds], targets: Targets) -> Trouble:
+def _why_none(known: Instances, joined: Sequence[PoolPlatforms], targets: Targets) -> Trouble:
     """Why no pair serves the load: its time to first token even for one request, or the number of devices."""
     if not joined or joined[0].is_mixed:
         return Trouble("no two pools on different kinds of device serve this load")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 from kvcalc.planning.answers.estimate import Answer
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan.disaggregated.instances import Instance
-from kvcalc.planning.plan.disaggregated.kinds import PoolKinds
 from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
+from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
 from kvcalc.planning.plan.targets import Pools, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import Traffic
 from kvcalc.question.question import Question, SpeedQuestion
@@ -29,7 +29,7 @@ class Split(NamedTuple):
 
     prefill: Instance
     decode: Instance
-    kinds: PoolKinds
+    kinds: PoolPlatforms
     transfer_bytes: int
     match: Match
     next_layout: str | None = None

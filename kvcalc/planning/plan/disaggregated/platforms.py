@@ -1,16 +1,24 @@
-"""The kinds of device of both pools, which may be the same, and the link between them."""
+"""The platforms of both pools, which may be the same, the link between them, and which can read each other's cache.
+
+A cache can only be read where it has the layout that it was written in. vLLM's instances refuse each other if their
+attention backends differ (compute_nixl_compatibility_hash, kv_connector/v1/nixl/metadata.py, 0.33.0), and the default
+backend follows from the architecture (_get_backend_priorities, platforms/cuda.py). SGLang's refuse another size of
+pages, which follows from the backend, and another type (CommonKVReceiver, srt/disaggregation/common/conn.py, 0.5.23).
+So pools are only mixed among devices of one architecture, whose caches have the same type and blocks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import permutations
 
-from kvcalc.errors import KvcalcError
-from kvcalc.planning.plan.disaggregated.joined import join_caches
+from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.planning.cases.case import Case
 from kvcalc.planning.plan.replicas import more_devices
-from kvcalc.planning.plan.traffic import Kind
+from kvcalc.planning.plan.traffic import Platform
 from kvcalc.planning.serving.transfer import NVLINK, PCIE, link_bytes_per_second
 from kvcalc.records import NamedTuple
+from kvcalc.throughput.hardware import Gpu
 
 # A machine has at most this many devices, which PCIe connects.
 _BOX = 8
@@ -23,15 +31,15 @@ class Link(NamedTuple):
     name: str | None
 
 
-class PoolKinds(NamedTuple):
+class PoolPlatforms(NamedTuple):
     """The kinds of device of the prefill and of the decode instances, both of one engine.
 
     `weights` are what a device of each counts when pools are compared: its price, or 1. `most` are the most devices of
     the prefill instances, of the decode instances, and of both.
     """
 
-    prefill: Kind
-    decode: Kind
+    prefill: Platform
+    decode: Platform
     link: Link
     weights: tuple[float, float]
     most: tuple[int, int, int]
@@ -63,7 +71,7 @@ class PoolKinds(NamedTuple):
             return None
         return devices[0] * self.prefill.price + devices[1] * self.decode.price
 
-    def why_more(self, devices: tuple[int, int], best: tuple[PoolKinds, tuple[int, int]]) -> str | None:
+    def why_more(self, devices: tuple[int, int], best: tuple[PoolPlatforms, tuple[int, int]]) -> str | None:
         """What pools of so many devices take more than the best ones: money or devices. None if they do not."""
         other, fewer = best
         if not self.is_mixed:
@@ -74,14 +82,14 @@ class PoolKinds(NamedTuple):
         return f"{sum(devices):,} devices instead of {sum(fewer):,}" if sum(devices) > sum(fewer) else None
 
 
-def same_kind(kind: Kind, transfer: int | str) -> PoolKinds:
+def same_kind(kind: Platform, transfer: int | str) -> PoolPlatforms:
     """Both pools on one kind of device. UsageError (exit 2) if the link is not known, or not for this device."""
     link = _link_of(transfer, kind)
     most = _most_devices(kind, link)
-    return PoolKinds(kind, kind, link, (1.0, 1.0), (most, most, most))
+    return PoolPlatforms(kind, kind, link, (1.0, 1.0), (most, most, most))
 
 
-def joined_kinds(kinds: Sequence[Kind], transfer: int | str, most: int) -> list[PoolKinds]:
+def joined_kinds(kinds: Sequence[Platform], transfer: int | str, most: int) -> list[PoolPlatforms]:
     """All pairs of different `kinds` that can be joined, with at most `most` devices together.
 
     The kinds are those of one engine. All pairs are compared by cost, or if a kind has no price, by their devices.
@@ -98,7 +106,9 @@ def joined_kinds(kinds: Sequence[Kind], transfer: int | str, most: int) -> list[
     return [pair for pair in found if pair is not None]
 
 
-def _two_kinds(prefill: Kind, decode: Kind, transfer: int | str, most: int, by_cost: bool) -> PoolKinds | None:
+def _two_kinds(
+    prefill: Platform, decode: Platform, transfer: int | str, most: int, by_cost: bool
+) -> PoolPlatforms | None:
     """Pools of at most `most` devices together, joined by the slower link. None if a kind has no link of this name."""
     try:
         link = min((_link_of(transfer, kind) for kind in (prefill, decode)), key=lambda one: one.bytes_per_second)
@@ -107,17 +117,53 @@ def _two_kinds(prefill: Kind, decode: Kind, transfer: int | str, most: int, by_c
     joined = [_most_devices(kind, link) for kind in (prefill, decode)]
     is_limited = any(number < kind.max_devices for number, kind in zip(joined, (prefill, decode)))
     weights = (prefill.price or 0.0, decode.price or 0.0) if by_cost else (1.0, 1.0)
-    return PoolKinds(prefill, decode, link, weights, (joined[0], joined[1], min(*joined, most) if is_limited else most))
+    return PoolPlatforms(
+        prefill, decode, link, weights, (joined[0], joined[1], min(*joined, most) if is_limited else most)
+    )
 
 
-def _link_of(transfer: int | str, kind: Kind) -> Link:
+def _link_of(transfer: int | str, kind: Platform) -> Link:
     if isinstance(transfer, int):
         return Link(transfer, None)
     return Link(link_bytes_per_second(transfer, kind.gpu), transfer.casefold())
 
 
-def _most_devices(kind: Kind, link: Link) -> int:
+def _most_devices(kind: Platform, link: Link) -> int:
     """The most devices that the link connects."""
     if link.name == NVLINK and kind.gpu.interconnect is not None:
         return min(kind.max_devices, kind.gpu.interconnect.devices)
     return min(kind.max_devices, _BOX) if link.name == PCIE else kind.max_devices
+
+
+# Both are architectures of compute capability 8, for which vLLM and SGLang choose the same backends.
+_ALIKE = {"ada": "ampere"}
+
+
+def join_caches(first: Gpu, second: Gpu) -> bool:
+    """Whether instances on both kinds of device can read each other's cache, by their architecture."""
+    known = _architecture(first)
+    return known is not None and first.vendor == second.vendor and known == _architecture(second)
+
+
+def cache_of(case: Case) -> tuple[str, int]:
+    """What must be alike in both instances: the type of the cache, and the tokens in a block."""
+    return case.workload.kv_dtype.name, case.prefixes().block_tokens
+
+
+def check_joined(prefill: Case, decode: Case) -> None:
+    """Raise UsageError (exit 2) for instances on two kinds of device that cannot read each other's cache."""
+    first, second = prefill.devices.gpu, decode.devices.gpu
+    if first.name == second.name:
+        return
+    if not join_caches(first, second):
+        raise UsageError(
+            f"--prefill-gpu {first.name}: its cache has another layout than that of {second.name}",
+            "use two kinds of device of one architecture, such as h100 and h200",
+        )
+    if cache_of(prefill) != cache_of(decode):
+        raise UsageError(f"--prefill-gpu {first.name}: its cache has another type or other blocks than {second.name}'s")
+
+
+def _architecture(gpu: Gpu) -> str | None:
+    name = gpu.device_class
+    return name if name is None else _ALIKE.get(name, name)

@@ -1,0 +1,21 @@
+"""Every engine holds and serves what it did when the figures were recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.recorded import FILES, NUMBERS, differences, read
+
+
+@pytest.mark.parametrize(("kind", "engine"), FILES)
+def test_the_figures_are_those_that_were_recorded(kind: str, engine: str) -> None:
+    for row in read(kind, engine):
+        assert not differences(row), f"{row}; `python -m tests.recorded` shows all differences"
+
+
+@pytest.mark.parametrize(("kind", "engine"), FILES)
+def test_the_questions_are_about_many_models_and_options(kind: str, engine: str) -> None:
+    rows = read(kind, engine)
+    assert len(rows) == NUMBERS[kind][engine]
+    assert len({row.model for row in rows}) > len(rows) / 8
+    assert len({name for row in rows for name in row.options}) > 10
