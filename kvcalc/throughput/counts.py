@@ -17,7 +17,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP, ROUTER, Block, ModelWeights, Weight
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import weight_class
-from kvcalc.throughput.launches import count_launches
+from kvcalc.throughput.launches import count_launches, is_output
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
@@ -183,7 +183,8 @@ def count(
     dense, head = _Sum(), _Sum()
     experts: dict[tuple[int, int], _Sum] = {}
     moved: dict[tuple[int, int], float] = {}
-    moe_layers, hidden_size = 0, spec.attention.hidden_size or weights.embedding.columns
+    whole = {weight.name: weight for block in weights.blocks for weight in block.weights}
+    moe_layers = 0
     for weight, layers, one_bytes, stored in matrices(held, base, linear, scheme):
         # A weight that is spread gets the tokens of all DP ranks.
         elements = weight.rows * weight.columns * (spread.data_parallel_size if weight.name in spread.names else 1)
@@ -194,9 +195,10 @@ def count(
         if weight.copies > 1:
             key = weight.copies, min(weight.read, weight.copies)
             experts.setdefault(key, _Sum()).add(stored, layers * one_bytes, layers * elements)
-            # Ranks that share the products of a token each have its whole hidden state.
-            sizes = (n / layout.expert_parallel_size if n == hidden_size else n for n in (weight.rows, weight.columns))
-            moved[key] = moved.get(key, 0.0) + layers * sum(sizes)
+            # An expert is split along its inside, and each of its ranks has the whole input or output of a token.
+            outside = whole[weight.name].rows if is_output(weight.name) else whole[weight.name].columns
+            inside = weight.rows * weight.columns / outside
+            moved[key] = moved.get(key, 0.0) + layers * (outside / layout.expert_parallel_size + inside)
         elif weight.role == HEAD:
             head.add(stored, one_bytes, elements)
         else:
@@ -216,7 +218,7 @@ def count(
         num_layers=spec.num_layers,
         moe_layers=moe_layers,
         attention_layers=sum(group.num_layers for group in spec.layers if group.caches),
-        hidden_size=hidden_size,
+        hidden_size=spec.attention.hidden_size or weights.embedding.columns,
         launches=count_launches(spec, held, is_quantized),
         kv_heads=sum(group.num_layers * _kv_heads(group.caches) for group in share.layers),
         dense=dense.found(),

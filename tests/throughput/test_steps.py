@@ -113,6 +113,11 @@ def test_kernels_and_steps_cost_once_and_each_sequence() -> None:
     assert decode(batch=507, busy_sequence_seconds=3.0).overhead == about(7 * 3)
     # Each token's hidden state of ten 16-bit numbers, five times in each of four layers.
     assert decode(batch=7, activation_passes=5.0).overhead == about(7 * 5 * 4 * 10 * 2 / 1000)
+    # Each of two experts of a token moves six 16-bit numbers five times.
+    moving = COUNTS._replace(experts=(COUNTS.experts[0]._replace(moved=6.0),))
+    passed = SpeedModel(moving, GPU, IDEAL._replace(expert_passes=5.0))
+    assert passed.decode(7, 100).overhead == about(7 * 2 * 5 * 6 * 2 / 1000)
+    assert passed.prefill(40).overhead == about(40 * 2 * 5 * 6 * 2 / 1000)
     # Three layers have a cache. The tokens of the longest sequence count, for any batch.
     assert decode(batch=7, context=50, kv_token_seconds=3.0).overhead == about(3 * 50 * 3)
     together = decode(batch=7, kernel_seconds=3.0, step_seconds=11.0, sequence_seconds=13.0)
