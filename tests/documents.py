@@ -31,7 +31,7 @@ _KINDS = {
     "estimate": ("estimate", "engines"),
     "batch": ("estimate", "engines", "plan", "simulate", "batch_error"),
     "measure": ("measure", "measure_compare"),
-    "models": ("models", "models_show", "models_check"),
+    "models": ("models", "models_show", "models_fit", "models_check"),
     "gpus": ("gpus", "gpus_show"),
 }
 # Of a long stream, the first lines.

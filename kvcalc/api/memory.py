@@ -216,9 +216,9 @@ def _several(values: Sequence[_Value] | None, one: _Value | None) -> Sequence[_V
 @takes()
 def models(family: str | None = None) -> Models:
     """The document of `kvcalc models`: all presets, or the presets of one family."""
-    from kvcalc.planning.answers.models import list_models
+    from kvcalc.planning.answers.models import Wanted, list_models
 
-    return list_models(family)
+    return list_models(Wanted(family))
 
 
 @takes()

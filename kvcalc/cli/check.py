@@ -66,6 +66,8 @@ def check(ctx: typer.Context) -> None:
     It also shows what the server holds, and what load it bears. The command is that of
     vLLM, SGLang, TensorRT-LLM, llama.cpp or mlx_lm.server.
     """
+    from kvcalc.cli.counting_bar import counting_bar, of_all_runs
+
     given = ctx.params
     output = output_of(given, "check")
     servers = _servers(ctx.meta["kvcalc.command"], given["file"])
@@ -73,7 +75,8 @@ def check(ctx: typer.Context) -> None:
     starts = True
     for server in servers:
         try:
-            document = answer(given, server)
+            with counting_bar("simulated requests") as progress:
+                document = answer(given, server, progress=of_all_runs(progress))
         except KvcalcError as error:
             if len(servers) == 1:
                 raise
@@ -88,7 +91,7 @@ def check(ctx: typer.Context) -> None:
         raise typer.Exit(DoesNotFitError.exit_code)
 
 
-def answer(given: Mapping[str, Any], server: "Server") -> "documents.Check":
+def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> "documents.Check":
     """The document that answers the parameters of the command for one server."""
     from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask
@@ -115,7 +118,8 @@ def answer(given: Mapping[str, Any], server: "Server") -> "documents.Check":
         raise UsageError("kvcalc check needs a device", "for example --gpu h100, or describe one: --gpu-memory 80GB")
     simulation = None
     if lengths[0] is not None:
-        simulation = PlannedLoad(one_length(*lengths), seed=value_of(given, "seed"), router="round-robin")
+        seed, tokens = value_of(given, "seed"), one_length(*lengths)
+        simulation = PlannedLoad(tokens, seed=seed, router="round-robin", progress=progress)
     return ask(
         server, devices, input_tokens=lengths[0], output_tokens=lengths[1], targets=targets, simulation=simulation,
         speed=speed, acceptance_length=value_of(given, "acceptance_length"),

@@ -39,3 +39,19 @@ def counting_bar(what: str) -> Iterator[Optional[Counter]]:
     finally:
         if shown:
             print(f"\r{'':<{shown}}\r", end="", file=sys.stderr, flush=True)
+
+
+def of_all_runs(count: Optional[Counter]) -> Optional[Counter]:
+    """A function to call with the progress of each of several runs, which counts all of them. None for None."""
+    if count is None:
+        return None
+    before = last = 0
+
+    def counted(done: int, of: int = 0) -> None:
+        nonlocal before, last
+        if done < last:  # another run has begun
+            before += last
+        last = done
+        count(before + done)
+
+    return counted

@@ -1,12 +1,14 @@
 """`kvcalc models`: list the models known by name, show the facts of one, and check preset files."""
 
-from typing import Annotated, Any, Optional
+from typing import Any, Optional
 
 import typer
 from typer.core import TyperGroup
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import output_of
+from kvcalc.cli.question import devices_of, output_of, parsed, values_of
+from kvcalc.errors import UsageError
+from kvcalc.units import parse_count, parse_size
 
 
 class NamedGroup(TyperGroup):
@@ -24,6 +26,16 @@ class NamedGroup(TyperGroup):
         return "show", self.commands["show"], [*before, *args]
 
 
+class _ListGroup(NamedGroup):
+    """Its first argument may also be a part of names, which are then listed."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if args[0] in self.commands or {"-h", "--help"} & set(rest):
+            return name, command, rest
+        return "find", self.commands["find"], rest
+
+
 app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -32,26 +44,58 @@ app = typer.Typer(
 )
 
 
-@app.callback(cls=o.taking(*o.output(path="models.0.name", is_list=True), base=NamedGroup))
-def models(
-    ctx: typer.Context,
-    family: Annotated[
-        Optional[str], typer.Option("--family", metavar="NAME", help="List one family: Llama, Qwen, DeepSeek, ...")
-    ] = None,
-) -> None:
-    """List the models that kvcalc knows by name, or show one."""
+@app.callback(cls=o.taking(*o.declared("models"), base=_ListGroup))
+def models(ctx: typer.Context) -> None:
+    """List the models that kvcalc knows by name, all or those that fit a device; or show one."""
     if ctx.invoked_subcommand is None:
-        from kvcalc.planning.answers.models import list_models
+        _list(ctx.params, None)
 
-        output_of(ctx.params, is_list=True).emit(list_models(family), "models")
+
+@app.command(hidden=True, cls=o.taking(*o.declared("models")))
+def find(ctx: typer.Context, text: str = typer.Argument(metavar="TEXT")) -> None:
+    """Show the model with this name, or list those with this text in a name."""
+    from kvcalc.planning.answers.models import is_part_of_names
+
+    chooses = any(ctx.params[name] is not None for name in ("family", "max_weights", "gpu", "gpu_memory"))
+    if chooses or is_part_of_names(text):
+        _list(ctx.params, text)
+    else:
+        _show(ctx.params, text)
+
+
+def _list(given: dict[str, Any], text: Optional[str]) -> None:
+    from kvcalc.planning.answers.models import Wanted, choose_presets, list_models
+
+    output = output_of(given, is_list=True)
+    wanted = Wanted(given["family"], text, parsed(given, "--max-weights", parse_size))
+    devices = devices_of(given)
+    if devices is None:
+        for option in ("--engine", "--context", "--batch", "--dtype", "--most"):
+            if given[option[2:].replace("-", "_")] is not None:
+                raise UsageError(f"{option} needs a device", "name one with --gpu rtx-4090, or --gpu local")
+        output.emit(list_models(wanted), "models")
+        return
+    from kvcalc.planning.answers.models_fit import MOST, models_that_fit
+    from kvcalc.question.question import Question
+
+    presets, notes = choose_presets(wanted)
+    asked = {key: value for key, value in values_of(Question, given).items() if value is not None}
+    question = Question(**{**asked, "model": None})
+    most = parsed(given, "--most", parse_count) or MOST
+    document = models_that_fit(presets, devices, question, most, wanted.max_weights_bytes, notes)
+    output.emit(document, "models_fit")
+
+
+def _show(given: dict[str, Any], name: str) -> None:
+    from kvcalc.planning.answers.models import show_model
+
+    output_of(given, is_list=True).emit(show_model(name), "models_show")
 
 
 @app.command(cls=o.taking(*o.output(path="config.num_hidden_layers", is_list=True)))
 def show(ctx: typer.Context, name: str = typer.Argument(metavar="NAME", help="A model's name or alias.")) -> None:
     """Show the facts of one model and their source. kvcalc models NAME does the same."""
-    from kvcalc.planning.answers.models import show_model
-
-    output_of(ctx.params, is_list=True).emit(show_model(name), "models_show")
+    _show(ctx.params, name)
 
 
 @app.command(cls=o.taking(*o.output(path="files.0.ok", is_list=True)))

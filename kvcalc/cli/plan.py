@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 @app.command(cls=o.taking(*o.declared("plan")))
 def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Find how many devices a load needs, and at what cost."""
+    from kvcalc.cli.counting_bar import counting_bar, of_all_runs
     from kvcalc.notes import BAD_ROWS
     from kvcalc.planning.plan.document import refuse_empty
 
@@ -33,7 +34,8 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     source = ctx.get_parameter_source("engine")
     given = _of_emitted(given, kind, is_default=source is None or source.name == "DEFAULT")
     check_report(given)
-    document = answer(given)
+    with counting_bar("simulated requests") as progress:
+        document = answer(given, progress=of_all_runs(progress))
     write_report(ctx, document, "plan")
     if kind is None:
         output.emit(document, "plan")
@@ -47,7 +49,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise typer.Exit(1)
 
 
-def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> "documents.Plan":
+def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progress: Any = None) -> "documents.Plan":
     """The document that answers the parameters of the command."""
     from kvcalc.planning.answers.axis import parse_engines
     from kvcalc.planning.plan.document import COMMON_GPUS, parse_price
@@ -62,6 +64,8 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> "doc
         (lengths, text), targets = _lengths_of(given), _targets_of(given)
         _check_load(given, targets)
         simulation = _simulation_of(given, text, lengths, targets, is_asked=simulated is not None)
+    if simulation is not None:
+        simulation = simulation._replace(progress=progress)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypedDict
 
-from kvcalc.documents.fields import Count, Whole
-from kvcalc.documents.parts import Interconnect, Warning
+from kvcalc.documents.fields import Amount, Count, Whole
+from kvcalc.documents.parts import Hardware, Interconnect, Warning
 
 
 class ModelsModelsItem(TypedDict):
@@ -20,6 +20,10 @@ class ModelsModelsItem(TypedDict):
     head_dim: Whole | None
     sliding_window: Whole | None
     max_position_embeddings: Whole | None
+    parameters: Count | None
+    """null if the weights are not counted"""
+    weights_bytes: Count | None
+    """the weights as they are published"""
     bytes_per_token_16_bit: Whole
     """what a token adds to an empty cache of 16 bits, before windows are full"""
     kv_dtype: str
@@ -41,6 +45,52 @@ class Models(TypedDict):
 
     schema_version: Literal[2]
     models: list[ModelsModelsItem]
+    warnings: list[Warning]
+
+
+class ModelsFitModelsItem(TypedDict):
+    """one model that fits"""
+
+    name: str
+    family: str | None
+    parameters: Count
+    active_parameters_per_token: Whole | None
+    dtype: str | None
+    """the best type of the weights with which the workload fits: the published one, or the first smaller one"""
+    weights_bytes: Count | None
+    free_bytes: int
+    """what is left on a device with this workload"""
+    max_context_tokens: Whole | None
+    """at this batch, and no more than the model takes; null if neither sets a limit"""
+    max_batch_size: Whole | None
+    """at this context; null if neither memory nor the engine sets a limit"""
+    decode_tokens_per_second: Amount | None
+    """tokens per second of the whole batch; null if the speed is not known"""
+    prefill_seconds: Amount | None
+
+
+class ModelsFitEngine(TypedDict):
+    """the engine that runs them"""
+
+    name: str
+    version: str | None
+
+
+class ModelsFit(TypedDict):
+    """kvcalc models with a device"""
+
+    schema_version: Literal[2]
+    hardware: Hardware | None
+    """null if no model fits"""
+    engine: ModelsFitEngine | None
+    """null if no model fits"""
+    context_tokens: Count | None
+    """null if each model has the context of kvcalc estimate without options"""
+    batch_size: Count
+    models: list[ModelsFitModelsItem]
+    """the models with the most parameters first"""
+    left_out: Whole
+    """how many smaller models were not asked, because the list has the most rows that it may have"""
     warnings: list[Warning]
 
 

@@ -109,6 +109,8 @@ class PlanCommand(TypedDict):
     replicas: Count
     """replicas to start"""
     command: str
+    nodes: list[str] | None
+    """what starts on each machine of a replica, if it needs several; node-0, node-1, ... stand for their names"""
 
 
 class PlanTrace(TypedDict):
@@ -161,6 +163,8 @@ class PlanRow(TypedDict):
     instances"""
     kv_dtype: str | None
     weights_dtype: str | None
+    weights_bytes: Whole | None
+    """the weights of the language model in one replica, on all devices"""
     free_bytes: int | None
     """free memory per device"""
     max_batch_size: Whole | None

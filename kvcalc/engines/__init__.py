@@ -59,7 +59,8 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
 
     engine.check_encoder(spec, settings)
     nothing = NoCache(spec, settings, 1, None)
-    nothing.of, nothing.name, nothing.title, nothing.version = engine, name, engine.title, asked and asked.text
+    nothing.of, nothing.name, nothing.title = engine, name, engine.title
+    nothing.version = asked.text if asked else engine.version
     if engine.pools_for_encoders:
         text = "may reserve a pool for encoders; its size depends on the memory, not on the request"
         text = f"{engine.pools_for_encoders} {text}"

@@ -122,3 +122,13 @@ def test_check_says_why_a_server_does_not_start() -> None:
     with pytest.raises(KvcalcError, match=r"SGLang 0\.5\.23 does not start") as error:
         check(choose_server(command, None), kvcalc.find_devices("h200x8"))
     assert error.value.exit_code == 4
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_an_encoder_is_checked_under_the_newest_stable_release(engine: str) -> None:
+    versions = {
+        kvcalc.estimate(model, engine=engine, devices=kvcalc.find_devices("rtx-5090"))["engine"]["version"]
+        for model in ("bge-m3", "qwen3-0.6b")
+    }
+    assert len(versions) == 1
+    assert None not in versions

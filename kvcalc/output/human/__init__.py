@@ -10,6 +10,7 @@ from kvcalc.output.human.console import make_console
 # Document kinds whose renderer is in another command's module: kind -> (module, function).
 _BESIDE = {
     "models_show": ("models", "render_show"),
+    "models_fit": ("models", "render_fit"),
     "models_check": ("models", "render_check"),
     "gpus_show": ("gpus", "render_show"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -10,10 +10,13 @@ from rich.text import Text
 from kvcalc.output.human.figures import count, name_engine
 from kvcalc.output.human.tables import plain_table
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 _STYLES = {"equal": "green", "unexplained": "bold red", "input": "dim"}
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render(document: documents.Audit, console: Console) -> None:
     """Print the model and settings of the log, a row for each number, and the totals."""
     engine, workload = document["engine"], document["workload"]
     run = [name_engine(engine), f"{count(workload['context_tokens'])} tokens", workload["kv_dtype"]]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.human.figures import percent
 from kvcalc.output.human.tables import plain_table
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 _METRICS = {"tpot": "TPOT", "ttft": "TTFT"}
 _CONSTANTS = {
@@ -22,18 +24,18 @@ _CONSTANTS = {
 }
 
 
-def print_calibration(calibration: Mapping[str, Any], console: Console) -> None:
+def print_calibration(calibration: documents.Calibration, console: Console) -> None:
     """Print the `calibration` part of a document."""
     record, runs = calibration["record"], calibration["runs"]
     count = calibration["records"]
-    sources = [f"{'a record' if count == 1 else f'{count} records'} of {record['device']}"] if count else []
+    sources = [f"{'a record' if count == 1 else f'{count} records'} of {record['device']}"] if count and record else []
     if runs:
         others = " of another model" if calibration["applied"] == "partly" else ""
         sources.append(f"{runs} run{'s' if runs > 1 else ''}{others}")
     print_factors(f"calibrated with {' and '.join(sources)}" if sources else "not calibrated", calibration, console)
 
 
-def print_factors(title: str, fitted: Mapping[str, Any], console: Console) -> None:
+def print_factors(title: str, fitted: documents.Explained, console: Console) -> None:
     """Print the factors that changed, with their ranges, and the mean error of each metric with and without them."""
     changed = [row for row in fitted["factors"] if row["changed"]]
     nothing = ": they determine no factor" if fitted["runs"] and not changed else ""
@@ -44,9 +46,9 @@ def print_factors(title: str, fitted: Mapping[str, Any], console: Console) -> No
         table.add_row(f"  {row['name']}", f"x{row['factor']:.2f}", spread, _CONSTANTS[row["name"]])
     if changed:
         console.print(table)
-    for row in fitted["errors"]:
-        words = f"  {_METRICS.get(row['metric'], row['metric'])} off by {percent(row['uncalibrated_mean_error'])}"
-        words += f", with these factors by {percent(row['mean_error'])}"
-        if row["left_out_mean_error"] is not None:
-            words += f", for a run left out by {percent(row['left_out_mean_error'])}"
+    for error in fitted["errors"]:
+        words = f"  {_METRICS.get(error['metric'], error['metric'])} off by {percent(error['uncalibrated_mean_error'])}"
+        words += f", with these factors by {percent(error['mean_error'])}"
+        if error["left_out_mean_error"] is not None:
+            words += f", for a run left out by {percent(error['left_out_mean_error'])}"
         console.print(words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -10,8 +10,11 @@ from rich.text import Text
 from kvcalc.output.human import fit
 from kvcalc.output.human.figures import count
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
-def render(document: dict[str, Any], console: Console) -> None:
+
+def render(document: documents.Check, console: Console) -> None:
     """Print the check document."""
     command, requests, capacity = document["command"], document["requests"], document["capacity"]
     if command["service"]:
@@ -22,17 +25,20 @@ def render(document: dict[str, Any], console: Console) -> None:
         changes = " or ".join(f"{change['option']} {change['value']}" for change in document["changes"])
         console.print(f"it starts with {changes}")
     console.print()
-    fit.render({**document, "smallest": None, "offload": None}, console)
+    memory: Any = {**document, "smallest": None, "offload": None}
+    fit.render(memory, console)
     if requests is not None:
         lengths = f"{count(requests['input_tokens'])} + {count(requests['output_tokens'])} tokens"
-        most = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
-        console.print(f"{most} requests of {lengths} fit at once")
+        fitting = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
+        console.print(f"{fitting} requests of {lengths} fit at once")
     if capacity is not None:
         rate = Text.assemble((f"{capacity['requests_per_second']:.3g} requests per second", "bold"))
         console.print(Text.assemble("bears at most ", rate))
-        for metric in ("ttft", "tpot"):
-            mean, most = (_seconds(capacity[f"{metric}_{statistic}_seconds"]) for statistic in ("mean", "p99"))
-            console.print(f"{metric.upper()} there: mean {mean}, p99 {most}")
+        for metric, mean, most in (
+            ("TTFT", capacity["ttft_mean_seconds"], capacity["ttft_p99_seconds"]),
+            ("TPOT", capacity["tpot_mean_seconds"], capacity["tpot_p99_seconds"]),
+        ):
+            console.print(f"{metric} there: mean {_seconds(mean)}, p99 {_seconds(most)}")
         if capacity["limited_by"]:
             console.print(f"beyond that: {capacity['limited_by']}", style="dim")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -20,10 +20,13 @@ from kvcalc.output.human.figures import (
 )
 from kvcalc.output.human.tables import Column, print_table
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
-def render(document: dict[str, Any], console: Console) -> None:
+
+def render(document: documents.Compare, console: Console) -> None:
     """Print what all rows have in common, then the rows."""
-    rows = [{**row, "devices": _devices(row), "range": _range(row)} for row in document["models"]]
+    rows: list[Any] = [{**row, "devices": _devices(row), "range": _range(row)} for row in document["models"]]
     console.print(", ".join(_common(document, rows)))
     console.print()
     on_devices = any(row["gpu"] is not None for row in rows)
@@ -51,7 +54,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     print_table(rows, columns, console, optional)
 
 
-def _common(document: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+def _common(document: documents.Compare, rows: list[Any]) -> list[str]:
     """The workload, and the devices and the engine if all rows have the same."""
     parts = describe_workload(document["workload"])
     sizes = {row["tensor_parallel_size"] for row in rows} - {None}
@@ -65,9 +68,9 @@ def _common(document: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     return parts
 
 
-def _devices(row: dict[str, Any]) -> str | None:
+def _devices(row: documents.CompareRow) -> str | None:
     return None if row["gpu"] is None else f"{row['num_devices']} x {row['gpu']}"
 
 
-def _range(row: dict[str, Any]) -> str:
+def _range(row: documents.CompareRow) -> str:
     return span(row["decode_step_seconds"], row["decode_step_low_seconds"], row["decode_step_high_seconds"])

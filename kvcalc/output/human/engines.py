@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -10,8 +10,11 @@ from rich.text import Text
 from kvcalc.output.human.figures import count, describe_workload, size, split, text, yes_or_no
 from kvcalc.output.human.tables import Column, table_of
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
-def render(document: dict[str, Any], console: Console) -> None:
+
+def render(document: documents.Engines, console: Console) -> None:
     """Print the engines side by side, and the reason if an engine refuses."""
     rows, workload, devices = document["engines"], document["workload"], split(document)
     asked = ", ".join(filter(None, [*describe_workload(workload), devices]))

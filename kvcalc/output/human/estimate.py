@@ -6,7 +6,7 @@ attention. With a device it shows the verdict first, then the totals and the spe
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -17,35 +17,39 @@ from kvcalc.output.human.speed import print_drafting, print_speed
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_parameters, format_size
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
-def render(document: dict[str, Any], console: Console, variants: bool = False) -> None:
+
+def render(document: documents.Estimate, console: Console, variants: bool = False) -> None:
     """Print the estimate document. With a device, the four kinds of attention are shown only if `variants` is true."""
     _heading(document, console)
+    fit = document["fit"]
     if document["hardware"] is None:
         _formula(document, console)
         _totals(document, console)
-        _lines(document, console)
-        if document["fit"] is not None:
-            _fit(document, console)
+        _lines(document["engine"], console)
+        if fit is not None:
+            _fit(document, fit, console)
     else:
-        if document["fit"] is not None:
-            print_verdict(document, console)
+        if fit is not None:
+            print_verdict(document, fit, console)
             console.print()
         _totals(document, console)
         if document["throughput"] is not None:
-            print_speed(document, console)
+            print_speed(document["throughput"], document["workload"], console)
     if document["speculative"] is not None:
-        print_drafting(document, console)
+        print_drafting(document["speculative"], document["throughput"], console)
     if "reuse" in document:
         from kvcalc.output.human.reuse import print_reuse
 
-        print_reuse(document, console)
+        print_reuse(document["reuse"], fit, console)
     _weights(document["weights"], console)
     if variants or document["hardware"] is None:
         _variants(document, console)
 
 
-def _heading(document: dict[str, Any], console: Console) -> None:
+def _heading(document: documents.Estimate, console: Console) -> None:
     model, engine = document["model"], document["engine"]
     console.print(Text.assemble((model["name"], "bold"), f"  {_describe(model)}"))
     hardware = document["hardware"]
@@ -72,7 +76,7 @@ def _value(value: int | str) -> str:
     return value if isinstance(value, str) else count(value)
 
 
-def _describe(model: dict[str, Any]) -> str:
+def _describe(model: documents.Model) -> str:
     layers = f"{count(model['num_layers'])} layers"
     if model["attention"] == "none":
         return f"no attention, {layers} of {count(model['hidden_size'])}"
@@ -80,11 +84,11 @@ def _describe(model: dict[str, Any]) -> str:
     if model["kv_lora_rank"]:
         return f"{said}, latent {model['kv_lora_rank']} + {model['qk_rope_head_dim']}"
     k, v = model["head_dim"], model["v_head_dim"]
-    kv_heads = f"{count(model['num_kv_heads'])} KV head" + ("s" if model["num_kv_heads"] > 1 else "")
+    kv_heads = f"{count(model['num_kv_heads'])} KV head" + ("s" if (model["num_kv_heads"] or 0) > 1 else "")
     return f"{said}, {kv_heads} of {k}" + ("" if k == v else f" (K) and {v} (V)")
 
 
-def _formula(document: dict[str, Any], console: Console) -> None:
+def _formula(document: documents.Estimate, console: Console) -> None:
     """Print the formula of each kind of layer. It gives the stored bytes; the engine's bytes are in the totals."""
     cache = document["kv_cache"]
     for row in cache["formulas"]:
@@ -97,7 +101,7 @@ def _formula(document: dict[str, Any], console: Console) -> None:
     console.print()
 
 
-def _totals(document: dict[str, Any], console: Console) -> None:
+def _totals(document: documents.Estimate, console: Console) -> None:
     cache, engine = document["kv_cache"], document["engine"]
     table = plain_table("", ">", ">")
     total = "total" if document["hardware"] is None else "KV cache"
@@ -115,14 +119,16 @@ def _totals(document: dict[str, Any], console: Console) -> None:
     console.print()
 
 
-def _weights(weights: dict[str, Any], console: Console) -> None:
+def _weights(weights: documents.Weights, console: Console) -> None:
     """Print one line with parameters, bytes and dtype. Print nothing if they are not known."""
     parts = []
-    if weights["parameters"] is not None:
-        parts.append(f"{format_parameters(weights['parameters'])} parameters")
+    whole, active, table = (
+        weights["parameters"], weights["active_parameters_per_token"], weights["input_embedding_parameters"],
+    )  # fmt: skip
+    if whole is not None and active is not None and table is not None:
+        parts.append(f"{format_parameters(whole)} parameters")
         # A dense model reads all parameters but the embedding, so the active ones add no information.
-        active = weights["active_parameters_per_token"]
-        if active + weights["input_embedding_parameters"] < weights["parameters"]:
+        if active + table < whole:
             parts.append(f"{format_parameters(active)} active")
     if weights["bytes"] is not None:
         parts.append(f"{size(weights['bytes'])} {weights['dtype'] or ''}".rstrip())
@@ -133,9 +139,8 @@ def _weights(weights: dict[str, Any], console: Console) -> None:
         console.print()
 
 
-def _lines(document: dict[str, Any], console: Console) -> None:
+def _lines(engine: Any, console: Console) -> None:
     """Print where an engine's bytes go on one device, and the figures of its pool if it has one."""
-    engine = document["engine"]
     for key, title in (("request_lines", "one request, per device"), ("pool_lines", "whole batch, per device")):
         if key in engine:
             table = plain_table(title, ">", ">bytes")
@@ -150,18 +155,17 @@ def _lines(document: dict[str, Any], console: Console) -> None:
         console.print()
 
 
-def _fit(document: dict[str, Any], console: Console) -> None:
+def _fit(document: documents.Estimate, fit: documents.Fit, console: Console) -> None:
     """Print whether the cache fits in the given memory, and the limits."""
-    fit = document["fit"]
     verdict = ("fits", "bold green") if fit["fits"] else ("does not fit", "bold red")
     memory = format_size(fit["kv_cache_memory_bytes"], capacity=True)
     needed = "" if fit["fits"] else f": {size(fit['kv_cache_bytes'])} needed"
     console.print(Text.assemble(verdict, f" in {memory} per device{needed}"))
-    print_limits(document, console)
+    print_limits(document, fit, console)
     console.print()
 
 
-def _variants(document: dict[str, Any], console: Console) -> None:
+def _variants(document: documents.Estimate, console: Console) -> None:
     """Print the four kinds side by side. Below the table, print the reasons for missing kinds, each reason once."""
     reasons = [row["reason"] for row in document["variants"]]
     if None not in reasons:
@@ -189,12 +193,14 @@ def _variants(document: dict[str, Any], console: Console) -> None:
     console.print("   ".join(said), style="dim")
 
 
-def _chosen(document: dict[str, Any]) -> dict[str, Any] | None:
+def _chosen(document: documents.Estimate) -> documents.Variant | None:
     """The variant that the rest of the output describes."""
-    model = document["model"]
-    keys = ("num_kv_heads", "kv_lora_rank", "qk_rope_head_dim")
-    possible = (row for row in document["variants"] if row["reason"] is None)
-    return next((row for row in possible if all(row[key] == model[key] for key in keys)), None)
+    model, *rows = [
+        (one["num_kv_heads"], one["kv_lora_rank"], one["qk_rope_head_dim"])
+        for one in (document["model"], *document["variants"])
+    ]
+    possible = (row for row, sizes in zip(document["variants"], rows) if row["reason"] is None and sizes == model)
+    return next(possible, None)
 
 
 def ratio(value: float | None) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -12,13 +13,18 @@ from kvcalc.output.human.memory_bar import print_bar
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
+    Answered = documents.Estimate | documents.FitDocument
+
 _VERDICTS = {
     "fits": ("fits", "bold green"), "tight": ("fits, but is tight", "bold yellow"),
     "does_not_fit": ("does not fit", "bold red"),
 }  # fmt: skip
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render(document: documents.FitDocument, console: Console) -> None:
     """Print the fit document."""
     engine, hardware = document["engine"], document["hardware"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
@@ -28,12 +34,12 @@ def render(document: dict[str, Any], console: Console) -> None:
     if hardware["note"]:
         console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
     console.print()
-    print_verdict(document, console)
+    print_verdict(document, document["fit"], console)
     if "reuse" in document:
         from kvcalc.output.human.reuse import print_reuse
 
         console.print()
-        print_reuse(document, console)
+        print_reuse(document["reuse"], document["fit"], console)
     if document["smallest"]:
         smallest = document["smallest"]
         stages = smallest["pipeline_parallel_size"]
@@ -45,34 +51,33 @@ def render(document: dict[str, Any], console: Console) -> None:
         _offload(document["offload"], console)
 
 
-def _offload(offload: dict[str, Any], console: Console) -> None:
+def _offload(offload: documents.HostOffload, console: Console) -> None:
     """Print the options with which the rest of the model is in host memory."""
-    for key, option in (("n_gpu_layers", "-ngl"), ("n_cpu_moe", "--n-cpu-moe")):
-        if offload[key] is not None:
-            held = format_size(offload[key]["host_bytes"])
-            console.print(f"it fits with {option} {offload[key]['value']}: {held} are then in host memory")
+    for moved, option in ((offload["n_gpu_layers"], "-ngl"), (offload["n_cpu_moe"], "--n-cpu-moe")):
+        if moved is not None:
+            held = format_size(moved["host_bytes"])
+            console.print(f"it fits with {option} {moved['value']}: {held} are then in host memory")
 
 
-def print_verdict(document: dict[str, Any], console: Console) -> None:
+def print_verdict(document: Answered, fit: documents.Fit, console: Console) -> None:
     """Print whether it fits, the memory bar and the limits."""
-    fit = document["fit"]
     verdict = _VERDICTS[fit["verdict"]]
     memory = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
     console.print(Text.assemble(verdict, f": {memory} per device for the KV cache"))
     for note in document["warnings"]:
         if (note["part"], note["code"]) == ("fit", "does-not-fit"):
             console.print(note["text"])
-    if waiting := _waiting(document):
+    if waiting := _waiting(document, fit):
         console.print(waiting)
     print_bar(fit, console)
-    if fit["free_low_bytes"] is not None:
-        ends = (_signed(fit[key]) for key in ("free_low_bytes", "free_high_bytes"))
+    if fit["free_low_bytes"] is not None and fit["free_high_bytes"] is not None:
+        ends = (_signed(fit["free_low_bytes"]), _signed(fit["free_high_bytes"]))
         console.print(f"80 % range of the free memory: {' to '.join(ends)}", style="dim")
     if fit["host"] is not None:
         _host(fit["host"], console)
     if fit["devices"] is not None:
         _devices(fit["devices"], console)
-    print_limits(document, console)
+    print_limits(document, fit, console)
 
 
 def _signed(size: int) -> str:
@@ -80,35 +85,36 @@ def _signed(size: int) -> str:
     return f"-{format_size(-size)}" if size < 0 else format_size(size, capacity=True)
 
 
-def _host(host: dict[str, Any], console: Console) -> None:
+def _host(host: documents.HostShare, console: Console) -> None:
     """Print the part of the model in host memory."""
     parts = [f"weights {format_size(host['weights_bytes'])}", f"cache {format_size(host['kv_cache_bytes'])}"]
     line = f"{format_size(host['host_bytes'])}: {', '.join(parts)}"
     if host["memory_bytes"] is not None:
         there = format_size(host["memory_bytes"], capacity=True)
-        line += f"; {'fits' if host['host_free_bytes'] >= 0 else 'does not fit'} in {there}"
+        line += f"; {'fits' if (host['host_free_bytes'] or 0) >= 0 else 'does not fit'} in {there}"
     where = [f"-ngl {host['n_gpu_layers']}"]
     where += [f"--n-cpu-moe {host['n_cpu_moe']}"] if host["n_cpu_moe"] else []
     where += [] if host["kv_offload"] else ["--no-kv-offload"]
     console.print(Text.assemble(("host", "bold"), f"  {line} ({' '.join(where)})"))
 
 
-def _devices(devices: list[dict[str, Any]], console: Console) -> None:
+def _devices(devices: list[documents.DeviceShare], console: Console) -> None:
     """Print what each device holds, if they have different layers. The bar is of the one with the least free memory."""
     table = plain_table("device", ">layers", ">weights", ">cache", ">free", "")
     for row in devices:
         layers = "none" if row["first_layer"] is None else f"{row['first_layer']}-{row['last_layer']}"
-        sizes = [format_size(row[name]) for name in ("weights_bytes", "kv_cache_bytes")]
+        sizes = format_size(row["weights_bytes"]), format_size(row["kv_cache_bytes"])
         free = format_size(max(row["free_bytes"], 0), capacity=True)
         table.add_row(str(row["device"]), layers, *sizes, free, "" if row["fits"] else "does not fit")
     console.print(table)
 
 
-def _waiting(document: dict[str, Any]) -> str:
+def _waiting(document: Answered, fit: documents.Fit) -> str:
     """How many of the requests fit at their full length and how many run, if these are not all. Empty otherwise."""
-    workload, speed = document["workload"], document.get("throughput")
+    workload = document["workload"]
+    speed: Any = document.get("throughput")
     fitting, wanted = workload["batch_size"], workload["concurrency"]
-    if not document["fit"]["fits"] or wanted is None or fitting >= wanted:
+    if not fit["fits"] or wanted is None or fitting >= wanted:
         return ""
     running = speed["serving"]["running_requests"] if speed else None
     if running is None:
@@ -117,10 +123,9 @@ def _waiting(document: dict[str, Any]) -> str:
     return text if running == fitting else f"{text}; {count(fitting)} fit at full length"
 
 
-def print_limits(document: dict[str, Any], console: Console) -> None:
+def print_limits(document: Answered, fit: documents.Fit, console: Console) -> None:
     """Print the longest context and the largest batch."""
-    fit, workload = document["fit"], document["workload"]
-    tokens, batch = describe_workload(workload)
+    tokens, batch = describe_workload(document["workload"])
     table = plain_table("", ">")
     table.add_row(f"longest context at {batch}", _limit(fit["max_context_tokens"], "tokens"))
     table.add_row(f"largest batch at {tokens}", _limit(fit["max_batch_size"], "sequences"))
@@ -131,7 +136,7 @@ def _limit(value: int | None, unit: str) -> str:
     return "no limit" if value is None else f"{count(value)} {unit if value != 1 else unit[:-1]}"
 
 
-def describe_devices(hardware: dict[str, Any], engine: dict[str, Any]) -> str:
+def describe_devices(hardware: documents.Hardware, engine: Mapping[str, object]) -> str:
     """The devices as text, such as `4 x h100-sxm of 79.10 GiB, tp 4`."""
     number = f"{count(hardware['num_devices'])} x " if hardware["num_devices"] > 1 else ""
     name = "custom device" if hardware["name"] == "custom" else hardware["name"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -12,13 +12,16 @@ from kvcalc.output.human.figures import count
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 _CAPTION = (
     "16 bit (bf16, or fp16 if there is no bf16) and fp8: dense TFLOPS. link: GB/s out of one device, and how many are "
     "joined. kvcalc gpus NAME shows the rest and the source."
 )
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render(document: documents.Gpus, console: Console) -> None:
     """Print the list, with a heading for each vendor."""
     table = plain_table("device", ">memory", ">GB/s", ">16 bit", ">fp8", ">link", optional=("link", "fp8", "16 bit"))
     for vendor, rows in groupby(document["gpus"], lambda row: row["vendor"]):
@@ -33,7 +36,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print(_CAPTION)
 
 
-def render_show(document: dict[str, Any], console: Console) -> None:
+def render_show(document: documents.GpusShow, console: Console) -> None:
     """Print one device's figures and their source."""
     console.print(Text.assemble((document["name"], "bold"), f"  {document['vendor']}, {document['device_class']}"))
     if document["aliases"]:

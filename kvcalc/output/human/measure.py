@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -11,10 +11,13 @@ from kvcalc.output.human.figures import byte_rate, count, describe_workload, flo
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 _BAR_COLUMNS = 20
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render(document: documents.Measure, console: Console) -> None:
     """Print the measure document, the verdict first."""
     model, workload, device = document["model"], document["workload"], document["device"]
     built = f"{count(model['num_layers'])} attention layers on {device['kind']} ({device['name']})"
@@ -43,7 +46,7 @@ def render(document: dict[str, Any], console: Console) -> None:
         console.print(f"{skip['attention'].upper()} skipped: {skip['reason']}", style="dim")
 
 
-def _curve(rows: list[dict[str, Any]], console: Console) -> None:
+def _curve(rows: list[documents.CurveRow], console: Console) -> None:
     """Print a row for each point of a sweep. The longest step has a full bar, and all bars use the same scale."""
     longest = max(row["decode_step_seconds"] for row in rows)
     table = plain_table("", ">tokens", ">batch", ">step p50", "", ">tokens/s", ">KV read", "of roof", "kernel")
@@ -61,12 +64,13 @@ def _curve(rows: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def _verdict(document: dict[str, Any], console: Console) -> None:
+def _verdict(document: documents.Measure, console: Console) -> None:
     """Print what was found: whether the bytes are equal, the speed, and how near the kernel comes to its roof."""
     table = plain_table("", ">predicted bytes", ">held bytes", "", ">tokens/s", "core of roof", "kernel")
     for run in document["runs"]:
         kind = run["attention"].upper()
-        for row in run["ranks"] or [run]:
+        rows: Any = run["ranks"] or [run]
+        for row in rows:
             rank, predicted, held = row.get("rank", 0), row["predicted_bytes"], row["held_bytes"]
             name = f"{'' if rank else kind:<3} rank {rank}" if run["ranks"] else kind
             verdict = Text("equal", "green") if held == predicted else Text("DIFFER", "bold red")
@@ -75,7 +79,7 @@ def _verdict(document: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def _times(document: dict[str, Any], console: Console) -> None:
+def _times(document: documents.Measure, console: Console) -> None:
     """Print the times of the whole step and of attention alone, and the self-check."""
     table = plain_table("", ">step p50", ">p90", "of roof", ">core p50", ">KV read", "self-check")
     for run in document["runs"]:
@@ -87,13 +91,14 @@ def _times(document: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def _share(run: dict[str, Any], what: str) -> str:
+def _share(run: documents.Run, what: str) -> str:
     """The share of the roof that limits a part of the run, by name."""
-    binding = run["binding_roof"][what]
+    roofs: Any = run["binding_roof"]
+    binding = roofs[what]
     return "-" if binding is None else f"{percent(binding['fraction'])} {binding['roof']}"
 
 
-def _kept(workload: dict[str, Any]) -> str:
+def _kept(workload: documents.MeasureWorkload) -> str:
     """How the cache is kept, if it differs from the default."""
     found = []
     if workload["cache"] != "preallocated":
@@ -107,7 +112,7 @@ def _kept(workload: dict[str, Any]) -> str:
     return ", ".join(found)
 
 
-def _notes(document: dict[str, Any], console: Console) -> None:
+def _notes(document: documents.Measure, console: Console) -> None:
     """Print the prefill, the times of the other backends, and the figures scaled to all layers."""
     console.print()
     for run in document["runs"]:
@@ -131,7 +136,7 @@ def _notes(document: dict[str, Any], console: Console) -> None:
             )
 
 
-def _capacity(found: dict[str, Any], console: Console) -> None:
+def _capacity(found: documents.Capacity, console: Console) -> None:
     what = "tokens" if found["axis"] == "context" else "sequences"
     console.print(
         f"{count(found['measured'])} {what} fit in {format_size(found['limit_bytes'], capacity=True)}, "

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from kvcalc.output.human.figures import byte_rate, short_duration
 from kvcalc.output.human.tables import plain_table
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
-def render(document: dict[str, Any], console: Console) -> None:
+
+def render(document: documents.MeasureCompare, console: Console) -> None:
     """Print the compare document."""
-    for letter in ("a", "b"):
-        side = document[letter]
+    for letter, side in (("a", document["a"]), ("b", document["b"])):
         taken = f", {side['taken_at']}" if side["taken_at"] else ""
         console.print(f"{letter.upper()}  {side['file']}: {side['model']} on {side['device']}{taken}")
     if document["differences"]:
@@ -25,15 +27,15 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print()
     table = plain_table("", "figure", ">A", ">B", ">B/A")
     last = None
-    for row in document["figures"]:
-        kind = (row["attention"] or "").upper()
-        values = [_value(row["figure"], row[side]) for side in ("a", "b")]
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
-        table.add_row("" if kind == last else kind, row["figure"], *values, ratio)
+    for one in document["figures"]:
+        kind = (one["attention"] or "").upper()
+        values = [_value(one["figure"], value) for value in (one["a"], one["b"])]
+        ratio = "-" if one["ratio"] is None else f"{one['ratio']:.3f}"
+        table.add_row("" if kind == last else kind, one["figure"], *values, ratio)
         last = kind
     console.print(table)
-    for row in document["left_out"]:
-        console.print(f"{row['attention'].upper()} left out: {row['reason']}", style="dim")
+    for left in document["left_out"]:
+        console.print(f"{left['attention'].upper()} left out: {left['reason']}", style="dim")
 
 
 def _value(figure: str, value: float) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 _WIDTH = 64
 MARKS = {"weights": "#", "kv_cache": "=", "activation": "+", "reserve": "x", "free": "."}
@@ -15,11 +18,10 @@ MARKS = {"weights": "#", "kv_cache": "=", "activation": "+", "reserve": "x", "fr
 _KINDS = tuple(MARKS)
 
 
-def print_bar(fit: dict[str, Any], console: Console) -> None:
+def print_bar(fit: documents.Fit, console: Console) -> None:
     """Print the bar, then a line for each part. If it does not fit, a `|` in the bar marks the end of the device."""
-    lines = fit["lines"]
+    lines, device = fit["lines"] or [], fit["device_bytes"] or 0
     parts = {kind: sum(line["bytes"] for line in lines if line["kind"] == kind) for kind in _KINDS}
-    device = fit["device_bytes"]
     console.print(bar(parts, device, min(_WIDTH, console.width - 3)))
     table = plain_table("", ">", ">")
     for line in sorted(lines, key=lambda line: _KINDS.index(line["kind"])):

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.figures import attention, count, size
-from kvcalc.output.human.tables import plain_table
+from kvcalc.output.human.figures import attention, count, name_engine, rate, size, text
+from kvcalc.output.human.tables import Column, plain_table, print_table
 from kvcalc.output.paths import scalars
+from kvcalc.units import format_parameters
 from kvcalc.writing.cells import bare
 
 _CAPTION = "per token, fixed: the bytes of the cache that kvcalc estimate MODEL shows"
@@ -22,10 +23,11 @@ def render(document: dict[str, Any], console: Console) -> None:
         "model",
         "kind",
         ">layers",
+        ">weights",
         ">per token",
         ">fixed",
         ">context",
-        optional=("kind", "layers", "context", "fixed"),
+        optional=("kind", "layers", "context", "fixed", "weights"),
     )
     for family, rows in groupby(document["models"], lambda row: row["family"] or "other"):
         table.add_row(Text(family, "bold"))
@@ -33,11 +35,37 @@ def render(document: dict[str, Any], console: Console) -> None:
             name = f" {row['name']}{' *' if row['file'] else ''}"
             sizes = size(row["bytes_per_token"]), size(row["fixed_bytes_per_sequence"])
             kind, longest = attention(row["attention"]), count(row["max_position_embeddings"])
-            table.add_row(name, kind, count(row["num_layers"]), *sizes, longest)
+            table.add_row(name, kind, count(row["num_layers"]), size(row["weights_bytes"]), *sizes, longest)
     console.print(table)
     console.print(_CAPTION)
     if any(row["file"] for row in document["models"]):
         console.print("* your own; kvcalc models show NAME shows its file")
+
+
+def render_fit(document: dict[str, Any], console: Console) -> None:
+    """Print what all rows have in common, then the models that fit."""
+    hardware, engine, tokens = document["hardware"], document["engine"], document["context_tokens"]
+    if hardware is None:
+        console.print("no model fits")
+        return
+    common = [f"{hardware['num_devices']} x {hardware['name']}"]
+    if engine["name"] != "logical":
+        common.append(name_engine(engine))
+    common += [*([] if tokens is None else [f"{count(tokens)} tokens"]), f"batch {count(document['batch_size'])}"]
+    console.print(", ".join(common))
+    console.print()
+    columns: list[Column] = [
+        ("", "name", text),
+        (">parameters", "parameters", format_parameters),
+        ("type", "dtype", text),
+        (">weights", "weights_bytes", size),
+        (">free", "free_bytes", size),
+        (">max context", "max_context_tokens", count),
+        (">tok/s", "decode_tokens_per_second", rate),
+    ]
+    print_table(document["models"], columns, console, ["free_bytes", "parameters"])
+    if document["left_out"]:
+        console.print(f"{document['left_out']:,} smaller models may fit too: --most N lists more")
 
 
 def render_show(document: dict[str, Any], console: Console) -> None:

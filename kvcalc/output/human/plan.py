@@ -49,7 +49,10 @@ def render(document: dict[str, Any], console: Console) -> None:
         for place, row in enumerate(document["commands"]):
             each = f", each of {row['replicas']} replicas" if row["replicas"] > 1 else ""
             where = f"or {row['gpu']} with {row['engine']}" if place else row["gpu"]
-            _print_command(f"{where}{each}:", row["command"], console)
+            if row["nodes"] is None:
+                _print_command(f"{where}{each}:", row["command"], console)
+            for number, command in enumerate(row["nodes"] or ()):
+                _print_command(f"{where}{each}, machine node-{number}:", command, console)
 
 
 def _layouts(document: dict[str, Any], console: Console) -> None:

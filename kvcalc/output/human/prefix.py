@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -10,32 +10,36 @@ from rich.text import Text
 from kvcalc.output.human.figures import count, duration, percent, size, split, text
 from kvcalc.output.human.tables import Column, print_table
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 _BAR = 24
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render(document: documents.Prefix, console: Console) -> None:
     """Print the document."""
     trace, knee, unlimited = document["trace"], document["knee"], document["unlimited"]
     has_bytes = knee["cache_bytes"] is not None
     console.print(Text.assemble((trace["file"], "bold"), f"  {_trace(trace)}"))
-    if document["model"] is not None:
-        console.print(_setup(document))
+    model, engine, prefill = document["model"], document["engine"], document["prefill"]
+    if model is not None and engine is not None:
+        console.print(_setup(model["name"], engine, document["hardware"]))
     console.print()
     amount = size(knee["cache_bytes"]) if has_bytes else f"{count(knee['cache_tokens'])} tokens"
     found = f"finds {_rate(knee['hit_rate'])} of the prompt tokens"
     limit = f"without a limit, {_rate(unlimited['hit_rate'])}"
     console.print(Text.assemble(("knee: ", "bold"), f"a cache of {amount} {found}; {limit}"))
-    if document["prefill"] is not None:
-        console.print(_prefill(document))
+    if prefill is not None:
+        saved = f"the knee saves {duration(knee['saved_ttft_seconds'])} of it ({percent(knee['saved_prefill_share'])})"
+        console.print(f"a prompt takes {duration(prefill['mean_seconds'])} of prefill in the mean; {saved}")
     console.print()
     _curve(document, console, has_bytes)
-    if document["tiers"]:
+    if document["tiers"] and engine is not None:
         console.print()
-        engine = document["engine"]
         _tiers(document["tiers"], engine["tensor_parallel_size"] * engine["pipeline_parallel_size"], console)
 
 
-def _trace(trace: dict[str, Any]) -> str:
+def _trace(trace: documents.PrefixTrace) -> str:
     parts = [f"{count(trace['num_requests'])} requests"]
     if trace["warm_up_requests"]:
         parts[0] += f", the first {count(trace['warm_up_requests'])} to warm up"
@@ -48,9 +52,8 @@ def _trace(trace: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _setup(document: dict[str, Any]) -> str:
-    engine, hardware = document["engine"], document["hardware"]
-    parts = [document["model"]["name"], engine["name"]]
+def _setup(model: str, engine: documents.PrefixEngine, hardware: documents.Hardware | None) -> str:
+    parts = [model, engine["name"]]
     if hardware is not None:
         parts.append(f"{hardware['name']} x{hardware['num_devices']}")
     layout = split({**engine, "data_parallel_size": 1})
@@ -59,14 +62,8 @@ def _setup(document: dict[str, Any]) -> str:
     return ", ".join([*parts, f"{engine['kv_dtype']} cache", per_block])
 
 
-def _prefill(document: dict[str, Any]) -> str:
-    prefill, knee = document["prefill"], document["knee"]
-    saved = f"the knee saves {duration(knee['saved_ttft_seconds'])} of it ({percent(knee['saved_prefill_share'])})"
-    return f"a prompt takes {duration(prefill['mean_seconds'])} of prefill in the mean; {saved}"
-
-
-def _curve(document: dict[str, Any], console: Console, has_bytes: bool) -> None:
-    rows = document["curve"]
+def _curve(document: documents.Prefix, console: Console, has_bytes: bool) -> None:
+    rows: list[Any] = [*document["curve"]]
     highest = max((row["hit_rate"] for row in rows), default=0) or 1
     shown = [
         {
@@ -98,7 +95,7 @@ def _curve(document: dict[str, Any], console: Console, has_bytes: bool) -> None:
         console.print(f"cost: of the memory for the time of the trace, per saved GPU second{other}", style="dim")
 
 
-def _tiers(tiers: list[dict[str, Any]], devices: int, console: Console) -> None:
+def _tiers(tiers: list[documents.PrefixTier], devices: int, console: Console) -> None:
     each = f"device, each of {devices}" if devices > 1 else "device"
     shown = [{**tier, "name": each if tier["name"] == "device" else tier["name"]} for tier in tiers]
     columns: list[Column] = [

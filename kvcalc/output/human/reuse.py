@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -11,22 +11,24 @@ from kvcalc.output.human.figures import byte_rate, count, percent, size
 from kvcalc.output.human.speed import duration
 from kvcalc.output.human.tables import plain_table
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 # With more turns, only the first ones and the last one are shown.
 _MOST_ROWS = 6
 
 
-def print_reuse(document: dict[str, Any], console: Console) -> None:
-    """Print the `reuse` part of a document. The document must have one."""
-    reuse = document["reuse"]
+def print_reuse(reuse: documents.Reuse, fit: documents.Fit | None, console: Console) -> None:
+    """Print the `reuse` part of a document. `fit` is its part if there is one."""
     if reuse["prefix"] is not None:
-        _prefix(reuse["prefix"], document, console)
+        _prefix(reuse["prefix"], fit, console)
     if reuse["sessions"] is not None:
         _sessions(reuse["sessions"], console)
     if reuse["tiers"] is not None:
         _tiers(reuse["tiers"], console)
 
 
-def _prefix(prefix: dict[str, Any], document: dict[str, Any], console: Console) -> None:
+def _prefix(prefix: documents.ReusePrefix, fit: documents.Fit | None, console: Console) -> None:
     console.print(Text.assemble(("shared prefix", "bold"), f"  {count(prefix['prefix_tokens'])} tokens"))
     table = plain_table("", ">", "")
     step = prefix["block_tokens"]
@@ -37,12 +39,12 @@ def _prefix(prefix: dict[str, Any], document: dict[str, Any], console: Console) 
     table.add_row("  one more request", size(prefix["next_request_bytes"]), "per device")
     if prefix["more_requests"] is not None:
         alone = f"{count(prefix['max_batch_size_alone'])} without the prefix"
-        table.add_row("  largest batch", count(document["fit"]["max_batch_size"]), alone)
+        table.add_row("  largest batch", count(None if fit is None else fit["max_batch_size"]), alone)
     console.print(table)
     console.print()
 
 
-def _sessions(sessions: dict[str, Any], console: Console) -> None:
+def _sessions(sessions: documents.ReuseSessions, console: Console) -> None:
     console.print(Text.assemble(("sessions", "bold"), f"  of {count(sessions['turns'])} turns"))
     table = plain_table("turn", ">prompt", ">reused", ">computed", ">kept after it")
     rows = sessions["rows"]
@@ -50,13 +52,13 @@ def _sessions(sessions: dict[str, Any], console: Console) -> None:
     for row in shown:
         if row is rows[-1] and len(shown) < len(rows):
             table.add_row("...", "", "", "", "")
-        tokens = [count(row[key]) for key in ("prompt_tokens", "reused_tokens", "computed_tokens")]
+        tokens = map(count, (row["prompt_tokens"], row["reused_tokens"], row["computed_tokens"]))
         table.add_row(count(row["turn"]), *tokens, size(row["idle_bytes"]))
     console.print(table)
     text = f"{percent(sessions['reuse_rate'])} of all prompts is found again"
-    if sessions["prefill_seconds"] is not None:
-        last, alone = (duration(sessions[key]) for key in ("prefill_seconds", "prefill_seconds_alone"))
-        text += f"; last prefill {last} instead of {alone}"
+    last, alone = sessions["prefill_seconds"], sessions["prefill_seconds_alone"]
+    if last is not None and alone is not None:
+        text += f"; last prefill {duration(last)} instead of {duration(alone)}"
     console.print(text)
     if sessions["kept_sessions"] is not None:
         line = f"the cache keeps {count(sessions['kept_sessions'])} idle sessions of {count(sessions['idle_tokens'])} "
@@ -65,7 +67,7 @@ def _sessions(sessions: dict[str, Any], console: Console) -> None:
     console.print()
 
 
-def _tiers(tiers: dict[str, Any], console: Console) -> None:
+def _tiers(tiers: documents.ReuseTiers, console: Console) -> None:
     unit, tokens = count(tiers["unit_tokens"]), count(tiers["session_tokens"])
     beside = f" beside the prefix of {size(tiers['prefix_bytes'])}" if tiers["prefix_bytes"] else ""
     units = f"in units of {unit} token" + ("s" if tiers["unit_tokens"] > 1 else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -11,32 +11,33 @@ from kvcalc.output.human.calibration import print_calibration, print_factors
 from kvcalc.output.human.figures import count, duration, percent, span, split
 from kvcalc.output.human.tables import Table, plain_table
 
+if TYPE_CHECKING:
+    from typing import Literal
+
+    import kvcalc.documents as documents
+
+    Others = Literal["uncalibrated_seconds", "left_out_seconds"]
+
 _HEAD = (
-    "model",
-    "engine",
-    "gpu",
-    "num_devices",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
+    "model", "engine", "gpu", "num_devices", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
     "file",
-)
+)  # fmt: skip
 _COLUMNS = (
     ">run", ">tokens", ">at once", "", ">measured", ">predicted", ">80% range", ">error", ">before", ">left out",
     "largest",
 )  # fmt: skip
 # The columns that only a calibration fills.
-_CALIBRATED = (("before", "uncalibrated_seconds"), ("left out", "left_out_seconds"))
+_CALIBRATED: tuple[tuple[str, Others], ...] = (("before", "uncalibrated_seconds"), ("left out", "left_out_seconds"))
 # The columns that a narrow terminal does not show, the first one first.
 _OPTIONAL = ("80% range", "largest", "at once", "run")
 _NAMES = {"tpot": "TPOT", "ttft": "TTFT", "kv": "KV cache"}
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render(document: documents.Score, console: Console) -> None:
     """Print a table for each file and setup, what is off in each setup, and the errors of all of them."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[documents.ScoreRow]] = {}
     for row in document["scores"]:
-        groups.setdefault(tuple(row[key] for key in _HEAD), []).append(row)
+        groups.setdefault(tuple(value for key, value in row.items() if key in _HEAD), []).append(row)
     for rows in groups.values():
         _print_rows(rows, console)
     for setup in document["setups"]:
@@ -45,7 +46,7 @@ def render(document: dict[str, Any], console: Console) -> None:
         _print_summary(found, console)
 
 
-def _print_rows(rows: list[dict[str, Any]], console: Console) -> None:
+def _print_rows(rows: list[documents.ScoreRow], console: Console) -> None:
     first = rows[0]
     device = f"{first['gpu']} x {first['num_devices']}" if first["num_devices"] > 1 else first["gpu"]
     setup = [text for text in (first["engine"], device, split(first)) if text]
@@ -56,7 +57,7 @@ def _print_rows(rows: list[dict[str, Any]], console: Console) -> None:
     console.print()
 
 
-def _table(rows: list[dict[str, Any]], left_out: list[str]) -> Table:
+def _table(rows: list[documents.ScoreRow], left_out: list[str]) -> Table:
     headings = [heading for heading in _COLUMNS if heading.strip(">") not in left_out]
     table = plain_table(*headings, optional=_OPTIONAL)
     before = None
@@ -77,18 +78,19 @@ def _table(rows: list[dict[str, Any]], left_out: list[str]) -> Table:
     return table
 
 
-def _error(row: dict[str, Any], key: str) -> str:
+def _error(row: documents.ScoreRow, key: Others) -> str:
     """The error of another prediction of the same time."""
-    return "-" if row[key] is None else f"{row[key] / row['measured_seconds'] - 1:+.0%}"
+    seconds = row[key]
+    return "-" if seconds is None else f"{seconds / row['measured_seconds'] - 1:+.0%}"
 
 
-def _load(row: dict[str, Any]) -> tuple[str, str, str]:
+def _load(row: documents.ScoreRow) -> tuple[str, str, str]:
     """The run, its tokens and its concurrency. A mean concurrency has a ~."""
     tokens = f"{count(row['input_tokens'])}+{count(row['output_tokens'])}"
     return count(row["run"]), tokens, f"{'~' if row['concurrency_is_average'] else ''}{count(row['concurrency'])}"
 
 
-def _print_setup(setup: dict[str, Any], console: Console, *, names_it: bool) -> None:
+def _print_setup(setup: documents.ScoreSetup, console: Console, *, names_it: bool) -> None:
     """Print how the predictions were calibrated, or what the runs say is off."""
     name = f" in {setup['model']}, {setup['engine']}, {setup['gpu']} x {setup['num_devices']}" if names_it else ""
     if setup["calibration"] is not None:
@@ -102,7 +104,7 @@ def _print_setup(setup: dict[str, Any], console: Console, *, names_it: bool) -> 
     console.print()
 
 
-def _print_summary(found: dict[str, Any], console: Console) -> None:
+def _print_summary(found: documents.ScoreSummaryItem, console: Console) -> None:
     words = [f"off by {percent(found['mean_error'])} at the mean", f"{percent(found['within_a_quarter'])} within 25%"]
     if found["in_range"] is not None:
         words.append(f"{percent(found['in_range'])} in range")

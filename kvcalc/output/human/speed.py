@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -11,22 +11,21 @@ from rich.text import Text
 from kvcalc.output.human.figures import UNKNOWN_RANGE, byte_rate, count, percent, size
 from kvcalc.output.human.tables import plain_table
 
-_PARTS = ("weights", "kv", "compute", "overhead", "communication")
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
-def print_speed(document: dict[str, Any], console: Console) -> None:
-    """Print the `throughput` part of a document. The document must have one."""
-    speed, workload = document["throughput"], document["workload"]
+def print_speed(speed: documents.Throughput, workload: documents.Workload, console: Console) -> None:
+    """Print the `throughput` part of a document."""
     step, rate = speed["decode_step_seconds"], speed["decode_tokens_per_second"]
     spread = _range(speed["low_seconds"], speed["high_seconds"])
     bound = f" ({spread}), bound by {_name(speed['bound_by'])}"
     console.print(Text.assemble(("decode step", "bold"), "  ", (duration(step), "bold"), bound))
     table = plain_table("", ">", ">")
-    for part in _PARTS:
-        seconds = speed["parts"][f"{part}_seconds"]
-        if not seconds:
-            continue
-        table.add_row(f"  {_name(part)}", duration(seconds), f"{seconds / step:.0%}")
+    parts: Any = speed["parts"]
+    for key, seconds in parts.items():
+        if seconds:
+            table.add_row(f"  {_name(key.removesuffix('_seconds'))}", duration(seconds), f"{seconds / step:.0%}")
     table.add_row("  ideal roofline", duration(speed["roofline_decode_step_seconds"]), "", style="dim")
     console.print(table)
     each = batch = ""
@@ -36,7 +35,7 @@ def print_speed(document: dict[str, Any], console: Console) -> None:
     prefill = f"prefill of {batch}{count(workload['context_tokens'])} tokens {duration(speed['prefill_seconds'])}"
     console.print(f"{number(rate)} tokens/s{each}; {prefill}")
     if speed["host"] is not None:
-        _host(speed, console)
+        _host(speed["host"], step, console)
     if speed["serving"] is not None:
         _serving(speed["serving"], console)
     if "kv_transfer" in speed:
@@ -51,21 +50,20 @@ def print_speed(document: dict[str, Any], console: Console) -> None:
     console.print()
 
 
-def print_drafting(document: dict[str, Any], console: Console) -> None:
-    """Print the `speculative` part of a document. The document must have one."""
-    drafting = document["speculative"]
+def print_drafting(drafting: documents.Speculative, speed: documents.Throughput | None, console: Console) -> None:
+    """Print the `speculative` part of a document. `speed` is its throughput if it is known."""
     by = drafting["method"] + (f" ({drafting['draft_model']})" if drafting["draft_model"] else "")
     accepted = f", acceptance length {drafting['acceptance_length']:g}" if drafting["acceptance_length"] else ""
     drafted = f"{count(drafting['num_draft_tokens'])} drafted per step"
     console.print(Text.assemble(("speculative decoding", "bold"), f"  {by}, {drafted}{accepted}"))
     table = plain_table("", ">", "")
-    if drafting["speedup"] is not None:
-        step = document["throughput"]["decode_step_seconds"]
+    if drafting["speedup"] is not None and speed is not None:
+        step = speed["decode_step_seconds"]
         for label, seconds in (("checking", drafting["verify_seconds"]), ("drafting", drafting["draft_seconds"])):
             if seconds:
                 table.add_row(f"  {label}", duration(seconds), f"{seconds / step:.0%} of the step")
-        plain = duration(drafting["seconds_without_drafting"])
-        each = duration(step / drafting["acceptance_length"])
+        plain = duration(drafting["seconds_without_drafting"] or 0.0)
+        each = duration(step / (drafting["acceptance_length"] or 1.0))
         table.add_row("  per output token", each, f"{plain} without drafting: {number(drafting['speedup'])}x")
         batch = drafting["break_even_batch"]
         table.add_row("  stops paying at", "no batch" if batch is None else f"batch {count(batch)}", "")
@@ -77,14 +75,13 @@ def print_drafting(document: dict[str, Any], console: Console) -> None:
     console.print()
 
 
-def _host(speed: dict[str, Any], console: Console) -> None:
-    host, step = speed["host"], speed["decode_step_seconds"]
+def _host(host: documents.HostSpeed, step: float, console: Console) -> None:
     rate = f"{host['bandwidth_bytes_per_second'] / 1e9:g} GB/s"
     line = f"{duration(host['decode_seconds'])} of the step ({host['decode_seconds'] / step:.0%}), memory of {rate}"
     console.print(Text.assemble(("host", "bold"), f"  {line}"))
 
 
-def _transfer(transfer: dict[str, Any], console: Console) -> None:
+def _transfer(transfer: documents.KvTransfer, console: Console) -> None:
     rate = byte_rate(transfer["bandwidth_bytes_per_second"])
     link = f"{transfer['link']}, {rate}" if transfer["link"] else rate
     line = f"{duration(transfer['seconds'])} for {size(transfer['bytes_per_device'])} per device ({link})"
@@ -93,7 +90,7 @@ def _transfer(transfer: dict[str, Any], console: Console) -> None:
     console.print(Text.assemble(("KV transfer", "bold"), f"  {line}"))
 
 
-def _energy(energy: dict[str, Any], console: Console) -> None:
+def _energy(energy: documents.Energy, console: Console) -> None:
     spread = _range(energy["low_joules_per_token"], energy["high_joules_per_token"], number)
     line = f"{number(energy['joules_per_token'])} J per output token ({spread}), "
     line += f"{number(energy['kwh_per_million_tokens'])} kWh per million, {number(energy['watts'])} W"
@@ -105,7 +102,7 @@ def _range(low: float | None, high: float | None, text: Callable[[float], str] |
     return UNKNOWN_RANGE if low is None or high is None else f"{text(low)} to {text(high)}"
 
 
-def _serving(serving: dict[str, Any], console: Console) -> None:
+def _serving(serving: documents.Serving, console: Console) -> None:
     console.print()
     requests = f"{count(serving['concurrency'])} requests of {count(serving['input_tokens'])} + "
     console.print(Text.assemble(("serving", "bold"), f"  {requests}{count(serving['output_tokens'])} tokens"))

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.human.figures import byte_rate, count, duration, percent, size, split
 
-_PARTS = (
-    ("host", "host"),
-    ("queue", "queue"),
-    ("prefill", "prefill"),
-    ("transfer", "transfer"),
-    ("first_step", "first step"),
-)
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 
-def pools_text(pools: dict[str, Any]) -> str:
+def pools_text(pools: documents.SplitPools) -> str:
     """Both pools, such as `2 x tp 4 P + tp 8 D`."""
-    return " + ".join(f"{_instances(pools[role])} {role[0].upper()}" for role in ("prefill", "decode"))
+    return f"{_instances(pools['prefill'])} P + {_instances(pools['decode'])} D"
 
 
-def print_pools(row: dict[str, Any], console: Console) -> None:
+def print_pools(row: Any, console: Console) -> None:
     """Print the parts of the time to the first token, the transfer, and how busy the pools are."""
     pools = row["disaggregated"]
     parts, transfer = pools["ttft_parts"], pools["transfer"]
-    text = " + ".join(f"{name} {duration(parts[f'{key}_seconds'])}" for key, name in _PARTS)
+    text = " + ".join(f"{key.removesuffix('_seconds').replace('_', ' ')} {duration(parts[key])}" for key in parts)
     console.print()
     console.print(Text.assemble(("TTFT", "bold"), f"  {duration(row['ttft_seconds'])} = {text}"))
     link = transfer["link"] or byte_rate(transfer["bandwidth_bytes_per_second"])
@@ -40,6 +35,6 @@ def print_pools(row: dict[str, Any], console: Console) -> None:
         console.print(Text.assemble((role, "bold"), f"  {line}"))
 
 
-def _instances(pool: dict[str, Any]) -> str:
+def _instances(pool: documents.SplitPool) -> str:
     each = split(pool) or "tp 1"
     return f"{pool['instances']} x {each}" if pool["instances"] > 1 else each

@@ -103,7 +103,8 @@ def _plan(document: Document) -> Answer:
         )
     if best is not None:
         own = (best.get("disaggregated") or {}).get("commands", {})
-        commands = [Code(command) for command in (*own.values(), *(row["command"] for row in document["commands"]))]
+        each = (command for row in document["commands"] for command in row["nodes"] or [row["command"]])
+        commands = [Code(command) for command in (*own.values(), *each)]
         sections.append(Section(f"Commands for {best['gpu']}", commands))
     load = (
         count(targets["concurrency"])

@@ -25,7 +25,9 @@ from kvcalc.model.presets import (
 from kvcalc.model.resolve import spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
+from kvcalc.planning.device.weights import describe_weights
 from kvcalc.question.question import Question
+from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -34,30 +36,62 @@ if TYPE_CHECKING:
 NO_FAMILY = "other"
 
 
-def list_models(family: str | None = None) -> documents.Models:
-    """Every preset with its attention, its layers and the bytes of its cache, by family.
+class Wanted(NamedTuple):
+    """Which models to list: those of a family, with a text in a name, and with no more bytes of published weights."""
 
-    `family` selects one family. A user's file that cannot be used is left out, with a warning. Raises UsageError if
-    there is no such family.
+    family: str | None = None
+    text: str | None = None
+    max_weights_bytes: int | None = None
+
+
+def list_models(wanted: Wanted = Wanted()) -> documents.Models:
+    """The presets that are wanted, each with its attention, its layers and the bytes of its cache, by family.
+
+    A user's file that cannot be used is left out, with a warning. Raises UsageError if there is no such family, or if
+    no name has the text.
     """
+    presets, notes = choose_presets(wanted)
+    rows = []
+    for preset in presets:
+        try:
+            row = _row(preset)
+        except KvcalcError as error:
+            if not preset.is_users:
+                raise
+            notes.append(Note("models", "left-out", f"left out: {preset.path}: {error.message}"))
+            continue
+        if wanted.max_weights_bytes is None or (row["weights_bytes"] or wanted.max_weights_bytes + 1) <= (
+            wanted.max_weights_bytes
+        ):
+            rows.append(row)
+    rows.sort(key=lambda row: ((row["family"] or NO_FAMILY).casefold(), _digits_as_numbers(row["name"])))
+    return {"schema_version": SCHEMA_VERSION, "models": rows, "warnings": describe_notes(notes)}
+
+
+def choose_presets(wanted: Wanted) -> tuple[list[Preset], list[Note]]:
+    """The presets of the wanted family whose names have the wanted text, and notes about files that cannot be used."""
     found = list_presets()
     notes = [Note("models", "left-out", f"left out: {problem.error.message}") for problem in found.problems]
     families = {preset.family or NO_FAMILY for preset in found.presets}
-    wanted = None if family is None else family.casefold()
-    if wanted is not None and wanted not in {known.casefold() for known in families}:
-        hint = nearest(wanted, families) or f"families: {', '.join(sorted(families, key=str.casefold))}"
-        raise UsageError(f"--family {family!r}: no such family", hint)
-    rows = []
-    for preset in found.presets:
-        if wanted in (None, (preset.family or NO_FAMILY).casefold()):
-            try:
-                rows.append(_row(preset))
-            except KvcalcError as error:
-                if not preset.is_users:
-                    raise
-                notes.append(Note("models", "left-out", f"left out: {preset.path}: {error.message}"))
-    rows.sort(key=lambda row: ((row["family"] or NO_FAMILY).casefold(), _digits_as_numbers(row["name"])))
-    return {"schema_version": SCHEMA_VERSION, "models": rows, "warnings": describe_notes(notes)}
+    family = None if wanted.family is None else wanted.family.casefold()
+    if family is not None and family not in {known.casefold() for known in families}:
+        hint = nearest(family, families) or f"families: {', '.join(sorted(families, key=str.casefold))}"
+        raise UsageError(f"--family {wanted.family!r}: no such family", hint)
+    presets = [p for p in found.presets if family in (None, (p.family or NO_FAMILY).casefold())]
+    if wanted.text is not None:
+        text = wanted.text.casefold()
+        presets = [p for p in presets if any(text in name.casefold() for name in names_of(p))]
+        if not presets:
+            raise UsageError(f"no model's name has {wanted.text!r}", "kvcalc models lists all")
+    return presets, notes
+
+
+def is_part_of_names(text: str) -> bool:
+    """Whether a text is no model's name, but a part of names."""
+    folded = text.casefold()
+    return find_preset(text) is None and any(
+        folded in name.casefold() for preset in list_presets().presets for name in names_of(preset)
+    )
 
 
 def show_model(name: str) -> documents.ModelsShow:
@@ -131,6 +165,7 @@ def _row(preset: Preset) -> documents.ModelsModelsItem:
     spec = spec_of(preset)
     model, workload = describe_model(spec), resolve_workload(spec)
     token, fixed = _growth(spec, workload)
+    weights = describe_weights(spec, spec, None, workload.model_dtype, [])
     return {
         "name": preset.name,
         "family": preset.family,
@@ -141,6 +176,8 @@ def _row(preset: Preset) -> documents.ModelsModelsItem:
         "head_dim": model["head_dim"],
         "sliding_window": model["sliding_window"],
         "max_position_embeddings": model["max_position_embeddings"],
+        "parameters": weights["parameters"],
+        "weights_bytes": weights["bytes"],
         "bytes_per_token_16_bit": sum(
             _bytes_per_token(cache) * group.num_layers for group in spec.layers for cache in group.caches
         ),

@@ -1,0 +1,160 @@
+"""The document of `kvcalc models --gpu`: the models that fit the devices, each in the best type of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from kvcalc.engines import engine_class
+from kvcalc.errors import KvcalcError
+from kvcalc.memory.weights import count_parameters
+from kvcalc.model.presets import Preset
+from kvcalc.model.resolve import spec_of
+from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.notes import Note, describe_notes
+from kvcalc.planning.answers.estimate import Answer, answer
+from kvcalc.question.question import Question
+from kvcalc.records import NamedTuple
+from kvcalc.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+    from kvcalc.throughput.hardware import Devices
+
+# The types of weights to try after the published one, best first, with the least bits that a weight takes.
+_FILE_LADDER = (("q8_0", 8.5), ("q6_k", 6.5), ("q5_k_m", 5.5), ("q4_k_m", 4.5), ("q3_k_m", 3.4), ("q2_k", 2.6))
+_LADDERS = {
+    "llama.cpp": _FILE_LADDER,
+    "mlx": (("mlx-8bit", 8.0), ("mlx-6bit", 6.0), ("mlx-4bit", 4.0), ("mlx-3bit", 3.0)),
+}
+_LADDER = (("fp8", 8.0), ("int4", 4.0))
+MOST = 25
+"""How many models are listed at most, if no other number is asked for."""
+_MOST_NAMED = 6
+
+
+class _Candidate(NamedTuple):
+    preset: Preset
+    spec: ModelSpec
+    parameters: int
+
+
+def models_that_fit(
+    presets: Sequence[Preset], devices: Devices, question: Question, most: int = MOST,
+    max_weights_bytes: int | None = None, notes: Sequence[Note] = (),
+) -> documents.ModelsFit:  # fmt: skip
+    """The presets whose weights and cache fit the devices, the largest first, at most `most` of them.
+
+    The model and the devices of the question are ignored, and `notes` are put before those of the answer. Each model is
+    asked with its published weights first, and with smaller types until it fits. `left_out` is the number of models
+    that may fit and were not asked.
+    """
+    engine_class(question.engine)
+    question = question._replace(devices=devices)
+    memory = devices.gpu.memory_bytes * devices.num_devices
+    candidates, said = _candidates(presets, question, memory)
+    rows: list[documents.ModelsFitModelsItem] = []
+    first: documents.Estimate | None = None
+    asked = 0
+    for one in candidates:
+        if len(rows) == most:
+            break
+        asked += 1
+        try:
+            found = _best(one, question, memory, max_weights_bytes)
+        except KvcalcError as error:
+            said.append(_refused(one.preset.name, error))
+            continue
+        if found is not None:
+            first = first or found.document
+            rows.append(_row(one, found))
+    engine = None if first is None else first["engine"]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "hardware": None if first is None else first["hardware"],
+        "engine": None if engine is None else {"name": engine["name"], "version": engine["version"]},
+        "context_tokens": question.context_tokens,
+        "batch_size": question.batch_size,
+        "models": rows,
+        "left_out": len(candidates) - asked,
+        "warnings": describe_notes([*notes, *said]),
+    }
+
+
+def _candidates(presets: Sequence[Preset], question: Question, memory: int) -> tuple[list[_Candidate], list[Note]]:
+    """The models that may fit, the largest first, and notes about the models that are not asked."""
+    found: list[_Candidate] = []
+    notes: list[Note] = []
+    short, unknown = [], []
+    for preset in presets:
+        try:
+            spec = spec_of(preset)
+        except KvcalcError as error:
+            notes.append(_refused(preset.name, error))
+            continue
+        weights, longest = weights_of(spec), spec.max_position_embeddings
+        if question.context_tokens is not None and longest is not None and longest < question.context_tokens:
+            short.append(preset.name)
+        elif weights is None:
+            unknown.append(preset.name)
+        else:
+            found.append(_Candidate(preset, spec, count_parameters(weights).total))
+    for names, why in ((short, "take fewer tokens than the context"), (unknown, "have weights that are not counted")):
+        if names:
+            more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            text = f"not asked, because they {why}: {', '.join(names[:_MOST_NAMED])}{more}"
+            notes.append(Note("models", "not-asked", text))
+    found.sort(key=lambda one: (-one.parameters, one.preset.name))
+    return [one for one in found if any(_types(one, question, memory))], notes
+
+
+def _refused(name: str, error: KvcalcError) -> Note:
+    return Note("models", "refused", f"{name}: {error.message.removeprefix(f'{name}: ')}")
+
+
+def _types(one: _Candidate, question: Question, memory: int) -> Iterator[tuple[str | None, int]]:
+    """The types to ask, best first, and the least bytes of the weights in each. Those larger than memory are left out.
+
+    A published checkpoint that is quantised in a way of its own takes at least half a byte for most weights.
+    """
+    types: list[tuple[str | None, float]] = [(question.dtype, 0)]
+    if question.dtype is None:
+        types = [(None, 3.0 if one.spec.quantization else 15.0), *_LADDERS.get(question.engine, _LADDER)]
+    for name, bits in types:
+        least = int(one.parameters * bits / 8)
+        if least < memory:
+            yield name, least
+
+
+def _best(one: _Candidate, question: Question, memory: int, max_weights_bytes: int | None) -> Answer | None:
+    """The answer with the best type of weights that fits, or None."""
+    smallest: int | None = None
+    for dtype, least in _types(one, question, memory):
+        if smallest is not None and least >= smallest:
+            continue
+        found = answer(question._replace(model=one.spec, dtype=dtype))
+        held = found.document["weights"]["bytes"]
+        if held is None or (smallest is not None and held >= smallest):
+            continue
+        smallest = held
+        if found.fit["fits"] and (max_weights_bytes is None or held <= max_weights_bytes):
+            return found
+    return None
+
+
+def _row(one: _Candidate, found: Answer) -> documents.ModelsFitModelsItem:
+    fit, weights, speed = found.fit, found.document["weights"], found.document["throughput"]
+    limits = [n for n in (fit["max_context_tokens"], one.spec.max_position_embeddings) if n is not None]
+    return {
+        "name": one.preset.name,
+        "family": one.preset.family,
+        "parameters": one.parameters,
+        "active_parameters_per_token": weights["active_parameters_per_token"],
+        "dtype": weights["dtype"],
+        "weights_bytes": weights["bytes"],
+        "free_bytes": fit["free_bytes"],
+        "max_context_tokens": min(limits, default=None),
+        "max_batch_size": fit["max_batch_size"],
+        "decode_tokens_per_second": None if speed is None else speed["decode_tokens_per_second"],
+        "prefill_seconds": None if speed is None else speed["prefill_seconds"],
+    }
