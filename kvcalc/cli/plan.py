@@ -36,7 +36,8 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     check_report(given)
     with counting_bar("simulated requests") as progress:
         document = answer(given, progress=of_all_runs(progress))
-    write_report(ctx, document, "plan")
+    if given["report"] is not None:
+        write_report(ctx, {**document, **_curve_of(given, document)}, "plan")
     if kind is None:
         output.emit(document, "plan")
         refuse_empty(document)
@@ -88,11 +89,50 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         with_front=given["pareto"],
         strict=given["strict"],
         all_layouts=given["all_layouts"],
-        simulation=simulation,
+        simulation=None if simulation is None else simulation._replace(progress=progress),
         num_simulated=simulated,
         headroom=value_of(given, "headroom"),
         spare_replicas=value_of(given, "spare_replicas"),
     )
+
+
+def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str, Any]:
+    """The memory of the best layout and its times over the load, for the report: its own command is simulated.
+
+    Empty for separate instances, and if the command does not say what the model is.
+    """
+    from kvcalc.errors import KvcalcError
+    from kvcalc.planning.answers.estimate import answer as answer_of
+    from kvcalc.planning.cases.layout import Devices, find_gpu
+    from kvcalc.planning.check.servers import server_of
+    from kvcalc.planning.plan.targets import Targets
+    from kvcalc.question.question import SpeedQuestion
+    from kvcalc.simulation.load_curve import curve_of_server, question_of_command
+    from kvcalc.simulation.planned import PlannedLoad
+    from kvcalc.writing import shell
+
+    best = document["best"]
+    if best is None or best.get("disaggregated") is not None:
+        return {}
+    targets: Targets = _targets_of(given)
+    if given["trace"] is not None:
+        load, targets = _load_of_trace(given, targets)
+    else:
+        lengths, text = _lengths_of(given)
+        load = _simulation_of(given, text, lengths, targets, is_asked=True) or PlannedLoad(lengths)
+    row = next((one for one in document["commands"] if one["engine"] == best["engine"]), None)
+    try:
+        asked = question_of(given, own="gpu num-gpus concurrency input-tokens output-tokens transfer-bandwidth engine")
+        servers = server_of(shell.split(row["command"] if row else ""), {}, {})
+        devices = Devices(find_gpu(best["gpu"]), (best["num_devices"] or 1) // (best["replicas"] or 1))
+        accepted = None if asked.speculative is None else asked.speculative.acceptance_length
+        speed = asked.speed or SpeedQuestion()
+        question = question_of_command(servers[0], devices, asked.model, speed, accepted)
+        replicas = (best["replicas"] or 1) - document["spare_replicas"]
+        curve = curve_of_server(load, question, targets.larger(document["headroom"]), replicas)
+        return {"fit": answer_of(question).document["fit"], "load_curve": curve}
+    except (KvcalcError, IndexError):
+        return {}
 
 
 def _emitted(given: Mapping[str, Any]) -> Optional[str]:

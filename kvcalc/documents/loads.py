@@ -331,6 +331,8 @@ class PlanFinalist(SimulatedTimes):
     """whether all targets are met"""
     reason: str | None
     """the target that is missed most; null if all are met"""
+    keeps_up: bool
+    """false if the queue grows without end: TTFT and whole requests then take longer the longer one simulates"""
     requests: Count
     """simulated requests"""
     seed: Whole | None
@@ -574,6 +576,8 @@ class SimulateResults(TypedDict):
     requests_per_second: Amount
     tokens_per_second: Amount
     """tokens of answers"""
+    keeps_up: bool
+    """false if the queue grows without end: its times then grow with the length of the simulation"""
     good_requests: Whole | None
     """requests that keep to the limits; null without limits"""
     goodput_requests_per_second: Amount | None

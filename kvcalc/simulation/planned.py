@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.simulation.coupled import Progress
 
-# Replicas do not keep up if requests wait in the queue for this share of the run on average. In a queue that grows
-# without end, the mean wait is half of the time that the replicas take longer than the arrivals. In one that does not,
-# it is that of a few requests, and a run has at least a thousand.
-_BACKLOG = 0.01
 # Requests that arrive so many seconds apart are alone.
 _APART_SECONDS = 1e5
 
@@ -78,7 +74,7 @@ class PlannedLoad(NamedTuple):
         # Requests are as long as they are. The context is that of the mean request.
         asked = question._replace(context_tokens=None)
         found = simulate(asked, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress)
-        return _simulated(found, is_open)
+        return simulated_of(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
         """See `planning.plan.targets.Simulates`."""
@@ -99,7 +95,7 @@ class PlannedLoad(NamedTuple):
             asked, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,
             progress=self.progress,
         )  # fmt: skip
-        return _simulated(found, is_open)
+        return simulated_of(found, is_open)
 
     def _load(self, targets: Targets, num_requests: int, *, is_alone: bool, has_prefix: bool) -> tuple[Load, bool]:
         """The requests, and whether they go on after the simulation, so that the engine must keep up with them."""
@@ -129,13 +125,13 @@ class PlannedLoad(NamedTuple):
         return _drawn_together(self.pairs, self.lengths)
 
 
-def _simulated(found: Mapping[str, Any], is_open: bool) -> Simulated:
+def simulated_of(found: Mapping[str, Any], is_open: bool) -> Simulated:
     times = {
         row["metric"]: {key.removesuffix("_seconds"): value for key, value in row.items() if key != "metric"}
         for row in found["times"]
     }
     engine, counts, waits = found["engine"], found["load"], times["queue"]
-    is_behind = is_open and waits["mean"] > _BACKLOG * found["results"]["duration_seconds"]
+    is_behind = is_open and not found["results"]["keeps_up"]
     return Simulated(
         times, counts["requests"], counts["refused_requests"], engine["max_running_requests"],
         waits["max"] if is_behind else None,

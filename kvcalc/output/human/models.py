@@ -16,6 +16,9 @@ from kvcalc.writing.cells import bare
 
 _CAPTION = "per token, fixed: the bytes of the cache that kvcalc estimate MODEL shows"
 
+# Names are there to be copied, so columns are left out before a shorter one is folded.
+_LONGEST_NAME = 40
+
 
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the list of presets, with a heading for each family. It is one table, so that all columns are aligned."""
@@ -29,6 +32,7 @@ def render(document: dict[str, Any], console: Console) -> None:
         ">context",
         optional=("kind", "layers", "context", "fixed", "weights"),
     )
+    table.comfortable = _LONGEST_NAME
     for family, rows in groupby(document["models"], lambda row: row["family"] or "other"):
         table.add_row(Text(family, "bold"))
         for row in rows:

@@ -91,7 +91,10 @@ def describe_state(document: Mapping[str, Any]) -> list[str]:
     """How many requests run and wait, how full the cache becomes, and how many requests are preempted."""
     engine, results = document["engine"], document["results"]
     running, waiting = rate(results["mean_running_requests"]), rate(results["mean_waiting_requests"])
-    lines = [f"on average {running} requests run and {waiting} wait; steps run {results['busy_share']:.0%} of the time"]
+    lines = [] if results["keeps_up"] else ["overloaded: the queue grows without end, and TTFT with it"]
+    lines += [
+        f"on average {running} requests run and {waiting} wait; steps run {results['busy_share']:.0%} of the time"
+    ]
     if engine["blocks"] is not None:
         used = results["most_used_blocks"] / engine["blocks"]
         name = "tokens" if engine["scheduler"] == "prefill first" else "blocks"
