@@ -121,9 +121,9 @@ def ranks_reached(ranks: int, groups: int, read: int) -> float:
 
 
 def busiest_share(prompts: float, replicas: int) -> float:
-    """The share of a step's prompts that the DP rank with most of them computes, in the mean.
+    """The share of a step's prompts that the DP rank with most of them computes, on average.
 
-    A step has `prompts` prompts in the mean. They are those of the clients whose answers ended with an earlier step, so
+    A step has `prompts` prompts on average. They are those of the clients whose answers ended with an earlier step, so
     a step has as many after a long one as after a short one. Their number has a Poisson distribution, and those of one
     step are spread evenly over the replicas. One prompt that is alone has a share of 1, and of very many the share is
     1 / replicas.
@@ -132,7 +132,7 @@ def busiest_share(prompts: float, replicas: int) -> float:
 
 
 def _largest(prompts: float, replicas: int) -> float:
-    """The mean number of prompts that the busiest replica gets if a step has `prompts` of them in the mean."""
+    """The mean number of prompts that the busiest replica gets if a step has `prompts` of them on average."""
     if prompts > max(_MANY, 3 * replicas):
         return prompts / replicas + (1 - 1 / replicas) / 2  # any remainder is as likely as another
     chance = exp(-prompts)
