@@ -10,9 +10,6 @@ from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, qu
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import ModelWeights
-from kvcalc.model.towers import towers_of
-from kvcalc.model.towers.image_rule import ImageRule
-from kvcalc.model.towers.images import image_rule
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.records import NamedTuple
@@ -22,6 +19,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.memory.quantization.schemes import Scheme
     from kvcalc.model.checkpoint import StoredWeights as FoundFiles
+    from kvcalc.model.towers.image_rule import ImageRule
     from kvcalc.throughput.speed import StoredWeights
 
 
@@ -305,6 +303,9 @@ def loaded_towers(case: Case) -> LoadedTowers:
         return LoadedTowers()
     if "language-model-only" in case.settings:
         return LoadedTowers()
+    from kvcalc.model.towers import towers_of
+    from kvcalc.model.towers.images import image_rule
+
     lines, notes = [], []
     for tower in towers_of(model):
         if tower.parameters is None:
@@ -317,6 +318,10 @@ def loaded_towers(case: Case) -> LoadedTowers:
 @remembered
 def described_towers(model: ModelSpec) -> list[documents.Tower]:
     """The `towers` part of the weights in a document."""
+    if model.multimodal is None:
+        return []
+    from kvcalc.model.towers import towers_of
+
     return [
         {
             "name": tower.name,
