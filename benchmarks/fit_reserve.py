@@ -1,7 +1,7 @@
 """Compare the memory that kvcalc reserves for an engine with public logs, and compute its 80 % range.
 
     python benchmarks/fit_reserve.py [ENGINE]             # a row per log, the range, and how many logs it covers
-    python benchmarks/fit_reserve.py [ENGINE] --markdown  # the table of docs/fit.md
+    python benchmarks/fit_reserve.py [ENGINE] --markdown  # the table of docs/guides/fit.md
 
 The constants in kvcalc/engines follow from the engine's source, and from the rows of the tables that are marked
 `report` or `used`; the range comes from the other logs. For each release and family, the range is computed without its

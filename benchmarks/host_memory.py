@@ -1,6 +1,6 @@
 """Compare the predicted decode speed of models with a part in host memory with published figures.
 
-    python benchmarks/host_memory.py           the table of docs/offload.md
+    python benchmarks/host_memory.py           the table of docs/concepts/offload.md
     python benchmarks/host_memory.py --fit     the efficiency that each figure implies, for throughput/host.py
 
 Only figures whose host memory is stated are used. Devices without a preset are described by their data sheet.

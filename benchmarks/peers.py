@@ -1,7 +1,7 @@
 """Ask another calculator for the measured points that kvcalc is scored on, and compare the errors.
 
     python benchmarks/peers.py --data FOLDER --peer PYTHON [--peer PYTHON] [--answers FOLDER] [--write]
-        [--docs docs/throughput.md]
+        [--docs docs/concepts/throughput.md]
 
 PYTHON is the interpreter of an environment with aiconfigurator. Its newest release has tables for the newest releases
 of the engines only. Older releases have older tables, so give two environments to compare with both. `--write` writes
@@ -43,7 +43,7 @@ from kvcalc.planning.serving.throughput import describe_throughput
 from kvcalc.releases import Release, parse_release
 
 TARGET = Path(__file__).resolve().parent / "results" / "peers.json"
-BEGIN = "<!-- peers: python benchmarks/peers.py --data FOLDER --peer PYTHON --docs docs/throughput.md -->"
+BEGIN = "<!-- peers: python benchmarks/peers.py --data FOLDER --peer PYTHON --docs docs/concepts/throughput.md -->"
 END = "<!-- end of peers -->"
 _ASK = Path(__file__).resolve().parent / "ask_aiconfigurator.py"
 _SETS = ("silicon", "inferencex")
@@ -255,7 +255,7 @@ def describe(
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The table of docs/throughput.md: mean (median) errors and the share within 25 %."""
+    """The table of docs/concepts/throughput.md: mean (median) errors and the share within 25 %."""
     columns = ("peer", "measured", "points", "peer's error", "kvcalc's error", "kvcalc's, family left out")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for peer in document["peers"]:

@@ -56,7 +56,7 @@ def _line(name: str, rows: Sequence[tuple[str, float]]) -> str:
 
 
 def main() -> None:
-    """Print the table of docs/energy.md."""
+    """Print the table of docs/concepts/energy.md."""
     groups: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
     with POINTS.open(encoding="utf-8") as file:
         for row in csv.DictReader(file, delimiter="\t"):

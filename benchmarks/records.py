@@ -1,7 +1,7 @@
 """Take records of `kvcalc measure`, and print them as a table.
 
     python benchmarks/records.py take [--device cuda] [CASE ...]
-    python benchmarks/records.py table [--write docs/measure.md]
+    python benchmarks/records.py table [--write docs/guides/measure.md]
 
 `take` runs the cases below on the local device and saves each record in benchmarks/results, named by device, day and
 case. `table` prints all records there as Markdown tables, or writes them between the markers in a file. The figures of
@@ -20,7 +20,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- records: python benchmarks/records.py table --write docs/measure.md -->", "<!-- end of records -->"
+BEGIN, END = (
+    "<!-- records: python benchmarks/records.py table --write docs/guides/measure.md -->",
+    "<!-- end of records -->",
+)
 
 COMMAND = (sys.executable, "-m", "kvcalc")
 

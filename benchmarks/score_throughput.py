@@ -1,11 +1,11 @@
 """Compare kvcalc's speeds with published measurements: in sample, and with a family, a device or a release left out.
 
-    python benchmarks/score_throughput.py --data FOLDER [--detail] [--write docs/throughput.md]
+    python benchmarks/score_throughput.py --data FOLDER [--detail] [--write docs/concepts/throughput.md]
 
 Errors are relative errors of seconds, |predicted / measured - 1|, as means of cells: a cell has the points of an
 engine, a device, a family and a type of weights, and counts once. All fits are repeated, which takes a minute or two.
 Each point is asked of the release that it was measured on. `--detail` adds tables by family, device and release. The
-tables of docs/throughput.md are printed too; `--write` writes them between the markers in that file.
+tables of docs/concepts/throughput.md are printed too; `--write` writes them between the markers in that file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SETS: tuple[tuple[str, str, str, str], ...] = (
     ("silicon", "sglang", "ttft", "serving, TTFT, SGLang"),
     ("silicon", "tensorrt-llm", "ttft", "serving, TTFT, TensorRT-LLM"),
 )
-BEGIN = "<!-- scores: python benchmarks/score_throughput.py --data FOLDER --write docs/throughput.md -->"
+BEGIN = "<!-- scores: python benchmarks/score_throughput.py --data FOLDER --write docs/concepts/throughput.md -->"
 END = "<!-- end of scores -->"
 
 
@@ -82,7 +82,7 @@ def chosen(rows: Sequence[Row], source: str, engine: str) -> list[int]:
 
 
 def markdown(rows: Sequence[Row], answers: dict[str, Predicted]) -> str:
-    """The tables of docs/throughput.md."""
+    """The tables of docs/concepts/throughput.md."""
     lines = [
         f"| measured | points | cells | {' | '.join(answers)} | within a quarter, family left out |",
         "|---|---|---" + "|---" * len(answers) + "|---|",

@@ -1,4 +1,4 @@
-"""docs/json-reference.md, made from kvcalc/documents: every document, every key, its type and its meaning."""
+"""The JSON reference, made from kvcalc/documents: every document, every key, its type and its meaning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from kvcalc.schema import SCHEMA_VERSION, load_schema
 
 _HEAD = """\
-<!-- Generated from kvcalc/documents by `python -m tests.samples --write`. Do not edit. -->
+<!-- Generated from kvcalc/documents by `python -m tests.reference`. Do not edit. -->
 
 # JSON reference
 

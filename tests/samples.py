@@ -5,8 +5,8 @@
     python -m tests.samples --write --measured    the same, and run `kvcalc measure` again too
 
 A sample is run in the root of the repository, 80 columns wide and as on a terminal. Samples of `kvcalc
-measure` are left as they are unless --measured is given: their times belong to one machine. `--write` also makes
-docs/json-reference.md from the JSON Schema, and the table of records in docs/measure.md. `tests/test_docs.py` compares.
+measure` are left as they are unless --measured is given: their times belong to one machine. `--write` also draws
+the picture in README.md, and makes the table of records in docs/guides/measure.md. `tests/test_docs.py` compares.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from tests import json_reference
+from tests import picture
 from tests.conftest import ROOT, Result, spawn
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
-REFERENCE = ROOT / "docs" / "json-reference.md"
-RECORDS = ROOT / "docs" / "measure.md"
+RECORDS = ROOT / "docs" / "guides" / "measure.md"
 
 _BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
 _SAMPLE = re.compile(r"^\$ (?P<command>kvcalc (?:.*\\\n)*.*)\n(?P<shown>(?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -134,8 +133,10 @@ def main() -> int:
             after = records().with_table(after, page)
         failed |= _put(page, before, after, options.write)
     if not options.pages:
-        failed |= _put(REFERENCE, REFERENCE.read_text() if REFERENCE.exists() else "", json_reference.page(),
-                       options.write)  # fmt: skip
+        before = picture.PICTURE.read_text() if picture.PICTURE.exists() else ""
+        failed |= _put(
+            picture.PICTURE, before, picture.picture(picture.COMMAND, output_of(picture.COMMAND)), options.write
+        )
     return int(failed)
 
 

@@ -239,4 +239,4 @@ def test_the_package_is_typed() -> None:
 
 
 def test_its_test_command_is_the_readmes() -> None:
-    assert block("bash", "python3 -m venv").strip() in (ROOT / "README.md").read_text()
+    assert block("bash", "./dev test").strip() in (ROOT / "README.md").read_text()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvcalc.cli.app import COMMANDS
-from tests import json_reference, samples
+from tests import json_reference, picture, samples
 from tests.conftest import ROOT
 from tests.documents import estimate
 from tests.samples import PAGES, Sample
@@ -24,12 +24,12 @@ README = (ROOT / "README.md").read_text()
 TEXTS = {page: page.read_text() for page in PAGES}
 # Where the examples in help are run: the files they name are there.
 LOGS = ROOT / "tests" / "logs"
-TUTORIALS = Path("docs", "tutorials")
+TUTORIALS = Path("docs", "start")
 MANUAL = "\n".join(TEXTS.values())
 SAMPLES = samples.all_samples()
 
 # A block of shell commands which a test does not run: it installs, needs files or devices, or takes minutes.
-_NOT_RUN = ("pip install", "venv", "pytest", "python benchmarks", "pre-commit")
+_NOT_RUN = ("./dev", "pip install", "venv", "pytest", "python benchmarks", "pre-commit")
 
 
 def blocks(language: str) -> list[tuple[Path, str]]:
@@ -172,8 +172,22 @@ def test_a_sample_is_written_in_place(tmp_path: Path) -> None:
         samples.refreshed(page)
 
 
-def test_the_json_reference_is_made_from_the_schema() -> None:
-    assert samples.REFERENCE.read_text() == json_reference.page(), "python -m tests.samples --write"
+def test_the_picture_is_what_the_command_prints(kvcalc: Any, terminal: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert f"]({picture.PICTURE.relative_to(ROOT)})" in README
+    drawn = picture.picture(picture.COMMAND, samples.output_of(picture.COMMAND, kvcalc))
+    assert picture.PICTURE.read_text() == drawn, "python -m tests.samples --write"
+
+
+def test_a_release_has_the_generated_reference(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "tests.reference", tmp_path], check=True, cwd=ROOT)
+    pages = {page.name: page.read_text() for page in tmp_path.iterdir()}
+    assert all(f"`{name}`" in (ROOT / "docs" / "reference" / "README.md").read_text() for name in pages)
+    assert all(f"## kvcalc {command}\n" in pages["commands.md"] for command in COMMANDS)
+    assert "--max-num-seqs" in pages["commands.md"] or "--engine NAME --help" in pages["commands.md"]
+    assert "| h100-sxm |" in pages["devices.md"]
+    assert "| llama-3-70b |" in pages["models.md"]
+    assert pages["json.md"] == json_reference.page()
 
 
 def test_the_json_reference_has_every_key_and_its_links_lead_somewhere() -> None:
@@ -247,7 +261,7 @@ def test_python_examples_are_true(page: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_manual_names_everything_public() -> None:
     import kvcalc
 
-    named = set(re.findall(r"`kvcalc\.(\w+)", (ROOT / "docs" / "python-api.md").read_text()))
+    named = set(re.findall(r"`kvcalc\.(\w+)", (ROOT / "docs" / "reference" / "python-api.md").read_text()))
     assert named >= set(kvcalc.__all__)
 
 
@@ -281,6 +295,11 @@ def test_every_option_the_manual_names_exists() -> None:
         "--fit",
         "--dp-size",
         "--enable-prefill-cp",
+        "--data-parallel-size-local",
+        "--kv-offloading-size",
+        "--hicache-size",
+        "--hicache-ratio",
+        "--cache-ram",
     }
     prose = re.sub(r"^```.*?^```", "", MANUAL, flags=re.DOTALL | re.MULTILINE)
     named = set(re.findall(r"(?<=`)--[a-z][\w-]*", prose)) | {
@@ -299,14 +318,28 @@ def test_the_manual_speaks_of_the_product_alone() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 170
+    assert len(README.splitlines()) <= 150
+    set_up = [line for line in README.splitlines() if line.startswith("./dev ")]
+    assert [line.split()[:2] for line in set_up] == [["./dev", "run"], ["./dev", "test"]]
+    assert max(map(len, set_up)) <= 100
 
 
-def test_the_manuals_index_names_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    for page in (ROOT / "docs").rglob("*.md"):
-        place = page.relative_to(ROOT / "docs").as_posix()
-        assert place == "README.md" or f"]({place})" in index, place
+def test_the_manual_is_short() -> None:
+    """The lines that people write and read; what samples print is made."""
+    made = sum(len(sample.shown.splitlines()) for sample in SAMPLES if sample.page.is_relative_to(ROOT / "docs"))
+    pages = [TEXTS[page] for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert sum(len(text.splitlines()) for text in pages) - made <= 3500
+
+
+def test_each_part_of_the_manual_has_an_index_of_its_pages() -> None:
+    manual = ROOT / "docs"
+    parts = {page.parent for page in manual.rglob("*.md")} - {manual}
+    assert {part.name for part in parts} == {"start", "guides", "concepts", "reference"}
+    for part in parts:
+        assert f"]({part.name}/README.md)" in (manual / "README.md").read_text()
+        index = (part / "README.md").read_text()
+        for page in part.glob("*.md"):
+            assert page.name == "README.md" or f"]({page.name}" in index, page
 
 
 def test_the_number_of_devices_is_the_one_named(kvcalc: Any) -> None:
@@ -314,19 +347,19 @@ def test_the_number_of_devices_is_the_one_named(kvcalc: Any) -> None:
     assert set(re.findall(r"(\d+) devices (?:by name|are known)", MANUAL)) == {str(number)}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/scripting.md"])
-def test_exit_codes_in_the_manual_are_the_codes(page: str) -> None:
+def test_exit_codes_in_the_manual_are_the_codes() -> None:
     from kvcalc import errors
 
-    table = dict(re.findall(r"^\| (\d+) \| (.+?) \|", (ROOT / page).read_text(), re.MULTILINE))
+    table = dict(re.findall(r"^\| (\d+) \| (.+?) \|", (ROOT / "docs/reference/scripting.md").read_text(), re.MULTILINE))
     kinds = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.KvcalcError)]
     assert {str(kind.exit_code) for kind in kinds} | {"0", "130"} == set(table)
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
-    (line,) = re.findall(r"^python3 -m venv .*pytest.*$", README, re.MULTILINE)
-    assert line.startswith("python3 -m venv .venv ")
-    assert "grep -m1 '^python3 -m venv .venv .*pytest' README.md" in (ROOT / ".ci" / "run").read_text()
+    assert re.findall(r"^\./dev test$", README, re.MULTILINE) == ["./dev test"]
+    assert r"grep -m1 '^\./dev test' README.md" in (ROOT / ".ci" / "run").read_text()
+    # What it installs has the releases of constraints.txt, so that torch is not the newest one by chance.
+    assert "-c constraints.txt" in (ROOT / "dev").read_text()
 
 
 def test_every_model_a_sample_names_exists() -> None:

@@ -120,7 +120,7 @@ def test_kv_heads_must_divide_heads() -> None:
 
 
 def test_the_bytes_of_five_models_that_other_calculators_are_compared_by() -> None:
-    page = (ROOT / "docs" / "peers.md").read_text()
+    page = (ROOT / "docs" / "concepts" / "peers.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith("| the right bytes"))
     models = ("llama-7b", "llama-3-70b", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b")
     assert [int(text.replace(",", "")) for text in re.findall(r"[\d,]{5,}", row)] == [

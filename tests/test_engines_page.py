@@ -7,6 +7,6 @@ from tests.conftest import ROOT
 
 
 def test_the_table_has_one_row_for_each_engine() -> None:
-    page = (ROOT / "docs" / "engines.md").read_text()
+    page = (ROOT / "docs" / "reference" / "engines.md").read_text()
     table = page.partition("| engine | rules read from |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE) == list(ENGINES)

@@ -10,11 +10,13 @@ from typer.core import TyperCommand
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import calibration_of, devices_of, output_of, value_of
+from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.planning.check.servers import Server
+    from kvcalc.planning.plan.targets import Targets
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 _LARGEST_FILE = 8 << 20
@@ -66,14 +68,20 @@ def check(ctx: typer.Context) -> None:
     It also shows what the server holds, and what load it bears. The command is that of
     vLLM, SGLang, TensorRT-LLM, llama.cpp or mlx_lm.server.
     """
+    from kvcalc.cli.counting_bar import counting_bar, of_all_runs
+
     given = ctx.params
     output = output_of(given, "check")
+    check_report(given)
     servers = _servers(ctx.meta["kvcalc.command"], given["file"])
+    if given["report"] is not None and len(servers) > 1:
+        raise UsageError(f"--report shows one server, and there are {len(servers)}", "check one of the commands alone")
     failed: Optional[KvcalcError] = None
     starts = True
     for server in servers:
         try:
-            document = answer(given, server)
+            with counting_bar("simulated requests") as progress:
+                document = answer(given, server, progress=of_all_runs(progress))
         except KvcalcError as error:
             if len(servers) == 1:
                 raise
@@ -81,6 +89,8 @@ def check(ctx: typer.Context) -> None:
             failed = failed or error
             continue
         starts = starts and document["starts"]
+        if given["report"] is not None:
+            write_report(ctx, {**document, **_curve_of(given, server, document)}, "check")
         output.emit(document, "check")
     if failed is not None:
         raise RunError(f"not all of the {len(servers)} servers were answered", None)
@@ -88,38 +98,65 @@ def check(ctx: typer.Context) -> None:
         raise typer.Exit(DoesNotFitError.exit_code)
 
 
-def answer(given: Mapping[str, Any], server: "Server") -> "documents.Check":
+def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> "documents.Check":
     """The document that answers the parameters of the command for one server."""
     from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask
-    from kvcalc.planning.plan.targets import Target, Targets, parse_target
     from kvcalc.question.question import SpeedQuestion
     from kvcalc.simulation.planned import PlannedLoad
 
     lengths = [value_of(given, name) for name in ("input_tokens", "output_tokens")]
     if (lengths[0] is None) != (lengths[1] is None):
         raise UsageError("--input-tokens and --output-tokens belong together", "--input-tokens 2k --output-tokens 250")
-    limits = {
-        name: Target(None, None) if given[name] is None else parse_target(given[name], "--" + name.replace("_", "-"))
-        for name in ("max_ttft", "max_tpot", "max_e2e")
-    }
-    if lengths[0] is None and any(limit.seconds for limit in limits.values()):
+    targets = _targets_of(given)
+    if lengths[0] is None and targets.limits:
         raise UsageError("a target needs the lengths of requests", "--input-tokens 2k --output-tokens 250")
-    ttft, tpot, e2e = limits.values()
-    targets = Targets(
-        None, None, ttft.seconds, tpot.seconds, 50, e2e.seconds, ttft.percentile, tpot.percentile, e2e.percentile
-    )
     speed = SpeedQuestion(calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0)
     devices = devices_of(given)
     if devices is None:
         raise UsageError("kvcalc check needs a device", "for example --gpu h100, or describe one: --gpu-memory 80GB")
     simulation = None
     if lengths[0] is not None:
-        simulation = PlannedLoad(one_length(*lengths), seed=value_of(given, "seed"), router="round-robin")
+        seed, tokens = value_of(given, "seed"), one_length(*lengths)
+        simulation = PlannedLoad(tokens, seed=seed, router="round-robin", progress=progress)
     return ask(
         server, devices, input_tokens=lengths[0], output_tokens=lengths[1], targets=targets, simulation=simulation,
         speed=speed, acceptance_length=value_of(given, "acceptance_length"),
     )  # fmt: skip
+
+
+def _targets_of(given: Mapping[str, Any]) -> "Targets":
+    from kvcalc.planning.plan.targets import Target, Targets, parse_target
+
+    ttft, tpot, e2e = (
+        Target(None, None) if given[name] is None else parse_target(given[name], "--" + name.replace("_", "-"))
+        for name in ("max_ttft", "max_tpot", "max_e2e")
+    )
+    return Targets(
+        None, None, ttft.seconds, tpot.seconds, 50, e2e.seconds, ttft.percentile, tpot.percentile, e2e.percentile
+    )
+
+
+def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.Check") -> dict[str, Any]:
+    """The targets, and the times over the rate around the largest one, for the report. Empty without lengths."""
+    from kvcalc.planning.cases.lengths import one_length
+    from kvcalc.question.question import SpeedQuestion
+    from kvcalc.simulation.load_curve import curve_of_server, question_of_command
+    from kvcalc.simulation.planned import PlannedLoad
+
+    capacity, devices = document["capacity"], devices_of(given)
+    if capacity is None or devices is None or not capacity["requests_per_second"]:
+        return {}
+    targets = _targets_of(given)
+    if server.num_devices is not None and devices.num_devices == 1:
+        devices = devices._replace(num_devices=server.num_devices)
+    lengths = one_length(*(value_of(given, name) for name in ("input_tokens", "output_tokens")))
+    load = PlannedLoad(lengths, seed=value_of(given, "seed"), router="round-robin")
+    speed = SpeedQuestion(calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0)
+    question = question_of_command(server, devices, None, speed, value_of(given, "acceptance_length"))
+    around = targets._replace(requests_per_second=capacity["requests_per_second"])
+    rows = curve_of_server(load, question, around, 1)
+    return {"targets": targets._asdict(), "load_curve": rows}
 
 
 def _servers(words: list[str], file: Optional[str]) -> "list[Server]":

@@ -33,7 +33,7 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
         if ctx.params["strict"]:
             raise UsageError("--strict needs --check", "add --check")
         document, kind = answer(question)
-        write_report(ctx, document, kind)
+        _write_report(ctx, question, document, kind)
         output.emit(document, kind, **shown)
         return
     if question.devices is None and question.kv_memory_bytes is None:
@@ -41,10 +41,30 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     if question.asks_several:
         raise UsageError("--check needs one engine", "for example --check --engine vllm")
     found = ask(question)
-    write_report(ctx, found.document, "estimate")
+    _write_report(ctx, question, found.document, "estimate")
     output.emit(found.document, "estimate", **shown)
     if not found.fit["fits"] or (ctx.params["strict"] and found.fit["verdict"] == "tight"):
         raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def _write_report(ctx: typer.Context, question: "Question", document: Any, kind: str) -> None:
+    """Write the report, with the times over the number of clients if requests are served."""
+    speed = document.get("throughput")
+    if ctx.params["report"] is not None and question.speed is not None and speed and speed["serving"]:
+        from kvcalc.planning.answers.estimate import answer as ask
+
+        clients = document["workload"]["concurrency"] or speed["serving"]["concurrency"]
+        rows = []
+        for number in sorted({max(1, round(clients * share)) for share in (0.1, 0.25, 0.5, 1, 1.5, 2)}):
+            found = ask(question._replace(speed=question.speed._replace(concurrency=number))).document["throughput"]
+            served = found and found["serving"]
+            if served:
+                rows.append({
+                    "load": number, "ttft_mean_seconds": served["ttft_seconds"],
+                    "tpot_mean_seconds": served["tpot_seconds"],
+                })  # fmt: skip
+        document = {**document, "load_curve": rows}
+    write_report(ctx, document, kind)
 
 
 def answer(question: "Question") -> "tuple[documents.Estimate | documents.Engines, str]":

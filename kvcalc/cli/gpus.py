@@ -1,10 +1,13 @@
 """`kvcalc gpus`: list the known devices, or show the figures of one."""
 
+from typing import Annotated, Optional
+
 import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.models import NamedGroup
 from kvcalc.cli.question import output_of
+from kvcalc.units import parse_size
 
 app = typer.Typer(
     add_completion=False,
@@ -15,7 +18,16 @@ app = typer.Typer(
 
 
 @app.callback(cls=o.taking(*o.output(path="gpus.0.name", is_list=True), base=NamedGroup))
-def gpus(ctx: typer.Context) -> None:
+def gpus(
+    ctx: typer.Context,
+    vendor: Annotated[
+        Optional[str], typer.Option("--vendor", metavar="NAME", help="List one vendor: NVIDIA, AMD, Apple, ...")
+    ] = None,
+    memory: Annotated[
+        Optional[str],
+        typer.Option("--min-memory", metavar="SIZE", help="List devices with at least this much memory: 48GiB."),
+    ] = None,
+) -> None:
     """List the devices that --gpu knows, or show one.
 
     For each device: its memory, its bandwidth, its dense operations per second, and the link between several of them.
@@ -23,7 +35,8 @@ def gpus(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is None:
         from kvcalc.planning.answers.gpus import list_gpus
 
-        output_of(ctx.params, is_list=True).emit(list_gpus(), "gpus")
+        least = 0 if memory is None else parse_size(memory, "--min-memory")
+        output_of(ctx.params, is_list=True).emit(list_gpus(vendor, least), "gpus")
 
 
 @app.command(cls=o.taking(*o.output(path="memory_bytes", is_list=True)))

@@ -24,6 +24,7 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 @app.command(cls=o.taking(*o.declared("plan")))
 def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Find how many devices a load needs, and at what cost."""
+    from kvcalc.cli.counting_bar import counting_bar, of_all_runs
     from kvcalc.notes import BAD_ROWS
     from kvcalc.planning.plan.document import refuse_empty
 
@@ -33,8 +34,10 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
     source = ctx.get_parameter_source("engine")
     given = _of_emitted(given, kind, is_default=source is None or source.name == "DEFAULT")
     check_report(given)
-    document = answer(given)
-    write_report(ctx, document, "plan")
+    with counting_bar("simulated requests") as progress:
+        document = answer(given, progress=of_all_runs(progress))
+    if given["report"] is not None:
+        write_report(ctx, {**document, **_curve_of(given, document)}, "plan")
     if kind is None:
         output.emit(document, "plan")
         refuse_empty(document)
@@ -47,7 +50,7 @@ def plan(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise typer.Exit(1)
 
 
-def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> "documents.Plan":
+def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progress: Any = None) -> "documents.Plan":
     """The document that answers the parameters of the command."""
     from kvcalc.planning.answers.axis import parse_engines
     from kvcalc.planning.plan.document import COMMON_GPUS, parse_price
@@ -62,6 +65,8 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> "doc
         (lengths, text), targets = _lengths_of(given), _targets_of(given)
         _check_load(given, targets)
         simulation = _simulation_of(given, text, lengths, targets, is_asked=simulated is not None)
+    if simulation is not None:
+        simulation = simulation._replace(progress=progress)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
@@ -84,11 +89,50 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None) -> "doc
         with_front=given["pareto"],
         strict=given["strict"],
         all_layouts=given["all_layouts"],
-        simulation=simulation,
+        simulation=None if simulation is None else simulation._replace(progress=progress),
         num_simulated=simulated,
         headroom=value_of(given, "headroom"),
         spare_replicas=value_of(given, "spare_replicas"),
     )
+
+
+def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str, Any]:
+    """The memory of the best layout and its times over the load, for the report: its own command is simulated.
+
+    Empty for separate instances, and if the command does not say what the model is.
+    """
+    from kvcalc.errors import KvcalcError
+    from kvcalc.planning.answers.estimate import answer as answer_of
+    from kvcalc.planning.cases.layout import Devices, find_gpu
+    from kvcalc.planning.check.servers import server_of
+    from kvcalc.planning.plan.targets import Targets
+    from kvcalc.question.question import SpeedQuestion
+    from kvcalc.simulation.load_curve import curve_of_server, question_of_command
+    from kvcalc.simulation.planned import PlannedLoad
+    from kvcalc.writing import shell
+
+    best = document["best"]
+    if best is None or best.get("disaggregated") is not None:
+        return {}
+    targets: Targets = _targets_of(given)
+    if given["trace"] is not None:
+        load, targets = _load_of_trace(given, targets)
+    else:
+        lengths, text = _lengths_of(given)
+        load = _simulation_of(given, text, lengths, targets, is_asked=True) or PlannedLoad(lengths)
+    row = next((one for one in document["commands"] if one["engine"] == best["engine"]), None)
+    try:
+        asked = question_of(given, own="gpu num-gpus concurrency input-tokens output-tokens transfer-bandwidth engine")
+        servers = server_of(shell.split(row["command"] if row else ""), {}, {})
+        devices = Devices(find_gpu(best["gpu"]), (best["num_devices"] or 1) // (best["replicas"] or 1))
+        accepted = None if asked.speculative is None else asked.speculative.acceptance_length
+        speed = asked.speed or SpeedQuestion()
+        question = question_of_command(servers[0], devices, asked.model, speed, accepted)
+        replicas = (best["replicas"] or 1) - document["spare_replicas"]
+        curve = curve_of_server(load, question, targets.larger(document["headroom"]), replicas)
+        return {"fit": answer_of(question).document["fit"], "load_curve": curve}
+    except (KvcalcError, IndexError):
+        return {}
 
 
 def _emitted(given: Mapping[str, Any]) -> Optional[str]:

@@ -18,6 +18,7 @@ def score(
     ] = None,
 ) -> None:
     """Compare the predicted speed with the results of a benchmark."""
+    from kvcalc.cli.counting_bar import counting_bar
     from kvcalc.errors import UsageError
     from kvcalc.model.files import read_stdin, read_text
     from kvcalc.model.resolve import load_model
@@ -33,17 +34,17 @@ def score(
         raise UsageError("only one FILE or --model can be read from stdin")
     if engine is not None and ("," in engine or engine.casefold() == "all"):
         raise UsageError(f"--engine {engine[:60]}: a result is of one engine", "for example --engine vllm")
-    document = ask(
-        [
-            ("stdin", read_stdin(MAX_RESULT_BYTES)) if file == "-" else (file, read_text(file, MAX_RESULT_BYTES))
-            for file in files
-        ],
-        Given(
-            model=None if given["model"] is None else load_model(given["model"]),
-            devices=devices_of(given),
-            engine_settings=settings_of(given),
-            calibration=calibration_of(given),
-            **values_of(Given, given),
-        ),
+    texts = [
+        ("stdin", read_stdin(MAX_RESULT_BYTES)) if file == "-" else (file, read_text(file, MAX_RESULT_BYTES))
+        for file in files
+    ]
+    setup = Given(
+        model=None if given["model"] is None else load_model(given["model"]),
+        devices=devices_of(given),
+        engine_settings=settings_of(given),
+        calibration=calibration_of(given),
+        **values_of(Given, given),
     )
+    with counting_bar("runs") as progress:
+        document = ask(texts, setup, progress)
     output.emit(document, "score")

@@ -8,11 +8,12 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.question import ModelOf, output_of, question_of, value_of
 from kvcalc.cli.report import check_report, write_report
-from kvcalc.errors import UsageError
+from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.question.fields import FIELDS
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
+    from kvcalc.simulation.load_curve import Row
     from kvcalc.simulation.loads.load import Load
     from kvcalc.simulation.pools import Prefills
 
@@ -30,7 +31,9 @@ def simulate(ctx: typer.Context, model: o.RequiredModel) -> None:
     check_report(given)
     with counting_bar("requests") as progress:
         document = answer(given, progress=progress)
-    write_report(ctx, document, "simulate")
+    if given["report"] is not None:
+        with counting_bar("loads of the report's curve") as report:
+            write_report(ctx, {**document, "load_curve": _curve_of(given, report)}, "simulate")
     output.emit(document, "simulate")
     if any(warning["code"] == BAD_ROWS for warning in document["warnings"]):
         raise typer.Exit(1)
@@ -58,6 +61,34 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         step_factor=value_of(given, "step_factor"),
         progress=progress,
     )
+
+
+def _curve_of(given: Mapping[str, Any], report: Any) -> "list[Row]":
+    """The times over the load, for the report. Empty if the load is too small to be divided."""
+    from kvcalc.simulation.load_curve import curve_of_simulation
+
+    done = 0
+
+    def ask(share: float) -> "documents.Simulate":
+        nonlocal done
+        scaled = dict(given)
+        if given["concurrency"] is not None:
+            scaled["concurrency"] = str(max(1, round(share * value_of(given, "concurrency"))))
+        else:
+            name = "scale_rate" if given["trace"] is not None else "requests_per_second"
+            scaled[name] = f"{share * (value_of(given, name) or 1.0):.6g}"
+        found = answer(scaled)
+        done += 1
+        if report is not None:
+            report(done)
+        return found
+
+    if given["trace"] == "-":
+        return []  # stdin has been read
+    try:
+        return curve_of_simulation(ask)
+    except KvcalcError:
+        return []
 
 
 def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":

@@ -109,6 +109,8 @@ class PlanCommand(TypedDict):
     replicas: Count
     """replicas to start"""
     command: str
+    nodes: list[str] | None
+    """what starts on each machine of a replica, if it needs several; node-0, node-1, ... stand for their names"""
 
 
 class PlanTrace(TypedDict):
@@ -161,6 +163,8 @@ class PlanRow(TypedDict):
     instances"""
     kv_dtype: str | None
     weights_dtype: str | None
+    weights_bytes: Whole | None
+    """the weights of the language model in one replica, on all devices"""
     free_bytes: int | None
     """free memory per device"""
     max_batch_size: Whole | None
@@ -327,6 +331,8 @@ class PlanFinalist(SimulatedTimes):
     """whether all targets are met"""
     reason: str | None
     """the target that is missed most; null if all are met"""
+    keeps_up: bool
+    """false if the queue grows without end: TTFT and whole requests then take longer the longer one simulates"""
     requests: Count
     """simulated requests"""
     seed: Whole | None
@@ -570,6 +576,8 @@ class SimulateResults(TypedDict):
     requests_per_second: Amount
     tokens_per_second: Amount
     """tokens of answers"""
+    keeps_up: bool
+    """false if the queue grows without end: its times then grow with the length of the simulation"""
     good_requests: Whole | None
     """requests that keep to the limits; null without limits"""
     goodput_requests_per_second: Amount | None

@@ -12,7 +12,7 @@ from kvcalc.engines.declarations import OPTIONS, Option
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, release_of
 
-PREFILL, DECODE, ROUTER = "prefill", "decode", "router"
+PREFILL, DECODE, ROUTER, NODE = "prefill", "decode", "router", "node"
 ROLES = (PREFILL, DECODE, ROUTER)
 PORT = 8000
 LISTENING = ("--host", "0.0.0.0", "--port", str(PORT))  # noqa: S104 - clients are on other machines
@@ -139,11 +139,22 @@ class StartCommand(ABC):
     image: str | None = None
     health_path = "/health"  # answers when the server is ready (vLLM, SGLang, trtllm-serve and llama-server alike)
     router_package: str | None = None  # on PyPI, with the router of separate instances, if the engine's own has none
+    rank_option = (
+        ""  # for the number of a machine, if several run one replica and their commands differ in nothing else
+    )
     address_variable: str | None = None  # in which a prefill instance says its address
 
     @abstractmethod
     def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str] | None:
         """The words of the command for one replica, variables first. None if the engine has no such layout."""
+
+    def across(self, words: list[str], layout: Layout, nodes: int) -> list[str] | None:
+        """The words for the first of `nodes` machines that run one replica. None if the engine has no such layout."""
+        return None
+
+    def node_words(self, words: list[str]) -> list[list[str]]:
+        """The words for each machine of a replica, given those of the first. One if that starts the others."""
+        return [words]
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
         """The words of the command of each of `ROLES`. Instances of a role differ in the name of their machine only.
@@ -151,6 +162,17 @@ class StartCommand(ABC):
         Empty if the engine has no separate prefill and decode instances (`Engine.disaggregation`).
         """
         return {}
+
+
+def value_of(words: Sequence[str], option: str) -> str | None:
+    """The value of an option in a command. None if it is not there."""
+    return words[words.index(option) + 1] if option in words else None
+
+
+def with_value(words: Sequence[str], option: str, value: str) -> list[str]:
+    """The command with another value of an option that it has."""
+    place = words.index(option) + 1
+    return [*words[:place], value, *words[place + 1 :]]
 
 
 def host_of(role: str, number: int) -> str:

@@ -13,7 +13,8 @@ RAW_FP8 = Dtype("fp8_e4m3", 8)
 # CUDA's compute capability of a class of devices, times ten (developer.nvidia.com/cuda/gpus). Ampere and Blackwell have
 # newer ones too (8.6, 10.3, 12.1), between which no engine's check distinguishes.
 CAPABILITIES = {
-    "volta": 70, "turing": 75, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100, "blackwell-rtx": 120,
+    "pascal": 61, "volta": 70, "turing": 75, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100,
+    "blackwell-rtx": 120,
 }  # fmt: skip
 
 

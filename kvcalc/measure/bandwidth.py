@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvcalc.measure.build import fill, random_block
 from kvcalc.measure.device import free_bytes, release
 from kvcalc.measure.timing import Effort, summarize, time_calls
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # Much larger than any last-level cache (an H200 has 60 MB; large EPYC parts have 1 GB in total, 32 MB per core), so
 # that the buffer is read from memory.
@@ -20,7 +23,7 @@ _MATRIX = {"cuda": (8192,), "cpu": (1024, 2048), "mps": (2048,)}
 _MATRIX_REPEATS, _MATRIX_SECONDS = 25, 0.25
 
 
-def read_roof(device: torch.device, dtype: torch.dtype, effort: Effort) -> dict[str, Any]:
+def read_roof(device: torch.device, dtype: torch.dtype, effort: Effort) -> documents.MeasureRoof:
     """The measured rates of this device for reading memory and for multiplying: the `roof` of a document.
 
     For reading, two plain reductions run `_REPEATS` times each, and the fastest single pass counts. So it does for

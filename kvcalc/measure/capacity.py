@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -24,6 +24,9 @@ from kvcalc.measure.storage import Storage
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.spec import ModelSpec
 from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 AXES = ("context", "batch")
 # The result is exact to one part in this many.
@@ -41,7 +44,7 @@ def check_axis(axis: str, ranks: int, is_swept: bool, storage: Storage) -> None:
 
 def find_capacity(
     spec: ModelSpec, request: Request, axis: str, memory_bytes: int | None, progress: Report
-) -> dict[str, Any]:
+) -> documents.Capacity:
     """The `capacity` part of a document: {"axis", "limit_bytes", "predicted", "measured", "ratio", "trials"}.
 
     Raises DoesNotFitError (exit 4) if not even one token or sequence fits.
@@ -80,7 +83,7 @@ def find_capacity(
     if not measured:
         raise DoesNotFitError(f"--until-full {axis}: not even {least} fits in {format_size(limit, capacity=True)}")
     return {
-        "axis": axis,
+        "axis": cast(Any, axis),
         "limit_bytes": limit,
         "predicted": predicted,
         "measured": measured,

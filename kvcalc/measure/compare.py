@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvcalc.errors import UsageError
+from kvcalc.measure.record import Record
 from kvcalc.notes import Note, describe_notes
 from kvcalc.schema import SCHEMA_VERSION
 
@@ -29,7 +30,7 @@ _RATES = ("bytes_per_second", "flop_per_second")
 _WORK = ("_seconds", "_bytes", "tokens_per_second")
 
 
-def compare(a: dict[str, Any], b: dict[str, Any], names: tuple[str, str] = ("A", "B")) -> dict[str, Any]:
+def compare(a: Record, b: Record, names: tuple[str, str] = ("A", "B")) -> Record:
     """The document of `kvcalc measure --compare A B`: `figures` with the ratios B / A, differences, and omitted runs.
 
     `a` and `b` are records from `kvcalc.measure.record.load`. Raises UsageError (exit 2) if they have no figures in
@@ -72,7 +73,7 @@ def compare(a: dict[str, Any], b: dict[str, Any], names: tuple[str, str] = ("A",
     }
 
 
-def _identity(record: dict[str, Any], name: str) -> dict[str, Any]:
+def _identity(record: Record, name: str) -> Record:
     return {
         "file": name,
         "model": record["model"].get("name"),
@@ -81,9 +82,9 @@ def _identity(record: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def _by_kind(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _by_kind(record: Record) -> dict[str, Record]:
     """The runs, keyed by attention. If a record has several runs of a kind, the later keys also have a number."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Record] = {}
     for run in record["runs"]:
         kind = run["attention"]
         number = sum(1 for known in found if known.partition("#")[0] == kind)
@@ -91,7 +92,7 @@ def _by_kind(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _untrusted(run: dict[str, Any], name: str) -> str | None:
+def _untrusted(run: Record, name: str) -> str | None:
     """The reason why a run's figures cannot be used, or None."""
     if run.get("held_bytes") != run.get("predicted_bytes"):
         return f"in {name} the held bytes differ from the predicted bytes"
@@ -100,7 +101,7 @@ def _untrusted(run: dict[str, Any], name: str) -> str | None:
     return None
 
 
-def _pairs(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float, float]]:
+def _pairs(a: Record, b: Record, prefix: str = "") -> Iterator[tuple[str, float, float]]:
     """(path, a, b) of every number that is at the same path in both, in a's order. Lists are skipped."""
     theirs = dict(_leaves(b, prefix))
     for path, mine in _leaves(a, prefix):
@@ -117,11 +118,11 @@ def _is_work(path: str) -> bool:
     return not _is_rate(path) and last not in ("n", "spread") and any(part.endswith(_WORK) for part in path.split("."))
 
 
-def _row(attention: str, figure: str, a: float, b: float) -> dict[str, Any]:
+def _row(attention: str, figure: str, a: float, b: float) -> Record:
     return {"attention": attention or None, "figure": figure, "a": a, "b": b, "ratio": b / a if a else None}
 
 
-def _differences(a: dict[str, Any], b: dict[str, Any], parts: dict[str, tuple[str, ...]]) -> list[dict[str, Any]]:
+def _differences(a: Record, b: Record, parts: dict[str, tuple[str, ...]]) -> list[Record]:
     """The keys at which `parts` of the records differ. `parts` maps each part to the keys to ignore."""
     found = []
     for part, left_out in parts.items():
@@ -135,7 +136,7 @@ def _differences(a: dict[str, Any], b: dict[str, Any], parts: dict[str, tuple[st
     return found
 
 
-def _leaves(value: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Record, prefix: str) -> Iterator[tuple[str, Any]]:
     """(path, value) of every value in a nested mapping that is not a mapping itself."""
     for key, item in value.items():
         path = f"{prefix}.{key}" if prefix else key
@@ -145,7 +146,7 @@ def _leaves(value: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield path, item
 
 
-def _of_runs(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
+def _of_runs(a: Record, b: Record) -> list[Record]:
     """Differences in layers and backends between runs of the same kind."""
     others = _by_kind(b)
     return [
@@ -157,6 +158,6 @@ def _of_runs(a: dict[str, Any], b: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _part(record: dict[str, Any], key: str) -> dict[str, Any]:
+def _part(record: Record, key: str) -> Record:
     part = record.get(key)
     return part if isinstance(part, dict) else {}

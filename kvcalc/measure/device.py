@@ -8,12 +8,15 @@ import platform
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import psutil
 import torch
 
 from kvcalc.errors import UsageError
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 KINDS = ("auto", "cpu", "cuda", "mps")
 
@@ -60,14 +63,14 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def describe_device(device: torch.device) -> dict[str, Any]:
+def describe_device(device: torch.device) -> documents.MeasureDevice:
     """The `device` part of a document: kind, name, memory in bytes, threads (CPU only) and torch's version."""
     if device.type == "cuda":
         name, total = torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1]
     else:
         name, total = processor_name(), psutil.virtual_memory().total
     return {
-        "kind": device.type,
+        "kind": cast(Any, device.type),
         "name": name,
         "memory_bytes": total,
         "free_bytes": free_bytes(device),
@@ -124,7 +127,7 @@ class MemoryWatch:
         elif device.type == "cpu":
             self._before = _resident_peak(reset=True)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> documents.RunMemory:
         """The `memory` part of a run: growth of the peak, reserved bytes of the allocator, and their unused share.
 
         A value is None if the device or the system does not report it.

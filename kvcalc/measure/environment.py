@@ -11,12 +11,15 @@ import re
 import subprocess
 from datetime import datetime, timezone
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from kvcalc import __version__
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # Packages that may affect the figures, if installed.
 _LIBRARIES = ("torch", "triton", "flash-attn", "flashinfer-python", "flash-mla", "numpy", "psutil")
@@ -28,9 +31,10 @@ _CLOCKS_AND_POWER = {
 }  # fmt: skip
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
+def describe_environment(device: torch.device) -> documents.Environment:
     """The `environment` part of a document: everything except the workload that a figure may depend on."""
     is_cuda = device.type == "cuda"
+    rates = _clocks_and_power(device) if is_cuda else {}
     return {
         "taken_at": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "kvcalc_version": __version__,
@@ -47,7 +51,10 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "hip_version": torch.version.hip,
         "cudnn_version": _cudnn_version() if is_cuda else None,
         "nccl_version": _nccl_version() if is_cuda else None,
-        **(_clocks_and_power(device) if is_cuda else dict.fromkeys(_CLOCKS_AND_POWER)),
+        "sm_clock_mhz": rates.get("sm_clock_mhz"),
+        "memory_clock_mhz": rates.get("memory_clock_mhz"),
+        "power_watts": rates.get("power_watts"),
+        "power_limit_watts": rates.get("power_limit_watts"),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
     }

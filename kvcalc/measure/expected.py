@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.measure.budget import predicted_bytes, prompt_of, read_bytes, weights_bytes_of
 from kvcalc.measure.device import last_level_cache_bytes
@@ -13,6 +13,9 @@ from kvcalc.measure.run import WARM_UP_STEPS
 from kvcalc.measure.stack import Request
 from kvcalc.model.spec import ModelSpec
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 # Shares of the roofs that such work usually reaches.
 _READING, _MULTIPLYING = 0.5, 0.5
 # Bytes are written once from a block of random numbers, or drawn on the device.
@@ -21,7 +24,7 @@ _WRITING, _DRAWING = 0.25, 0.05
 _CALLS, _KERNELS = 9, 3
 
 
-def planned_run(kind: str, spec: ModelSpec, request: Request, roof: dict[str, Any]) -> PlannedRun:
+def planned_run(kind: str, spec: ModelSpec, request: Request, roof: documents.MeasureRoof) -> PlannedRun:
     """The run of `spec`, this rank's share, with the expected seconds of its phases."""
     reading = _READING * roof["read_bytes_per_second"]
     multiplying = _MULTIPLYING * roof["matmul_flop_per_second"]

@@ -5,7 +5,7 @@ Also warnings about figures that are not reliable. This module is only arithmeti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.measure.budget import predicted_bytes, read_bytes, weights_bytes_of
 from kvcalc.measure.parts import Part, parts_of
@@ -17,8 +17,11 @@ from kvcalc.model.caches import CrossAttention, RecurrentState
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import ModelSpec
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
-def describe_run(kind: str, spec: ModelSpec, request: Request, roof: dict[str, Any], found: Measured) -> dict[str, Any]:
+
+def describe_run(kind: str, spec: ModelSpec, request: Request, roof: documents.MeasureRoof, found: Measured) -> Any:
     """The row of one run of `spec` (this rank's share), without the self-check, the scaled figures and the ranks."""
     batch, bandwidth, matmul = request.batch_size, roof["read_bytes_per_second"], roof["matmul_flop_per_second"]
     decode, core = describe_timings(found.decode), None if found.core is None else describe_timings(found.core)
@@ -71,12 +74,12 @@ def describe_run(kind: str, spec: ModelSpec, request: Request, roof: dict[str, A
     }
 
 
-def _binding(of_reading: float | None, of_multiplying: float | None) -> dict[str, Any] | None:
+def _binding(of_reading: float | None, of_multiplying: float | None) -> documents.BindingRoof | None:
     """The roof that limits this work, which is the one it comes nearer to, and the share of it. None if not known."""
     if of_reading is None or of_multiplying is None:
         return None
     roof, fraction = max(("read", of_reading), ("matmul", of_multiplying), key=lambda found: found[1])
-    return {"roof": roof, "fraction": fraction}
+    return {"roof": cast(Any, roof), "fraction": fraction}
 
 
 def core_flop_of(part: Part, mla: str, tokens: int) -> int:
@@ -98,7 +101,7 @@ def core_flop_of(part: Part, mla: str, tokens: int) -> int:
     return (rebuilding + rebuilt) * seen
 
 
-def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -> dict[str, Any] | None:
+def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -> documents.RunScaled | None:
     """The figures for all layers, scaled from the layers that ran by the bytes that a step reads.
 
     None if all layers ran.
@@ -116,14 +119,14 @@ def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -
     }
 
 
-def remarks_on_runs(runs: list[dict[str, Any]], slack_bytes: int = 0) -> list[str]:
+def remarks_on_runs(runs: list[documents.Run], slack_bytes: int = 0) -> list[str]:
     """A warning for every run whose times do not show the memory's speed, or vary too much.
 
     Also if the allocator's figure is not the expected one, give or take `slack_bytes` for each tensor.
     """
     found = []
     for run in runs:
-        whose = run["attention"]
+        whose: str = run["attention"]
         if len({(r["context_tokens"], r["batch_size"]) for r in runs}) > 1:
             whose += f" at {run['context_tokens']:,} tokens, batch {run['batch_size']}"
         share = run["fraction_of_roof"]["attention_core"]
@@ -138,8 +141,7 @@ def remarks_on_runs(runs: list[dict[str, Any]], slack_bytes: int = 0) -> list[st
                 f"{whose}: the allocator reports {run['allocator_bytes']:,} bytes, but the tensors of the cache take "
                 f"{expected:,}"
             )
-        for what, key in (("step", "decode_step_seconds"), ("attention core", "attention_core_seconds")):
-            times = run[key]
+        for what, times in (("step", run["decode_step_seconds"]), ("attention core", run["attention_core_seconds"])):
             if times is not None and times["spread"] > MOST_SPREAD:
                 found.append(
                     f"{whose}: the times of its {what} vary by {times['spread']:.0%} of their median and are not "

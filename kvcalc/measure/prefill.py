@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,16 @@ from kvcalc.measure.timing import time_call
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 KINDS = ("sample", "full")
 
 # The tokens on which projections are tried in fp32: enough that widening the weights is the smaller part.
 _TRIED_TOKENS = 256
 
 
-def prefill(stack: Stack, spec: ModelSpec, request: Request, progress: Report) -> dict[str, Any]:
+def prefill(stack: Stack, spec: ModelSpec, request: Request, progress: Report) -> documents.RunPrefill:
     """Fill the caches with all tokens except those of the timed steps, and time a prefill.
 
     `sample`: the caches get random rows. One prompt of one sequence, which is as long as the context or
@@ -59,7 +62,7 @@ def prefill(stack: Stack, spec: ModelSpec, request: Request, progress: Report) -
         if isinstance(part.shape, AttentionShape):
             flop += 2 * part.shape.num_heads * (part.shape.qk_head_dim + part.shape.v_head_dim) * _pairs(tokens, part)
     return {
-        "kind": request.prefill,
+        "kind": cast(Any, request.prefill),
         "batch_size": prompt.batch_size,
         "tokens": tokens,
         "chunk_tokens": chunk,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from kvcalc.atomic_file import target_of, write_file
@@ -15,10 +16,13 @@ from kvcalc.schema import SCHEMA_VERSION
 # A record has a few kilobytes. The record of a long sweep has more.
 _MOST_BYTES = 64 << 20
 
+Record = dict[str, Any]
+"""A record as it was read. Its parts are checked where they are used."""
+
 _PARTS = {"model": dict, "workload": dict, "device": dict, "roof": dict, "runs": list}
 
 
-def save(document: dict[str, Any], path: str) -> None:
+def save(document: Mapping[str, object], path: str) -> None:
     """Write `document` to `path` as JSON, as `write_file` does."""
     write_file((json.dumps(document, indent=2, allow_nan=False) + "\n").encode(), path)
 
@@ -33,7 +37,7 @@ class Part:
         self.path = None if target_of(path) is None else f"{path}.part"
         self.is_kept = False
 
-    def keep(self, document: dict[str, Any]) -> None:
+    def keep(self, document: Mapping[str, object]) -> None:
         """Write `document`. If that is not possible, the run goes on."""
         if self.path is not None:
             with contextlib.suppress(RunError):
@@ -47,7 +51,7 @@ class Part:
                 os.unlink(self.path)
 
 
-def load(path: str) -> dict[str, Any]:
+def load(path: str) -> Record:
     """Load the record at `path`.
 
     Raises UsageError (exit 2) if it cannot be read, is not JSON, or is not a `kvcalc measure` document of this schema.

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from kvcalc.measure.timing import Timings, flusher, prepare, time_call, time_cal
 from kvcalc.model.spec import ModelSpec
 from kvcalc.records import NamedTuple
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 WARM_UP_STEPS = 3
 
 
@@ -39,19 +42,19 @@ class Measured(NamedTuple):
     held_bytes: int
     allocator_bytes: int
     expected_allocator_bytes: int | None
-    prefill: dict[str, Any] | None
+    prefill: documents.RunPrefill | None
     backend: str
-    backends: list[dict[str, Any]]
+    backends: list[documents.RunBackendsItem]
     decode: Timings
     core: Timings | None
-    memory: dict[str, Any]
+    memory: documents.RunMemory
 
 
 def choose_backends(
     stack: Stack, request: Request, flush: Callable[[], object], report: Report
-) -> list[dict[str, Any]]:
+) -> list[documents.RunBackendsItem]:
     """Give every attention layer the fastest backend. Identical layers share one choice. Returns the record's rows."""
-    rows: list[dict[str, Any]] = []
+    rows: list[documents.RunBackendsItem] = []
     chosen: dict[object, Any] = {}
     for number, (part, layer, cache) in enumerate(zip(stack.parts, stack.layers, stack.caches)):
         report("compare kernels", number, len(stack.layers))
@@ -63,7 +66,8 @@ def choose_backends(
             choice = choose(layer, cache, random_query(layer, request), flush, *asked, request.effort)
             name = request.group.first(choice.backend.name)
             chosen[alike] = BACKENDS[name]
-            rows += [{"layer": part.layer, "is_chosen": row["name"] == name, **row} for row in choice.rows]
+            described = ({"layer": part.layer, "is_chosen": row["name"] == name, **row} for row in choice.rows)
+            rows += [cast("documents.RunBackendsItem", row) for row in described]
         layer.core = chosen[alike]
     if request.device.type == "cuda":
         # The workspaces and graphs of the other kernels would look like fragmentation.
@@ -179,8 +183,8 @@ def run_with_cache(spec: ModelSpec, request: Request, report: Report) -> Measure
         decode, output, step = time_decode(stack, hidden_states, request, flush, report)
         check_finite(output, "decode")
         core = time_core(stack, request, flush, report)
-        if request.profile is not None:
-            write_trace(step.call, request, request.profile)
+        if request.trace is not None:
+            write_trace(step.call, request, request.trace)
     attending = stack.attention()
     backend = attending[0][0].core.name if attending else "none"
     held = held_bytes(stack.caches)
@@ -212,7 +216,7 @@ def run_without_cache(spec: ModelSpec, request: Request, report: Report) -> Meas
 
 
 def write_trace(step: Callable[[], object], request: Request, path: str) -> None:
-    """`--profile FILE`: profile the timed step once more, and write a trace for https://ui.perfetto.dev.
+    """`--trace FILE`: profile the timed step once more, and write a trace for https://ui.perfetto.dev.
 
     `step` is what was timed: on CUDA the replay of the graph. If there are several ranks, only rank 0 writes a trace.
 

@@ -4,7 +4,7 @@ document."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -39,6 +39,9 @@ from kvcalc.model.variants import WhatIf, apply, side_by_side
 from kvcalc.notes import Note, describe_notes
 from kvcalc.schema import SCHEMA_VERSION
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 _COMPUTED = ("fp32", "fp16", "bf16")
 
 
@@ -62,14 +65,15 @@ def measure(
     sweep: Sweep | None = None,
     until_full: str | None = None,
     memory_bytes: int | None = None,
-    profile: str | None = None,
+    trace: str | None = None,
     prefill: str = "sample",
     seed: int = 0,
     tensor_parallel_size: int = 1,
     effort: Effort = Effort(),
     progress: Progress | None = None,
-    keep: Callable[[dict[str, Any]], object] | None = None,
-) -> dict[str, Any]:
+    keep: Callable[[documents.Measure], object] | None = None,
+    known_roof: documents.MeasureRoof | None = None,
+) -> documents.Measure:
     """The measure document: predicted and held bytes and the time of a step, for each requested kind of attention.
 
     `context_tokens` is the final length: the caches are filled with context_tokens - steps tokens, then `steps` tokens
@@ -77,8 +81,9 @@ def measure(
     The first `num_layers` layers are built (default: all, or as many as fit). `sweep` runs several contexts and batch
     sizes. `until_full` ("context" or "batch") searches for the largest value that fits. With `tensor_parallel_size`,
     every process started by torchrun calls this function, runs its share of the heads and returns the same figures.
-    `effort` sets the size of the roofs' measurements. `progress` is told what is running. `keep`
-    gets the document of the runs so far after each of several runs but the last.
+    `effort` sets the size of the roofs' measurements. `progress` is told what is running. `keep` gets the document of
+    the runs so far after each of several runs but the last. `known_roof` is that of an earlier document, which is not
+    measured again. `trace` is a file for a trace of one step.
 
     Raises UsageError (exit 2), ModelError (3) for a model that cannot run, and DoesNotFitError (4) before anything is
     allocated if there is not enough memory. Raises RunError (1) if the run fails: out of memory anyway, a lost device
@@ -113,7 +118,7 @@ def measure(
     wanted = _that_split(wanted, skipped, place.size, all_variants)
     check_goes_with(storage, [spec for _, spec in wanted])
     requests = [
-        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, profile, prefill, effort)
+        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, trace, prefill, effort)
         for each, (_, batch) in zip(workloads, points)
     ]
     with join(place) as group:
@@ -129,10 +134,10 @@ def measure(
             text = f"{layers} of {model.num_layers} layers {chosen}; bytes and times are for these layers"
             notes.append(Note("runs", "layers", text))
         requests = [request._replace(group=group, device=where) for request in requests]
-        runs: list[dict[str, Any]] = []
+        runs: list[documents.Run] = []
         capacity = None
 
-        def document() -> dict[str, Any]:
+        def document() -> documents.Measure:
             """The document of the runs that have ended."""
             remarks = (*remarks_on(cut), *remarks_on_runs(runs, ALLOCATION_SLACK.get(where.type, 0)))
             every_note = [*notes, *_broken_backends(runs), *(Note("runs", "remark", text) for text in remarks)]
@@ -145,12 +150,12 @@ def measure(
                     "steps": steps,
                     "dtype": workload.kv_dtype.name,
                     "kv_dtype": storage.dtype(workload.kv_dtype).name,
-                    "cache": storage.kind,
+                    "cache": cast(Any, storage.kind),
                     "block_size": storage.block_size,
-                    "mla": storage.mla,
+                    "mla": cast(Any, storage.mla),
                     "backend": storage.backend,
                     "without_backends": [*storage.without_backends],
-                    "prefill": prefill,
+                    "prefill": cast(Any, prefill),
                     "seed": seed,
                     "tensor_parallel_size": place.size,
                 },
@@ -167,8 +172,9 @@ def measure(
 
         with faults(where):
             group.barrier()
-            progress("read and multiply", 0, 1)
-            roof = read_roof(where, requests[0].torch_dtype, effort)
+            if known_roof is None:
+                progress("read and multiply", 0, 1)
+            roof = known_roof or read_roof(where, requests[0].torch_dtype, effort)
             every = [(kind, spec, request) for request in requests for kind, spec in wanted]
             progress.plan([planned_run(kind, share_of_spec(spec, place.size), one, roof) for kind, spec, one in every])
             for number, (kind, spec, request) in enumerate(every, start=1):
@@ -186,10 +192,11 @@ def measure(
     return document()
 
 
-def check_bytes(document: dict[str, Any]) -> None:
+def check_bytes(document: documents.Measure) -> None:
     """Raise MismatchError (exit 5) if held and predicted bytes differ, and RunError (1) if a self-check failed."""
     for run in document["runs"]:
-        for rank in run["ranks"] or [run]:
+        ranks: Any = run["ranks"] or [run]
+        for rank in ranks:
             if rank["held_bytes"] != rank["predicted_bytes"]:
                 whose = f"{run['attention']}, rank {rank['rank']}" if "rank" in rank else run["attention"]
                 raise MismatchError(
@@ -206,7 +213,7 @@ def check_bytes(document: dict[str, Any]) -> None:
             )
 
 
-def _broken_backends(runs: list[dict[str, Any]]) -> list[Note]:
+def _broken_backends(runs: list[documents.Run]) -> list[Note]:
     """A note for each kernel that was tried and does not work on this machine, for which it is made."""
     tried = {(row["name"], row["reason"]) for run in runs for row in run["backends"]}
     return [
@@ -218,13 +225,13 @@ def _broken_backends(runs: list[dict[str, Any]]) -> list[Note]:
 
 def _variants_of(
     spec: ModelSpec, what_if: WhatIf, all_variants: bool
-) -> tuple[list[tuple[str, ModelSpec]], list[dict[str, str]]]:
+) -> tuple[list[tuple[str, ModelSpec]], list[documents.MeasureSkippedItem]]:
     """The (kind, spec) pairs to run, and the kinds that the model cannot have, each with a reason."""
     if not all_variants:
         changed = apply(spec, what_if)
         return [(str(describe_model(changed)["attention"]), changed)], []
     wanted: list[tuple[str, ModelSpec]] = []
-    skipped: list[dict[str, str]] = []
+    skipped: list[documents.MeasureSkippedItem] = []
     for kind, found in side_by_side(spec, what_if):
         if isinstance(found, str):
             skipped.append({"attention": kind, "reason": found})
@@ -239,7 +246,7 @@ def _same_kind(model: ModelSpec, what_if: WhatIf, kind: str) -> ModelSpec:
 
 
 def _that_split(
-    wanted: list[tuple[str, ModelSpec]], skipped: list[dict[str, str]], size: int, all_variants: bool
+    wanted: list[tuple[str, ModelSpec]], skipped: list[documents.MeasureSkippedItem], size: int, all_variants: bool
 ) -> list[tuple[str, ModelSpec]]:
     """The kinds whose heads can be split over `size` devices.
 
@@ -307,8 +314,8 @@ def _too_large(spec: ModelSpec, request: Request) -> str | None:
 
 
 def _run(
-    kind: str, whole: ModelSpec, model: ModelSpec, request: Request, roof: dict[str, Any], progress: Progress
-) -> dict[str, Any]:
+    kind: str, whole: ModelSpec, model: ModelSpec, request: Request, roof: documents.MeasureRoof, progress: Progress
+) -> documents.Run:
     """Measure this rank's share of one kind of attention, and free its memory. `model` has all layers of the model."""
     spec, group = share_of_spec(whole, request.group.size), request.group
 
@@ -316,20 +323,20 @@ def _run(
     checked = _verified(whole, found.stack, request)
     found.stack.clear()
     release(request.device)
-    row = describe_run(kind, spec, request, roof, found)
+    row: documents.Run = describe_run(kind, spec, request, roof, found)
     # The bytes on each rank and the read rate of its device, as the same list on every rank. It does not name machines.
     held = {key: row[key] for key in ("predicted_bytes", "held_bytes", "allocator_bytes")}
     rate = roof["read_bytes_per_second"]
-    mine = {"rank": group.rank, "device": str(request.device), **held, "read_bytes_per_second": rate}
-    return {
-        **row,
+    mine: Any = {"rank": group.rank, "device": str(request.device), **held, "read_bytes_per_second": rate}
+    row.update({
         "scaled": scaled(model, whole, request, found.decode),
         "verified": checked,
         "ranks": group.gather(mine) if group.size > 1 else None,
-    }
+    })  # fmt: skip
+    return row
 
 
-def _verified(whole: ModelSpec, stack: Stack, request: Request) -> dict[str, Any]:
+def _verified(whole: ModelSpec, stack: Stack, request: Request) -> documents.RunVerified:
     """Run the self-check for every kind of layer in the model. The largest error counts."""
     checks = []
     seen = set()

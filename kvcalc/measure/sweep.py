@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count, parse_tokens
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 _AXES = ("context", "batch")
 _OF_RUN = ("context_tokens", "batch_size", "attention", "num_layers", "predicted_bytes", "held_bytes")
@@ -25,21 +28,26 @@ class Sweep(NamedTuple):
         """(context, batch) of every run, with the largest last."""
         return [(tokens, batch) for tokens in self.contexts for batch in self.batches]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> documents.MeasureSweep:
         """The `sweep` part of a document."""
         return {"context_tokens": [*self.contexts], "batch_size": [*self.batches]}
 
 
-def curve(model: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def curve(model: str, runs: list[documents.Run]) -> list[documents.CurveRow]:
     """The `curve` part of a document: one flat row per run, for a table or a plot."""
-    rows = []
+    rows: list[documents.CurveRow] = []
     for run in runs:
         step, core = run["decode_step_seconds"], run["attention_core_seconds"]
         binding = run["binding_roof"]["attention_core"]
         rows.append(
             {
                 "model": model,
-                **{key: run[key] for key in _OF_RUN},
+                "context_tokens": run["context_tokens"],
+                "batch_size": run["batch_size"],
+                "attention": run["attention"],
+                "num_layers": run["num_layers"],
+                "predicted_bytes": run["predicted_bytes"],
+                "held_bytes": run["held_bytes"],
                 "decode_step_seconds": step["p50"],
                 "tokens_per_second": run["tokens_per_second"],
                 "attention_core_seconds": core["p50"] if core else None,

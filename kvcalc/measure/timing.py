@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -19,6 +19,9 @@ from kvcalc.measure.device import last_level_cache_bytes, synchronize
 from kvcalc.measure.distributed import ALONE, Group
 from kvcalc.measure.graphs import Replay, capture
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 # Above this spread, (p90 - min) / p50, a median is not reliable.
 MOST_SPREAD = 0.5
@@ -118,7 +121,7 @@ def time_calls(
     return Timings(seconds, cpu_seconds if device.type == "cpu" else None, replay.method)
 
 
-def summarize(seconds: list[float]) -> dict[str, Any]:
+def summarize(seconds: list[float]) -> dict[str, float]:
     """Median, 90th percentile (nearest rank) and minimum in seconds, the number of timings, and their spread.
 
     The spread is (90th percentile - minimum) / median.
@@ -134,10 +137,10 @@ def summarize(seconds: list[float]) -> dict[str, Any]:
     }
 
 
-def describe_timings(taken: Timings) -> dict[str, Any]:
+def describe_timings(taken: Timings) -> documents.Timing:
     """`summarize`, plus the median of the process's CPU time (None if not measured) and the method."""
     cpu = None if taken.cpu_seconds is None else summarize(taken.cpu_seconds)["p50"]
-    return {**summarize(taken.seconds), "cpu_p50": cpu, "method": taken.method}
+    return cast("documents.Timing", {**summarize(taken.seconds), "cpu_p50": cpu, "method": taken.method})
 
 
 def _settle(device: torch.device, call: Callable[[], object], effort: Effort, group: Group) -> int:

@@ -7,7 +7,7 @@ at which they are timed (`kvcalc.measure.choose`); those of libraries run neithe
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +18,9 @@ from kvcalc.measure.build import build_layer, make_cache
 from kvcalc.measure.stack import Request
 from kvcalc.measure.storage import Storage
 from kvcalc.model.mixers.attention import AttentionShape
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 TOLERANCE = 1e-4
 _TOKENS, _DECODED, _CHUNK, _BATCH = 24, 8, 7, 2
@@ -49,7 +52,7 @@ def small_shape(shape: AttentionShape, size: int = 1) -> AttentionShape:
     )
 
 
-def verify(shape: AttentionShape, window: int | None, request: Request) -> dict[str, Any]:
+def verify(shape: AttentionShape, window: int | None, request: Request) -> documents.RunVerified:
     """Run the small shape in both ways, in fp32 on the request's device. Returns the `verified` part of a run.
 
     A window is replaced by one so short that the ring wraps around. With several ranks, each rank does the full pass
@@ -74,7 +77,7 @@ def verify(shape: AttentionShape, window: int | None, request: Request) -> dict[
     return _checked(error)
 
 
-def verify_state(shape: StateShape, request: Request) -> dict[str, Any]:
+def verify_state(shape: StateShape, request: Request) -> documents.RunVerified:
     """The self-check of a recurrent layer: all tokens at once, against pieces whose last tokens come one by one."""
     torch.manual_seed(request.seed)
     device = request.device
@@ -106,5 +109,5 @@ def _small_storage(storage: Storage) -> Storage:
     return storage._replace(kv_dtype=None, block_size=None if storage.block_size is None else 4)
 
 
-def _checked(error: float) -> dict[str, Any]:
+def _checked(error: float) -> documents.RunVerified:
     return {"max_abs_error": error if error == error else None, "tolerance": TOLERANCE, "ok": error <= TOLERANCE}

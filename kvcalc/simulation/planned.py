@@ -19,11 +19,8 @@ from kvcalc.traces import read_trace
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
+    from kvcalc.simulation.coupled import Progress
 
-# Replicas do not keep up if requests wait in the queue for this share of the run on average. In a queue that grows
-# without end, the mean wait is half of the time that the replicas take longer than the arrivals. In one that does not,
-# it is that of a few requests, and a run has at least a thousand.
-_BACKLOG = 0.01
 # Requests that arrive so many seconds apart are alone.
 _APART_SECONDS = 1e5
 
@@ -33,7 +30,8 @@ class PlannedLoad(NamedTuple):
 
     `pairs` are the prompt and answer tokens of the requests in a file, from which requests are drawn; without them, all
     requests have the mean `lengths`. A recording has both, and its number of requests is `num_requests`. `router` says
-    which replica gets a request; separate instances get them in turn.
+    which replica gets a request; separate instances get them in turn. `progress` is called with the finished requests
+    of each run.
     """
 
     lengths: PlannedLengths
@@ -43,6 +41,7 @@ class PlannedLoad(NamedTuple):
     num_requests: int | None = None
     recording: Recording | None = None
     router: str = "random"
+    progress: Progress | None = None
 
     @property
     def trace(self) -> documents.PlanTrace | None:
@@ -73,8 +72,9 @@ class PlannedLoad(NamedTuple):
         )
         load = load._replace(router=self.router)
         # Requests are as long as they are. The context is that of the mean request.
-        found = simulate(question._replace(context_tokens=None), load, replicas=replicas or 1, step_factor=step_factor)
-        return _simulated(found, is_open)
+        asked = question._replace(context_tokens=None)
+        found = simulate(asked, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress)
+        return simulated_of(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
         """See `planning.plan.targets.Simulates`."""
@@ -92,9 +92,10 @@ class PlannedLoad(NamedTuple):
             context_tokens=None, reuse=reuse, speed=speed, engine_settings=other.engine_settings
         )
         found = simulate_pools(
-            asked, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor
-        )
-        return _simulated(found, is_open)
+            asked, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,
+            progress=self.progress,
+        )  # fmt: skip
+        return simulated_of(found, is_open)
 
     def _load(self, targets: Targets, num_requests: int, *, is_alone: bool, has_prefix: bool) -> tuple[Load, bool]:
         """The requests, and whether they go on after the simulation, so that the engine must keep up with them."""
@@ -124,13 +125,13 @@ class PlannedLoad(NamedTuple):
         return _drawn_together(self.pairs, self.lengths)
 
 
-def _simulated(found: Mapping[str, Any], is_open: bool) -> Simulated:
+def simulated_of(found: Mapping[str, Any], is_open: bool) -> Simulated:
     times = {
         row["metric"]: {key.removesuffix("_seconds"): value for key, value in row.items() if key != "metric"}
         for row in found["times"]
     }
     engine, counts, waits = found["engine"], found["load"], times["queue"]
-    is_behind = is_open and waits["mean"] > _BACKLOG * found["results"]["duration_seconds"]
+    is_behind = is_open and not found["results"]["keeps_up"]
     return Simulated(
         times, counts["requests"], counts["refused_requests"], engine["max_running_requests"],
         waits["max"] if is_behind else None,

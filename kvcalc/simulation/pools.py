@@ -98,7 +98,7 @@ class Prefills(NamedTuple):
             engine_settings={**(question.engine_settings or {}), **self.engine_settings},
             devices=devices if self.gpu is None else Devices(self.gpu, 1),
             speed=speed,
-            # What is found of a prefix while tokens are drafted depends on it (`planning.drafted_reuse`).
+            # What is found of a prefix while tokens are drafted depends on it (`engines.prefixes.Matching`).
             reuse=None if question.reuse is None else question.reuse._replace(transfer=self.transfer),
         )
 
@@ -176,6 +176,7 @@ def simulate_pools(
         _join(pools.prompts[answer.number], answer)
     decoding = [rank for server in pools.decodes for rank in server.ranks]
     results = describe_results(pools.answers, decoding, limits)
+    results["keeps_up"] = results["keeps_up"] or load.concurrency is not None
     return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(decode.case.spec),

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 _ROWS = 60
 
 
+# Replicas do not keep up if requests wait in the queue for this share of the run on average. In a queue that grows
+# without end, the mean wait is half of the time that the replicas take longer than the arrivals. In one that does not,
+# it is that of a few requests, and a run has at least a thousand.
+_BACKLOG = 0.01
+
+
 class Limits(NamedTuple):
     """The longest allowed times of a request that counts as good. None is no limit."""
 
@@ -74,17 +80,19 @@ def describe_results(
     seconds = max(request.arrival + e2e_of(request) for request in requests) - first
     good = sum(is_good(request, limits) for request in requests) if any(limit is not None for limit in limits) else None
     pools = [replica.pool for replica in replicas]
+    mean_wait = sum(_since(request, request.started) for request in requests) / len(requests)
     later = [ttft_of(request) for request in requests if request.arrival > 0] if is_closed_loop else []
     return {
         "duration_seconds": seconds,
         "requests": len(requests),
         "requests_per_second": len(requests) / seconds,
         "tokens_per_second": sum(request.answer_tokens for request in requests) / seconds,
+        "keeps_up": is_closed_loop or mean_wait <= _BACKLOG * seconds,
         "good_requests": good,
         "goodput_requests_per_second": None if good is None else good / seconds,
         "steady_ttft_seconds": sum(later) / len(later) if later else None,
         "mean_running_requests": sum(replica.timeline.running_seconds for replica in replicas) / seconds,
-        "mean_waiting_requests": sum(_since(request, request.started) for request in requests) / seconds,
+        "mean_waiting_requests": mean_wait * len(requests) / seconds,
         "busy_share": sum(replica.timeline.busy_seconds for replica in replicas) / (seconds * len(replicas)),
         "preemptions": sum(replica.preemptions for replica in replicas),
         "preempted_requests": sum(request.preemptions > 0 for request in requests),

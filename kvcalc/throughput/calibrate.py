@@ -29,6 +29,9 @@ from kvcalc.throughput.roofline import SpeedModel
 
 # Read roofs of one device that differ by more than this are doubted.
 _ALIKE = 1.25
+Part = dict[str, Any]
+"""A record of `kvcalc measure`, or a part of it, as the file has it."""
+
 # Plausible range of the read roof relative to the vendor's bandwidth.
 _LEAST_REACHED, _MOST_REACHED = 0.5, 1.1
 # The caches of two runs that tell a fixed time from a rate differ at least this much in size.
@@ -184,8 +187,30 @@ def is_record(document: object) -> bool:
     return isinstance(document, dict) and ("roof" in document or "runs" in document)
 
 
-def read_record(record: dict[str, Any], path: str) -> Record:
-    """The figures of a record, the document at `path`. UsageError (exit 2) if it lacks one."""
+def records_in(document: Part) -> list[Part]:
+    """The records in a document: those of a profile, else the document itself."""
+    records = document.get("records")
+    return [each for each in records if isinstance(each, dict)] if isinstance(records, list) else [document]
+
+
+def read_record(document: Part, path: str) -> Record:
+    """The figures of the record or profile at `path`. UsageError (exit 2) if it lacks one.
+
+    Of a profile, the runs with the model's own type of cache count. Those in 8 bits are of kvcalc's own kernel, which
+    engines do not have.
+    """
+    read = [_read_one(record, path) for record in records_in(document) if "records" not in document or _is_own(record)]
+    if not read:
+        raise _refused(path, "it has no runs")
+    return read[0]._replace(points=tuple(point for record in read for point in record.points))
+
+
+def _is_own(record: Part) -> bool:
+    workload = _part(record, "workload")
+    return workload.get("kv_dtype") == workload.get("dtype")
+
+
+def _read_one(record: Part, path: str) -> Record:
     described = _part(record, "device")
     return Record(
         str(described.get("name") or "the measured device")[:60],
@@ -195,7 +220,7 @@ def read_record(record: dict[str, Any], path: str) -> Record:
     )
 
 
-def _point(path: str, run: dict[str, Any]) -> Point:
+def _point(path: str, run: Part) -> Point:
     step = _number(path, run, "decode_step_seconds", "p50")
     core = _number(path, run, "attention_core_seconds", "p50")
     read_share = _number(path, run, "fraction_of_roof", "attention_core")
@@ -214,7 +239,7 @@ def _point(path: str, run: dict[str, Any]) -> Point:
     )  # fmt: skip
 
 
-def _runs(path: str, record: dict[str, Any]) -> list[dict[str, Any]]:
+def _runs(path: str, record: Part) -> list[Part]:
     """The runs with the model's own attention, or else those with the first run's."""
     runs = record.get("runs")
     found = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
@@ -225,14 +250,14 @@ def _runs(path: str, record: dict[str, Any]) -> list[dict[str, Any]]:
     return [run for run in found if run.get("attention") == own]
 
 
-def _number(path: str, mapping: dict[str, Any], key: str, inner: str) -> float:
+def _number(path: str, mapping: Part, key: str, inner: str) -> float:
     value = _part(mapping, key).get(inner)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
         raise _refused(path, f"{key}.{inner} is not a number above 0")
     return float(value)
 
 
-def _part(mapping: dict[str, Any], key: str) -> dict[str, Any]:
+def _part(mapping: Part, key: str) -> Part:
     part = mapping.get(key)
     return part if isinstance(part, dict) else {}
 

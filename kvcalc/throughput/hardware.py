@@ -21,6 +21,7 @@ from kvcalc.units import parse_count, parse_size
 LOCAL = "local"
 CUSTOM = "custom"
 _MAX_BYTES = 16 * 1024
+_OF_MACHINE, _OF_TRAY = 8, 4
 # Large products in 16 bits take 1.27 times as long as the bandwidth allows on an L40S (kernel tables of aiconfigurator,
 # commit 095f58a), and 1.06 to 1.1 times on an RTX 4090 and an RTX A6000, where ECC is off (profiles of LLMServingSim,
 # commit 5daddb2). Renderers are 15 % slower with ECC (support.chaos.com, ECC state for Nvidia GPUs).
@@ -79,6 +80,16 @@ class Gpu(NamedTuple):
     def read_bytes_per_second(self) -> float:
         """The bandwidth for data, without what inline ECC reads besides."""
         return self.bandwidth_bytes_per_second / (_INLINE_ECC if self.inline_ecc else 1.0)
+
+
+def joined_devices(gpu: Gpu) -> int:
+    """The devices that a fast link joins, or those of one machine if there is no such link."""
+    return max(gpu.interconnect.devices if gpu.interconnect is not None else _OF_MACHINE, 1)
+
+
+def machine_devices(gpu: Gpu) -> int:
+    """The most devices of this kind in one machine: eight (HGX, MI300X platforms), or four in a tray of an NVL72."""
+    return _OF_MACHINE if joined_devices(gpu) <= _OF_MACHINE else _OF_TRAY
 
 
 class Devices(NamedTuple):
@@ -157,7 +168,10 @@ def _hinted(wanted: str) -> str | None:
 
 def _unknown(name: str) -> GpuError:
     known = [known for gpu in all_gpus() for known in (gpu.name, *gpu.aliases)]
-    hint = nearest(name, known) or "list them: kvcalc gpus; or describe one: --gpu-memory 80GB --gpu-bandwidth 3.35TB/s"
+    hint = (
+        f"{nearest(name, known) or 'list them: kvcalc gpus'}; or describe one: "
+        "--gpu-memory 80GB --gpu-bandwidth 3.35TB/s --flops 989T"
+    )
     return GpuError(f"device {name[:60]!r} is not known", hint)
 
 

@@ -6,8 +6,8 @@
 The host, its memory, the network, fans and cooling are not counted.
 
 The utilisation is fitted on ML.ENERGY's measurements (leaderboard v3, vLLM on H100, ml-energy/leaderboard, February
-2026): steady serving of Llama-3.1-8B, Qwen3-32B and gpt-oss-20b. docs/energy.md has the errors on other models and
-devices. Even a step that only waits for memory draws most of the TDP: the measured share is 0.57 to 0.99 of it.
+2026): steady serving of Llama-3.1-8B, Qwen3-32B and gpt-oss-20b. docs/concepts/energy.md has the errors on other models
+and devices. Even a step that only waits for memory draws most of the TDP: the measured share is 0.57 to 0.99 of it.
 """
 
 from __future__ import annotations

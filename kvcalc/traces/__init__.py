@@ -1,7 +1,7 @@
 """Reads traces of requests: when each one arrived, and how long its prompt and its answer were.
 
 The format is recognised by the first line that is not blank, not by the file's name. A trace is read as it is needed,
-in bounded memory: it may have millions of rows. docs/traces.md describes the formats.
+in bounded memory: it may have millions of rows. docs/reference/traces.md describes the formats.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from kvcalc.traces.request import BadRowError, Row, nanoseconds, shown, tokens
 
 MOONCAKE_BLOCK_TOKENS, QWEN_BLOCK_TOKENS = 512, 16
 
+Fields = dict[str, Any]
+"""The fields of a line as the file has them."""
+
 # A line with more lists and objects is none of these formats, and would take much memory.
 _MOST_BRACKETS = 10_000
 _MOST_ID = 2**64 - 1
@@ -27,7 +30,7 @@ _TOKEN_IDS = ("prompt_token_ids", "token_ids")
 _ANSWER = ("output_length", "answer_tokens", "output_tokens")
 
 
-def format_of(fields: dict[str, Any]) -> str | None:
+def format_of(fields: Fields) -> str | None:
     """The name of the format of a row with these fields, or None if it is not known."""
     if any(name in fields for name in _TOKEN_IDS):
         return "token-ids"
@@ -36,7 +39,7 @@ def format_of(fields: dict[str, Any]) -> str | None:
     return "qwen" if "chat_id" in fields else "mooncake"
 
 
-def parse(line: str) -> dict[str, Any]:
+def parse(line: str) -> Fields:
     """The JSON object on a line. Raises BadRowError if it is not one."""
     if line.count("[") + line.count("{") > _MOST_BRACKETS:
         raise BadRowError(f"more than {_MOST_BRACKETS:,} lists and objects")
@@ -65,7 +68,7 @@ def row_reader(name: str, block_tokens: int | None) -> Callable[[str], Row]:
     return lambda line: _from_hashes(parse(line), block, per_second)
 
 
-def _from_hashes(fields: dict[str, Any], block_tokens: int, per_second: int) -> Row:
+def _from_hashes(fields: Fields, block_tokens: int, per_second: int) -> Row:
     when = nanoseconds(_field(fields, "timestamp"), "timestamp", per_second)
     prompt = tokens(_field(fields, "input_length"), "input_length", 1)
     answer = tokens(fields.get("output_length", 0), "output_length", 0)
@@ -80,7 +83,7 @@ def _from_hashes(fields: dict[str, Any], block_tokens: int, per_second: int) -> 
     return Row(when, prompt, answer, hashes, block_tokens)
 
 
-def _from_token_ids(fields: dict[str, Any], block_tokens: int | None) -> Row:
+def _from_token_ids(fields: Fields, block_tokens: int | None) -> Row:
     name = next((name for name in _TOKEN_IDS if name in fields), _TOKEN_IDS[0])
     ids = _integers(_field(fields, name), name)
     if not ids:
@@ -115,7 +118,7 @@ def _integers(value: object, name: str) -> array[int]:
     raise BadRowError(f"{name} is not a list of whole numbers from 0 to {_MOST_ID}")
 
 
-def _field(fields: dict[str, Any], name: str) -> object:
+def _field(fields: Fields, name: str) -> object:
     if name not in fields:
         raise BadRowError(f"{name} is missing")
     return fields[name]

@@ -201,3 +201,16 @@ def test_the_chunk_that_a_config_states(model_type: str, key: str, default: int)
         chunk = {} if stated is None else {key: stated}
         spec = kvcalc.read_config({**own, **chunk, "model_type": model_type}, "test", "test")
         assert _chunk(spec, {"linear"}) == (stated or default)
+
+
+def test_ling_3_keeps_its_states_in_32_bits_whatever_is_asked_for() -> None:
+    """BailingMoeV3's linear attention, vLLM 0.33.0: --mamba-ssm-cache-dtype is not read.
+
+    A block of latents, of 576 elements in 16 bits, is as large as a state: 32 heads of 128 x 128, and three columns of
+    the three convolutions. 1,884.4 tokens, in whole kernel blocks of 64.
+    """
+    state = 32 * 128 * 128 * 4 + 3 * (3 * 32 * 128) * 2
+    asked: list[dict[str, Any]] = [{}, {"mamba-ssm-cache-dtype": "bfloat16"}, {"mamba-ssm-cache-dtype": "float32"}]
+    answers = [estimate("ling-3.0-flash", engine="vllm", engine_settings=settings) for settings in asked]
+    assert {answer["engine"]["block_size"] for answer in answers} == {-(-state // (576 * 2) // 64) * 64} == {1920}
+    assert len({answer["kv_cache"]["total_bytes"] for answer in answers}) == 1

@@ -87,7 +87,7 @@ def test_hybrid_and_per_layer_models_hold_what_the_formula_says(name: str, kept:
 @pytest.mark.parametrize("name", ["falcon-h1-tiny-90m", "lfm2-8b-a1b", "mamba2-780m"])
 def test_a_model_with_states_runs(name: str) -> None:
     spec = narrow(library.load_model(name))
-    document = runner.measure(spec, num_layers=3, context_tokens=24, steps=3, device="cpu")
+    document: Any = runner.measure(spec, num_layers=3, context_tokens=24, steps=3, device="cpu")
     check(document)
     (found,) = document["runs"]
     assert found["held_bytes"] == found["predicted_bytes"] > 0
@@ -159,7 +159,7 @@ def test_a_wrong_backend_is_not_timed_and_never_chosen(kvcalc: Any, monkeypatch:
         (("--until-full", "batch", "--sweep", "batch=1..2"), 2, "cannot be combined with --sweep"),
         (("--memory", "1G"), 2, "--until-full"),
         (("--until-full", "batch", "--memory", "900T"), 4, "more than a run may use"),
-        (("--profile", "/no/such/folder/trace.json"), 1, "/no/such/folder"),
+        (("--trace", "/no/such/folder/trace.json"), 1, "/no/such/folder"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(kvcalc: Any, options: tuple[str, ...], status: int, message: str) -> None:
@@ -209,7 +209,7 @@ def test_a_model_too_large_runs_the_layers_that_fit_and_scales(monkeypatch: pyte
     spec = narrow(library.load_model("gpt2"))
     three = budget.need_of(spec.head(3), Request(64, 1, 4, DTYPES["fp32"], CPU, 0, effort=EFFORT)).further_bytes
     monkeypatch.setattr(runner, "free_bytes", lambda device: three * 100 // 85 + 100)
-    document = runner.measure(spec, context_tokens=64, steps=4, device="cpu", dtype="fp32")
+    document: Any = runner.measure(spec, context_tokens=64, steps=4, device="cpu", dtype="fp32")
     check(document)
     (found,) = document["runs"]
     assert found["num_layers"] == document["model"]["num_layers"] == 3
@@ -248,7 +248,7 @@ def test_bisection_finds_the_edge_wherever_it_is() -> None:
 
 def test_a_profile_is_a_trace_of_the_layers(kvcalc: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    result = kvcalc("measure", *FAST, "--profile", trace, "--json")
+    result = kvcalc("measure", *FAST, "--trace", trace, "--json")
     assert result.status == 0, result.err
     names = {event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]}
     assert any(name.startswith("aten::") for name in names)
@@ -279,7 +279,7 @@ def test_times_that_spread_are_not_to_be_trusted() -> None:
     steady = timing.summarize([1.0, 1.1, 1.2])
     wild = timing.summarize([1.0, 1.1, 9.0])
     assert steady["spread"] == pytest.approx(0.2 / 1.1)
-    row = {
+    row: Any = {
         "attention": "mha", "context_tokens": 1, "batch_size": 1, "held_bytes": 1,
         "fraction_of_roof": {"attention_core": 0.5}, "decode_step_seconds": steady, "attention_core_seconds": wild,
         "num_layers": 1, "allocator_bytes": 1, "expected_allocator_bytes": 1,

@@ -256,7 +256,7 @@ def test_until_full_ends_where_the_allocator_does(kvcalc: Any, device: Machine, 
 
 def test_a_trace(kvcalc: Any, device: Machine, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    result = kvcalc("measure", *SHORT, "--profile", trace)
+    result = kvcalc("measure", *SHORT, "--trace", trace)
     assert result.status == 0, result.err
     assert json.loads(trace.read_text())["traceEvents"]
 
@@ -284,5 +284,5 @@ def test_a_step_is_the_same_in_a_graph(device: Machine, monkeypatch: pytest.Monk
 def test_models_with_states_and_windows(device: Machine, allocations: list[int], name: str) -> None:
     spec = narrow(library.load_model(name))
     layers = 4 if name.startswith("qwen") else 2
-    document = runner.measure(spec, num_layers=layers, context_tokens=150, steps=3, device="cuda", dtype="bf16")
+    document: Any = runner.measure(spec, num_layers=layers, context_tokens=150, steps=3, device="cuda", dtype="bf16")
     check(document, device, allocations)

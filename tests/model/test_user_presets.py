@@ -259,7 +259,9 @@ def test_the_manuals_own_preset_is_a_good_one(tmp_path: Path, kvcalc: Any) -> No
 
     from tests.conftest import ROOT
 
-    (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "models-and-presets.md").read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs" / "reference" / "models-and-presets.md").read_text(), re.DOTALL
+    )
     path = tmp_path / "my-model.yaml"
     path.write_text(text)
     assert check(kvcalc, path)[0] == 0
@@ -287,9 +289,9 @@ def test_the_list_fits_80_columns_and_cuts_nothing(kvcalc: Any, monkeypatch: pyt
     out = kvcalc("models", "--format", "human").out
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80
-    rows = [line for line in lines if line.startswith("  ")]
+    rows = [line for line in lines if line.startswith(" ")]
     assert len(rows) == len(kvcalc("models", "--json").json["models"])
-    headings = {line.strip() for line in lines if not line.startswith("  ")}
+    headings = {line.strip() for line in lines if not line.startswith(" ")}
     assert {row["family"] for row in kvcalc("models", "--json").json["models"]} <= headings
 
 

@@ -197,7 +197,7 @@ def test_with_as_many_devices_a_given_rate_is_served_with_the_shorter_tpot() -> 
     first, second = document["plans"]
     assert first["num_devices"] == second["num_devices"]
     assert first["tpot_seconds"] < second["tpot_seconds"]
-    assert ": as many devices, but TPOT is " in first["next_mode"]
+    assert ": same number of devices, TPOT " in first["next_mode"]
 
 
 @pytest.mark.parametrize(("kind", "engine"), [("vllm", "vllm"), ("sglang", "sglang"), ("trtllm", "tensorrt-llm")])

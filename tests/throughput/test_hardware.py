@@ -35,6 +35,27 @@ dense_tflops:
 """
 
 
+@pytest.mark.parametrize(
+    "name",
+    (
+        "rx-7900-xtx rx-7900-xt rtx-3060 rtx-3080 rtx-3080-ti rtx-3090 rtx-4060-ti rtx-4070 rtx-4070-super rtx-4070-ti "
+        "rtx-4070-ti-super rtx-4080 rtx-4080-super rtx-4090 rtx-5060-ti rtx-5070 rtx-5070-ti rtx-5080 rtx-5090 p40 "
+        "v100 t4 a10g l20 h20 h800 gb300 mi350x m5 m5-pro m5-max dgx-spark"
+    ).split(),
+)
+def test_a_card_that_people_run_models_on_has_a_speed(name: str) -> None:
+    gpu = find_gpu(name)
+    assert gpu.memory_bytes >= 8 << 30
+    assert gpu.bandwidth_bytes_per_second
+    assert gpu.flops_per_second
+
+
+def test_an_unknown_device_can_be_described() -> None:
+    with pytest.raises(GpuError) as refused:
+        find_gpu("rtx-508")
+    assert "--gpu-memory 80GB --gpu-bandwidth 3.35TB/s --flops 989T" in (refused.value.hint or "")
+
+
 def test_the_devices_people_name_are_there() -> None:
     assert len(all_gpus()) >= 30
     for name, real in {
@@ -149,7 +170,7 @@ def test_a_spoilt_file_is_refused(tmp_path: Path, line: str, wrong: str) -> None
 
 def test_data_centre_cards_with_gddr_read_slower_because_of_their_ecc() -> None:
     found = {gpu.name for gpu in all_gpus() if gpu.inline_ecc}
-    assert found == {"a10", "a10g", "a40", "l4", "l40", "l40s", "t4"}
+    assert found == {"a10", "a10g", "a40", "l20", "l4", "l40", "l40s", "t4"}
     for gpu in all_gpus():
         assert gpu.read_bytes_per_second * (1.17 if gpu.inline_ecc else 1) == pytest.approx(
             gpu.bandwidth_bytes_per_second

@@ -7,7 +7,18 @@ options with the complete lists.
 
 from __future__ import annotations
 
-from kvcalc.engines.command import ROUTER, Checkpoint, Drafting, Layout, Pools, StartCommand
+from kvcalc.engines.command import (
+    NODE,
+    ROUTER,
+    Checkpoint,
+    Drafting,
+    Layout,
+    Pools,
+    StartCommand,
+    host_of,
+    value_of,
+    with_value,
+)
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM
@@ -22,6 +33,7 @@ _CACHE_TYPES = {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}
 _DP_RANKS = Release.of(0, 5, 22)
 # Where prefill instances answer the decode instances (disaggregation_bootstrap_port).
 _BOOTSTRAP_PORT = 8998
+_NODES_PORT = 20000  # where the machines of a replica find each other, as in SGLang's own examples
 ALGORITHMS = {
     MTP: "EAGLE", EAGLE: "EAGLE3", EAGLE1: "EAGLE", DFLASH: "DFLASH", DRAFT: "STANDALONE", NGRAM: "NGRAM",
 }  # fmt: skip
@@ -33,6 +45,7 @@ class Command(StartCommand):
     program = "sglang"
     image = "lmsysorg/sglang:v0.5.23"
     router_package = "sglang-router==0.3.2"
+    rank_option = "--node-rank"
 
     def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
         """Sizes are those of all DP ranks, or of one of several whole copies.
@@ -62,6 +75,15 @@ class Command(StartCommand):
         variables = ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"] if layout.beyond_limit else []
         start = [*variables, "python", "-m", "sglang.launch_server", "--model-path", checkpoint.name]
         return [*start, *flags, *(_drafting(layout.drafting) if layout.drafting else [])]
+
+    def across(self, words: list[str], layout: Layout, nodes: int) -> list[str] | None:
+        """Every machine runs the same command with its own rank (srt/arg_groups/fields/parallel.py)."""
+        address = f"{host_of(NODE, 0)}:{_NODES_PORT}"
+        return [*words, "--nnodes", str(nodes), "--node-rank", "0", "--dist-init-addr", address]
+
+    def node_words(self, words: list[str]) -> list[list[str]]:
+        nodes = int(value_of(words, "--nnodes") or "1")
+        return [words, *(with_value(words, "--node-rank", str(rank)) for rank in range(1, nodes))]
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
         start = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]

@@ -11,7 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from kvcalc.engines.command import DECODE, PORT, PREFILL, ROUTER, Checkpoint, Layout, Pools, StartCommand
+from kvcalc.engines.command import (
+    DECODE,
+    NODE,
+    PORT,
+    PREFILL,
+    ROUTER,
+    Checkpoint,
+    Layout,
+    Pools,
+    StartCommand,
+    host_of,
+)
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
@@ -60,6 +71,13 @@ class Command(StartCommand):
             words += ["--free_gpu_memory_fraction", layout.settings["free-gpu-memory-fraction"]]
         settings = {**_settings(checkpoint, layout), **(more or {})}
         return written_first(json.dumps(settings), file, [*words, "--config", file]) if settings else words
+
+    def across(self, words: list[str], layout: Layout, nodes: int) -> list[str] | None:
+        """MPI starts a process for each device, of which the first is the server (trtllm-llmapi-launch)."""
+        ranks = layout.tensor_parallel_size * layout.data_parallel_size * layout.pipeline_parallel_size
+        hosts = ",".join(f"{host_of(NODE, number)}:{ranks // nodes}" for number in range(nodes))
+        place = words.index("trtllm-serve")
+        return [*words[:place], "mpirun", "-n", str(ranks), "-H", hosts, "trtllm-llmapi-launch", *words[place:]]
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
         """trtllm-serve asks the instances in turn by default (extract_router_config), as the plan assumes."""

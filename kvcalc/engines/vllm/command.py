@@ -9,7 +9,20 @@ from __future__ import annotations
 
 import json
 
-from kvcalc.engines.command import DECODE, PREFILL, ROUTER, Checkpoint, Drafting, Layout, Pools, StartCommand, host_of
+from kvcalc.engines.command import (
+    DECODE,
+    NODE,
+    PREFILL,
+    ROUTER,
+    Checkpoint,
+    Drafting,
+    Layout,
+    Pools,
+    StartCommand,
+    host_of,
+    value_of,
+    with_value,
+)
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.engines.vllm.cache_dtypes import SINCE
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM
@@ -24,6 +37,7 @@ _LISTS = ("kv-cache-dtype-skip-layers",)  # flags that take several words
 # An option without an effect, of which vLLM says that it will be removed, and the release with which that began
 # (0.32.0 does not say so).
 _WITHOUT_EFFECT, _WITHOUT_EFFECT_SINCE = "mamba-cache-mode", Release.of(0, 33)
+_NODES_SINCE = Release.of(0, 12)  # 0.11.0 has no --nnodes
 METHODS = {
     MTP: "mtp", EAGLE: "eagle3", EAGLE1: "eagle", DFLASH: "dflash", DRAFT: "draft_model", NGRAM: "ngram",
 }  # fmt: skip
@@ -35,6 +49,7 @@ class Command(StartCommand):
     program = "vllm"
     image = "vllm/vllm-openai:v0.33.0"
     router_package = "vllm-router==0.1.17"
+    rank_option = "--node-rank"
     address_variable = "VLLM_NIXL_SIDE_CHANNEL_HOST"  # where an instance's cache can be read (vllm/envs.py)
 
     def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
@@ -57,6 +72,32 @@ class Command(StartCommand):
         variables += [f"VLLM_PP_LAYER_PARTITION={partition}"] if partition else []
         flags += _drafting(layout.drafting) if layout.drafting else []
         return [*variables, "vllm", "serve", checkpoint.name, *flags]
+
+    def across(self, words: list[str], layout: Layout, nodes: int) -> list[str] | None:
+        """The ranks of one replica have --nnodes since 0.12, and whole DP ranks their own options (config/parallel.py).
+
+        The other machines are --headless: they have no API server (entrypoints/cli/serve.py).
+        """
+        head, replicas = host_of(NODE, 0), layout.data_parallel_size
+        if replicas > 1:
+            local, rest = divmod(replicas, nodes)
+            if rest or not local:
+                return None
+            return [*words, "--data-parallel-size-local", str(local), "--data-parallel-address", head]
+        if not layout.has_release("vllm", _NODES_SINCE):
+            return None
+        return [*words, "--nnodes", str(nodes), "--node-rank", "0", "--master-addr", head]
+
+    def node_words(self, words: list[str]) -> list[list[str]]:
+        nodes, local = value_of(words, "--nnodes"), value_of(words, "--data-parallel-size-local")
+        found = [words]
+        if nodes is not None:
+            ranks = (with_value(words, "--node-rank", str(rank)) for rank in range(1, int(nodes)))
+            found += [[*own, "--headless"] for own in ranks]
+        elif local is not None:
+            starts = range(int(local), int(value_of(words, "--data-parallel-size") or "1"), int(local))
+            found += [[*words, "--data-parallel-start-rank", str(start), "--headless"] for start in starts]
+        return found
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
         def serve(role: str, kv_role: str) -> list[str]:

@@ -13,6 +13,11 @@ def size(value: int | None) -> str:
     return "-" if value is None else format_size(value)
 
 
+def room(value: int) -> str:
+    """Bytes that are there, rounded down, in powers of 1024."""
+    return format_size(max(value, 0), capacity=True)
+
+
 def count(value: Any) -> str:
     """A number with thousands separators, or a dash for None."""
     return "-" if value is None else f"{value:,}"

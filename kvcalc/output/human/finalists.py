@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from kvcalc.output.human.figures import count, duration, split, text
+from kvcalc.output.human.figures import count, duration, rate, split, text
 from kvcalc.output.human.tables import Column, print_table
 
+OVERLOADED = "overloaded"
 _METRICS = ("ttft", "tpot", "e2e")
 
 
@@ -22,7 +23,7 @@ def limits_of(targets: Mapping[str, Any]) -> list[tuple[str, str, float]]:
     ]
 
 
-def replica_split(row: dict[str, Any]) -> str:
+def replica_split(row: Mapping[str, Any]) -> str:
     """How a replica is split, such as `tp 8 x dcp 4`. Experts are named if they are not split as usual."""
     experts, is_replicated = row["expert_parallel_size"], row["data_parallel_size"] > 1
     parts = [split(row) or "tp 1"]
@@ -47,8 +48,12 @@ def finalist_columns(document: Mapping[str, Any]) -> list[Column]:
     if len(document["engines"]) > 1:
         columns.append(("engine", "engine", text))
     columns += [(">GPUs", "num_devices", count), ("layout", "layout", text)]
-    columns += [(f">{name} {part}", f"{name.lower()}_{part}_seconds", duration) for name, part in shown]
+    columns += [(f">{name} {part}", f"{name.lower()}_{part}_seconds", _time) for name, part in shown]
     return [*columns, *([("", "verdict", text)] if limited else [])]
+
+
+def _time(value: Any) -> str:
+    return value if value == OVERLOADED else duration(value)
 
 
 def finalist_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -63,6 +68,9 @@ def finalist_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         else:
             each = replica_split(row)
             layout = f"{row['replicas']} x {each}" if (row["replicas"] or 1) > 1 else f"{alone}{each}"
+        if not row["keeps_up"]:
+            # These times grow for as long as one simulates.
+            row = {key: OVERLOADED if key.startswith(("ttft_", "e2e_")) else value for key, value in row.items()}
         rows.append({**row, "layout": layout, "verdict": "passes" if row["passes"] else "misses"})
     return rows
 
@@ -80,3 +88,45 @@ def print_finalists(document: dict[str, Any], console: Console) -> None:
     console.print(f"\nSimulated with {requests} requests{again}:\n")
     columns = finalist_columns(document)
     print_table(rows, columns, console)
+
+
+def question_of(document: Mapping[str, Any]) -> str:
+    """The lengths of the requests, the load and the engine as text."""
+    lengths, targets = document["lengths"], document["targets"]
+    parts = [f"{count(lengths['input_tokens'])} tokens in, {count(lengths['output_tokens'])} out"]
+    if lengths["file"]:
+        parts[0] += f" (means of {count(lengths['num_requests'])}; the longest has {count(lengths['longest_tokens'])})"
+    if document.get("prefix_tokens"):
+        parts[0] += f", the first {count(document['prefix_tokens'])} in common"
+    if document["trace"]:
+        mean, peak = (rate(document["trace"][f"{name}requests_per_second"]) for name in ("", "peak_"))
+        parts.append(f"{mean} requests per second" + (f", {peak} in the busiest minute" if peak != mean else ""))
+    elif targets["concurrency"]:
+        parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
+    else:
+        parts.append(f"{rate(targets['requests_per_second'])} requests per second")
+    if document["headroom"]:
+        parts[-1] += f" and {document['headroom']:.0%} more"
+    if len(document["engines"]) == 1:
+        parts.append(document["engines"][0])
+    return ", ".join(parts)
+
+
+def targets_text(targets: Mapping[str, Any]) -> str:
+    """The limits as text, such as `TTFT p99 <= 1 s and TPOT <= 40 ms`. Empty without any."""
+    return " and ".join(
+        f"{name} <= {duration(limit)}" if statistic == "mean" else f"{name} {statistic} <= {duration(limit)}"
+        for name, statistic, limit in limits_of(targets)
+    )
+
+
+def layout_of(row: Mapping[str, Any]) -> str:
+    """The replicas and how each is split, such as `2 x tp 4 x pp 2`, or both pools."""
+    if not row["fits"]:
+        return "-"
+    if row.get("disaggregated") is not None:
+        from kvcalc.output.human.split_pools import pools_text
+
+        return pools_text(row["disaggregated"])
+    each = replica_split(row)
+    return f"{row['replicas']} x {each}" if row["replicas"] > 1 else each

@@ -8,7 +8,15 @@ from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.human.figures import count, duration, percent, rate, span, text
-from kvcalc.output.human.finalists import limits_of, print_finalists, replica_split, simulated_columns
+from kvcalc.output.human.finalists import (
+    layout_of,
+    limits_of,
+    print_finalists,
+    question_of,
+    replica_split,
+    simulated_columns,
+    targets_text,
+)  # fmt: skip
 from kvcalc.output.human.tables import Column, print_table
 from kvcalc.writing import shell
 
@@ -18,9 +26,10 @@ _WIDTH = 78
 def render(document: dict[str, Any], console: Console) -> None:
     """Print the layouts side by side, the reasons why devices have none, and the commands of the best layout."""
     rows, best = document["plans"], document["best"]
-    console.print(Text.assemble((document["model"]["name"], "bold"), f"  {_question(document)}"))
-    for line in _targets(document["targets"]):
-        console.print(line)
+    console.print(Text.assemble((document["model"]["name"], "bold"), f"  {question_of(document)}"))
+    if wanted := targets_text(document["targets"]):
+        judged = "the upper end of the range" if document["targets"]["confidence"] > 50 else "the point estimate"
+        console.print(f"{wanted}, at {judged}")
     console.print()
     if best is not None:
         _layouts(document, console)
@@ -49,7 +58,10 @@ def render(document: dict[str, Any], console: Console) -> None:
         for place, row in enumerate(document["commands"]):
             each = f", each of {row['replicas']} replicas" if row["replicas"] > 1 else ""
             where = f"or {row['gpu']} with {row['engine']}" if place else row["gpu"]
-            _print_command(f"{where}{each}:", row["command"], console)
+            if row["nodes"] is None:
+                _print_command(f"{where}{each}:", row["command"], console)
+            for number, command in enumerate(row["nodes"] or ()):
+                _print_command(f"{where}{each}, machine node-{number}:", command, console)
 
 
 def _layouts(document: dict[str, Any], console: Console) -> None:
@@ -61,7 +73,7 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
             **row,
             "gpu": f"{row['gpu']} *" if has_choice and row == best else row["gpu"],
             "fit": "tight" if row["verdict"] == "tight" else "",
-            "layout": _layout(row),
+            "layout": layout_of(row),
             "range": span(row["tpot_seconds"], row["tpot_low_seconds"], row["tpot_high_seconds"]),
         }
         for row in rows
@@ -162,49 +174,6 @@ def _reasons(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
             name = f"{row['gpu']} with {row['engine']}" if several else row["gpu"]
             found.setdefault(row["reason"], []).append(name)
     return found
-
-
-def _question(document: dict[str, Any]) -> str:
-    lengths, targets = document["lengths"], document["targets"]
-    parts = [f"{count(lengths['input_tokens'])} tokens in, {count(lengths['output_tokens'])} out"]
-    if lengths["file"]:
-        parts[0] += f" (means of {count(lengths['num_requests'])}; the longest has {count(lengths['longest_tokens'])})"
-    if document.get("prefix_tokens"):
-        parts[0] += f", the first {count(document['prefix_tokens'])} in common"
-    if document["trace"]:
-        mean, peak = (rate(document["trace"][f"{name}requests_per_second"]) for name in ("", "peak_"))
-        parts.append(f"{mean} requests per second" + (f", {peak} in the busiest minute" if peak != mean else ""))
-    elif targets["concurrency"]:
-        parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
-    else:
-        parts.append(f"{rate(targets['requests_per_second'])} requests per second")
-    if document["headroom"]:
-        parts[-1] += f" and {document['headroom']:.0%} more"
-    if len(document["engines"]) == 1:
-        parts.append(document["engines"][0])
-    return ", ".join(parts)
-
-
-def _targets(targets: dict[str, Any]) -> list[str]:
-    """A line with the longest allowed times, and the estimate they apply to. No line if there are none."""
-    parts = [
-        f"{name} up to {duration(limit)}" if statistic == "mean" else f"{name} {statistic} up to {duration(limit)}"
-        for name, statistic, limit in limits_of(targets)
-    ]
-    judged = "at the upper end of the range" if targets["confidence"] > 50 else "at the point estimate"
-    return [f"{', '.join(parts)}, {judged}"] if parts else []
-
-
-def _layout(row: dict[str, Any]) -> str:
-    """The replicas and how each is split, such as `2 x tp 4 x pp 2`, or both pools."""
-    if not row["fits"]:
-        return "-"
-    if row.get("disaggregated") is not None:
-        from kvcalc.output.human.split_pools import pools_text
-
-        return pools_text(row["disaggregated"])
-    each = replica_split(row)
-    return f"{row['replicas']} x {each}" if row["replicas"] > 1 else each
 
 
 def _money(value: float | None) -> str:

@@ -30,6 +30,7 @@ class Table(rich.table.Table):
 
     labels: list[str]
     optional: Sequence[str]
+    comfortable = _COMFORTABLE
 
     def fit(self, width: int) -> list[str]:
         """Leave out columns and fold the first one until the table has `width` columns. Returns what was left out."""
@@ -37,7 +38,7 @@ class Table(rich.table.Table):
         names = self.columns[0].justify == "left"
         for column in self.columns:
             column.no_wrap = column is self.columns[0] or self._least(column) == self._widest(column)
-        while self._width(_COMFORTABLE if names else None) > width and (place := self._next()) is not None:
+        while self._width(self.comfortable if names else None) > width and (place := self._next()) is not None:
             del self.columns[place]
             left_out.append(self.labels.pop(place))
         if names and self._width() > width:

@@ -12,14 +12,16 @@ from kvcalc.output.human.figures import (
     duration,
     percent,
     rate,
+    room,
     short_duration,
     size,
     text,
 )
-from kvcalc.output.human.finalists import finalist_columns, finalist_rows
 from kvcalc.output.paths import scalars
-from kvcalc.output.report.charts import Axis, Line, lines
-from kvcalc.output.report.page import Answer, Code, Facts, Figure, Section, Table, Text
+from kvcalc.output.report.charts import Axis, Line, bars, lines
+from kvcalc.output.report.deployment import check, money, plan
+from kvcalc.output.report.load import load_section
+from kvcalc.output.report.page import Answer, Facts, Figure, Section, Table, Text
 from kvcalc.output.report.parts import (
     Document,
     facts_of,
@@ -62,8 +64,11 @@ def _estimate(document: Document) -> Answer:
         ]
     )
     sections.append(Section("KV cache", [totals, *formulas]))
-    if document["throughput"] is not None:
-        sections.append(step_section(document["throughput"]))
+    speed = document["throughput"]
+    if speed is not None:
+        sections.append(step_section(speed))
+        curve = load_section(document.get("load_curve", ()), "clients", document["workload"]["concurrency"], ())
+        sections += [curve] if curve is not None else []
     variants = table_of(
         "The same model with other attention", [row for row in document["variants"] if row["reason"] is None],
         [("attention", "attention", str.upper), (">KV heads", "num_kv_heads", count), (">total", "total_bytes", size),
@@ -84,54 +89,6 @@ def _settings(engine: Mapping[str, Any]) -> Facts:
     return facts_of((name, None if value is None else bare(value)) for name, value in values)
 
 
-def _plan(document: Document) -> Answer:
-    plans, best = document["plans"], document["best"]
-    lengths, targets = document["lengths"], document["targets"]
-    columns: list[Any] = [
-        ("device", "gpu", text), ("engine", "engine", text), (">devices", "num_devices", count),
-        (">tp", "tensor_parallel_size", count), (">pp", "pipeline_parallel_size", count),
-        (">replicas", "replicas", count),
-        (">TTFT", "ttft_seconds", duration), (">TPOT", "tpot_seconds", duration), (">tok/s", "tokens_per_second", rate),
-        (">per hour", "cost_per_hour", _money), (">per 1M tokens out", "cost_per_million_output_tokens", _money),
-        ("why not", "reason", text),
-    ]  # fmt: skip
-    sections = [Section("Layouts", [table_of("One row for each kind of device", plans, columns, _place(plans, best))])]
-    if document["finalists"]:
-        title = "Each layout at the end of the range that is judged"
-        sections.append(
-            Section("Simulated layouts", [table_of(title, finalist_rows(document), finalist_columns(document))])
-        )
-    if best is not None:
-        own = (best.get("disaggregated") or {}).get("commands", {})
-        commands = [Code(command) for command in (*own.values(), *(row["command"] for row in document["commands"]))]
-        sections.append(Section(f"Commands for {best['gpu']}", commands))
-    load = (
-        count(targets["concurrency"])
-        if targets["concurrency"]
-        else f"{rate(targets['requests_per_second'])} per second"
-    )
-    if document["trace"]:
-        load = f"{rate(document['trace']['requests_per_second'])} per second, {load} in the busiest minute"
-    subtitle = f"{count(lengths['input_tokens'])} tokens in, {count(lengths['output_tokens'])} out; requests: {load}"
-    verdict, tone = "Nothing fits.", "bad"
-    if best is not None:
-        devices = _devices_of(best)
-        verdict, tone = f"{devices}: {rate(best['tokens_per_second'])} output tokens per second.", "good"
-    return Answer(document["model"]["name"], subtitle, verdict, tone, sections, warnings_of(document))
-
-
-def _devices_of(row: Document) -> str:
-    """The devices of a layout, such as `8 x h100-sxm`, or those of both pools if they are on different kinds."""
-    pools = [row["disaggregated"][role] for role in ("prefill", "decode")] if row.get("disaggregated") else []
-    if len({pool["gpu"] for pool in pools}) < 2:
-        pools = [row]
-    return " + ".join(f"{pool['num_devices']} x {pool['gpu']}" for pool in pools)
-
-
-def _place(rows: list[Document], best: Document | None) -> int | None:
-    return None if best is None else next((place for place, row in enumerate(rows) if row == best), None)
-
-
 def _sweep(document: Document) -> Answer:
     points = document["points"][:_MOST_ROWS]
     columns: list[Any] = [
@@ -150,7 +107,7 @@ def _sweep(document: Document) -> Answer:
             Line(line["label"], [(x, y) for x, y in zip(chart["contexts"], line["bytes"]) if y is not None])
             for line in chart["lines"]
         ]
-        limits = [(f"{size(row['bytes'])} {row['label']}", float(row["bytes"])) for row in chart["capacities"]]
+        limits = [(f"{room(row['bytes'])} {row['label']}", float(row["bytes"])) for row in chart["capacities"]]
         svg = lines("Memory of the cache on one device, over the context", _TOKENS, _BYTES, series, limits)
         legend = [line.label for line in series] if svg else []
     part = Figure(svg, table, legend) if svg else table
@@ -174,14 +131,21 @@ def _measure(document: Document) -> Answer:
         (">held bytes", "held_bytes", count), (">tokens/s", "tokens_per_second", rate),
         (">step p50", "step", short_duration), (">p90", "p90", short_duration),
         (">KV read", "kv_read_bytes_per_second", byte_rate), ("kernel", "backend", text),
+        ("self-check", "verified", lambda check: "ok" if check["ok"] else f"off by {check['max_abs_error']}"),
     ]  # fmt: skip
-    sections = [Section("Runs", [table_of("Predicted and measured", rows, columns)])] if runs else []
+    sections = []
+    if runs:
+        svg = bars("Time of a step", [(row["attention"].upper(), row["step"]) for row in rows], short_duration)
+        sections.append(Section("Runs", [Figure(svg, table_of("Predicted and measured", rows, columns))]))
     if document["curve"]:
         sections.append(Section("Over the context", [_measured_curve(document["curve"])]))
     roof = document["roof"]
     sections.append(Section("Roofs of the device", [facts_of([("reads", byte_rate(roof["read_bytes_per_second"]))])]))
-    subtitle = ", ".join([f"{device['kind']} ({device['name']})", *describe_workload(workload)])
+    subtitle = ", ".join([f"{device['kind']} ({device['name']})", *describe_workload(workload), workload["dtype"]])
     verdict = "Held and predicted bytes differ." if differ else "Held and predicted bytes are equal."
+    failed = [run["attention"].upper() for run in runs if not run["verified"]["ok"]]
+    if failed:
+        differ, verdict = runs, f"The self-check of {', '.join(failed)} failed."
     return Answer(
         document["model"]["name"], subtitle, verdict, "bad" if differ else "good", sections, warnings_of(document)
     )  # fmt: skip
@@ -213,19 +177,21 @@ def _prefix(document: Document) -> Answer:
         (">tokens", "cache_tokens", count),
         (">hits", "hit_rate", _share), (">prefill saved", "saved_prefill_share", _share),
         (">saved per prompt", "saved_ttft_seconds", duration), (">saved GPU seconds", "saved_gpu_seconds", rate),
-        (">device cost", "device_cost_per_gpu_second", _money), (">cpu cost", "cpu_cost_per_gpu_second", _money),
-        (">disk cost", "disk_cost_per_gpu_second", _money),
+        (">device cost", "device_cost_per_gpu_second", money), (">cpu cost", "cpu_cost_per_gpu_second", money),
+        (">disk cost", "disk_cost_per_gpu_second", money),
     ]  # fmt: skip
     if trace["sampling_rate"] < 1:
         columns[4:4] = [(">low", "hit_rate_low", _share), (">high", "hit_rate_high", _share)]
     rows = document["curve"]
     table = table_of("What a cache of each size finds", rows, columns)
-    series = [Line("hits", [(row[key], row["hit_rate"]) for row in rows])]
+    # The knee is a point of the line.
+    points = sorted({(row[key], row["hit_rate"]) for row in (*rows, knee)})
+    series = [Line("hits", points)]
     if trace["sampling_rate"] < 1:
         series += [Line(name, [(row[key], row[f"hit_rate_{name}"]) for row in rows]) for name in ("low", "high")]
-    across = Axis("memory for the cache", lambda value: size(int(value))) if has_bytes else _TOKENS
+    across = Axis("memory for the cache", round_size, is_bytes=True) if has_bytes else Axis("cache, tokens", count)
     svg = lines(
-        "Hit rate over the size of the cache", across, Axis("hits", _share), series, marks=[("knee", knee[key])]
+        "Hit rate over the size of the cache", across, Axis("hits", percent), series, marks=[("knee", float(knee[key]))]
     )
     legend = [line.label for line in series] if len(series) > 1 else []
     sections = [Section("Hits", [Figure(svg, table, legend) if svg else table])]
@@ -263,17 +229,19 @@ def _any(document: Document) -> Answer:
     return Answer(title, "", "", "plain", [*sections, Section("Figures", [Facts(rows)])], warnings_of(document))
 
 
+def round_size(value: float) -> str:
+    """Bytes without decimals that are zero, for the ticks of an axis."""
+    number, unit = size(int(value)).split()
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
 def _share(value: float) -> str:
     return f"{value:.1%}"
 
 
-def _money(value: float) -> str:
-    return f"{value:,.2f}" if value >= 0.1 or not value else f"{value:.2g}"
-
-
 _TOKENS = Axis("context, tokens", lambda value: f"{value:,.0f}")
-_BYTES = Axis("memory on one device", lambda value: size(int(value)))
+_BYTES = Axis("memory on one device", round_size, is_bytes=True)
 _ANSWERS: dict[str, Callable[[Document], Answer]] = {
-    "estimate": _estimate, "plan": _plan, "sweep": _sweep, "measure": _measure, "prefix": _prefix,
+    "estimate": _estimate, "plan": plan, "check": check, "sweep": _sweep, "measure": _measure, "prefix": _prefix,
     "simulate": simulation,
 }  # fmt: skip

@@ -9,8 +9,8 @@ from kvcalc.output.report.style import stroke
 from kvcalc.records import NamedTuple
 from kvcalc.writing.html import Markup, element, joined
 
-_WIDTH, _HEIGHT, _BAR_HEIGHT = 720, 320, 44
-_LEFT, _RIGHT, _TOP, _BOTTOM = 100, 16, 16, 44
+_WIDTH, _HEIGHT, _BAR_HEIGHT, _ROW_HEIGHT = 720, 320, 44, 28
+_LEFT, _RIGHT, _TOP, _BOTTOM = 100, 60, 30, 56
 # An axis is logarithmic if its ends are this many times apart, unless it is always linear. Those begin at 0.
 _LOGARITHMIC = 8
 
@@ -23,11 +23,15 @@ class Line(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """An axis: its label, how its values are written, and whether it is never logarithmic, as for time."""
+    """An axis: its label, how its values are written, and whether it is never logarithmic, as for time.
+
+    `is_bytes`: its steps are round in powers of 1024.
+    """
 
     label: str
     write: Callable[[float], str]
     is_linear: bool = False
+    is_bytes: bool = False
 
 
 def bar(title: str, parts: Sequence[tuple[str, float, str]], end: float | None = None) -> Markup:
@@ -44,19 +48,33 @@ def bar(title: str, parts: Sequence[tuple[str, float, str]], end: float | None =
     return _svg(title, _BAR_HEIGHT, drawn)
 
 
+def bars(title: str, rows: Sequence[tuple[str, float]], write: Callable[[float], str]) -> Markup:
+    """A bar for each row, all on one scale, with its name before it and its value behind it."""
+    most = max((amount for _, amount in rows), default=0) or 1
+    drawn: list[Markup] = []
+    for place, (name, amount) in enumerate(rows):
+        top, width = place * _ROW_HEIGHT, (_WIDTH - 2 * _LEFT) * amount / most
+        drawn.append(_label(name, _LEFT - 8, top + 18, None, "end"))
+        drawn.append(element("rect", class_="f0", x=_LEFT, y=top + 4, width=f"{width:.1f}", height=_ROW_HEIGHT - 8))
+        drawn.append(_label(write(amount), _LEFT + width + 6, top + 18))
+    return _svg(title, _ROW_HEIGHT * max(len(rows), 1), drawn)
+
+
 def lines(
     title: str, across: Axis, up: Axis, series: Sequence[Line], limits: Sequence[tuple[str, float]] = (),
     marks: Sequence[tuple[str, float]] = (),
 ) -> Markup:  # fmt: skip
     """Lines over x. `limits` are horizontal lines and `marks` vertical ones, with labels. Empty without points."""
-    xs = [x for line in series for x, _ in line.points]
+    xs = [x for line in series for x, _ in line.points] + [x for _, x in marks]
     ys = [y for line in series for _, y in line.points] + [y for _, y in limits]
     if len(set(xs)) < 2:
         return joined([])
     is_wide = not across.is_linear and min(xs) > 0 and max(xs) >= _LOGARITHMIC * min(xs)
     x_scale = _Scale(0.0 if across.is_linear else min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, is_wide)
     is_log = not up.is_linear and min(ys) > 0 and max(ys) >= 10 * _LOGARITHMIC * min(ys)
-    y_scale = _Scale(min(ys) if is_log else 0.0, max(ys) or 1.0, _HEIGHT - _BOTTOM, _TOP, is_log)
+    # Above the highest limit there is room for its label.
+    top = max(ys) * (1.0 if not limits else 1.5 if is_log else 1.1)
+    y_scale = _Scale(min(ys) if is_log else 0.0, top or 1.0, _HEIGHT - _BOTTOM, _TOP, is_log)
     drawn = [*_grid(x_scale, y_scale, across, up)]
     for label, y in limits:
         at = y_scale.place(y)
@@ -65,7 +83,8 @@ def lines(
     for label, x in marks:
         at = x_scale.place(x)
         drawn.append(_limit(f"M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"))
-        drawn.append(_label(label, at + 4, _TOP + 10))
+        is_right = at > (_LEFT + _WIDTH) / 2
+        drawn.append(_label(label, at + (-4 if is_right else 4), _TOP + 12, anchor="end" if is_right else None))
     for number, line in enumerate(series):
         path = "L".join(f"{x_scale.place(x):.1f} {y_scale.place(y):.1f}" for x, y in line.points)
         drawn.append(element("path", element("title", line.label), **stroke(number), d=f"M{path}"))
@@ -94,14 +113,18 @@ class _Scale:
         share = (value - low) / (high - low) if high > low else 0.0
         return self._start + (self._end - self._start) * min(max(share, 0.0), 1.0)
 
-    def ticks(self, most: int) -> list[float]:
-        """Round values within the ends: powers of two, or steps of 1, 2 or 5 times a power of ten."""
+    def ticks(self, most: int, *, is_bytes: bool = False) -> list[float]:
+        """Round values within the ends: powers of two, or steps of 1, 2 or 5 times a power of ten.
+
+        With `is_bytes`, the steps are so many KiB, MiB or GiB.
+        """
         if self.is_log:
             first, last = ceil(log2(self.low)), int(log2(self.high))
             step = max(1, ceil((last - first + 1) / most))
             return [2.0**power for power in range(first, last + 1, step)]
         size = (self.high - self.low) / most
-        unit = 10.0 ** int(log10(size) // 1)
+        whole = 1024.0 ** max(int(log2(size) // 10), 0) if is_bytes and size > 0 else 1.0
+        unit = whole * 10.0 ** int(log10(size / whole) // 1)
         step_size = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= size)
         first = ceil(self.low / step_size)
         return [step_size * number for number in range(first, int(self.high / step_size) + 1)]
@@ -110,14 +133,14 @@ class _Scale:
 def _grid(x_scale: _Scale, y_scale: _Scale, across: Axis, up: Axis) -> list[Markup]:
     bottom = _HEIGHT - _BOTTOM
     drawn = [_axis(f"M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}")]
-    for value in y_scale.ticks(5):
+    for value in y_scale.ticks(5, is_bytes=up.is_bytes):
         y = y_scale.place(value)
         drawn.append(_axis(f"M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"))
         drawn.append(_label(up.write(value), _LEFT - 8, y + 4, None, "end"))
-    for value in x_scale.ticks(6):
-        drawn.append(_label(across.write(value), x_scale.place(value), bottom + 18, None, "middle"))
-    drawn.append(_label(across.label, _WIDTH - _RIGHT, bottom + 36, anchor="end"))
-    drawn.append(_label(up.label, _LEFT + 6, _TOP - 4))
+    for value in x_scale.ticks(6, is_bytes=across.is_bytes):
+        drawn.append(_label(across.write(value), x_scale.place(value), bottom + 20, None, "middle"))
+    drawn.append(_label(across.label, _WIDTH - _RIGHT, bottom + 44, anchor="end"))
+    drawn.append(_label(up.label, _LEFT, _TOP - 8))
     return drawn
 
 

@@ -11,6 +11,9 @@ from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.writing.html import Markup, element, joined, page
 
+# The rows of a chart's table that are shown at once, and the characters of a cell on one line.
+_MOST_UNFOLDED, _LONGEST_CELL = 12, 32
+
 
 class Facts(NamedTuple):
     """Pairs of a name and a value."""
@@ -30,10 +33,10 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A chart, as SVG, the names of its lines, and the table with its figures."""
+    """A chart, as SVG, the names of its lines, and the table with its figures, unless another chart has it."""
 
     svg: Markup
-    table: Table
+    table: Table | None
     legend: Sequence[str] = ()
 
 
@@ -104,10 +107,18 @@ def _part(part: Part) -> Markup:
     if isinstance(part, Table):
         return _table(part)
     if isinstance(part, Figure):
-        return _around("figure", [part.svg, *_legend(part.legend), _table(part.table)])
+        return _around("figure", [part.svg, *_legend(part.legend), *([_folded(part.table)] if part.table else [])])
     if isinstance(part, Code):
         return _code(part.text)
     return element("p", part.text)
+
+
+def _folded(table: Table) -> Markup:
+    """The figures of a chart, which a reader opens if there are many."""
+    if len(table.rows) <= _MOST_UNFOLDED:
+        return _table(table)
+    summary = element("summary", f"{table.caption}: {len(table.rows):,} rows")
+    return _around("details", [summary, _table(table)])
 
 
 def _code(text: str) -> Markup:
@@ -141,6 +152,11 @@ def _cells(
 ) -> list[Markup]:  # fmt: skip
     """Cells of a row. `first` comes before the text of the first one."""
     return [
-        element(name, *(first if place == 0 else ()), text, class_="number" if is_number else None, **attributes)
+        element(name, *(first if place == 0 else ()), text, class_=_kind(text, is_number), **attributes)
         for place, (text, is_number) in enumerate(zip(texts, numbers))
     ]
+
+
+def _kind(text: str, is_number: bool) -> str | None:
+    """The class of a cell: numbers are aligned, and long text may break between words."""
+    return "number" if is_number else "words" if len(text) > _LONGEST_CELL else None

@@ -13,6 +13,7 @@ from kvcalc.output.human.figures import (
     duration,
     name_engine,
     rate,
+    room,
     size,
     span,
     split,
@@ -68,7 +69,7 @@ def verdict_of(fit: Document | None) -> tuple[str, str]:
     if not fit["fits"]:
         return "It does not fit.", "bad"
     words = "It fits" if fit["verdict"] == "fits" else "It fits, but the margin is within the error of the estimate"
-    return f"{words}: {size(fit['kv_cache_memory_bytes'])} per device for the KV cache.", "good"
+    return f"{words}: {room(fit['kv_cache_memory_bytes'])} per device for the KV cache.", "good"
 
 
 def memory_section(fit: Document) -> Section:
@@ -88,13 +89,13 @@ def memory_section(fit: Document) -> Section:
     rows = [
         (
             "missing" if line["bytes"] < 0 else line["name"],
-            size(abs(line["bytes"])),
+            room(line["bytes"]) if line["kind"] == "free" and line["bytes"] > 0 else size(abs(line["bytes"])),
             count(abs(line["bytes"])),
             f"{100 * abs(line['bytes']) / device:.1f} %",
         )
         for line in lines
     ]
-    caption = f"One device of {size(device)}"
+    caption = f"One device of {room(device)}"
     table = Table(caption, ["part", ">size", ">bytes", ">share"], rows, swatches=classes)
     return Section("Memory of one device", [Figure(bar("Memory of one device", drawn, device), table), limits])
 

@@ -7,6 +7,7 @@ from typing import Any
 from kvcalc.output.human.figures import count, duration, name_engine, rate
 from kvcalc.output.human.simulate import NAMES, describe_limits, describe_load, describe_state
 from kvcalc.output.report.charts import Axis, Line, lines
+from kvcalc.output.report.load import load_section
 from kvcalc.output.report.page import Answer, Figure, Section, Table, Text
 from kvcalc.output.report.parts import Document, devices_of, facts_of, table_of, warnings_of
 
@@ -20,7 +21,18 @@ _PERCENTILES: list[Any] = [
 
 def simulation(document: Document) -> Answer:
     """What the report of a simulation shows."""
-    results = document["results"]
+    results, load = document["results"], document["load"]
+    unit, asked = (
+        ("clients", load["concurrency"])
+        if load["concurrency"]
+        else ("requests per second", load["requests_per_second"] or results["requests_per_second"])
+    )
+    # A good request has each of its own times within the limits, so every percentile is drawn with them.
+    limits = [
+        (metric.upper(), "each", document["limits"][f"max_{metric}_seconds"]) for metric in ("ttft", "tpot")
+        if document["limits"][f"max_{metric}_seconds"] is not None
+    ]  # fmt: skip
+    curve = load_section(document.get("load_curve", ()), unit, asked, limits)
     facts = facts_of(
         [
             ("requests per second", rate(results["requests_per_second"])),
@@ -33,6 +45,7 @@ def simulation(document: Document) -> Answer:
     sections = [
         Section("Rates", [facts]),
         Section("Times", [table_of("What clients see", document["times"], _PERCENTILES)]),
+        *([curve] if curve is not None else []),
         Section("Over time", [*_charts(document), *(Text(f"{text}.") for text in describe_state(document))]),
     ]
     subtitle = [name_engine(document["engine"]), devices_of(document) or "", describe_load(document["load"])]
@@ -53,6 +66,8 @@ def _good(document: Document) -> str | None:
 def _verdict(document: Document) -> tuple[str, str]:
     results = document["results"]
     good, requests = results["good_requests"], results["requests"]
+    if not results["keeps_up"]:
+        return "Overloaded: requests arrive faster than they are served.", "bad"
     if good is None:
         tokens = rate(results["tokens_per_second"])
         return f"{rate(results['requests_per_second'])} requests and {tokens} tokens per second.", "plain"

@@ -9,6 +9,7 @@ from kvcalc.errors import UsageError
 from kvcalc.notes import describe_notes
 from kvcalc.planning.answers.estimate import answer, answer_case
 from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.cases.layout import over_machines
 from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.load import at_load
 from kvcalc.question.question import Question
@@ -58,7 +59,12 @@ def _smallest(case: Case) -> documents.SmallestLayout | None:
     first = (asked.tensor_parallel_size or 1) + 1
     for size in range(first, min(heads, _MOST_RANKS) + 1):
         if heads % size == 0:
-            found = _layout_that_fits(case, asked._replace(tensor_parallel_size=size))
+            there = case.devices._replace(num_devices=size)
+            within, stages = over_machines(asked, there) if asked.pipeline_parallel_size == 1 else (None, 1)
+            split = asked._replace(
+                tensor_parallel_size=within or size, pipeline_parallel_size=asked.pipeline_parallel_size * stages
+            )
+            found = _layout_that_fits(case, split)
             if found is not None:
                 return found
     return None

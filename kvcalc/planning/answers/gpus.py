@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from kvcalc.errors import UsageError, nearest
 from kvcalc.model.memo import remembered
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Gpu, all_gpus, find_gpu
+from kvcalc.units import format_size
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -16,9 +18,25 @@ if TYPE_CHECKING:
 _VENDORS = {vendor: place for place, vendor in enumerate(("NVIDIA", "AMD", "Intel", "Google", "Apple"))}
 
 
-def list_gpus() -> documents.Gpus:
-    """All devices, sorted by vendor and then by memory, the largest first."""
-    known = sorted(all_gpus(), key=_place)
+def list_gpus(vendor: str | None = None, least_bytes: int = 0) -> documents.Gpus:
+    """All devices, sorted by vendor and then by memory, the largest first.
+
+    `vendor` selects one vendor, and `least_bytes` the devices with at least this much memory. UsageError (exit 2) if
+    there is none.
+    """
+    everything = sorted(all_gpus(), key=_place)
+    vendors = [str(gpu.vendor) for gpu in everything]
+    if vendor is not None and vendor.casefold() not in map(str.casefold, vendors):
+        hint = nearest(vendor, vendors) or f"vendors: {', '.join(dict.fromkeys(vendors))}"
+        raise UsageError(f"--vendor {vendor[:60]!r}: no such vendor", hint)
+    known = [
+        gpu for gpu in everything
+        if vendor is None or vendor.casefold() == str(gpu.vendor).casefold()
+        if gpu.memory_bytes >= least_bytes
+    ]  # fmt: skip
+    if not known:
+        largest = format_size(max(gpu.memory_bytes for gpu in everything), capacity=True)
+        raise UsageError("no device has this much memory", f"the largest has {largest}")
     return {
         "schema_version": SCHEMA_VERSION,
         "gpus": list(map(_describe_listed, known)),

@@ -13,7 +13,16 @@ from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.workload import Workload
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.counts import Layout
-from kvcalc.throughput.hardware import LOCAL, Devices, Gpu, find_devices, find_gpu, own_gpu
+from kvcalc.throughput.hardware import (
+    LOCAL,
+    Devices,
+    Gpu,
+    find_devices,
+    find_gpu,
+    joined_devices,
+    machine_devices,
+    own_gpu,
+)
 from kvcalc.throughput.speed import check_layout
 from kvcalc.units import parse_count
 
@@ -99,6 +108,23 @@ def count_replicas(num_devices: int, workload: Workload) -> int:
     return replicas
 
 
+def over_machines(question: Question, devices: Devices) -> tuple[int | None, int]:
+    """The tensor-parallel size and the stages for devices that no fast link joins. None and 1 if a link joins them.
+
+    Tensor parallelism stays within a machine, and every machine is a stage, as vLLM and SGLang advise: the ranks of a
+    stage add up their results twice in every layer. If the model or the engine cannot be cut so, the size is None.
+    """
+    engine, model = engine_class(question.engine), question.model
+    joined = max(joined_devices(devices.gpu), machine_devices(devices.gpu))
+    machines, rest = divmod(devices.num_devices, joined)
+    has_experts = question.speed is not None and question.speed.expert_parallel_size is not None
+    if machines < 2 or rest or has_experts or not (engine.splits_heads and engine.splits_layers):
+        return None, 1
+    if machines > model.num_layers or model.attention.num_heads % joined:
+        return None, 1
+    return joined, machines
+
+
 def completed(question: Question) -> Question:
     """The question with the values that follow from the devices and the requests: the split and the context.
 
@@ -109,10 +135,13 @@ def completed(question: Question) -> Question:
         question.pipeline_parallel_size, question.data_parallel_size,
     )  # fmt: skip
     question = question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
-    if question.devices is None:
+    if devices is None:
         return question
     copies, replicas = prompt_ranks_of(question.engine_settings), question.data_parallel_size
-    devices, size = lay_out(question.devices, size, stages, replicas, copies)
+    if (size, stages, copies, replicas) == (None, 1, 1, 1):
+        size, stages = over_machines(question, devices)
+        question = question._replace(pipeline_parallel_size=stages)
+    devices, size = lay_out(devices, size, stages, replicas, copies)
     return with_requests(question._replace(devices=devices, tensor_parallel_size=size))
 
 

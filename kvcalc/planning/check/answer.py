@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError, ModelError
 from kvcalc.notes import Note, describe_notes
@@ -35,8 +35,9 @@ def check(
     DoesNotFitError (exit 4) for one that the engine does not split this way.
     """
     read = server.read()
-    if server.num_devices is not None and devices.num_devices == 1:
-        devices = devices._replace(num_devices=server.num_devices)
+    number = server.num_devices
+    if number is not None and (devices.num_devices == 1 or number > devices.num_devices):
+        devices = devices._replace(num_devices=number)
     if devices.num_devices > 1:
         devices = devices._replace(num_devices=devices.num_devices * read.nodes)
     has_lengths = input_tokens is not None and output_tokens is not None
@@ -131,12 +132,11 @@ def _changes(
             values = {ours: theirs for theirs, ours in reader.values.get("kv_dtype", {}).items()}
             yield {"option": reader.flag_for("kv_dtype"), "value": values.get(_SMALLER_CACHE, _SMALLER_CACHE)}
     smallest = found["smallest"]
-    if (
-        smallest
-        and "tensor_parallel_size" in names
-        and smallest["pipeline_parallel_size"] == question.pipeline_parallel_size
-    ):
-        yield {"option": reader.flag_for("tensor_parallel_size"), "value": str(smallest["tensor_parallel_size"])}
+    # One option changes: more devices in a machine, or more machines.
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    changed = [size for size in sizes if smallest and cast(Any, smallest)[size] != getattr(question, size)]
+    if smallest and len(changed) == 1 and changed[0] in names:
+        yield {"option": reader.flag_for(changed[0]), "value": str(cast(Any, smallest)[changed[0]])}
     if found["offload"] is not None:
         layers, experts = found["offload"]["n_gpu_layers"], found["offload"]["n_cpu_moe"]
         for moved, option in ((layers, "--n-gpu-layers"), (experts, "--n-cpu-moe")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from kvcalc.engines.reading import Read, Reader, readers
@@ -42,6 +43,13 @@ class Server(NamedTuple):
     release: str | None = None
     num_devices: int | None = None
 
+    @property
+    def is_worker(self) -> bool:
+        """Whether it is a machine of a replica that another command starts."""
+        return "--headless" in self.words or any(
+            word == "--node-rank" and rank != "0" for word, rank in pairwise(self.words)
+        )
+
     def read(self) -> Read:
         """What the command says. Raises UsageError (exit 2)."""
         return self.reader.read(self.words, self.environment, self.files, self.release)
@@ -51,7 +59,8 @@ def servers_in(text: str) -> list[Server]:
     """The servers that a script, a compose file or a manifest starts."""
     documents = read_documents(text)
     found = [server for document in documents for server in _in_document(document)]
-    return found or servers_of_script(text)
+    found = found or servers_of_script(text)
+    return [server for server in found if not server.is_worker] or found
 
 
 def choose_server(text: str, service: str | None) -> Server:
@@ -102,7 +111,8 @@ def server_of(
     for reader in readers():
         place = program_end(reader, words)
         if place is not None:
-            return [Server(reader, words[place:], environment, files, release=_release(image))]
+            number = _mpi_ranks(words[:place])
+            return [Server(reader, words[place:], environment, files, None, _release(image), number)]
     own = None if image is None else _of_image(image)
     if own is not None:
         return [Server(own, words, environment, files, release=_release(image))]
@@ -117,6 +127,12 @@ def program_end(reader: Reader, words: Sequence[str]) -> int | None:
             if tuple(here) == program:
                 return begin + len(program)
     return None
+
+
+def _mpi_ranks(words: Sequence[str]) -> int | None:
+    """The processes that mpirun starts, one for each device."""
+    after = pairwise(words) if words and os.path.basename(words[0]) in ("mpirun", "mpiexec") else ()
+    return next((int(number) for word, number in after if word in ("-n", "-np") and number.isdecimal()), None)
 
 
 def _of_image(image: str) -> Reader | None:

@@ -303,7 +303,7 @@ def loaded_towers(case: Case) -> LoadedTowers:
         return LoadedTowers()
     if "language-model-only" in case.settings:
         return LoadedTowers()
-    from kvcalc.model.towers import towers_of
+    from kvcalc.model.towers import towers_of  # models of text alone need neither
     from kvcalc.model.towers.images import image_rule
 
     lines, notes = [], []
@@ -318,8 +318,6 @@ def loaded_towers(case: Case) -> LoadedTowers:
 @remembered
 def described_towers(model: ModelSpec) -> list[documents.Tower]:
     """The `towers` part of the weights in a document."""
-    if model.multimodal is None:
-        return []
     from kvcalc.model.towers import towers_of
 
     return [

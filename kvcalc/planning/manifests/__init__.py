@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvcalc.engines import SERVERS, start_command
+from kvcalc.engines.command import NODE, host_of
 from kvcalc.errors import UsageError, nearest
 from kvcalc.planning.manifests.compose import compose
 from kvcalc.planning.manifests.kubernetes import kubernetes
@@ -57,7 +58,10 @@ def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> st
         found = next((row for row in document["commands"] if _names([row["engine"]]) == [COMMANDS[kind]]), None)
         if found is None:
             raise UsageError(f"--emit {kind}: {kind} has no options for this layout", "--engine vllm --emit vllm")
-        return shell.lines([found["command"]])
+        if found["nodes"] is None:
+            return shell.lines([found["command"]])
+        named = ((shell.comment(host_of(NODE, number)), text) for number, text in enumerate(found["nodes"]))
+        return shell.lines([line for pair in named for line in pair])
     router = document["router"]
     if kind == "k8s" and best["replicas"] > 1 and router not in (None, "random"):
         text = f"--emit k8s: a Service chooses a replica at random, and this plan has a {router} router"

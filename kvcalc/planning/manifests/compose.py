@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.engines.command import PORT
-from kvcalc.planning.manifests.server import DEVICES, START_SECONDS, Server
+from kvcalc.planning.manifests.server import DEVICES, Server
 from kvcalc.writing.manifest import Interpolated, compose_file
 
 _CACHE = "/root/.cache/huggingface"
@@ -60,7 +60,7 @@ def service_of(server: Server, first: int, port: int | None) -> dict[str, Any]:
         "healthcheck": {
             "test": ["CMD", "curl", "-f", f"http://localhost:{PORT}{server.health_path}"],
             "interval": "10s",
-            "start_period": f"{START_SECONDS}s",
+            "start_period": f"{server.start_seconds}s",
         },
     }
     if not devices:

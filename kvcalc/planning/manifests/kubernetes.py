@@ -1,25 +1,81 @@
-"""A Deployment and a Service for Kubernetes.
+"""A Deployment and a Service for Kubernetes, or a LeaderWorkerSet for replicas on several machines.
 
-Fields: https://kubernetes.io/docs/reference/kubernetes-api (Deployment apps/v1, Service v1). The device plugins of
-NVIDIA and AMD name the resources (https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus).
+Fields: https://kubernetes.io/docs/reference/kubernetes-api (Deployment apps/v1, Service v1, PersistentVolumeClaim v1),
+and https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1 (v0.7), which sets LWS_LEADER_ADDRESS and
+LWS_WORKER_INDEX in every container. The device plugins of NVIDIA and AMD name the resources
+(https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus). RDMA plugins have no common name for theirs.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.engines.command import PORT
-from kvcalc.planning.manifests.server import START_SECONDS, Server
-from kvcalc.writing.manifest import kubernetes_file
+from kvcalc.engines.command import NODE, PORT, host_of
+from kvcalc.planning.manifests.server import Server
+from kvcalc.writing.manifest import Interpolated, kubernetes_file
 
 _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 _PERIOD_SECONDS = 10
 SEVERAL_KINDS = "Add a nodeSelector if the cluster has several kinds of devices"
+_CLAIM, _CACHE = "models", "/root/.cache/huggingface"
+_RDMA = "rdma/hca"
+RDMA_COMMENT = f"{_RDMA} is the resource of the cluster's RDMA device plugin, which may have another name"
+# The claim has room for files that are not loaded, such as a second format. Each device's processes share memory.
+_CLAIM_ROOM, _SHARED_BYTES = 1.25, 2 * 2**30
 
 
 def kubernetes(server: Server) -> str:
     """The manifest. Kubernetes places the replicas on machines, and the Service spreads the requests over them."""
-    return kubernetes_file([*server.comments, SEVERAL_KINDS], [deployment(server), service(server)])
+    is_large = server.nodes > 1
+    replicas = leader_worker_set(server) if is_large else deployment(server)
+    comments = [*server.comments, SEVERAL_KINDS, *([RDMA_COMMENT] if is_large else [])]
+    return kubernetes_file(comments, [*claims(server), replicas, service(server)])
+
+
+def claims(server: Server) -> list[dict[str, Any]]:
+    """The claim of a volume that keeps the checkpoint for all pods, unless it is a folder of the machine."""
+    if server.folder is not None:
+        return []
+    size = -(-int(server.weights_bytes * _CLAIM_ROOM) // 2**30)
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": f"{size}Gi"}}}
+    return [{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": _CLAIM}, "spec": spec}]
+
+
+def with_rdma(container: dict[str, Any]) -> dict[str, Any]:
+    """The container with a network adapter and the right to pin memory, which RDMA needs."""
+    container["resources"]["limits"][_RDMA] = 1
+    return {**container, "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+
+
+def leader_worker_set(server: Server) -> dict[str, Any]:
+    """Groups of pods, one pod for each machine of a replica. The leader answers requests."""
+    known = host_of(NODE, 0)
+
+    def addressed(words: list[str]) -> list[str]:
+        return [Interpolated(word.replace(known, "$(LWS_LEADER_ADDRESS)")) if known in word else word for word in words]
+
+    def template(words: list[str], *, is_leader: bool) -> dict[str, Any]:
+        one = with_rdma(_container(server._replace(command=addressed(words))))
+        if not is_leader:
+            one = {key: value for key, value in one.items() if key not in ("ports", "startupProbe", "readinessProbe")}
+        labels = {"app": server.name, "role": "leader" if is_leader else "worker"}
+        spec = {"containers": [one], "volumes": [volume for volume, _ in _volumes(server)]}
+        return {"metadata": {"labels": labels}, "spec": spec}
+
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": server.name},
+        "spec": {
+            "replicas": server.replicas,
+            "leaderWorkerTemplate": {
+                "size": server.nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": template(server.command, is_leader=True),
+                "workerTemplate": template(server.worker or [], is_leader=False),
+            },
+        },
+    }
 
 
 def deployment(server: Server) -> dict[str, Any]:
@@ -31,7 +87,7 @@ def deployment(server: Server) -> dict[str, Any]:
         "metadata": {"name": server.name, "labels": labels},
         "spec": {
             "replicas": server.replicas,
-            "progressDeadlineSeconds": START_SECONDS,
+            "progressDeadlineSeconds": server.start_seconds,
             "selector": {"matchLabels": labels},
             "template": {
                 "metadata": {"labels": labels},
@@ -51,7 +107,7 @@ def _container(server: Server) -> dict[str, Any]:
         "env": _environment(server),
         "ports": [{"containerPort": PORT}],
         **({"resources": {"limits": {_RESOURCES[server.vendor]: server.num_devices}}} if server.num_devices else {}),
-        "startupProbe": {**probe, "failureThreshold": START_SECONDS // _PERIOD_SECONDS},
+        "startupProbe": {**probe, "failureThreshold": server.start_seconds // _PERIOD_SECONDS},
         "readinessProbe": probe,
         "volumeMounts": [mount for _, mount in _volumes(server)],
     }
@@ -67,20 +123,25 @@ def _environment(server: Server) -> list[dict[str, Any]]:
 
 def _volumes(server: Server) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The volumes, each with where it is mounted. Tensor parallelism exchanges data in shared memory."""
+    shared = {"medium": "Memory", "sizeLimit": f"{max(server.num_devices, 1) * _SHARED_BYTES // 2**30}Gi"}
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"name": "shm", "emptyDir": {"medium": "Memory"}}, {"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
+        ({"name": "shm", "emptyDir": shared}, {"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
     ]
     if server.folder is not None:
         volume = {"name": "checkpoint", "hostPath": {"path": server.folder, "type": "Directory"}}
         found.append((volume, {"name": "checkpoint", "mountPath": server.mounted_at, "readOnly": True}))
+    else:
+        claim = {"name": _CLAIM, "persistentVolumeClaim": {"claimName": _CLAIM}}
+        found.append((claim, {"name": _CLAIM, "mountPath": _CACHE}))
     return found
 
 
 def service(server: Server) -> dict[str, Any]:
     """The Service that spreads requests over the replicas of a server."""
+    labels = {"app": server.name, **({"role": "leader"} if server.nodes > 1 else {})}
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": server.name},
-        "spec": {"selector": {"app": server.name}, "ports": [{"port": PORT, "targetPort": PORT}]},
+        "spec": {"selector": labels, "ports": [{"port": PORT, "targetPort": PORT}]},
     }

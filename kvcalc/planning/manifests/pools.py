@@ -10,7 +10,7 @@ from kvcalc.engines import start_command
 from kvcalc.engines.command import DECODE, PORT, PREFILL, ROLES, ROUTER, host_of
 from kvcalc.errors import UsageError
 from kvcalc.planning.manifests.compose import service_of
-from kvcalc.planning.manifests.kubernetes import SEVERAL_KINDS, deployment, service
+from kvcalc.planning.manifests.kubernetes import RDMA_COMMENT, SEVERAL_KINDS, claims, deployment, service, with_rdma
 from kvcalc.planning.manifests.server import DEVICES, Server, server_with
 from kvcalc.writing import shell
 from kvcalc.writing.manifest import compose_file, kubernetes_file
@@ -96,10 +96,12 @@ def _compose(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
 
 def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
     """StatefulSets, whose pods have names that the router can know, with their Services, and the router."""
-    documents, variable = [], start_command(best["engine"]).address_variable
+    documents, variable = claims(servers[PREFILL]), start_command(best["engine"]).address_variable
     for role in (PREFILL, DECODE):
         server = servers[role]
         one = deployment(server)
+        pod = one["spec"]["template"]["spec"]
+        pod["containers"] = [with_rdma(container) for container in pod["containers"]]
         spec = {key: value for key, value in one["spec"].items() if key != "progressDeadlineSeconds"}
         if _is_mixed(best):
             spec["template"]["spec"]["nodeSelector"] = {_LABEL: best["disaggregated"][role]["gpu"]}
@@ -117,8 +119,8 @@ def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
         name = servers[role].name
         text = re.sub(rf"\b{role}-(\d+):", rf"{name}-\1.{name}:", text)
     router = router._replace(command=[*router.command[:-1], text])
-    hints = [SEVERAL_KINDS]
+    hints = [SEVERAL_KINDS, RDMA_COMMENT]
     if _is_mixed(best):
         kinds = ", or ".join(f"{_LABEL}={best['disaggregated'][role]['gpu']}" for role in (PREFILL, DECODE))
-        hints = [f"Label the machines by their devices: kubectl label nodes NAME {kinds}"]
+        hints = [f"Label the machines by their devices: kubectl label nodes NAME {kinds}", RDMA_COMMENT]
     return kubernetes_file([*router.comments, *hints], [*documents, deployment(router), service(router)])

@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcalc.engines import SERVERS, command_key, start_command
-from kvcalc.engines.command import LISTENING
+from kvcalc.engines.command import LISTENING, with_value
 from kvcalc.errors import GpuError, UsageError
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.writing import shell
+from kvcalc.writing.manifest import Interpolated
 
-# Weights are downloaded and kernels are compiled at the first start.
-START_SECONDS = 3600
+# How long a start may take: weights are downloaded into the volume and read from it, and kernels are compiled and
+# graphs captured. Rates of an ordinary link and of a network volume.
+_DOWNLOAD_RATE, _DISK_RATE, _COMPILE_SECONDS = 100e6, 500e6, 900
+_BYTES_IF_UNKNOWN = 100 * 10**9
 
 # A machine has at most this many devices in the servers that are sold today (HGX, MI300X platforms).
 DEVICES = 8
@@ -29,8 +32,10 @@ _MOUNTED_AT = "/checkpoint"
 class Server(NamedTuple):
     """`environment` and `command` start one replica on `num_devices` devices of `vendor`.
 
-    It is ready when `health_path` answers. `folder` is the folder of a local checkpoint, which the container has at
-    `mounted_at`. Both are None if the checkpoint is on the Hugging Face Hub. `comments` say what the layout is for.
+    A replica on several machines runs `command` on the first of its `nodes` and `worker` on the others, each on
+    `num_devices`. `weights_bytes` are those of a replica. It is ready when `health_path` answers. `folder` is the
+    folder of a local checkpoint, which the container has at `mounted_at`. Both are None if the checkpoint is on the
+    Hugging Face Hub. `comments` say what the layout is for.
     """
 
     name: str
@@ -44,6 +49,16 @@ class Server(NamedTuple):
     folder: str | None
     mounted_at: str | None
     comments: list[str]
+    weights_bytes: int = _BYTES_IF_UNKNOWN
+    nodes: int = 1
+    worker: list[str] | None = None
+
+    @property
+    def start_seconds(self) -> int:
+        """The seconds until a first start must answer, in whole minutes."""
+        rates = (_DISK_RATE,) if self.folder is not None else (_DISK_RATE, _DOWNLOAD_RATE)
+        seconds = _COMPILE_SECONDS + sum(self.weights_bytes / rate for rate in rates)
+        return -(-int(seconds) // 60) * 60
 
 
 def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Server:
@@ -53,9 +68,21 @@ def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Serv
     command = best[command_key(engine)] if engine in SERVERS else None
     if command is None:
         raise UsageError(f"--emit {kind}: {engine} has no server that kvcalc can start", "--engine vllm")
-    used = f"{best['replicas']} x {best['num_devices'] // best['replicas']} {best['gpu']}"
-    found = server_with(document, kind, image, shell.split(command), best["num_devices"] // best["replicas"], used)
-    return found._replace(replicas=best["replicas"])
+    each, replicas = best["num_devices"] // best["replicas"], best["replicas"]
+    used = f"{replicas} x {each} {best['gpu']}"
+    nodes = start_command(engine).node_words(shell.split(command))
+    if len(nodes) == 1:
+        return server_with(document, kind, image, nodes[0], each, used)._replace(replicas=replicas)
+    if kind != "k8s":
+        raise UsageError(f"--emit {kind}: a replica of {each} devices needs {len(nodes)} machines", "--emit k8s")
+    first, second = (server_with(document, kind, image, words, each // len(nodes), used) for words in nodes[:2])
+    worker, option = second.command, start_command(engine).rank_option
+    if option in worker:
+        worker = with_value(worker, option, Interpolated("$(LWS_WORKER_INDEX)"))
+    elif len(nodes) > 2:
+        text = f"--emit {kind}: DP ranks on {len(nodes)} machines need a command for each"
+        raise UsageError(text, f"--emit {start_command(engine).program} prints them")
+    return first._replace(replicas=replicas, nodes=len(nodes), worker=worker)
 
 
 def server_with(
@@ -74,10 +101,8 @@ def server_with(
     if vendor not in ("NVIDIA", "AMD"):
         raise UsageError(f"--emit {kind}: containers do not see devices of {vendor}", "--emit vllm prints the command")
     if each > DEVICES:
-        raise UsageError(
-            f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one",
-            f"use fewer than {DEVICES + 1} devices per replica, for example with --kv-dtype fp8",
-        )
+        text = f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one"
+        raise UsageError(text, f"--emit {start_command(engine).program} prints the commands")
     start = start_command(engine)
     image = image or (start.image if vendor == "NVIDIA" else None)
     if image is None:
@@ -92,7 +117,7 @@ def server_with(
         words = ["sh", "-c", shell.script(words)]
     return Server(
         _name_of(document["model"]["name"]), image, environment, words, start.health_path, vendor, each, 1, folder,
-        mounted_at, _comments(document, used),
+        mounted_at, _comments(document, used), best.get("weights_bytes") or _BYTES_IF_UNKNOWN,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFID
 from kvcalc.planning.plan.traffic import MOST_BUSY, Platform, Traffic, Trouble, describe_cost
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
+from kvcalc.throughput.hardware import Devices, Gpu, find_gpu, machine_devices
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
@@ -293,6 +293,7 @@ def _row(
         utilisation=found.utilisation,
         kv_dtype=memory.document["kv_cache"]["dtype"],
         weights_dtype=memory.document["weights"]["dtype"],
+        weights_bytes=memory.document["weights"]["bytes"],
         free_bytes=memory.fit["free_bytes"],
         max_batch_size=memory.fit["max_batch_size"],
         **{name: serving.get(name) for name in _TIMES},
@@ -325,7 +326,10 @@ def _row(
     )  # fmt: skip
     # Another engine may refuse this layout, or need other limits, so there is only the command of the engine planned.
     if kind.engine.partition("@")[0] in SERVERS:
-        words = start_command(kind.engine).words(checkpoint, layout)
+        command = start_command(kind.engine)
+        words, nodes = command.words(checkpoint, layout), -(-found.shape.devices // machine_devices(kind.gpu))
+        if words is not None and nodes > 1:
+            words = command.across(words, layout, nodes)
         row[command_key(kind.engine)] = None if words is None else join(words)
     return cast("documents.PlanRow", row)
 
@@ -338,7 +342,8 @@ ROW = (
     "model", "gpu", "engine", "fits", "verdict", "reason", "hint", "next_layout", "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size", "expert_parallel_size", "decode_context_parallel_size", "replicas",
-    "num_devices", "requests_per_replica", "utilisation", "kv_dtype", "weights_dtype", "free_bytes", "max_batch_size",
+    "num_devices", "requests_per_replica", "utilisation", "kv_dtype", "weights_dtype", "weights_bytes", "free_bytes",
+    "max_batch_size",
     *_TIMES,
     "ttft_judged_at", "tpot_judged_at",
     *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",

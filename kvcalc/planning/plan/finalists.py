@@ -173,9 +173,9 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
     if others:
         second = others[0]
         shares = f"{second.judged.worst:.0%}", f"{best.judged.worst:.0%}"
-        less = f"as many devices, but {shares[0]} of a target instead of {shares[1]}"
+        less = f"same number of devices, less headroom ({shares[0]} of the limit, not {shares[1]})"
         if shares[0] == shares[1]:
-            less = "as many devices, and as close to its targets"
+            less = "same number of devices, same headroom"
         return f"{second}: {second.layout.why_more(best.layout) or less}"
     if missed:
         # Pairs of layouts are in the order in which the closed form prefers them.

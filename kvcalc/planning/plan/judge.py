@@ -62,9 +62,9 @@ class Judged(NamedTuple):
             if share > judged.worst:
                 missed = _missed(limit, share, is_alone) if share > 1 else None
                 judged = judged._replace(missed=missed, worst=share, worst_metric=limit.metric)
-        if judged.missed is None and simulated.backlog_seconds is not None:
-            wait = seconds_text(simulated.backlog_seconds)
-            judged = judged._replace(missed=f"does not keep up with the requests: they wait up to {wait}")
+        if simulated.backlog_seconds is not None:
+            # Every time in the queue is as long as the simulation, so none of them is worth telling.
+            judged = judged._replace(missed="overloaded: it does not keep up with the requests")
         if simulated.refused:
             text = f"{simulated.refused:,} of {simulated.requests:,} requests are too long for the cache"
             judged = judged._replace(missed=text)
@@ -75,6 +75,7 @@ class Judged(NamedTuple):
         return {
             "passes": self.missed is None,
             "reason": self.missed,
+            "keeps_up": self.simulated.backlog_seconds is None,
             "requests": self.simulated.requests,
             "seed": self.seed,
             "seeds": self.seeds,

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.engines import SERVERS, command_key
+from kvcalc.engines import SERVERS, command_key, start_command
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, probe, seconds_text
+from kvcalc.writing import shell
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -118,7 +119,12 @@ def commands(
         command = None if row is None or not has_server else cast(Any, row)[command_key(name)]
         if row is not None and command is not None:
             replicas = row["replicas"] or 1
-            found.append({"engine": name, "gpu": row["gpu"], "replicas": replicas, "command": command})
+            nodes = [shell.join(words) for words in start_command(name).node_words(shell.split(command))]
+            one: documents.PlanCommand = {
+                "engine": name, "gpu": row["gpu"], "replicas": replicas, "command": command,
+                "nodes": nodes if len(nodes) > 1 else None,
+            }  # fmt: skip
+            found.append(one)
     return found
 
 

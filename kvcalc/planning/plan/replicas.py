@@ -198,7 +198,7 @@ def why_not(options: list[Option], trouble: Trouble | None) -> str | None:
         return None if trouble is None else trouble.reason
     first, second = options[:2]
     slower, faster = second.tokens_per_second, first.tokens_per_second
-    less = f"as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
+    less = f"same number of devices, {slower:,.0f} tokens per second, not {faster:,.0f}"
     return f"{second}: {second.why_more(first) or less}"
 
 

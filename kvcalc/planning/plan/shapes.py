@@ -15,14 +15,13 @@ from kvcalc.model.spec import windows
 from kvcalc.planning.cases.dp_attention import most_experts
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
-from kvcalc.throughput.hardware import Gpu
+from kvcalc.throughput.hardware import Gpu, joined_devices
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 # Tensor parallelism stays within the devices joined by a fast link. Pipeline stages are used only if these are too few.
 _TENSOR_SIZES, _WIDE_SIZES, _STAGES = (1, 2, 4, 8), (16, 32, 64), (2, 4, 8)
-_BOX = 8
 # The most devices of one replica.
 _MOST_DEVICES = 64
 CONTEXT_PARALLEL = "decode-context-parallel-size"
@@ -79,7 +78,7 @@ class Shape(NamedTuple):
 
 def usual_shapes(gpu: Gpu, dp_ranks: int) -> Iterator[list[Shape]]:
     """The shapes of the default search. A list is tried only if no shape of earlier lists serves."""
-    joined = _joined(gpu)
+    joined = joined_devices(gpu)
     within = [size for size in _TENSOR_SIZES if size <= joined]
     yield [Shape(size, 1, dp_ranks) for size in within]
     yield [Shape(size, 1, dp_ranks) for size in _WIDE_SIZES if size <= joined]
@@ -93,7 +92,7 @@ def all_shapes(gpu: Gpu, question: Question, engine: str) -> list[Shape]:
     was asked for (more than 1) is the only one; their experts are split like other weights, or distributed whole. The
     tokens of the cache are divided only among ranks that would hold the same KV heads.
     """
-    joined, experts = _joined(gpu), most_experts(question.model)
+    joined, experts = joined_devices(gpu), most_experts(question.model)
     asked = question.data_parallel_size
     replicas = [asked] if asked > 1 else _powers(_MOST_DEVICES) if experts else [1]
     found = [
@@ -128,8 +127,3 @@ def _token_ranks(question: Question, engine: str, gpu: Gpu, tensor: int) -> list
 
 def _powers(most: int) -> list[int]:
     return [2**power for power in range(max(most, 1).bit_length())]
-
-
-def _joined(gpu: Gpu) -> int:
-    """The devices that a fast link joins."""
-    return max(gpu.interconnect.devices if gpu.interconnect is not None else _BOX, 1)

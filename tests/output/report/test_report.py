@@ -33,6 +33,10 @@ QUESTIONS = {
     "states": ("estimate", "mamba-2.8b"),
     "plan": ("plan", "llama-3-70b", "--input-tokens", "2k", "--output-tokens", "100", "--concurrency", "4", "--gpu",
              "h100,l40s", "--price", "h100=2.5,l40s=1"),
+    "percentiles": ("plan", "llama-3.1-8b", "--input-tokens", "2k", "--output-tokens", "100", "--requests-per-second",
+                    "20", "--gpu", "h100", "--max-ttft", "1s@p99", "--requests", "300"),
+    "check": ("check", "vllm", "serve", "Qwen/Qwen3-8B", "--gpu", "l40s", "--input-tokens", "2k", "--output-tokens",
+              "100", "--max-ttft", "1s@p99"),
     "sweep": ("sweep", "gemma-3-27b", "--context", "1k..64k", "--batch", "1,8", "--gpu", "h100"),
     "prefix": ("prefix", LOGS / "mooncake.jsonl", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm", "--offload",
                "cpu=20GiB"),
@@ -115,7 +119,8 @@ def test_a_report_is_one_page_that_needs_nothing_else(kvcalc: Any, tmp_path: Pat
 def test_the_drawings_are_well_formed_and_have_names(kvcalc: Any, tmp_path: Path) -> None:
     text, _ = report_of(kvcalc, tmp_path, *QUESTIONS["estimate"])
     drawings = [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
-    assert [drawing.get("aria-label") for drawing in drawings] == ["Memory of one device", "Parts of a decode step"]
+    labels = [drawing.get("aria-label") for drawing in drawings]
+    assert labels == ["Memory of one device", "Parts of a decode step", "TTFT over the load", "TPOT over the load"]
     memory = json.loads(kvcalc(*QUESTIONS["estimate"], "--json").out)["fit"]
     widths = [float(part.get("width", "")) for part in drawings[0].iter("rect")]
     parts = [line["bytes"] for line in memory["lines"] if line["bytes"]]
@@ -145,19 +150,86 @@ def test_a_simulation_shows_its_percentiles_and_what_is_drawn_over_time(kvcalc: 
     drawings = [ElementTree.fromstring(found) for found in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]
     charts = [drawing for drawing in drawings if drawing.get("aria-label")]
     assert [chart.get("aria-label") for chart in charts] == [
-        "Waiting and running requests over time", "Used blocks over time"
+        "TTFT over the load", "TPOT over the load", "Waiting and running requests over time", "Used blocks over time"
     ]  # fmt: skip
     # Time is never logarithmic, so the rows of the timeline are equally far apart.
-    path = next(path for path in charts[0].iter("path") if path.find("title") is not None)
+    path = next(path for path in charts[2].iter("path") if path.find("title") is not None)
     xs = [float(point.split()[0]) for point in path.get("d", "")[1:].split("L")]
     assert len(xs) == len(document["timeline"])
     assert [b - a for a, b in pairwise(xs)] == pytest.approx([(xs[-1] - xs[0]) / 59] * 59, abs=0.11)
 
 
+def texts_of(kvcalc: Any, tmp_path: Path, name: str) -> tuple[set[str], dict[str, Any]]:
+    text, out = report_of(kvcalc, tmp_path, *QUESTIONS[name])
+    return {cell.strip() for cell in Page(text).texts}, json.loads(out)
+
+
+def test_a_plan_has_its_targets_and_what_meets_them(kvcalc: Any, tmp_path: Path) -> None:
+    cells, document = texts_of(kvcalc, tmp_path, "percentiles")
+    best = document["best"]
+    assert any(cell.endswith("serve 20 requests per second and meet TTFT p99 <= 1 s.") for cell in cells)
+    assert {"TTFT p99 <= 1 s", duration(best["tpot_seconds"]), document["commands"][0]["command"]} <= cells
+    assert {"limit 1 s (p99)", "asked", "TTFT over the load", "Memory of one device"} <= cells
+    for row in document["finalists"]:
+        assert row["passes"] or row["reason"] in cells
+        assert row["keeps_up"] or "overloaded" in cells
+
+
+def test_a_check_has_the_rate_and_the_curve_around_it(kvcalc: Any, tmp_path: Path) -> None:
+    cells, document = texts_of(kvcalc, tmp_path, "check")
+    found = f"{document['capacity']['requests_per_second']:.3g} requests per second"
+    assert {f"It starts, and bears {found} within TTFT p99 <= 1 s.", found, "limit 1 s (p99)", "largest"} <= cells
+    human = kvcalc(*QUESTIONS["check"], "--format", "human").out
+    assert found in human
+
+
+def test_the_sizes_of_a_report_are_those_of_the_screen(kvcalc: Any, tmp_path: Path) -> None:
+    cells, _ = texts_of(kvcalc, tmp_path, "estimate")
+    human = kvcalc(*QUESTIONS["estimate"], "--format", "human").out
+    for pattern in (r"fits: (\S+ GiB) per device", r"free +(\S+ GiB)", r"weights +(\S+ GiB)"):
+        size = re.search(pattern, human)
+        assert size is not None
+        assert any(size[1] in cell for cell in cells), size[1]
+
+
+def test_an_overloaded_server_is_said_to_be_one(kvcalc: Any, tmp_path: Path) -> None:
+    words = ("simulate", "llama-3.1-8b", "--gpu", "l40s", "--requests-per-second", "30", "--input-tokens", "1000",
+             "--output-tokens", "200", "--requests", "600")  # fmt: skip
+    text, out = report_of(kvcalc, tmp_path, *words)
+    assert not json.loads(out)["results"]["keeps_up"]
+    assert "Overloaded: requests arrive faster than they are served." in text
+    assert "overloaded" in kvcalc(*words, "--format", "human").out
+
+
+def test_many_rows_are_folded_and_the_knee_is_on_its_line(kvcalc: Any, tmp_path: Path) -> None:
+    text, _ = report_of(kvcalc, tmp_path, *QUESTIONS["simulate"])
+    assert text.count("<details>") == 2
+    text, out = report_of(kvcalc, tmp_path, *QUESTIONS["prefix"])
+    drawing = ElementTree.fromstring(re.findall(r'<svg viewBox="0 0 720 320".*?</svg>', text, re.DOTALL)[0])
+    paths = list(drawing.iter("path"))
+    (mark,) = [found for path in paths if (found := re.fullmatch(r"M([\d.]+) [\d.]+V[\d.]+", path.get("d", "")))]
+    (line,) = [path for path in paths if path.find("title") is not None]
+    assert float(mark[1]) in [float(point.split()[0]) for point in line.get("d", "")[1:].split("L")]
+    assert json.loads(out)["knee"]["cache_bytes"] > 0
+
+
+def test_ticks_are_round(kvcalc: Any) -> None:
+    from kvcalc.output.report.answers import round_size
+    from kvcalc.output.report.charts import _Scale
+
+    scale = _Scale(0.0, 93.2 * 2**30, 0.0, 1.0, False)
+    assert [round_size(tick) for tick in scale.ticks(5, is_bytes=True)] == [
+        "0 B", "20 GiB", "40 GiB", "60 GiB", "80 GiB"
+    ]  # fmt: skip
+    assert [round_size(tick) for tick in _Scale(2.0**13, 2.0**17, 0.0, 1.0, True).ticks(5)][-1] == "128 KiB"
+
+
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\u202e$title"
 
 
-@pytest.mark.parametrize("kind", ["estimate", "engines", "plan", "sweep", "prefix", "simulate", "no such kind"])
+@pytest.mark.parametrize(
+    "kind", ["estimate", "engines", "plan", "check", "sweep", "prefix", "simulate", "no such kind"]
+)
 def test_everything_is_escaped(kvcalc: Any, kind: str) -> None:
     def hostile(value: Any) -> Any:
         if isinstance(value, str):
@@ -185,9 +257,7 @@ def test_a_report_of_a_run(kvcalc: Any, tmp_path: Path, monkeypatch: pytest.Monk
     said = {cell.strip() for cell in Page(text).texts}
     assert {"Held and predicted bytes are equal.", f"{run['held_bytes']:,}"} <= said
     text, out = report_of(kvcalc, tmp_path, *words, "--sweep", "context=16..64")
-    drawing = re.search(r"<svg.*?</svg>", text, re.DOTALL)
-    assert drawing is not None
-    assert ElementTree.fromstring(drawing[0]).get("aria-label") == "Time of a step over the context"
+    assert 'aria-label="Time of a step over the context"' in text
 
 
 def test_the_command_is_repeated_without_the_report() -> None:
@@ -239,14 +309,25 @@ def test_lines_need_two_points_and_scales_hold_any_numbers() -> None:
 
 
 @pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("name", ["estimate", "plan", "sweep", "prefix", "simulate"])
+@pytest.mark.parametrize("name", ["estimate", "percentiles", "check", "sweep", "prefix", "simulate"])
 def test_a_browser_shows_the_page(kvcalc: Any, tmp_path: Path, name: str, width: int) -> None:
     """Rendered by Chromium without a network: no errors, and the page is not wider than the window."""
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("chromium is not installed")
     text, _ = report_of(kvcalc, tmp_path, *QUESTIONS[name])
-    probe = "document.documentElement.dataset.width = document.documentElement.scrollWidth"
+    # Every label of a chart is within it, and no cell with a name or a number is broken.
+    probe = (
+        "const root = document.documentElement; root.dataset.width = root.scrollWidth;"
+        "root.dataset.cut = [...document.querySelectorAll('svg text')].filter(text => {"
+        " const box = text.getBBox(), all = text.ownerSVGElement.viewBox.baseVal;"
+        " return box.x < 0 || box.x + box.width > all.width || box.y < 0 || box.y + box.height > all.height;"
+        "}).length;"
+        "root.dataset.broken = [...document.querySelectorAll('td:not(.words)')].filter(cell => {"
+        " const range = document.createRange(); range.selectNodeContents(cell);"
+        " return new Set([...range.getClientRects()].map(box => Math.round(box.bottom / 8))).size > 2;"
+        "}).length"
+    )
     # The policy of the page allows no script, so the probe is added to it.
     allowed = text.replace("default-src 'none'", f"default-src 'none'; script-src '{hash_of(probe)}'")
     probed = allowed.replace("</body>", f"<script>{probe}</script></body>")
@@ -263,4 +344,6 @@ def test_a_browser_shows_the_page(kvcalc: Any, tmp_path: Path, name: str, width:
     found = re.search(r'data-width="(\d+)"', done.stdout)
     assert found is not None
     assert int(found[1]) <= max(width, 500)
+    assert 'data-cut="0"' in done.stdout
+    assert 'data-broken="0"' in done.stdout
     assert "Repeat this" in done.stdout

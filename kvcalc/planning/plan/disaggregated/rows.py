@@ -78,7 +78,7 @@ def check_disaggregated(
 
 
 def with_link(traffic: Traffic, transfer: int | str) -> Traffic:
-    """The traffic of instances that send caches: drafts then find other prefixes (`planning.drafted_reuse`)."""
+    """The traffic of instances that send caches: drafts then find other prefixes (`engines.prefixes.Matching`)."""
     question = traffic.question
     if question.reuse is None:
         return traffic
@@ -191,9 +191,9 @@ def _why_lost(kind: Platform, first: documents.PlanRow, second: documents.PlanRo
         return f"{more_devices(kind, more)}{'' if kind.price is None else ','} instead of {fewer:,}"
     if is_rate:
         slower, faster = (seconds_text(row["tpot_seconds"] or 0.0) for row in (second, first))
-        return f"as many devices, but TPOT is {slower} instead of {faster}"
+        return f"same number of devices, TPOT {slower}, not {faster}"
     slower, faster = (f"{row['tokens_per_second']:,.0f}" for row in (second, first))
-    return f"as many devices, but {slower} tokens per second instead of {faster}"
+    return f"same number of devices, {slower} tokens per second, not {faster}"
 
 
 def describe_split(

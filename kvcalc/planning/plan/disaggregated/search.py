@@ -174,10 +174,10 @@ def _why_not(first: Split, second: Split) -> str:
     more = second.why_more(first)
     slower, faster = second.tokens_per_second, first.tokens_per_second
     if more is None and round(slower) < round(faster) and not first.kinds.is_mixed:
-        more = f"as many devices, but {slower:,.0f} tokens per second instead of {faster:,.0f}"
+        more = f"same number of devices, {slower:,.0f} tokens per second, not {faster:,.0f}"
     if more is None:
         times = (seconds_text(one.match.times.ttft_seconds) for one in (second, first))
-        more = f"as many devices, but TTFT is {' instead of '.join(times)}"
+        more = f"same number of devices, TTFT {', not '.join(times)}"
     return f"{second}: {more}"
 
 

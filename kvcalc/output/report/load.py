@@ -1,0 +1,58 @@
+"""The part of a report with the times over the load: their limits, the load that was asked for, and the knee."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvcalc.output.human.figures import duration, rate
+from kvcalc.output.human.finalists import OVERLOADED
+from kvcalc.output.report.charts import Axis, Line, lines
+from kvcalc.output.report.page import Figure, Part, Section, Table, Text
+
+_METRICS = {"ttft": "TTFT", "tpot": "TPOT"}
+_STATISTICS = ("mean", "p99")
+
+
+def load_section(
+    rows: Sequence[Mapping[str, Any]],
+    unit: str,
+    asked: float | None,
+    limits: Sequence[tuple[str, str, float]],
+    mark: str = "asked",
+) -> Section | None:
+    """The section, or None without a curve. `limits` are metrics in capitals, statistics and seconds.
+
+    `mark` names the load `asked`.
+    """
+    known = [row for row in rows if row["tpot_mean_seconds"] is not None]
+    if len(known) < 2:
+        return None
+    shown = [name for name in _STATISTICS if any(row.get(f"ttft_{name}_seconds") is not None for row in known)]
+    parts: list[Part] = []
+    table = Table(
+        f"Times over the load, in {unit}", [f">{unit}", *(f">{_METRICS[m]} {s}" for m in _METRICS for s in shown)],
+        [
+            [rate(row["load"]), *(_written(row, f"{m}_{s}_seconds") for m in _METRICS for s in shown)] for row in rows
+        ],
+    )  # fmt: skip
+    marks = [(mark, asked)] if asked is not None else []
+    if len(known) < len(rows):
+        marks.append(("knee", known[-1]["load"]))
+    for metric, name in _METRICS.items():
+        series = [Line(part, [(row["load"], row[f"{metric}_{part}_seconds"]) for row in known]) for part in shown]
+        limited = [(f"limit {duration(limit)} ({part})", limit) for of, part, limit in limits if of == name]
+        svg = lines(
+            f"{name} over the load", Axis(unit, rate, is_linear=True), Axis(name, duration, is_linear=True), series,
+            limited, marks,
+        )  # fmt: skip
+        parts.append(Figure(svg, table if metric == "tpot" else None, shown if len(shown) > 1 else []))
+    if len(known) < len(rows):
+        most, next_one = (rate(row["load"]) for row in (known[-1], rows[len(known)]))
+        parts.append(Text(f"It keeps up with {most} {unit}. With {next_one} it is {OVERLOADED}."))
+    return Section("Times over the load", parts)
+
+
+def _written(row: Mapping[str, Any], key: str) -> str:
+    seconds = row.get(key)
+    return OVERLOADED if seconds is None else duration(seconds)

@@ -1,0 +1,71 @@
+"""benchmarks/freshness.py: which architectures an engine registers, and whether kvcalc answers them."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+VLLM = """
+_TEXT_GENERATION_MODELS = {
+    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
+    "BailingMoeV3ForCausalLM": ("bailing_moe_v3", "BailingMoeV3ForCausalLM"),
+    "NoSuchForCausalLM": ("no_such", "NoSuchForCausalLM"),
+}
+_EMBEDDING_MODELS = {"BertModel": ("bert", "BertEmbeddingModel")}
+_MULTIMODAL_MODELS = {"Qwen3VLForConditionalGeneration": ("qwen3_vl", "Qwen3VLForConditionalGeneration")}
+"""
+AUTO = """
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict(
+    [
+        # Model for Causal LM mapping
+        ("gemma", "GemmaForCausalLM"),
+        ("xlnet", "XLNetLMHeadModel"),
+    ]
+)
+MODEL_FOR_MASKED_LM_MAPPING_NAMES = OrderedDict(
+    [
+        ("albert", "AlbertForMaskedLM"),
+    ]
+)
+"""
+
+
+def wheel(folder: Path, name: str, files: dict[str, str]) -> str:
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as found:
+        for file, text in files.items():
+            found.writestr(file, text)
+    return str(path)
+
+
+def test_what_the_wheels_register(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    freshness = import_module("freshness")
+
+    sglang = {
+        "sglang/srt/models/llama.py": "EntryClass = [LlamaForCausalLM, LlamaForSequenceClassification]",
+        "sglang/srt/models/mamba.py": "EntryClass = MambaForCausalLM",
+    }
+    wheels = [
+        wheel(tmp_path, "vllm", {"vllm/model_executor/models/registry.py": VLLM}),
+        wheel(tmp_path, "sglang", sglang),
+        wheel(tmp_path, "transformers", {"transformers/models/auto/modeling_auto.py": AUTO}),
+    ]
+    monkeypatch.setattr(sys, "argv", ["freshness", *wheels])
+    freshness.main()
+    assert capsys.readouterr().out.splitlines() == [
+        "vllm 1.0: 3 of 4 (75.0%)",
+        "  NoSuchForCausalLM: its model type is not known",
+        "sglang 1.0: 1 of 2 (50.0%)",
+        "  MambaForCausalLM: SGLang's layout of mamba is not modelled",
+        "transformers 1.0: 1 of 2 (50.0%)",
+        "  XLNetLMHeadModel: model_type xlnet: it keeps hidden states (mems), not keys and values",
+    ]
