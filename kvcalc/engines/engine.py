@@ -330,6 +330,11 @@ class Engine(ABC):
         return ()
 
     @classmethod
+    def kept(cls, spec: ModelSpec) -> ModelSpec:
+        """The model with the caches that the engine keeps for it, if they are not those that its attention needs."""
+        return spec
+
+    @classmethod
     def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:
         """The name and the bytes of what every device computes while it loads the model, beside the checkpoint."""
         return ()
