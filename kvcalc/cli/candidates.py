@@ -231,6 +231,8 @@ def _paths(kind: str, typed: Sequence[str]) -> list[str]:
         kind = "engines"
     elif kind == "measure" and "--compare" in typed:
         kind = "measure_compare"
+    elif kind == "measure" and "--profile" in typed:
+        kind = "measure_profile"
     schema = load_schema()
     return paths_of(schema, kind) if definition_of(schema, kind) in schema["$defs"] else []
 

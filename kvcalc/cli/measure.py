@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional, cast
 
 import typer
 
@@ -38,13 +38,18 @@ def measure(
     from kvcalc.units import parse_count, parse_size
 
     given = ctx.params
-    save, profile = given["save"], given["profile"]
+    save, trace = given["save"], given["trace"]
     with _reporting_once() as is_reporting:
         output = output_of(given)
         if compare is not None:
-            _check_alone(ctx)
+            _check_alone(ctx, "--compare only reads two records", _WITH_COMPARE)
             _compare(compare, output)
             return
+        if given["profile"]:
+            _profile(ctx, model, output)
+            return
+        if given["minutes"] is not None:
+            raise UsageError("--minutes needs --profile", "for example --profile --minutes 5")
         output.check_path("measure")
         every = given["attention"] is not None and given["attention"].casefold() == "all"
         flags = (*MODEL_FLAGS[1:], *(() if model else MODEL_FLAGS[:1]))
@@ -56,7 +61,7 @@ def measure(
         seed, devices = parse_count(given["seed"], "--seed", least=0), parse_count(given["tp"], "--tp")
         if is_reporting:
             check_report(given)
-        for path in (save, profile):
+        for path in (save, trace):
             if path is not None and is_reporting:
                 from kvcalc.atomic_file import check_target
 
@@ -80,7 +85,7 @@ def measure(
                     cache=given["cache"].casefold(), block_size=parsed(given, "--block-size", parse_count),
                     mla=given["mla"].casefold(), backend=given["backend"].casefold(), sweep=points,
                     without_backends=without,
-                    until_full=given["until_full"], memory_bytes=limit, profile=profile,
+                    until_full=given["until_full"], memory_bytes=limit, trace=trace,
                     prefill=given["prefill"].casefold(), keep=None if part is None else part.keep,
                 )  # fmt: skip
             if not is_reporting:
@@ -121,14 +126,14 @@ def _keeping(path: Optional[str]) -> Iterator[Optional["Part"]]:
 _LEAST_ADDRESS_SPACE = 768 * 1024 * 1024
 
 
-def _check_alone(ctx: typer.Context) -> None:
-    """Raise UsageError (exit 2) if --compare is given with options of a run."""
+def _check_alone(ctx: typer.Context, mode: str, allowed: tuple[str, ...]) -> None:
+    """Raise UsageError (exit 2) if `mode` is given with options of a run that it does not take."""
     for parameter in ctx.command.params:
         name = parameter.name or ""
         source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in _WITH_COMPARE:
+        if source is not None and source.name == "COMMANDLINE" and name not in allowed:
             given = parameter.opts[0] if parameter.opts[0].startswith("-") else "MODEL"
-            raise UsageError(f"--compare only reads two records: {given} has no effect", f"remove {given}")
+            raise UsageError(f"{mode}: {given} has no effect", f"remove {given}")
 
 
 def _compare(files: tuple[str, str], output: "Output") -> None:
@@ -139,6 +144,88 @@ def _compare(files: tuple[str, str], output: "Output") -> None:
     output.check_path("measure_compare")
     a, b = map(load, files)
     output.emit(compare(a, b, files), "measure_compare")
+
+
+# The options of a run that a profile takes too.
+_WITH_PROFILE = (
+    "model", "profile", "minutes", "save", "device", "dtype", "without_backend", "context", "batch", "kv_dtype",
+    "format", "json", "get", "no_color",
+)  # fmt: skip
+
+
+def _profile(ctx: typer.Context, models: Optional[str], output: "Output") -> None:
+    """Measure a profile, keep it in a file after each point, and print it beside the estimate."""
+    from kvcalc.atomic_file import check_target
+    from kvcalc.measure.record import save as write
+    from kvcalc.model.resolve import load_model
+    from kvcalc.units import parse_count, parse_tokens
+
+    given = ctx.params
+    _check_alone(ctx, "--profile", _WITH_PROFILE)
+    output.check_path("measure_profile")
+    try:
+        minutes = float(given["minutes"] or _MINUTES)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes <= 24 * 60:
+        raise UsageError(f"--minutes {given['minutes'][:40]!a} is not a number of minutes", "for example --minutes 10")
+    path = given["save"] or "profile.json"
+    check_target(path)
+    known = _known_profile(path)
+    _, check_bytes = _load()
+    from kvcalc.measure.profile import measure_profile
+    from kvcalc.planning.calibration.attention_rows import add_predictions
+
+    def several(option: str, parse: "Callable[[str, str], int]") -> "Optional[list[int]]":
+        text = given[option]
+        is_given = ctx.get_parameter_source(option).name == "COMMANDLINE"  # type: ignore[union-attr]
+        return [parse(each, f"--{option}") for each in str(text).split(",")] if is_given and text else None
+
+    kv_dtypes = (
+        None
+        if given["kv_dtype"] is None
+        else [None if name == "auto" else name for name in o.names_of([given["kv_dtype"]], "--kv-dtype")]
+    )
+    with _progress(True) as progress, _ending_on_ctrl_c(progress):
+        document = measure_profile(
+            [load_model(name) for name in o.names_of([models], "MODEL")] if models else None,
+            minutes=minutes, device=given["device"].casefold(), dtype=given["dtype"], kv_dtypes=kv_dtypes,
+            contexts=several("context", parse_tokens), batches=several("batch", parse_count),
+            without_backends=tuple(map(str.casefold, o.names_of(given["without_backend"], "--without-backend"))),
+            progress=progress, known=known, keep=lambda document: write(document, path),
+        )  # fmt: skip
+    gpu = add_predictions(document)
+    write(document, path)
+    output.emit(document, "measure_profile")
+    for record in document["records"]:
+        check_bytes(record)
+    name = document["points"][0]["model"]
+    where = f"--gpu {gpu}" if gpu else "--gpu DEVICE"
+    print(f"use it: kvcalc estimate {name} {where} --engine vllm --calibrate {path}", file=sys.stderr)
+
+
+_MINUTES = 10
+
+
+def _known_profile(path: str) -> "Optional[documents.MeasureProfile]":
+    """The profile in the file, which goes on. None if there is no file. UsageError (exit 2) if it is something else."""
+    import json
+    import os
+
+    from kvcalc.model.files import read_text
+    from kvcalc.schema import SCHEMA_VERSION
+
+    if not os.path.exists(path) or not os.path.getsize(path):
+        return None
+    try:
+        document = json.loads(read_text(path, 64 << 20))
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not {"records", "launch"} <= {*document}:
+        raise UsageError(f"{path} is not a profile, and is not replaced", "use another --save FILE")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise UsageError(f"{path} is a profile of another version", "use another --save FILE")
+    return cast("documents.MeasureProfile", document)
 
 
 @contextlib.contextmanager

@@ -107,7 +107,7 @@ class ScoreResultsItem(TypedDict):
     """one file"""
 
     file: str
-    tool: Literal["vllm", "sglang", "guidellm", "llama-bench"]
+    tool: Literal["vllm", "sglang", "guidellm", "llama-bench", "kvcalc-measure"]
     """the benchmark that wrote the file"""
     runs: Count
     """the runs in the file"""
@@ -116,8 +116,9 @@ class ScoreResultsItem(TypedDict):
 class ScoreSummaryItem(TypedDict):
     """all rows of one metric"""
 
-    metric: Literal["tpot", "ttft", "decode", "prefill"]
-    """tpot and ttft are times of served requests; decode is one step and prefill one prompt, without a server"""
+    metric: Literal["tpot", "ttft", "decode", "prefill", "attention"]
+    """tpot and ttft are times of served requests; decode is one step and prefill one prompt, without a server;
+    attention is that of all layers in one step, from a record of kvcalc measure"""
     times: Count
     """the number of rows"""
     mean_error: Amount
@@ -162,7 +163,7 @@ class ScoreRow(TypedDict):
     """the path of the file, or stdin"""
     run: Count
     """the number of the run in its file, starting at 1"""
-    tool: Literal["vllm", "sglang", "guidellm", "llama-bench"]
+    tool: Literal["vllm", "sglang", "guidellm", "llama-bench", "kvcalc-measure"]
     """the benchmark that wrote the file"""
     model: str
     engine: str
@@ -182,8 +183,9 @@ class ScoreRow(TypedDict):
     """requests at the same time"""
     concurrency_is_average: bool
     """whether the concurrency is a mean over the run, computed from its throughput and latency (Little's law)"""
-    metric: Literal["tpot", "ttft", "decode", "prefill"]
-    """tpot and ttft are times of served requests; decode is one step and prefill one prompt, without a server"""
+    metric: Literal["tpot", "ttft", "decode", "prefill", "attention"]
+    """tpot and ttft are times of served requests; decode is one step and prefill one prompt, without a server;
+    attention is that of all layers in one step, from a record of kvcalc measure"""
     measured_seconds: Positive
     """the figure that is compared: the mean, for ttft the median; the other one if it is missing"""
     mean_seconds: Positive | None
@@ -543,6 +545,67 @@ class MeasureCompare(TypedDict):
     figures: list[MeasureCompareFiguresItem]
     """ratio is b / a"""
     left_out: list[MeasureCompareLeftOutItem]
+    warnings: list[Warning]
+
+
+class MeasureProfileLaunch(TypedDict):
+    """the time of a kernel that does nothing else"""
+
+    launched_seconds: Positive
+    replayed_seconds: Positive | None
+    """in a CUDA graph; null if the device has none"""
+
+
+class MeasureProfileDevice(MeasureDevice):
+    """the device"""
+
+
+class MeasureProfileRoof(MeasureRoof):
+    """the rates measured on the device, which all points are compared with"""
+
+
+class MeasureProfilePointsItem(TypedDict):
+    """attention of one layer over the cache: medians"""
+
+    model: str
+    attention: str
+    kv_dtype: str
+    context_tokens: Count
+    batch_size: Count
+    layer_seconds: Positive | None
+    predicted_layer_seconds: Positive | None
+    """the estimate's time to read the cache and to attend in a layer, without a calibration; null if the device has no
+    preset"""
+    kv_read_bytes_per_second: Positive | None
+    binding_roof: Literal["read", "matmul"] | None
+    fraction_of_binding_roof: Amount | None
+    backend: str
+
+
+class MeasureProfileSkippedItem(TypedDict):
+    """a point that could not be measured, and why"""
+
+    model: str
+    kv_dtype: str | None
+    context_tokens: Count
+    batch_size: Count
+    reason: str
+
+
+class MeasureProfile(TypedDict):
+    """kvcalc measure --profile"""
+
+    schema_version: Literal[2]
+    device: MeasureProfileDevice
+    environment: Environment
+    roof: MeasureProfileRoof
+    launch: MeasureProfileLaunch
+    records: list[Measure]
+    """a record of every model and type of cache, with all its runs"""
+    points: list[MeasureProfilePointsItem]
+    skipped: list[MeasureProfileSkippedItem]
+    not_measured: Whole
+    """the points for which there was no time"""
     warnings: list[Warning]
 
 

@@ -183,8 +183,8 @@ def run_with_cache(spec: ModelSpec, request: Request, report: Report) -> Measure
         decode, output, step = time_decode(stack, hidden_states, request, flush, report)
         check_finite(output, "decode")
         core = time_core(stack, request, flush, report)
-        if request.profile is not None:
-            write_trace(step.call, request, request.profile)
+        if request.trace is not None:
+            write_trace(step.call, request, request.trace)
     attending = stack.attention()
     backend = attending[0][0].core.name if attending else "none"
     held = held_bytes(stack.caches)
@@ -216,7 +216,7 @@ def run_without_cache(spec: ModelSpec, request: Request, report: Report) -> Meas
 
 
 def write_trace(step: Callable[[], object], request: Request, path: str) -> None:
-    """`--profile FILE`: profile the timed step once more, and write a trace for https://ui.perfetto.dev.
+    """`--trace FILE`: profile the timed step once more, and write a trace for https://ui.perfetto.dev.
 
     `step` is what was timed: on CUDA the replay of the graph. If there are several ranks, only rank 0 writes a trace.
 

@@ -65,13 +65,14 @@ def measure(
     sweep: Sweep | None = None,
     until_full: str | None = None,
     memory_bytes: int | None = None,
-    profile: str | None = None,
+    trace: str | None = None,
     prefill: str = "sample",
     seed: int = 0,
     tensor_parallel_size: int = 1,
     effort: Effort = Effort(),
     progress: Progress | None = None,
     keep: Callable[[documents.Measure], object] | None = None,
+    known_roof: documents.MeasureRoof | None = None,
 ) -> documents.Measure:
     """The measure document: predicted and held bytes and the time of a step, for each requested kind of attention.
 
@@ -80,8 +81,9 @@ def measure(
     The first `num_layers` layers are built (default: all, or as many as fit). `sweep` runs several contexts and batch
     sizes. `until_full` ("context" or "batch") searches for the largest value that fits. With `tensor_parallel_size`,
     every process started by torchrun calls this function, runs its share of the heads and returns the same figures.
-    `effort` sets the size of the roofs' measurements. `progress` is told what is running. `keep`
-    gets the document of the runs so far after each of several runs but the last.
+    `effort` sets the size of the roofs' measurements. `progress` is told what is running. `keep` gets the document of
+    the runs so far after each of several runs but the last. `known_roof` is that of an earlier document, which is not
+    measured again. `trace` is a file for a trace of one step.
 
     Raises UsageError (exit 2), ModelError (3) for a model that cannot run, and DoesNotFitError (4) before anything is
     allocated if there is not enough memory. Raises RunError (1) if the run fails: out of memory anyway, a lost device
@@ -116,7 +118,7 @@ def measure(
     wanted = _that_split(wanted, skipped, place.size, all_variants)
     check_goes_with(storage, [spec for _, spec in wanted])
     requests = [
-        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, profile, prefill, effort)
+        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, trace, prefill, effort)
         for each, (_, batch) in zip(workloads, points)
     ]
     with join(place) as group:
@@ -170,8 +172,9 @@ def measure(
 
         with faults(where):
             group.barrier()
-            progress("read and multiply", 0, 1)
-            roof = read_roof(where, requests[0].torch_dtype, effort)
+            if known_roof is None:
+                progress("read and multiply", 0, 1)
+            roof = known_roof or read_roof(where, requests[0].torch_dtype, effort)
             every = [(kind, spec, request) for request in requests for kind, spec in wanted]
             progress.plan([planned_run(kind, share_of_spec(spec, place.size), one, roof) for kind, spec, one in every])
             for number, (kind, spec, request) in enumerate(every, start=1):

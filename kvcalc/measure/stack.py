@@ -49,7 +49,7 @@ class Request(NamedTuple):
     seed: int
     group: Group = ALONE
     storage: Storage = Storage()
-    profile: str | None = None
+    trace: str | None = None
     prefill: str = "sample"
     effort: Effort = Effort()
 

@@ -187,8 +187,30 @@ def is_record(document: object) -> bool:
     return isinstance(document, dict) and ("roof" in document or "runs" in document)
 
 
-def read_record(record: Part, path: str) -> Record:
-    """The figures of a record, the document at `path`. UsageError (exit 2) if it lacks one."""
+def records_in(document: Part) -> list[Part]:
+    """The records in a document: those of a profile, else the document itself."""
+    records = document.get("records")
+    return [each for each in records if isinstance(each, dict)] if isinstance(records, list) else [document]
+
+
+def read_record(document: Part, path: str) -> Record:
+    """The figures of the record or profile at `path`. UsageError (exit 2) if it lacks one.
+
+    Of a profile, the runs with the model's own type of cache count. Those in 8 bits are of kvcalc's own kernel, which
+    engines do not have.
+    """
+    read = [_read_one(record, path) for record in records_in(document) if "records" not in document or _is_own(record)]
+    if not read:
+        raise _refused(path, "it has no runs")
+    return read[0]._replace(points=tuple(point for record in read for point in record.points))
+
+
+def _is_own(record: Part) -> bool:
+    workload = _part(record, "workload")
+    return workload.get("kv_dtype") == workload.get("dtype")
+
+
+def _read_one(record: Part, path: str) -> Record:
     described = _part(record, "device")
     return Record(
         str(described.get("name") or "the measured device")[:60],

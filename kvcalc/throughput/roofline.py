@@ -378,6 +378,13 @@ class SpeedModel:
                 multiply += tokens * row.read * m.multiply
         return max(read, multiply)
 
+    def attention_seconds(self, batch: float, context_tokens: float) -> float:
+        """The seconds of attention over the cache in a decode step: reading it, and the scores. See `decode`."""
+        kv_bytes, flops = self._attention_of_one(context_tokens)
+        local = self._attention_batch(batch)
+        read, multiply = local * kv_bytes / self.bandwidth, local * flops / self.attention_flops
+        return together(read * self.costs.kv, multiply * self.costs.scores, self.constants.roof_power)
+
     def _attention_of_one(self, context_tokens: float) -> Pair:
         """The bytes of cache that attention reads for one sequence, and its operations for one token of it.
 

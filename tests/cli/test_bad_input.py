@@ -188,7 +188,7 @@ ANSWERED = {
 NO_VALUES = ("", "-1", "no/such\x1b[31mthing", "9" * 5000)
 TAKES_A_MODEL = ("estimate", "fit", "plan", "compare", "sweep", "measure")
 NO_MODELS = ("no-such-model", "", "hf:", "hf:no\x1bslash", "/dev/null", "no/such.json", "\udcff", "x" * 10_000)
-WRITES = ("--save", "--profile", "--report")
+WRITES = ("--save", "--trace", "--report")
 
 
 def bad_options() -> list[tuple[str, str, str]]:

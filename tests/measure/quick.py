@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kvcalc.measure import runner  # before torch, whose warning it silences
+from kvcalc.measure import profile, runner  # before torch, whose warning it silences
 from kvcalc.measure.timing import Effort
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec, map_attention
@@ -31,6 +31,7 @@ EFFORT = Effort(read_bytes=1 << 22, matrix_width=64, cache_bytes=1 << 16, settle
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """While `patch` is active, every run in this process uses EFFORT."""
     patch.setattr(runner, "measure", functools.partial(runner.measure, effort=EFFORT))
+    patch.setattr(profile, "measure_profile", functools.partial(profile.measure_profile, effort=EFFORT))
 
 
 def narrow(spec: ModelSpec) -> ModelSpec:

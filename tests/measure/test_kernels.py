@@ -159,7 +159,7 @@ def test_a_wrong_backend_is_not_timed_and_never_chosen(kvcalc: Any, monkeypatch:
         (("--until-full", "batch", "--sweep", "batch=1..2"), 2, "cannot be combined with --sweep"),
         (("--memory", "1G"), 2, "--until-full"),
         (("--until-full", "batch", "--memory", "900T"), 4, "more than a run may use"),
-        (("--profile", "/no/such/folder/trace.json"), 1, "/no/such/folder"),
+        (("--trace", "/no/such/folder/trace.json"), 1, "/no/such/folder"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(kvcalc: Any, options: tuple[str, ...], status: int, message: str) -> None:
@@ -248,7 +248,7 @@ def test_bisection_finds_the_edge_wherever_it_is() -> None:
 
 def test_a_profile_is_a_trace_of_the_layers(kvcalc: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    result = kvcalc("measure", *FAST, "--profile", trace, "--json")
+    result = kvcalc("measure", *FAST, "--trace", trace, "--json")
     assert result.status == 0, result.err
     names = {event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]}
     assert any(name.startswith("aten::") for name in names)

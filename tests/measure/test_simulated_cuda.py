@@ -256,7 +256,7 @@ def test_until_full_ends_where_the_allocator_does(kvcalc: Any, device: Machine, 
 
 def test_a_trace(kvcalc: Any, device: Machine, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    result = kvcalc("measure", *SHORT, "--profile", trace)
+    result = kvcalc("measure", *SHORT, "--trace", trace)
     assert result.status == 0, result.err
     assert json.loads(trace.read_text())["traceEvents"]
 

@@ -6,6 +6,7 @@ part of each prediction is the first place to look.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +15,7 @@ from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer_case
 from kvcalc.planning.calibration import Calibration
+from kvcalc.planning.calibration.attention_rows import attention_rows
 from kvcalc.planning.calibration.fitted_runs import Observed, Run, describe_fit, mean_error, observe
 from kvcalc.planning.calibration.measured import (
     Given,
@@ -27,6 +29,7 @@ from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.bench_results import MAX_RESULT_BYTES, Measured, Point, read_results
+from kvcalc.throughput.calibrate import is_record
 from kvcalc.throughput.factor_fit import LEAST_RUNS, fit
 from kvcalc.throughput.factors import Factors
 from kvcalc.throughput.roofline import Step
@@ -66,7 +69,7 @@ class Scored(NamedTuple):
 def score(
     files: Sequence[tuple[str, str]], given: Given = Given(), progress: Callable[[int], None] | None = None
 ) -> documents.Score:
-    """The score document of benchmark results, as pairs of a file's name and its text.
+    """The score document of benchmark results and records of `kvcalc measure`, as pairs of a file's name and its text.
 
     Runs that cannot be compared are in `refused`. If that is all of them, the first one's error is raised: UsageError
     (exit 2), ModelError or GpuError (exit 3). `progress` is called with the number of runs that are done.
@@ -76,7 +79,16 @@ def score(
     results: list[documents.ScoreResultsItem] = []
     refused: list[documents.ScoreRefusedItem] = []
     first: KvcalcError | None = None
+    of_records: list[documents.ScoreRow] = []
     for name, text in files:
+        record = _record_in(text)
+        if record is not None:
+            found = attention_rows(record, name, given)
+            if not found:
+                raise UsageError(f"{name}: the record has no runs with attention")
+            results.append({"file": name, "tool": "kvcalc-measure", "runs": len(found)})
+            of_records += found
+            continue
         points = read_results(text, name)
         results.append({"file": name, "tool": cast(Any, points[0].tool), "runs": len(points)})
         for point in points:
@@ -88,7 +100,7 @@ def score(
                 refused.append({"file": name, "run": point.run, "reason": error.message, "hint": error.hint})
                 first = first or type(error)(f"{name}, run {point.run}: {error.message}", error.hint)
         notes += other_servers(points, name, given.engine)
-    rows = [row for run in scored for row in run.rows]
+    rows = [row for run in scored for row in run.rows] + of_records
     if not rows:
         raise first or UsageError("no results to compare", "kvcalc score FILE...")
     notes += [Note("result", "refused", f"{r['file']}, run {r['run']}: {r['reason']}") for r in refused]
@@ -101,6 +113,15 @@ def score(
         "refused": refused,
         "warnings": describe_notes(notes),
     }
+
+
+def _record_in(text: str) -> dict[str, Any] | None:
+    """The record of `kvcalc measure` in a file, if it is one."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return document if is_record(document) else None
 
 
 def _score_run(run: Run, number: int, given: Given, notes: list[Note]) -> Scored:
