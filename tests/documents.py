@@ -29,7 +29,7 @@ def validate(document: Mapping[str, Any], kind: str) -> None:
 # The documents of commands that have more than one.
 _KINDS = {
     "estimate": ("estimate", "engines"),
-    "batch": ("estimate", "engines", "plan", "simulate", "batch_error"),
+    "batch": ("estimate", "engines", "plan", "simulate", "check", "batch_error"),
     "measure": ("measure", "measure_compare", "measure_profile"),
     "models": ("models", "models_show", "models_fit", "models_check"),
     "gpus": ("gpus", "gpus_show"),

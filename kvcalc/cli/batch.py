@@ -28,7 +28,7 @@ Values = dict[str, Any]
 """The values of the parameters of a command, by name."""
 
 # Options that are not fields, because they set the output or the exit code. --strict of plan chooses layouts.
-_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "report", "emit", "image")
+_NO_FIELDS = ("format", "json", "get", "no_color", "help", "check", "report", "emit", "image", "file")
 _OF_THE_EXIT_CODE = "strict"
 
 # The maximum number of models kept between lines, and the maximum number of config values in all of them.
@@ -39,6 +39,7 @@ _EXAMPLES = {
     "estimate": "model, context, batch, kv_dtype, tp",
     "plan": "model, gpu, concurrency, input_tokens, output_tokens",
     "simulate": "model, gpu, concurrency, prompt_tokens",
+    "check": "server, gpu, input_tokens, output_tokens, max_ttft",
 }
 
 
@@ -93,7 +94,7 @@ def _writer(path: Optional[str]) -> Callable[["documents.Batch"], str]:
     try:
         check_against_schema(load_schema(), "estimate", path)
     except UsageError as error:
-        for kind in ("simulate", "plan"):
+        for kind in ("simulate", "plan", "check"):
             try:
                 check_against_schema(load_schema(), kind, path)
                 break
@@ -184,13 +185,16 @@ class Questions:
         return answer_asked(case).document
 
     def _answer_command(self, fields: Mapping[str, Any]) -> "documents.Batch":
-        """The answer to a line with a `command` key: estimate, plan or simulate."""
+        """The answer to a line with a `command` key: estimate, plan, simulate or check."""
         others = {field: value for field, value in fields.items() if field != "command"}
         command = fields["command"]
         if command == "estimate":
             return self._document(others)
+        if command == "check":
+            return self._check(others)
         if command not in ("plan", "simulate"):
-            raise UsageError(f"command {str(command)[:60]!r}: not a command of batch", "estimate, plan or simulate")
+            text = f"command {str(command)[:60]!r}: not a command of batch"
+            raise UsageError(text, "estimate, plan, simulate or check")
         from kvcalc.cli import plan, simulate
 
         if command not in self._of_commands:
@@ -203,6 +207,19 @@ class Questions:
         if command == "plan":
             return plan.answer(given, self.models.model_of)
         return simulate.answer(given, self.models.model_of)
+
+    def _check(self, fields: Mapping[str, Any]) -> "documents.Batch":
+        """The answer to a line with a `server`, the command that starts it."""
+        from kvcalc.cli import check
+        from kvcalc.planning.check.servers import choose_server
+
+        server = fields.get("server")
+        if not isinstance(server, str):
+            raise UsageError("server is missing", 'for example "server": "vllm serve Qwen/Qwen3-8B"')
+        if "check" not in self._of_commands:
+            self._of_commands["check"] = _parameters_of(check.app)
+        others = {field: value for field, value in fields.items() if field != "server"}
+        return check.answer(_given(others, *self._of_commands["check"], "check"), choose_server(server, None))
 
     def given(self, fields: Mapping[str, Any]) -> Values:
         """The parameters of estimate, with the values that the equivalent command line would give."""
@@ -232,7 +249,7 @@ def _given(
         named[parameter.name] = field
         if value is not None:
             given[parameter.name] = _text_of(field, value, parameter.is_flag)
-    if given["model"] == "-":
+    if given.get("model") == "-":
         raise UsageError("model '-': stdin is already used for the questions", "give the path of a config.json")
     return given
 
@@ -315,7 +332,7 @@ class Models:
     def model_of(
         self, reference: Optional[str], what_if: "WhatIf", flags: dict[str, Optional[str]], assume: bool = False
     ) -> "tuple[ModelSpec, WhatIf]":
-        """Like `question.load_model_of`."""
+        """Like `cli.question.load_model_of`."""
         # A what-if (--kv-heads) is part of the model only if the model is described by flags.
         key = (reference, None if reference is not None else what_if, *flags.values(), assume)
         found = self._found.get(key)

@@ -326,7 +326,7 @@ class CompareRow(TypedDict):
     """the exit code estimate would have"""
 
 
-Batch: TypeAlias = "Estimate | Engines | Plan | Simulate | BatchError"
+Batch: TypeAlias = "Estimate | Engines | Plan | Simulate | Check | BatchError"
 """kvcalc batch: one line of its output"""
 
 

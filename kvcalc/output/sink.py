@@ -52,7 +52,7 @@ class Output(NamedTuple):
 
             text = json.dumps(document, indent=2, allow_nan=False) + "\n"
         elif self.format in ("tsv", "csv"):
-            from kvcalc.output.tabular import is_table, tabulate
+            from kvcalc.output.rows import is_table, tabulate
 
             text = tabulate(document, self.format)
             if is_table(document):

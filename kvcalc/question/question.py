@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         def apply(self, case: Any, speed: Any) -> Any:
             """The `Speed` of a `Case` with the constants that the measurements determine.
 
-            The types are those of `planning.case` and `planning.throughput`, which need this module.
+            The types are those of `planning.cases.case` and `planning.serving.throughput`, which need this module.
             """
 
 
@@ -82,7 +82,7 @@ class Question(NamedTuple):
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
     are drafted, or is None if they are not. `data_parallel_size` is the number of DP ranks. With
-    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.load`). `reuse`
+    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.serving.load`). `reuse`
     says how a cache is used again, and `images` are those in every request, whose tokens are a part of the context.
     """
 

@@ -98,7 +98,7 @@ class Prefills(NamedTuple):
             engine_settings={**(question.engine_settings or {}), **self.engine_settings},
             devices=devices if self.gpu is None else Devices(self.gpu, 1),
             speed=speed,
-            # What is found of a prefix while tokens are drafted depends on it (`planning.drafted_reuse`).
+            # What is found of a prefix while tokens are drafted depends on it (`engines.prefixes.Matching`).
             reuse=None if question.reuse is None else question.reuse._replace(transfer=self.transfer),
         )
 

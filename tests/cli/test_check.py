@@ -203,3 +203,25 @@ def test_the_beginning_of_a_name_is_read_as_argparse_reads_it(kvcalc: Any) -> No
     document = json.loads(found.out)
     assert document["hardware"]["replicas"] == 1
     assert document["command"]["not_counted"] == []
+
+
+def test_a_line_of_batch_asks_about_a_server(kvcalc: Any, tmp_path: Any) -> None:
+    lines = [
+        {"command": "check", "server": f"vllm serve {LLAMA} -tp 2", "gpu": "h100x2"},
+        {"command": "check", "server": "sglang serve --model-path Qwen/Qwen3-235B-A22B-FP8 --tp 8", "gpu": "h200x8"},
+        {"command": "check", "gpu": "h100"},
+    ]
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = kvcalc("batch", str(file))
+    good, bad, wrong = map(json.loads, found.out.splitlines())
+    alone = kvcalc("check", *str(lines[0]["server"]).split(), "--gpu", "h100x2", "--json").json
+    assert good == alone
+    assert (bad["error"]["exit_code"], wrong["error"]["exit_code"]) == (4, 2)
+    assert "does not start" in bad["error"]["message"]
+
+
+@pytest.mark.parametrize("method", ["fp8", "fp8_per_tensor", "ptpc_fp8"])
+def test_methods_that_convert_to_fp8_count(kvcalc: Any, method: str) -> None:
+    found = kvcalc("check", "vllm", "serve", LLAMA, "--quantization", method, "--gpu", "h100", "--get", "weights.dtype")
+    assert found.out.strip() == "fp8"

@@ -10,7 +10,7 @@ import pytest  # noqa: E402, F401
 import torch.distributed  # noqa: E402
 import torch.profiler  # noqa: E402, F401
 from kvcalc.cli import app, measure  # noqa: E402, F401
-from kvcalc.output import sink, tabular  # noqa: E402, F401
+from kvcalc.output import rows, sink  # noqa: E402, F401
 
 # Exclude all of this from garbage collection in forked processes.
 gc.freeze()

@@ -13,8 +13,8 @@ import pytest
 from kvcalc.errors import UsageError
 from kvcalc.output.human.estimate import ratio
 from kvcalc.output.paths import check_against_schema, look_up, scalars
+from kvcalc.output.rows import tabulate
 from kvcalc.output.sink import choose
-from kvcalc.output.tabular import tabulate
 from kvcalc.schema import load_schema
 from kvcalc.writing.cells import bare
 from tests.conftest import PLAIN_PRESETS

@@ -28,7 +28,7 @@ from kvcalc.engines import command_key
 from kvcalc.errors import UsageError
 from kvcalc.output.human.plan import render
 from kvcalc.output.report import make_report
-from kvcalc.output.tabular import tabulate
+from kvcalc.output.rows import tabulate
 from kvcalc.planning.manifests import COMMANDS, emit
 from kvcalc.writing.shell import join, split
 from kvcalc.writing.terminal import one_line, printable, printable_document

@@ -12,8 +12,12 @@ from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS
 from kvcalc.model.drafting import DRAFT, MTP
 
-# Methods of --quantization that convert a checkpoint while it is loaded. Others name what its config says anyway.
-_CONVERTS = ("bitsandbytes", "experts_int8", "ptpc_fp8", "torchao")
+# Methods of --quantization that convert a checkpoint while it is loaded, to fp8 or to other types. The others name what
+# its config says anyway (QuantizationMethods, model_executor/layers/quantization/__init__.py).
+_FP8 = ("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "ptpc_fp8")
+_CONVERTS = (
+    "bitsandbytes", "experts_int8", "torchao", "humming", "int8_per_channel_weight_only", "nvfp4_per_token", "mxfp8",
+)  # fmt: skip
 
 
 class VllmReader(Reader):
@@ -31,8 +35,8 @@ class VllmReader(Reader):
         if left.get("enable-lora"):
             found.settings.setdefault("max-loras", "1")  # LoRAConfig, config/lora.py
         quantization = left.get("quantization") or left.get("q")
-        if quantization == "fp8":
-            found.fields["dtype"] = quantization  # a checkpoint that is not quantized is converted while it is loaded
+        if quantization in _FP8:
+            found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded
         elif quantization in _CONVERTS:
             found.unknown.append(f"quantization {quantization}")
         if "VLLM_PP_LAYER_PARTITION" in environment:

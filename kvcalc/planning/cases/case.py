@@ -1,7 +1,7 @@
 """A question about one model with every default resolved.
 
 The command line, each line of `kvcalc batch` and the Python API create a `Question`. `make_case` checks it and resolves
-its defaults (`planning.resolve`). All answers are computed from the resulting `Case`.
+its defaults (`planning.cases.resolve`). All answers are computed from the resulting `Case`.
 """
 
 from __future__ import annotations

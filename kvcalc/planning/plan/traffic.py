@@ -1,7 +1,7 @@
 """The traffic to serve, and one replica that serves a part of it, with the figures of `kvcalc estimate`.
 
 A search looks at thousands of cases, and only asks whether each fits and how fast it serves. So it takes a part of the
-estimate (`brief_answer`), whose figures are those of `planning.estimate.answer_case`, by the same functions. What few
+estimate (`brief_answer`), whose figures are those of `planning.answers.estimate`, by the same functions. What few
 layouts have, such as devices with different layers, is left to that.
 """
 

@@ -201,7 +201,7 @@ def _instance(
 
 
 def sent_of(case: Case, prompt_tokens: int) -> Sent:
-    """The cache of a prompt by the engine's own account, as `planning.transfer` counts it.
+    """The cache of a prompt by the engine's own account, as `planning.serving.transfer` counts it.
 
     One tensor-parallel rank has the same layers in all its stages together.
     """

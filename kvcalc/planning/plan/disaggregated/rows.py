@@ -78,7 +78,7 @@ def check_disaggregated(
 
 
 def with_link(traffic: Traffic, transfer: int | str) -> Traffic:
-    """The traffic of instances that send caches: drafts then find other prefixes (`planning.drafted_reuse`)."""
+    """The traffic of instances that send caches: drafts then find other prefixes (`engines.prefixes.Matching`)."""
     question = traffic.question
     if question.reuse is None:
         return traffic
