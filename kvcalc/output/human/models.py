@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -14,13 +14,16 @@ from kvcalc.output.paths import scalars
 from kvcalc.units import format_parameters
 from kvcalc.writing.cells import bare
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 _CAPTION = "per token, fixed: the bytes of the cache that kvcalc estimate MODEL shows"
 
 # Names are there to be copied, so columns are left out before a shorter one is folded.
 _LONGEST_NAME = 40
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render(document: documents.Models, console: Console) -> None:
     """Print the list of presets, with a heading for each family. It is one table, so that all columns are aligned."""
     table = plain_table(
         "model",
@@ -72,7 +75,7 @@ def render_fit(document: dict[str, Any], console: Console) -> None:
         console.print(f"{document['left_out']:,} smaller models may fit too: --most N lists more")
 
 
-def render_show(document: dict[str, Any], console: Console) -> None:
+def render_show(document: documents.ModelsShow, console: Console) -> None:
     """Print one preset's facts and their source."""
     console.print(Text(document["name"], "bold"))
     if document["family"]:
@@ -92,7 +95,7 @@ def render_show(document: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def render_check(document: dict[str, Any], console: Console) -> None:
+def render_check(document: documents.ModelsCheck, console: Console) -> None:
     """Print one line for each file: ok or its error."""
     for row in document["files"]:
         console.print(f"{row['file']}: {'ok' if row['ok'] else row['error']}", soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -12,6 +12,9 @@ from kvcalc.output.human.figures import count, duration, name_engine, rate
 from kvcalc.output.human.fit import describe_devices
 from kvcalc.output.human.tables import plain_table
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 NAMES = {
     "ttft": "TTFT", "tpot": "TPOT", "itl": "between tokens", "e2e": "whole request", "queue": "in the queue"
 }  # fmt: skip
@@ -19,7 +22,7 @@ _HEIGHT, _GUTTER = 4, 11
 _SHOWN = ("mean_seconds", "p50_seconds", "p90_seconds", "p99_seconds", "max_seconds")
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render(document: documents.Simulate, console: Console) -> None:
     """Print the simulation."""
     engine, hardware, results = document["engine"], document["hardware"], document["results"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
@@ -41,7 +44,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print()
     table = plain_table("", *(f">{name.removesuffix('_seconds')}" for name in _SHOWN), optional=("max", "p90"))
     for row in document["times"]:
-        table.add_row(NAMES[row["metric"]], *(duration(row[name]) for name in _SHOWN))
+        times: Any = row
+        table.add_row(NAMES[row["metric"]], *(duration(times[name]) for name in _SHOWN))
     console.print(table)
     console.print()
     for line in describe_state(document):
@@ -71,9 +75,12 @@ def describe_load(load: Mapping[str, Any]) -> str:
     return f"{requests}, {how}, {lengths}{start}"
 
 
-def _prefill(prefill: dict[str, Any]) -> str:
+def _prefill(prefill: documents.SimulatePrefill) -> str:
     """The prefill instances, and what a request goes through there."""
-    parts = [f"{name} {duration(prefill[f'mean_{name}_seconds'])}" for name in ("queue", "prefill", "transfer")]
+    parts = [
+        f"queue {duration(prefill['mean_queue_seconds'])}", f"prefill {duration(prefill['mean_prefill_seconds'])}",
+        f"transfer {duration(prefill['mean_transfer_seconds'])}",
+    ]  # fmt: skip
     each = f"{count(prefill['replicas'])} x tp {prefill['tensor_parallel_size']}"
     return f"prefill instances: {each}, busy {prefill['busy_share']:.0%} of the time; means: {', '.join(parts)}"
 
@@ -111,9 +118,9 @@ def describe_state(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _timeline(document: dict[str, Any], console: Console) -> None:
+def _timeline(document: documents.Simulate, console: Console) -> None:
     """Small charts of the queue, the running requests and the used blocks."""
-    rows = document["timeline"]
+    rows: list[Any] = [*document["timeline"]]
     charts = [("waiting", "waiting_requests"), ("running", "running_requests"), ("blocks used", "used_blocks")]
     for title, key in charts:
         values = [row[key] for row in rows]
