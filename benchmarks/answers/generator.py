@@ -470,8 +470,8 @@ def _pools(asking: Asking) -> None:
 def _simulated(asking: Asking) -> None:
     random = asking.random
     asking.give(
-        prompt_tokens=random.choice(("100", "600", "1000", "uniform:100..1500", "lognormal:600,0.5")),
-        answer_tokens=random.choice(("1", "20", "60", "uniform:10..80")),
+        input_tokens=random.choice(("100", "600", "1000", "uniform:100..1500", "lognormal:600,0.5")),
+        output_tokens=random.choice(("1", "20", "60", "uniform:10..80")),
         requests=random.choice((10, 30, 50)), seed=random.randint(0, 9),
     )  # fmt: skip
     if random.random() < 0.5:
@@ -489,7 +489,7 @@ def _simulated(asking: Asking) -> None:
 def _trace(asking: Asking) -> None:
     """The requests of a file in place of drawn ones."""
     for name in (
-        "prompt-tokens", "answer-tokens", "input-tokens", "output-tokens", "concurrency", "requests-per-second",
+        "input-tokens", "output-tokens", "concurrency", "requests-per-second",
         "burstiness", "requests", "seed",
     ):  # fmt: skip
         asking.options.pop(name, None)

@@ -70,10 +70,10 @@ def python_call(command: str, models: Sequence[str], options: Mapping[str, Any],
         _take_plan(given, arguments)
     elif command == "simulate":
         positional.append(_devices(given.pop("gpu")))
-        for name in ("prompt-tokens", "answer-tokens"):
+        for name, argument in (("input-tokens", "prompt_tokens"), ("output-tokens", "answer_tokens")):
             if name in given:
                 text = given.pop(name)
-                arguments[name.replace("-", "_")] = int(text) if text.isdecimal() else text
+                arguments[argument] = int(text) if text.isdecimal() else text
         if "concurrency" in given:
             arguments["concurrency"] = int(given.pop("concurrency"))
         _take_times(given, arguments)

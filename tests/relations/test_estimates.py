@@ -180,6 +180,8 @@ def test_twice_as_many_devices_hold_no_less(pytestconfig: pytest.Config) -> None
     for question, document, _ in answered(pytestconfig, "devices"):
         if question.gpu == "m3-max" or document["fit"] is None:
             continue
+        if question.asked["engine"].startswith("sglang") and document["model"]["attention"] == "hybrid":
+            continue  # SGLang divides the memory between states and tokens
         more = question.estimate(f"{question.gpu}x{2 * question.number}")
         for limit in ("max_context_tokens", "max_batch_size") if more and more["fit"] else ():
             one, other = document["fit"][limit], more and more["fit"][limit]
