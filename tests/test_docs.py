@@ -73,6 +73,13 @@ def test_every_option_has_help() -> None:
 SHORT = ("--context", "64", "--steps", "2", "--layers", "1", "--device", "cpu")
 
 
+def shortened(arguments: Sequence[str]) -> list[str]:
+    """The arguments of `kvcalc measure` with the options of SHORT instead of their own."""
+    given = iter(arguments)
+    kept = [word for word in given if word not in SHORT[::2] or next(given) is None]
+    return [*kept, *SHORT]
+
+
 @pytest.fixture
 def measured(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs `kvcalc measure` in this process: each process of its own would spend seconds on torch and on roofs."""
@@ -100,7 +107,7 @@ def test_the_examples_in_measures_help_run(
     assert measured("gpt2", *SHORT, "--save", "before.json").status == 0
     for example in examples_of("measure", kvcalc):
         arguments = shlex.split(example)[2:]
-        result = measured(*arguments, *(() if "--compare" in arguments else SHORT))
+        result = measured(*(arguments if "--compare" in arguments else shortened(arguments)))
         assert result.status == 0, (example, result.err)
         assert result.out
 
@@ -113,7 +120,7 @@ def test_the_torchrun_example_in_help_runs(kvcalc: Any, monkeypatch: pytest.Monk
     options, kvcalc, arguments = example.removeprefix("torchrun ").partition(" -m kvcalc ")
     assert kvcalc
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *shlex.split(options),
-               "-m", "tests.measure.quick", *shlex.split(arguments), *SHORT]  # fmt: skip
+               "-m", "tests.measure.quick", *shortened(shlex.split(arguments))]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "runs.0.ranks.1.held_bytes" in done.stdout
@@ -135,7 +142,7 @@ def test_the_bytes_shown_are_those_a_run_holds(sample: Sample, measured: Any) ->
     name, *options = sample.arguments[1:]
     given = dict(zip(options[::2], options[1::2]))
     figures = set(re.findall(r"\b\d{1,3}(?:,\d{3})+\b", sample.shown))
-    result = measured(name, *options, *SHORT, "--json")
+    result = measured(name, *shortened(options), "--json")
     assert result.status == 0, result.err
     spec, context = kvcalc.load_model(name), int(given["--context"])
 
