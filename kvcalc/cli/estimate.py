@@ -28,7 +28,9 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     output = output_of(ctx.params)
     check_report(ctx.params)
     question = question_of(ctx.params)
-    shown: dict[str, Any] = {"variants": True} if ctx.params["variants"] and not question.asks_several else {}
+    shown: dict[str, Any] = {}
+    if not question.asks_several:
+        shown = {name: True for name in ("variants", "explain") if ctx.params[name]}
     if not ctx.params["check"]:
         if ctx.params["strict"]:
             raise UsageError("--strict needs --check", "add --check")

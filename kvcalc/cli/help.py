@@ -28,6 +28,7 @@ ESSENTIAL = {
     "simulate": "requests-per-second concurrency trace input-tokens output-tokens max-ttft max-tpot gpu engine tp "
     "replicas json get",
     "score": "model gpu engine tp dtype kv-dtype json get",
+    "models": "family max-weights gpu engine context batch dtype most json get",
     "measure": "context batch steps layers attention device dtype tp save json get",
 }
 

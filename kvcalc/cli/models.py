@@ -46,7 +46,7 @@ app = typer.Typer(
 
 @app.callback(cls=o.taking(*o.declared("models"), base=_ListGroup))
 def models(ctx: typer.Context) -> None:
-    """List the models that kvcalc knows by name, all or those that fit a device; or show one."""
+    """List the known models, or those that fit a device."""
     if ctx.invoked_subcommand is None:
         _list(ctx.params, None)
 

@@ -479,7 +479,7 @@ class PrefixRow(TypedDict):
     saved_prefill_share: Amount | None
     """the same as a share of all prefill time"""
     saved_ttft_seconds: Amount | None
-    """the same per request: how much sooner the first token comes in the mean, without waiting"""
+    """the same per request: average TTFT saved, without waiting"""
     saved_gpu_seconds: Amount | None
     """saved_prefill_seconds times the devices of a replica"""
     device_cost_per_gpu_second: Amount | None
@@ -579,7 +579,7 @@ class SimulateResults(TypedDict):
     keeps_up: bool
     """false if the queue grows without end: its times then grow with the length of the simulation"""
     good_requests: Whole | None
-    """requests that keep to the limits; null without limits"""
+    """requests that meet the limits; null without limits"""
     goodput_requests_per_second: Amount | None
     steady_ttft_seconds: Amount | None
     """mean time to first token without the first request of each client; null without --concurrency"""

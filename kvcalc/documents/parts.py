@@ -446,7 +446,28 @@ class Throughput(TypedDict):
     """null if the device holds the whole model"""
     energy: Energy | None
     """null if the TDP is not known, or if a part of the model is in host memory"""
+    evidence: SpeedEvidence
     kv_transfer: NotRequired[KvTransfer]
+
+
+class SpeedEvidence(TypedDict):
+    """the measurements behind the speed of this engine, and its errors on model families left out of the fit"""
+
+    measured_times: Whole
+    sources: list[str]
+    mean_error: float | None
+    """of decode steps, with the model's family left out of the fit; null without such a fit"""
+    median_error: float | None
+    within_a_quarter: float | None
+    """share of the times that were predicted within 25 %"""
+    region: str
+    """the device kind, weight class and batch whose errors give the range; empty: all of the engine"""
+    low_factor: Positive
+    """10th percentile of measured / predicted in the region, with the family left out"""
+    high_factor: Positive
+    """the 90th percentile"""
+    outside: list[str]
+    """what of this question no measurement covered; the range is then wider"""
 
 
 class Serving(TypedDict):

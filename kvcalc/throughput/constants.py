@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.records import NamedTuple
@@ -86,7 +87,8 @@ class Regime(NamedTuple):
 
     `ranges` and `ttft_ranges` map a region to the 10th and 90th percentiles of measured / predicted, with the whole
     model family left out of the fit. A region is what is known of a question (`regions`); the empty region is all of
-    the engine. `older_than` is the oldest release with constants if the release asked for is older.
+    the engine. `older_than` is the oldest release with constants if the release asked for is older. `evidence` is what
+    the constants were fitted to: `rows`, `sources`, and the `error` in and out of the fit.
     """
 
     device_kinds: Sequence[str]
@@ -97,6 +99,7 @@ class Regime(NamedTuple):
     ranges: Mapping[str, Sequence[float]]
     ttft_ranges: Mapping[str, Sequence[float]]
     older_than: str | None = None
+    evidence: Mapping[str, Any] = MappingProxyType({})
 
 
 # From here on, a server streams to so many clients that its host time per sequence grows.
@@ -167,9 +170,16 @@ def load_constants(engine: str, gpu: Gpu) -> tuple[Constants, Regime]:
     entry, older_than = step_of(name, _table()["engines"][name], asked.release if asked else None)
     by_kind = entry.get("by_device_kind", {})
     values = {**entry["constants"], **by_kind.get(constants_kind(gpu), by_kind.get(device_kind(gpu), {}))}
-    fitted = {name: entry["fitted"][name] for name in Regime._fields[:-3]}
+    fitted = {name: entry["fitted"][name] for name in Regime._fields[:-4]}
+    evidence = {"rows": entry["fitted"]["rows"], "sources": entry["fitted"]["sources"], "error": entry.get("error")}
     ranges, first = entry["ranges"], entry["ttft_ranges"]
-    return Constants(**values), Regime(**fitted, ranges=ranges, ttft_ranges=first, older_than=older_than)
+    regime = Regime(**fitted, ranges=ranges, ttft_ranges=first, older_than=older_than, evidence=evidence)
+    return Constants(**values), regime
+
+
+def described_source(name: str) -> str:
+    """What a source of fitted rows is."""
+    return str(_table()["provenance"]["sources"].get(name, name))
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """The speed of a model with drafted tokens (speculative decoding).
 
 Each step drafts N tokens and then checks them: the model computes N + 1 tokens of every sequence at once, and reads its
-weights and the cache once. Of these tokens, a sequence keeps L in the mean, the acceptance length:
+weights and the cache once. Of these tokens, a sequence keeps L on average, the acceptance length:
     step = the model's step with N + 1 tokens a sequence + N passes of the drafter + host time between them
     time per output token = step / L
 """
@@ -29,7 +29,7 @@ _STRIDE = 1.05
 class DraftingModel(SpeedModel):
     """The speed of `target` when `num_tokens` tokens are drafted in each step, of which it accepts some.
 
-    A step gives a sequence `acceptance_length` tokens in the mean. `drafter` is the part that drafts them, or None if
+    A step gives a sequence `acceptance_length` tokens on average. `drafter` is the part that drafts them, or None if
     drafting takes no time on the device (n-grams). `starts_with_accepted`: the first pass of the drafter computes all
     tokens that the step checked, because it works on hidden states of the model (MTP and EAGLE); a draft model computes
     one token in each pass. `in_one_pass`: the drafter's first pass computes all drafted tokens (DFlash).

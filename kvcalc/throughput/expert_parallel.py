@@ -122,7 +122,7 @@ def ranks_reached(ranks: int, groups: int, read: int) -> float:
 
 
 def busiest_share(prompts_per_second: float, step: float, work: float, replicas: int) -> float:
-    """The share of a step's prompts that the DP rank with most of them computes, in the mean.
+    """The share of a step's prompts that the DP rank with most of them computes, on average.
 
     A step has the prompts that arrived during the one before it. They arrive independently of each other, so their
     number has a Poisson distribution, and those of one step are spread evenly over the replicas. Steps take `step`
@@ -142,7 +142,7 @@ def busiest_share(prompts_per_second: float, step: float, work: float, replicas:
 
 
 def _largest(prompts: float, replicas: int) -> float:
-    """The mean number of prompts that the busiest replica gets if a step has `prompts` of them in the mean."""
+    """The mean number of prompts that the busiest replica gets if a step has `prompts` of them on average."""
     if prompts > max(_MANY, 3 * replicas):
         return prompts / replicas + (1 - 1 / replicas) / 2  # any remainder is as likely as another
     chance = exp(-prompts)

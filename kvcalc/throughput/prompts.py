@@ -37,7 +37,7 @@ class Prompts:
 
     @property
     def together(self) -> float:
-        """The prompts that a step of their own computes in the mean, as `stop` found it."""
+        """The prompts that a step of their own computes on average, as `stop` found it."""
         return self._batches.prompts
 
     def stop(self, step: float, mean_step: float, per_second: float, ending: float, decoding: float) -> float:
@@ -52,7 +52,7 @@ class Prompts:
         return found.seconds / found.prompts
 
     def prompts_of_step(self, arriving: float, decoding: float) -> float:
-        """The prompts in a step that has some, if `arriving` of them come during a step in the mean, at random."""
+        """The prompts in a step that has some, if `arriving` of them come during a step on average, at random."""
         some = arriving / -expm1(-arriving) if arriving > 0 else 1.0
         return min(some, self._most(decoding), 1 / self._parts if self._parts > 1 else some)
 

@@ -16,7 +16,7 @@ server with constant times (M/D/1) and the load u = rate x (the full steps that 
 
     queue = u^2 / (2 (1 - u))
 
-If it has room for K prompts, u is the part of this room that is used in the mean, and the queue about that of K such
+If it has room for K prompts, u is the part of this room that is used on average, and the queue about that of K such
 servers (Sakasegawa 1977, halved as for one): u^sqrt(2 (K + 1)) / (2 (1 - u)).
 
 With prompts in steps of their own, the clients whose answers end with the same step come back together, and no answer
@@ -137,7 +137,7 @@ def mixed_waits(
 ) -> Waits:
     """The waits if prompts are computed in the steps of decoding requests.
 
-    A step takes `step` seconds for these, `mean_step` in the mean, and has room for `most` prompts. A prompt adds
+    A step takes `step` seconds for these, `mean_step` on average, and has room for `most` prompts. A prompt adds
     `work` seconds if it is alone in its step, and `full` if the step is full. It takes at least `parts` steps. `rate`
     is that of the others.
     """
@@ -156,7 +156,7 @@ def mixed_waits(
 
 
 class Batches(NamedTuple):
-    """The steps that compute prompts alone: the prompts in one, its seconds, and those of any step in the mean.
+    """The steps that compute prompts alone: the prompts in one, its seconds, and those of any step on average.
 
     `mates` are the others that arrive at the same moment as a request.
     """
@@ -174,7 +174,7 @@ def batches(
     """The prompts that are computed together if steps with prompts and others take turns.
 
     `seconds_of` are those of a step with so many prompts, of which `work` is each prompt's. `step` are those of a step
-    that decodes, with which `ending` answers end in the mean. Their clients come back together, so prompts arrive in
+    that decodes, with which `ending` answers end on average. Their clients come back together, so prompts arrive in
     groups: `rate` prompts per second. `before` is a guess.
     """
     if not ending or not rate:

@@ -87,10 +87,10 @@ def host_wait(c: Constants, step: float, input_tokens: float, others: float) -> 
 
 
 def burst_wait(each: float, together: float, requests: float) -> float:
-    """How many seconds longer the first requests of a benchmark wait in the mean, because all clients start together.
+    """How many seconds longer the first requests of a benchmark wait on average, because all clients start together.
 
     The first `requests` prompts are computed one step after the other, with `together` of them in a step. Each takes up
-    `each` seconds of the steps, and waits until its step ends: (requests + together) / 2 x `each` in the mean, which is
+    `each` seconds of the steps, and waits until its step ends: (requests + together) / 2 x `each` on average, which is
     what one adds to the steps. May be arrays, as in `host_wait`.
     """
     return each * ((requests + _smaller(requests, together)) / 2 - 1)
@@ -152,7 +152,7 @@ def serve(
             stop = prompts.stop(step, mean_step or step, prompts_per_second, ending, decoding)
             stall = decoding * stop * again / output_tokens
         tpot = step / per_step + stall
-        # A step in the mean, with the prompts that run in it or stop it.
+        # A step on average, with the prompts that run in it or stop it.
         mean_step, decode = tpot * per_step, output_tokens * tpot
         if concurrency == 1:
             steady = host_wait(c, step, prompts.missed, 0.0) + prompts.lone

@@ -165,3 +165,19 @@ def test_a_note_is_no_warning_and_get_prints_neither(kvcalc: Any) -> None:
     warned = ("estimate", "llama-3-8b", "--context", "9000")
     assert kvcalc(*warned).err.startswith("warning: ")
     assert kvcalc(*warned, "--get", "kv_cache.total_bytes").err == ""
+
+
+def test_explain_shows_formulas_and_the_evidence_of_the_speed(kvcalc: Any) -> None:
+    asked = ("estimate", "llama-3-70b", "--gpu", "h100x4", "--engine", "vllm", "--context", "8k")
+    evidence = kvcalc(*asked, "--json").json["throughput"]["evidence"]
+    assert evidence["measured_times"] > 100
+    assert evidence["low_factor"] < 1 < evidence["high_factor"]
+    assert evidence["outside"] == []
+    out = " ".join(kvcalc(*asked, "--explain", "--format", "human").out.split())
+    formula = "2 x 80 x 1 x 8 x 8,192 x 128 x 2 = 2,684,354,560 bytes, exact"
+    fitted = f"fitted to {evidence['measured_times']:,} measured times"
+    for text in (formula, "estimated", evidence["sources"][0], fitted, "with the model's family left out"):
+        assert text in out
+    assert "where the figures come from" not in kvcalc(*asked, "--format", "human").out
+    new = kvcalc("estimate", "llama-3-70b", "--gpu", "mi300x", "--engine", "vllm", "--json").json["throughput"]
+    assert new["evidence"]["outside"]

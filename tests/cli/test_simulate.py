@@ -64,7 +64,7 @@ NOT_SIMULATED = {
     "a model described by options has no known weights, and so no speed": (
         "layers heads head_dim hidden_size sliding_window assume_full_attention"
     ),
-    "they change what is printed": "check strict variants",
+    "they change what is printed": "check strict variants explain",
 }
 
 

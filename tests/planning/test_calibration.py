@@ -249,7 +249,7 @@ def test_a_changed_file_is_read_again(kvcalc: Any, tmp_path: Path) -> None:
 
 def test_the_screen_names_the_factors_and_the_errors(kvcalc: Any, slower: Path) -> None:
     out = kvcalc("estimate", MODEL, "--gpu", "h100", "--engine", "vllm", "--calibrate", slower, "--format", "human").out
-    for text in ("calibrated with 4 runs", "  step", "launches and host time", "TPOT off by", "for a run left out by"):
+    for text in ("calibrated with 4 runs", "  step", "launches and host time", "TPOT: mean error", "on held-out runs"):
         assert text in out
     assert max(map(len, out.splitlines())) <= 80
 

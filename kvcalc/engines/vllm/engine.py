@@ -143,7 +143,7 @@ class Vllm(Engine):
 
     @classmethod
     def check_auto_context(cls, settings: Mapping[str, Any], release: Release | None) -> None:
-        """--max-model-len auto is in 0.14.0, and not in 0.12.0: the longest length of which one request fits.
+        """--max-model-len auto is in 0.14.0, and not in 0.12.0: the longest context that fits one request.
 
         Source: _auto_fit_max_model_len, v1/core/kv_cache_planning.py, vLLM 0.33.0.
         """

@@ -47,8 +47,8 @@ def print_factors(title: str, fitted: documents.Explained, console: Console) -> 
     if changed:
         console.print(table)
     for error in fitted["errors"]:
-        words = f"  {_METRICS.get(error['metric'], error['metric'])} off by {percent(error['uncalibrated_mean_error'])}"
-        words += f", with these factors by {percent(error['mean_error'])}"
+        words = f"  {_METRICS.get(error['metric'], error['metric'])}: mean error"
+        words += f" {percent(error['uncalibrated_mean_error'])}, {percent(error['mean_error'])} with these factors"
         if error["left_out_mean_error"] is not None:
-            words += f", for a run left out by {percent(error['left_out_mean_error'])}"
+            words += f"; {percent(error['left_out_mean_error'])} on held-out runs"
         console.print(words)

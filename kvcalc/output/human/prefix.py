@@ -31,7 +31,7 @@ def render(document: documents.Prefix, console: Console) -> None:
     console.print(Text.assemble(("knee: ", "bold"), f"a cache of {amount} {found}; {limit}"))
     if prefill is not None:
         saved = f"the knee saves {duration(knee['saved_ttft_seconds'])} of it ({percent(knee['saved_prefill_share'])})"
-        console.print(f"a prompt takes {duration(prefill['mean_seconds'])} of prefill in the mean; {saved}")
+        console.print(f"a prompt takes {duration(prefill['mean_seconds'])} of prefill on average; {saved}")
     console.print()
     _curve(document, console, has_bytes)
     if document["tiers"] and engine is not None:

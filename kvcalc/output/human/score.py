@@ -105,7 +105,7 @@ def _print_setup(setup: documents.ScoreSetup, console: Console, *, names_it: boo
 
 
 def _print_summary(found: documents.ScoreSummaryItem, console: Console) -> None:
-    words = [f"off by {percent(found['mean_error'])} at the mean", f"{percent(found['within_a_quarter'])} within 25%"]
+    words = [f"mean error {percent(found['mean_error'])}", f"{percent(found['within_a_quarter'])} within 25%"]
     if found["in_range"] is not None:
         words.append(f"{percent(found['in_range'])} in range")
     console.print(Text.assemble((_name(found["metric"]), "bold"), f" of {count(found['times'])}: ", ", ".join(words)))

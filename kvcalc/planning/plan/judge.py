@@ -135,7 +135,7 @@ class Judge:
         return self.targets.highest_percentile is not None or bool(self.simulation.trace and self.targets.limits)
 
     def at(self, layout: Layout, numbers: tuple[int, ...]) -> Finalist | None:
-        """The layout with these numbers. None if the closed form has a queue without an end there."""
+        """The layout with these numbers. None if the closed form has an endless queue there."""
         key = layout.key, numbers
         if key not in self._found:
             moved = layout.at(numbers, self.targets, is_trace=self.simulation.trace is not None)

@@ -68,7 +68,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
 
 
 class Preemption(NamedTuple):
-    """What preemptions cost a request, in the mean.
+    """What preemptions cost a request, on average.
 
     `recomputed_tokens` tokens are computed again. It waits for its next token for `paused` times as long as it holds
     its cache, and `requeued` times as long as for its first token.
@@ -83,7 +83,7 @@ def preemption(schedule: Schedule, prompt: int, answer: int, running: float, con
     """The preemptions of `concurrency` requests, of which `running` hold their cache, and which start too early.
 
     With a ratio of new tokens, those with the shortest answers so far are retracted, and wait at the end of the queue.
-    Between the ends of two requests, the others take one answer in the mean, and that is free besides the share of all
+    Between the ends of two requests, the others take one answer on average, and that is free besides the share of all
     answers. A pool runs full only if no request ends for longer: by the theory of ruin, with a chance that falls with
     the room. Answers as long as prompts run it full in any case, because those that started together outgrow it.
 
@@ -115,7 +115,7 @@ def _ruin(jump: float) -> float:
 
 
 def _late_steps(ratio: NewTokenRatio, found: Budget, prompt: int, answer: int, requests: float) -> float:
-    """For how many steps the first `requests`, which arrive together, wait in the mean because room is kept free.
+    """For how many steps the first `requests`, which arrive together, wait on average because room is kept free.
 
     Those start for which the first ratio of the answers is free. If one may not start, no other is tried until a
     request has ended, by which time the ratio is low: that is when the shortest answer ends, with lengths that vary by

@@ -13,7 +13,7 @@ from kvcalc.planning.cases.layout import layout_of
 from kvcalc.planning.device.weights import stored_weights
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.records import NamedTuple
-from kvcalc.throughput.constants import Regime, has_constants
+from kvcalc.throughput.constants import Regime, described_source, device_kind, has_constants, regions, weight_class
 from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import StoredWeights, hide_wide_ranges, outside, range_factors, speed_model
@@ -98,6 +98,26 @@ def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> documents.Thr
         "host": _describe_host(model, batch_size, context_tokens, notes),
         "energy": _describe_energy(model, step, tokens_per_second, serving, (low, high)),
         "calibration": None,
+        "evidence": _describe_evidence(speed, batch_size, unfitted),
+    }
+
+
+def _describe_evidence(speed: Speed, batch_size: int, outside: list[str]) -> documents.SpeedEvidence:
+    """What the constants of the speed were fitted to, and how far off they were with a model's family left out."""
+    regime, places = speed.regime, regions(device_kind(speed.model.gpu), weight_class(speed.weight_dtype), batch_size)
+    place = next(one for one in places if one in regime.ranges)
+    low, high = regime.ranges[place]
+    error = (regime.evidence.get("error") or {}).get("family") or {}
+    return {
+        "measured_times": regime.evidence.get("rows", 0),
+        "sources": [described_source(name) for name in regime.evidence.get("sources", ())],
+        "mean_error": error.get("mean"),
+        "median_error": error.get("median"),
+        "within_a_quarter": error.get("within_25_percent"),
+        "region": place,
+        "low_factor": low,
+        "high_factor": high,
+        "outside": outside,
     }
 
 

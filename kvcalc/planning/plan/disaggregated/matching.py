@@ -183,7 +183,7 @@ class Pair(NamedTuple):
         interval = self.prefill.interval(self.transfer)
         if load.concurrency is None:
             busy = (load.requests_per_second or 0.0) * interval
-            return int(busy + TINY) + 1  # a queue without an end forms at a utilization of 1
+            return int(busy + TINY) + 1  # an endless queue forms at a utilization of 1
         return max(1, ceil(self._rate_without_queue(decodes, load.concurrency) * interval - TINY))
 
     def _open(self, prefills: int, decodes: int, rate: float) -> Times | None:
@@ -224,7 +224,7 @@ class Pair(NamedTuple):
         return self._timed((prefills, decodes), decodes * self.decode.rate(low), low, clients)
 
     def _timed(self, instances: tuple[int, int], rate: float, decoding: float, clients: int | None) -> Times | None:
-        """The times at a rate, of a number of clients or of requests at random. None for a queue without an end."""
+        """The times at a rate, of a number of clients or of requests at random. None for an endless queue."""
         prefills, decodes = instances
         interval, tpot = self.prefill.interval(self.transfer), self.decode.tpot(max(decoding, 1.0))
         used, received = rate / prefills * interval, rate / decodes * self.transfer
