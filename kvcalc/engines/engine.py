@@ -204,6 +204,8 @@ class Engine(ABC):
     is_formula = False
     classes_of_transformers: str | None = None
     loads_towers = True
+    # The types in which weights are published beside the model's own, best first, with the least bits of a weight.
+    weight_types: tuple[tuple[str, float], ...] = (("fp8", 8.0), ("int4", 4.0))
     lora_option: str | None = None
     largest_share: tuple[str, str] | None = None
     limits_concurrency = True
