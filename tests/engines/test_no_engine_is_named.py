@@ -25,6 +25,7 @@ IN_WORDS = {
     "output/human/compare.py": "the heading names an engine, and not the formula",
     "output/human/estimate.py": "the heading names an engine, and not the formula",
     "output/human/models.py": "the heading names an engine, and not the formula",
+    "planning/calibration/attention_rows.py": "the engine whose constants count if none is asked for",
 }
 
 ROOMS = {module.partition(".")[0] for module, _ in ENGINES.values()}
