@@ -57,6 +57,9 @@ class LlamaCpp(Engine):
     """
 
     name = "llama.cpp"
+    smaller_types = (
+        ("q8_0", 8.5), ("q6_k", 6.5), ("q5_k_m", 5.5), ("q4_k_m", 4.5), ("q3_k_m", 3.4), ("q2_k", 2.6),
+    )  # fmt: skip
     title = "llama.cpp"
     reuse_class = ("llama_cpp.reuse", "LlamaCppReuse")
     # Seen in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
@@ -72,7 +75,6 @@ class LlamaCpp(Engine):
     # no cells, not even unified ones: only several answers to one request do (server_slot::copy_state_to,
     # tools/server/server-context.cpp).
     copies_prefixes = True
-    weight_types = (("q8_0", 8.5), ("q6_k", 6.5), ("q5_k_m", 5.5), ("q4_k_m", 4.5), ("q3_k_m", 3.4), ("q2_k", 2.6))
     loads_towers = False  # they are read from a file of their own (--mmproj)
     # dev_input in llama_model_base::load_tensors, src/llama-model.cpp.
     keeps_tables_on_host = True

@@ -57,6 +57,7 @@ class Mlx(Engine):
     """
 
     name = "mlx"
+    smaller_types = (("mlx-8bit", 8.0), ("mlx-6bit", 6.0), ("mlx-4bit", 4.0), ("mlx-3bit", 3.0))
     title = "mlx-lm"
     reuse_class = ("mlx.reuse", "MlxReuse")
     # mlx_lm.server copies the cache of an earlier prompt for a request (LRUPromptCache, mlx_lm/server.py).
@@ -65,7 +66,6 @@ class Mlx(Engine):
     version = VERSION
     splits_heads = False
     splits_layers = False
-    weight_types = (("mlx-8bit", 8.0), ("mlx-6bit", 6.0), ("mlx-4bit", 4.0), ("mlx-3bit", 3.0))
     loads_towers = False  # mlx-lm has language models only
     older_rules = ", with the types of MLA's cache and of recurrent states as in that release"
 

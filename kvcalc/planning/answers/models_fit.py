@@ -42,7 +42,6 @@ def models_that_fit(
     asked with its published weights first, and with smaller types until it fits. `left_out` is the number of models
     that may fit and were not asked.
     """
-    engine_class(question.engine)
     question = question._replace(devices=devices)
     memory = devices.gpu.memory_bytes * devices.num_devices
     candidates, said = _candidates(presets, question, memory)
@@ -112,7 +111,7 @@ def _types(one: _Candidate, question: Question, memory: int) -> Iterator[tuple[s
     """
     types: list[tuple[str | None, float]] = [(question.dtype, 0)]
     if question.dtype is None:
-        types = [(None, 3.0 if one.spec.quantization else 15.0), *engine_class(question.engine).weight_types]
+        types = [(None, 3.0 if one.spec.quantization else 15.0), *engine_class(question.engine).smaller_types]
     for name, bits in types:
         least = int(one.parameters * bits / 8)
         if least < memory:
