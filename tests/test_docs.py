@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def test_the_torchrun_example_in_help_runs(kvcalc: Any, monkeypatch: pytest.Monk
     assert kvcalc
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *shlex.split(options),
                "-m", "tests.measure.quick", *shortened(shlex.split(arguments))]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    env = {**os.environ, "KVCALC_FORMAT": "tsv"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr
     assert "runs.0.ranks.1.held_bytes" in done.stdout
 

@@ -24,7 +24,6 @@ IN_WORDS = {
     "throughput/bench_results/serving_clients.py": "the names of backends in the results of benchmarks",
     "output/human/compare.py": "the heading names an engine, and not the formula",
     "output/human/estimate.py": "the heading names an engine, and not the formula",
-    "planning/calibration/attention_rows.py": "the engine whose constants count if none is asked for",
 }
 
 ROOMS = {module.partition(".")[0] for module, _ in ENGINES.values()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines import SERVERS
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.model.resolve import find_published, load_model
 from kvcalc.model.spec import ModelSpec
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 # Attention's constants are the engine's that is asked for, else those of this one.
-ENGINE = "vllm"
+ENGINE = SERVERS[0]
 
 
 def attention_rows(document: Mapping[str, Any], file: str, given: Given) -> list[documents.ScoreRow]:
