@@ -225,3 +225,10 @@ def test_a_line_of_batch_asks_about_a_server(kvcalc: Any, tmp_path: Any) -> None
 def test_methods_that_convert_to_fp8_count(kvcalc: Any, method: str) -> None:
     found = kvcalc("check", "vllm", "serve", LLAMA, "--quantization", method, "--gpu", "h100", "--get", "weights.dtype")
     assert found.out.strip() == "fp8"
+
+
+def test_drafts_that_the_model_does_not_have_are_not_counted(kvcalc: Any) -> None:
+    config = '{"method": "mtp", "num_speculative_tokens": 1}'
+    found = kvcalc("check", "vllm", "serve", LLAMA, "--speculative-config", config, "--gpu", "h100", "--json")
+    assert found.json["starts"]
+    assert any("drafting is not counted" in warning["text"] for warning in found.json["warnings"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError, ModelError
+from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.answers.fit import fit
@@ -51,7 +51,7 @@ def check(
         raise DoesNotFitError(told, error.hint) from None
     except KvcalcError as error:
         # What drafts may not be known; the server is, without it.
-        if question.speculative is None or error.exit_code != ModelError.exit_code:
+        if question.speculative is None or not isinstance(error, (ModelError, UsageError)):
             raise
         question = question._replace(speculative=None)
         found = fit(question)
