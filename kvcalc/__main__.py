@@ -19,7 +19,7 @@ def main() -> int:
         status = run(sys.argv[1:])
     except KeyboardInterrupt:
         status = 130
-    ranks = sys.modules.get("kvcalc.measure.ranks")
+    ranks = sys.modules.get("kvcalc.measure.devices.ranks")
     if ranks is not None:
         ranks.leave(status)
     from kvcalc.output.streams import close_stdout

@@ -72,7 +72,7 @@ def test_commands_know_its_names(kvcalc: Any, acorn: str, words: Any, monkeypatc
 def test_measure_builds_it(acorn: str) -> None:
     import torch
 
-    from kvcalc.measure.build import build_layer
+    from kvcalc.measure.layers.build import build_layer
 
     spec = kvcalc.load_model(acorn)
     layer = build_layer(spec.attention, None, torch.bfloat16, torch.device("meta"))

@@ -7,7 +7,7 @@ import torch
 
 import kvcalc
 from kvcalc.errors import UsageError
-from kvcalc.measure.build import build_layer
+from kvcalc.measure.layers.build import build_layer
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import embedding_bytes, matrices, plain_bytes

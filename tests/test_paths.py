@@ -23,9 +23,8 @@ from tests.test_borders import MODULES, PACKAGE, SOURCES, name_of
 
 # The most modules that are given a question on its way to a case.
 GIVEN = 12
-# The longest chain of imports inside a folder. The folders with a number of their own are deeper; it may only fall.
+# The longest chain of imports inside a folder.
 DEPTH = 8
-DEEPER = {"measure": 14}
 
 ON_VLLM: dict[str, Any] = {"engine": "vllm", "tensor_parallel_size": 8}
 WITH_REQUESTS = {
@@ -107,7 +106,7 @@ def chain_of(module: str) -> tuple[str, ...]:
 def test_chains_of_imports_inside_a_folder_are_short(folder: str) -> None:
     modules = [name for name, path in PATHS.items() if path.parent == PACKAGE / folder]
     longest = max(map(chain_of, modules), key=len)
-    assert len(longest) <= DEEPER.get(folder, DEPTH), " > ".join(longest)
+    assert len(longest) <= DEPTH, " > ".join(longest)
 
 
 def test_each_field_is_declared_and_a_function_has_its_type() -> None:

@@ -235,7 +235,7 @@ def _reporting_once() -> Iterator[bool]:
     An error that every process raises is reported by one process per machine. The others exit silently with the same
     code. Ctrl-C is reported in one line.
     """
-    from kvcalc.measure.ranks import RankError, find_place
+    from kvcalc.measure.devices.ranks import RankError, find_place
 
     place = find_place()
     try:
@@ -318,6 +318,6 @@ def _progress(is_wanted: bool) -> Iterator["Progress"]:
 def _ending_on_ctrl_c(progress: "Progress") -> contextlib.AbstractContextManager[None]:
     """End at once on Ctrl-C. If torchrun started several processes, they handle it themselves."""
     from kvcalc.cli.interrupts import ending_on_ctrl_c
-    from kvcalc.measure.ranks import find_place
+    from kvcalc.measure.devices.ranks import find_place
 
     return ending_on_ctrl_c(progress.stop) if find_place().size == 1 else contextlib.nullcontext()

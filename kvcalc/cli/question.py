@@ -361,6 +361,6 @@ def _figures_of(given: _Given) -> Figures:
 
 
 def _local_devices() -> Devices:
-    from kvcalc.measure.local import local_devices
+    from kvcalc.measure.devices.local import local_devices
 
     return local_devices()

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvcalc.measure.build import fill, random_block
-from kvcalc.measure.device import free_bytes, release
-from kvcalc.measure.timing import Effort, summarize, time_calls
+from kvcalc.measure.devices.device import free_bytes, release
+from kvcalc.measure.devices.timing import Effort, summarize, time_calls
+from kvcalc.measure.layers.build import fill, random_block
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -18,11 +18,11 @@ from kvcalc.attention.backends import BACKENDS, Backend, Case
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError
-from kvcalc.measure.build import AttentionLayer
-from kvcalc.measure.device import release
-from kvcalc.measure.faults import first_line
+from kvcalc.measure.devices.device import release
+from kvcalc.measure.devices.faults import first_line
+from kvcalc.measure.devices.timing import Effort, prepare, time_calls
+from kvcalc.measure.layers.build import AttentionLayer
 from kvcalc.measure.reference import aimed_query, attend_in_fp32, relative_error
-from kvcalc.measure.timing import Effort, prepare, time_calls
 from kvcalc.records import NamedTuple
 
 # The largest error of a head's output, relative to its norm. It covers the rounding of scores in each type, and a

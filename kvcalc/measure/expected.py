@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvcalc.measure.budget import predicted_bytes, prompt_of, read_bytes, weights_bytes_of
-from kvcalc.measure.device import last_level_cache_bytes
+from kvcalc.measure.devices.device import last_level_cache_bytes
 from kvcalc.measure.figures import core_flop_of
-from kvcalc.measure.parts import parts_of
+from kvcalc.measure.layers.parts import parts_of
+from kvcalc.measure.layers.stack import Request
 from kvcalc.measure.progress import PlannedRun
 from kvcalc.measure.run import WARM_UP_STEPS
-from kvcalc.measure.stack import Request
+from kvcalc.measure.sizes.budget import predicted_bytes, prompt_of, read_bytes, weights_bytes_of
 from kvcalc.model.spec import ModelSpec
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.measure.budget import predicted_bytes, read_bytes, weights_bytes_of
-from kvcalc.measure.parts import Part, parts_of
+from kvcalc.measure.devices.timing import MOST_SPREAD, Timings, describe_timings, summarize
+from kvcalc.measure.layers.parts import Part, parts_of
+from kvcalc.measure.layers.sharding import share_of_spec
+from kvcalc.measure.layers.stack import Request
 from kvcalc.measure.run import Measured
-from kvcalc.measure.sharding import share_of_spec
-from kvcalc.measure.stack import Request
-from kvcalc.measure.timing import MOST_SPREAD, Timings, describe_timings, summarize
+from kvcalc.measure.sizes.budget import predicted_bytes, read_bytes, weights_bytes_of
 from kvcalc.model.caches import CrossAttention, RecurrentState
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import ModelSpec

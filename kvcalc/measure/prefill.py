@@ -1,7 +1,7 @@
 """Run a prompt through the layers, in chunks, and time it: a short one apart, or the whole one into the caches.
 
 Neither bytes nor times of a decode step depend on the numbers in a cache, so by default the caches are filled with
-random rows (`kvcalc.measure.fill`), and prefill is timed on its own.
+random rows (`kvcalc.measure.layers.fill`), and prefill is timed on its own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvcalc.attention.latent import HeadProduct
-from kvcalc.measure.budget import chunk_tokens, prompt_of
-from kvcalc.measure.build import Layer
-from kvcalc.measure.faults import check_finite
-from kvcalc.measure.fill import fill_caches
-from kvcalc.measure.parts import Part
-from kvcalc.measure.stack import Report, Request, Stack, cache_of
-from kvcalc.measure.timing import time_call
+from kvcalc.measure.devices.faults import check_finite
+from kvcalc.measure.devices.timing import time_call
+from kvcalc.measure.layers.build import Layer
+from kvcalc.measure.layers.fill import fill_caches
+from kvcalc.measure.layers.parts import Part
+from kvcalc.measure.layers.stack import Report, Request, Stack, cache_of
+from kvcalc.measure.sizes.budget import chunk_tokens, prompt_of
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec
 

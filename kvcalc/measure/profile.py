@@ -15,14 +15,14 @@ import torch
 from kvcalc.errors import BrokenDeviceError, KvcalcError, UsageError
 from kvcalc.measure import runner
 from kvcalc.measure.bandwidth import read_roof
-from kvcalc.measure.build import TORCH_DTYPES
-from kvcalc.measure.device import describe_device, resolve_device
-from kvcalc.measure.distributed import device_of
-from kvcalc.measure.environment import describe_environment
-from kvcalc.measure.faults import faults
+from kvcalc.measure.devices.device import describe_device, resolve_device
+from kvcalc.measure.devices.distributed import device_of
+from kvcalc.measure.devices.environment import describe_environment
+from kvcalc.measure.devices.faults import faults
+from kvcalc.measure.devices.ranks import find_place
+from kvcalc.measure.devices.timing import Effort, summarize, time_calls
+from kvcalc.measure.layers.build import TORCH_DTYPES
 from kvcalc.measure.progress import PlannedRun, Progress
-from kvcalc.measure.ranks import find_place
-from kvcalc.measure.timing import Effort, summarize, time_calls
 from kvcalc.memory.kv_cache import decode_read_bytes
 from kvcalc.memory.workload import resolve_workload
 from kvcalc.model.resolve import load_model

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.grouped import GroupedAttention
-from kvcalc.measure.build import AttentionLayer
+from kvcalc.measure.layers.build import AttentionLayer
 
 # The largest temporary, in bytes.
 CHUNK_BYTES = 64 << 20

@@ -16,12 +16,12 @@ from kvcalc.attention.cache import TokenCache, held_bytes
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache
 from kvcalc.errors import RunError
 from kvcalc.measure.choose import choose
-from kvcalc.measure.device import MemoryWatch, release, synchronize
-from kvcalc.measure.faults import check_finite
-from kvcalc.measure.graphs import Replay
+from kvcalc.measure.devices.device import MemoryWatch, release, synchronize
+from kvcalc.measure.devices.faults import check_finite
+from kvcalc.measure.devices.graphs import Replay
+from kvcalc.measure.devices.timing import Timings, flusher, prepare, time_call, time_calls
+from kvcalc.measure.layers.stack import Report, Request, Stack, build, inputs, make_caches, random_query
 from kvcalc.measure.prefill import prefill
-from kvcalc.measure.stack import Report, Request, Stack, build, inputs, make_caches, random_query
-from kvcalc.measure.timing import Timings, flusher, prepare, time_call, time_calls
 from kvcalc.model.spec import ModelSpec
 from kvcalc.records import NamedTuple
 

@@ -11,24 +11,24 @@ import torch
 from kvcalc.attention.backends import BACKENDS
 from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
 from kvcalc.measure.bandwidth import read_roof
-from kvcalc.measure.budget import check_fits, layers_that_fit
-from kvcalc.measure.capacity import check_axis, find_capacity
-from kvcalc.measure.device import ALLOCATION_SLACK, describe_device, free_bytes, release, resolve_device
-from kvcalc.measure.distributed import ALONE, device_of, join, shared_device
-from kvcalc.measure.environment import describe_environment
+from kvcalc.measure.devices.device import ALLOCATION_SLACK, describe_device, free_bytes, release, resolve_device
+from kvcalc.measure.devices.distributed import ALONE, device_of, join, shared_device
+from kvcalc.measure.devices.environment import describe_environment
+from kvcalc.measure.devices.faults import faults
+from kvcalc.measure.devices.ranks import Place, check_size, find_place
+from kvcalc.measure.devices.timing import Effort
 from kvcalc.measure.expected import planned_run
-from kvcalc.measure.faults import faults
 from kvcalc.measure.figures import describe_run, remarks_on_runs, scaled
-from kvcalc.measure.parts import parts_of, remarks_on
+from kvcalc.measure.layers.parts import parts_of, remarks_on
+from kvcalc.measure.layers.sharding import share_of_spec
+from kvcalc.measure.layers.stack import Request, Stack
+from kvcalc.measure.layers.storage import check_goes_with, parse_storage
 from kvcalc.measure.prefill import KINDS as PREFILLS
 from kvcalc.measure.progress import Progress
-from kvcalc.measure.ranks import Place, check_size, find_place
 from kvcalc.measure.run import run_with_cache, run_without_cache
-from kvcalc.measure.sharding import share_of_spec
-from kvcalc.measure.stack import Request, Stack
-from kvcalc.measure.storage import check_goes_with, parse_storage
+from kvcalc.measure.sizes.budget import check_fits, layers_that_fit
+from kvcalc.measure.sizes.capacity import check_axis, find_capacity
 from kvcalc.measure.sweep import Sweep, curve
-from kvcalc.measure.timing import Effort
 from kvcalc.measure.verify import verify, verify_state
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.workload import bind_workload, check_tensor_parallel, resolve_workload

@@ -14,9 +14,9 @@ import torch
 from kvcalc.attention.backends import Backend
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
-from kvcalc.measure.build import build_layer, make_cache
-from kvcalc.measure.stack import Request
-from kvcalc.measure.storage import Storage
+from kvcalc.measure.layers.build import build_layer, make_cache
+from kvcalc.measure.layers.stack import Request
+from kvcalc.measure.layers.storage import Storage
 from kvcalc.model.mixers.attention import AttentionShape
 
 if TYPE_CHECKING:

@@ -167,7 +167,7 @@ def test_sizes_that_do_not_divide_are_errors() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_parameters_are_what_the_formula_counts(bias: bool) -> None:
-    from kvcalc.measure.build import build_layer
+    from kvcalc.measure.layers.build import build_layer
     from kvcalc.model.mixers.attention import Attention, AttentionShape
 
     shape = AttentionShape(6, 2, 8, 12, 48, qkv_bias=bias, output_bias=bias)

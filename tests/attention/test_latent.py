@@ -9,7 +9,7 @@ import torch
 
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.latent import MultiHeadLatentAttention
-from kvcalc.measure.build import build_layer
+from kvcalc.measure.layers.build import build_layer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import torch
 
 import kvcalc as library
 from kvcalc.measure import run, runner
-from kvcalc.measure.device import ALLOCATION_UNIT, allocated_by
-from kvcalc.measure.graphs import capture
+from kvcalc.measure.devices.device import ALLOCATION_UNIT, allocated_by
+from kvcalc.measure.devices.graphs import capture
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -9,11 +9,11 @@ import torch
 
 from kvcalc.attention.backends import BACKENDS
 from kvcalc.attention.cache import PagedCache, TokenCache
-from kvcalc.measure.build import AttentionLayer, build_layer
 from kvcalc.measure.choose import TOLERANCES, case_of
-from kvcalc.measure.faults import first_line
+from kvcalc.measure.devices.faults import first_line
+from kvcalc.measure.devices.timing import Effort, flusher, summarize, time_calls
+from kvcalc.measure.layers.build import AttentionLayer, build_layer
 from kvcalc.measure.reference import aimed_query, attend_in_fp32, relative_error
-from kvcalc.measure.timing import Effort, flusher, summarize, time_calls
 from kvcalc.model.mixers.attention import AttentionShape
 from tests.simulated_cuda import is_simulated
 

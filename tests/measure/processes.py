@@ -27,6 +27,10 @@ from tests.conftest import ROOT, Result, check_output, without_progress
 # Two runs of the tests on one machine begin at different ports.
 _PORTS = itertools.count(os.getpid())
 _CONTEXT: Any = multiprocessing.get_context("forkserver")
+_IMPORTS = """import os, sys, time
+from kvcalc.measure import run, runner
+from kvcalc.measure.devices import distributed
+"""
 
 
 def _start_server() -> None:
@@ -46,7 +50,7 @@ def _run(folder: str, streams: str, arguments: list[str], environment: dict[str,
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(os.path.join(streams, name), os.O_WRONLY | os.O_CREAT), number)
     sys.argv = ["kvcalc", "measure", *arguments]
-    exec("import os, sys, time\nfrom kvcalc.measure import distributed, run, runner\n" + before, {})
+    exec(_IMPORTS + before, {})
     from kvcalc.__main__ import main
     from tests.measure.quick import quicken
 

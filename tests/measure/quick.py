@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kvcalc.measure import profile, runner  # before torch, whose warning it silences
-from kvcalc.measure.timing import Effort
+from kvcalc.measure.devices.timing import Effort
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec, map_attention
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kvcalc.measure import bandwidth
-from kvcalc.measure import device as devices
-from kvcalc.measure.timing import Effort, summarize
+from kvcalc.measure.devices import device as devices
+from kvcalc.measure.devices.timing import Effort, summarize
 
 CPU = torch.device("cpu")
 

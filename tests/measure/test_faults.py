@@ -17,7 +17,8 @@ import torch
 import kvcalc as library
 from kvcalc.attention.cache import TokenCache
 from kvcalc.errors import KvcalcError, RunError
-from kvcalc.measure import faults, run, runner
+from kvcalc.measure import run, runner
+from kvcalc.measure.devices import faults
 from tests.measure.processes import wait_for
 from tests.measure.quick import FAST, narrow
 

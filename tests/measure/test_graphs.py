@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvcalc.errors import RunError
-from kvcalc.measure.graphs import Replay, capture
+from kvcalc.measure.devices.graphs import Replay, capture
 from tests.simulated_cuda import simulated_cuda
 
 CUDA = torch.device("cuda")

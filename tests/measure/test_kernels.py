@@ -13,10 +13,13 @@ import torch
 
 import kvcalc as library
 from kvcalc.attention.cache import held_bytes
-from kvcalc.measure import budget, capacity, choose, figures, runner, storage, timing
-from kvcalc.measure.build import build_part
-from kvcalc.measure.parts import parts_of
-from kvcalc.measure.stack import Request, Stack, make_caches
+from kvcalc.measure import choose, figures, runner
+from kvcalc.measure.devices import timing
+from kvcalc.measure.layers import storage
+from kvcalc.measure.layers.build import build_part
+from kvcalc.measure.layers.parts import parts_of
+from kvcalc.measure.layers.stack import Request, Stack, make_caches
+from kvcalc.measure.sizes import budget, capacity
 from kvcalc.measure.sweep import parse_sweep
 from kvcalc.memory.dtypes import DTYPES
 from tests.documents import texts, validate

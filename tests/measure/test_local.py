@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvcalc.errors import RunError
-from kvcalc.measure import local
+from kvcalc.measure.devices import local
 from kvcalc.throughput.hardware import find_gpu
 
 

@@ -12,10 +12,11 @@ import torch
 
 import kvcalc as library
 from kvcalc.attention.cache import TokenCache
-from kvcalc.measure import budget, runner, verify
 from kvcalc.measure import run as one_run
-from kvcalc.measure.build import build_layer
-from kvcalc.measure.stack import Request
+from kvcalc.measure import runner, verify
+from kvcalc.measure.layers.build import build_layer
+from kvcalc.measure.layers.stack import Request
+from kvcalc.measure.sizes import budget
 from kvcalc.memory.dtypes import DTYPES
 from tests.conftest import PLAIN_PRESETS, ROOT
 from tests.documents import texts, validate

@@ -15,8 +15,10 @@ from tests.conftest import ROOT
 _SCRIPT = """
 import functools, io, sys
 from contextlib import redirect_stdout
-from kvcalc.measure import bandwidth, budget, device, prefill, runner
-from kvcalc.measure.timing import Effort
+from kvcalc.measure import bandwidth, prefill, runner
+from kvcalc.measure.sizes import budget
+from kvcalc.measure.devices import device
+from kvcalc.measure.devices.timing import Effort
 from kvcalc.cli.app import run
 device._resident_peak = lambda reset: None
 needs = []

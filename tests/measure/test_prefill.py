@@ -12,8 +12,9 @@ from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.core import causal_attention, grouped_attention
 from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.attention.masks import causal_mask
-from kvcalc.measure import budget, run, runner
-from kvcalc.measure.stack import Request
+from kvcalc.measure import run, runner
+from kvcalc.measure.layers.stack import Request
+from kvcalc.measure.sizes import budget
 from kvcalc.memory.dtypes import DTYPES
 from tests.measure.quick import SMALL, narrow
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from kvcalc.errors import UsageError
-from kvcalc.measure.device import resolve_device
-from kvcalc.measure.distributed import device_of
-from kvcalc.measure.ranks import Place
+from kvcalc.measure.devices.device import resolve_device
+from kvcalc.measure.devices.distributed import device_of
+from kvcalc.measure.devices.ranks import Place
 from tests.conftest import Result
 from tests.measure.processes import places
 from tests.measure.quick import SMALL

@@ -17,7 +17,8 @@ import pytest
 
 from kvcalc.atomic_file import check_target
 from kvcalc.errors import KvcalcError, RunError
-from kvcalc.measure import environment, record
+from kvcalc.measure import record
+from kvcalc.measure.devices import environment
 from tests.conftest import ROOT
 from tests.documents import validate
 from tests.measure.quick import FAST
@@ -241,7 +242,7 @@ def test_a_drivers_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_environment_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvcalc.measure.ranks import Place, find_place
+    from kvcalc.measure.devices.ranks import Place, find_place
 
     assert find_place({"RANK": "x"}) == Place()
     started = {"MASTER_ADDR": "a", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import kvcalc as library
-from kvcalc.measure.build import build_layer, make_cache
-from kvcalc.measure.sharding import copy_share, share_of_shape, share_of_spec
+from kvcalc.measure.layers.build import build_layer, make_cache
+from kvcalc.measure.layers.sharding import copy_share, share_of_shape, share_of_spec
 from kvcalc.measure.verify import small_shape
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.kv_cache import stored_bytes

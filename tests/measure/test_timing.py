@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvcalc.measure import bandwidth, graphs, run, timing
-from kvcalc.measure import device as devices
-from kvcalc.measure.stack import Request, Stack
-from kvcalc.measure.timing import Effort, Timings
+from kvcalc.measure import bandwidth, run
+from kvcalc.measure.devices import device as devices
+from kvcalc.measure.devices import graphs, timing
+from kvcalc.measure.devices.timing import Effort, Timings
+from kvcalc.measure.layers.stack import Request, Stack
 from kvcalc.memory.dtypes import DTYPES
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -159,7 +160,7 @@ def test_the_allocators_rounding_is_part_of_what_is_expected(
     kvcalc: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """CUDA rounds each tensor up to 512 bytes, which fp8 rows, their scales and block tables do not fill."""
-    from kvcalc.measure import stack
+    from kvcalc.measure.layers import stack
 
     options = ("--layers", "1", "--context", "21", "--steps", "2", "--device", "cpu", "--hidden-size", "64",
                "--heads", "4", "--kv-heads", "2", "--head-dim", "8", "--kv-dtype", "fp8",
@@ -198,7 +199,7 @@ def test_the_roof_that_binds_is_named(kvcalc: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_record_names_clock_power_cache_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvcalc.measure import environment
+    from kvcalc.measure.devices import environment
 
     asked: list[list[str]] = []
 

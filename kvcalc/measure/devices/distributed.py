@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kvcalc.errors import KvcalcError, RunError, UsageError
-from kvcalc.measure.build import AttentionLayer, build_layer
-from kvcalc.measure.faults import first_line
-from kvcalc.measure.ranks import Place, RankError
-from kvcalc.measure.sharding import copy_share, share_of_shape
-from kvcalc.measure.signals import heard
+from kvcalc.measure.devices.faults import first_line
+from kvcalc.measure.devices.ranks import Place, RankError
+from kvcalc.measure.devices.signals import heard
+from kvcalc.measure.layers.build import AttentionLayer, build_layer
+from kvcalc.measure.layers.sharding import copy_share, share_of_shape
 from kvcalc.model.mixers.attention import AttentionShape
 
 # The longest wait for another rank. A dead rank is noticed at once, because its connection closes. This timeout is for

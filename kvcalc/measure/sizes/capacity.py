@@ -16,11 +16,11 @@ import torch
 
 from kvcalc.attention.cache import TokenCache
 from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
-from kvcalc.measure.budget import predicted_bytes, usable_bytes, weights_bytes_of
-from kvcalc.measure.device import MemoryWatch, free_bytes, release
-from kvcalc.measure.faults import explain
-from kvcalc.measure.stack import Report, Request, Stack, build, inputs, make_caches
-from kvcalc.measure.storage import Storage
+from kvcalc.measure.devices.device import MemoryWatch, free_bytes, release
+from kvcalc.measure.devices.faults import explain
+from kvcalc.measure.layers.stack import Report, Request, Stack, build, inputs, make_caches
+from kvcalc.measure.layers.storage import Storage
+from kvcalc.measure.sizes.budget import predicted_bytes, usable_bytes, weights_bytes_of
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.model.spec import ModelSpec
 from kvcalc.units import format_size

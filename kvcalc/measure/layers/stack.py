@@ -10,7 +10,10 @@ from torch import Tensor
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
-from kvcalc.measure.build import (
+from kvcalc.measure.devices.device import ALLOCATION_UNIT, allocated_by, storage_bytes
+from kvcalc.measure.devices.distributed import ALONE, Group
+from kvcalc.measure.devices.timing import Effort
+from kvcalc.measure.layers.build import (
     TORCH_DTYPES,
     AttentionLayer,
     Layer,
@@ -21,11 +24,8 @@ from kvcalc.measure.build import (
     materialize,
     random_block,
 )
-from kvcalc.measure.device import ALLOCATION_UNIT, allocated_by, storage_bytes
-from kvcalc.measure.distributed import ALONE, Group
-from kvcalc.measure.parts import Part, parts_of
-from kvcalc.measure.storage import Storage
-from kvcalc.measure.timing import Effort
+from kvcalc.measure.layers.parts import Part, parts_of
+from kvcalc.measure.layers.storage import Storage
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.model.caches import CrossAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec

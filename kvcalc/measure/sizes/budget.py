@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvcalc.errors import DoesNotFitError
-from kvcalc.measure.parts import parts_of
-from kvcalc.measure.resident import Prompt, process_bytes, workspace_bytes
-from kvcalc.measure.stack import Request
+from kvcalc.measure.layers.parts import parts_of
+from kvcalc.measure.layers.stack import Request
+from kvcalc.measure.sizes.resident import Prompt, process_bytes, workspace_bytes
 from kvcalc.memory import kv_cache
 from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.kv_cache import longest_context, most_that_fit

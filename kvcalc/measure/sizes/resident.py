@@ -10,12 +10,12 @@ from __future__ import annotations
 import psutil
 
 from kvcalc.attention.recurrent import StateShape
-from kvcalc.measure.device import last_level_cache_bytes
-from kvcalc.measure.fill import CHUNK_BYTES as FILL_BYTES
-from kvcalc.measure.parts import Part, parts_of
+from kvcalc.measure.devices.device import last_level_cache_bytes
+from kvcalc.measure.devices.timing import FLUSHED_TIMES
+from kvcalc.measure.layers.fill import CHUNK_BYTES as FILL_BYTES
+from kvcalc.measure.layers.parts import Part, parts_of
+from kvcalc.measure.layers.stack import Request
 from kvcalc.measure.reference import CHUNK_BYTES as REFERENCE_BYTES
-from kvcalc.measure.stack import Request
-from kvcalc.measure.timing import FLUSHED_TIMES
 from kvcalc.model.caches import CrossAttention
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec

@@ -43,7 +43,7 @@ def _seen_by_torch() -> list[tuple[str, int]] | None:
     if torch.backends.mps.is_available():
         import psutil
 
-        from kvcalc.measure.device import processor_name
+        from kvcalc.measure.devices.device import processor_name
 
         return [(processor_name(), int(psutil.virtual_memory().total))]
     return []

@@ -6,7 +6,7 @@ import torch
 
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.recurrent import RecurrentMixer
-from kvcalc.measure.stack import Report, Request, Stack
+from kvcalc.measure.layers.stack import Report, Request, Stack
 
 # The rows that are drawn at once, in bytes.
 CHUNK_BYTES = 64 << 20

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvcalc.errors import KvcalcError, RunError
-from kvcalc.measure.device import release
+from kvcalc.measure.devices.device import release
 from kvcalc.units import format_size
 
 # torch raises these as plain RuntimeErrors on some devices and in older releases.

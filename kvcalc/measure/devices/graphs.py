@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 
 from kvcalc.errors import BrokenDeviceError
-from kvcalc.measure.distributed import ALONE, Group
-from kvcalc.measure.faults import first_line
+from kvcalc.measure.devices.distributed import ALONE, Group
+from kvcalc.measure.devices.faults import first_line
 from kvcalc.records import NamedTuple
 
 

@@ -13,8 +13,8 @@ from kvcalc.attention.latent import MultiHeadLatentAttention
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.attention.rope import RotaryEmbedding
 from kvcalc.errors import ModelError
-from kvcalc.measure.parts import Part
-from kvcalc.measure.storage import Storage
+from kvcalc.measure.layers.parts import Part
+from kvcalc.measure.layers.storage import Storage
 from kvcalc.model.mixers.attention import AttentionShape
 
 AttentionLayer = Union[GroupedAttention, MultiHeadLatentAttention]

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from kvcalc.errors import RunError
-from kvcalc.measure.ranks import Place
+from kvcalc.measure.devices.ranks import Place
 
 # After Ctrl-C somebody waits for an answer. After SIGTERM the reason of another rank's error may still be on its way.
 GRACE_SECONDS = {signal.SIGTERM: 3.0, signal.SIGINT: 0.2}

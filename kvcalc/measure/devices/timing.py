@@ -1,7 +1,7 @@
 """Time a call many times. Every call waits until the device has finished, and no call finds its data in a cache.
 
-- CUDA: the work is captured into a graph once (`kvcalc.measure.graphs`) and replayed between two events. The device
-  waits in a kernel that does nothing until the host has queued the replay, so that launches are not timed.
+- CUDA: the work is captured into a graph once (`kvcalc.measure.devices.graphs`) and replayed between two events. The
+  device waits in a kernel that does nothing until the host has queued the replay, so that launches are not timed.
 - CPU: wall time, and the process's CPU time.
 - MPS: wall time, synchronised.
 """
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from kvcalc.measure.device import last_level_cache_bytes, synchronize
-from kvcalc.measure.distributed import ALONE, Group
-from kvcalc.measure.graphs import Replay, capture
+from kvcalc.measure.devices.device import last_level_cache_bytes, synchronize
+from kvcalc.measure.devices.distributed import ALONE, Group
+from kvcalc.measure.devices.graphs import Replay, capture
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The local device: its memory, its clocks, its faults, and the other ranks."""

@@ -1,0 +1,1 @@
+"""A model's layers as torch modules with their caches."""

@@ -1,0 +1,1 @@
+"""The memory that a run needs, and how much fits."""
