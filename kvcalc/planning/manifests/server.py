@@ -80,8 +80,10 @@ def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Serv
     if option in worker:
         worker = with_value(worker, option, Interpolated("$(LWS_WORKER_INDEX)"))
     elif len(nodes) > 2:
-        text = f"--emit {kind}: DP ranks on {len(nodes)} machines need a command for each"
-        raise UsageError(text, f"--emit {start_command(engine).program} prints them")
+        raise UsageError(
+            f"--emit {kind}: DP ranks on {len(nodes)} machines need a command for each",
+            f"--emit {start_command(engine).program} prints them",
+        )
     return first._replace(replicas=replicas, nodes=len(nodes), worker=worker)
 
 
