@@ -103,8 +103,10 @@ def server_with(
     if vendor not in ("NVIDIA", "AMD"):
         raise UsageError(f"--emit {kind}: containers do not see devices of {vendor}", "--emit vllm prints the command")
     if each > DEVICES:
-        text = f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one"
-        raise UsageError(text, f"--emit {start_command(engine).program} prints the commands")
+        raise UsageError(
+            f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one",
+            f"--emit {start_command(engine).program} prints the commands",
+        )
     start = start_command(engine)
     image = image or (start.image if vendor == "NVIDIA" else None)
     if image is None:
