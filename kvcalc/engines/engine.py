@@ -167,6 +167,7 @@ class Engine(ABC):
     configs through Transformers' classes (`ModelSpec.with_its_classes`). `by_type` has the module (in this
     folder) and the class for types of models with rules of their own. `loads_towers` is whether it loads the vision and
     audio towers of a checkpoint, and `lora_option` is its option for the number of LoRA adapters on a device.
+    `smaller_types` are the usual types of weights, best first, with the least bits that a weight takes.
     `largest_share` is its option for the share of a device's memory, with the largest share in published recipes.
     `limits_concurrency` is whether the concurrency that it prints is at most the requests that run.
     `keeps_tables_on_host` is whether the input embedding is always in host memory, and `has_device_budgets` whether
@@ -206,6 +207,7 @@ class Engine(ABC):
     loads_towers = True
     lora_option: str | None = None
     largest_share: tuple[str, str] | None = None
+    smaller_types: tuple[tuple[str, float], ...] = (("fp8", 8.0), ("int4", 4.0))
     limits_concurrency = True
     keeps_tables_on_host = False
     has_device_budgets = False
@@ -328,6 +330,11 @@ class Engine(ABC):
         The matrices are split over `ranks` tensor-parallel ranks, and the experts over `spread` ranks.
         """
         return ()
+
+    @classmethod
+    def kept(cls, spec: ModelSpec) -> ModelSpec:
+        """The model with the caches that the engine keeps for it, if they are not those that its attention needs."""
+        return spec
 
     @classmethod
     def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:

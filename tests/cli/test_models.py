@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.planning.answers import models_fit
+from kvcalc.engines import engine_class
 from tests.documents import validate
 
 ON_A_CARD = ("models", "--gpu", "rtx-4090", "--engine", "llama.cpp", "--context", "16k")
@@ -56,7 +56,7 @@ def test_models_that_fit_a_device(kvcalc: Any) -> None:
     assert answer["fit"]["free_bytes"] == found["free_bytes"]
     assert found["max_context_tokens"] == 16384  # the model takes no more; there is memory for more
     assert answer["throughput"]["decode_tokens_per_second"] == found["decode_tokens_per_second"]
-    ladder = [name for name, _ in models_fit._FILE_LADDER]
+    ladder = [name for name, _ in engine_class("llama.cpp").smaller_types]
     better = ladder[ladder.index(found["dtype"]) - 1]
     assert not kvcalc("estimate", "codellama-34b", *asked, better, "--json").json["fit"]["fits"]
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.errors import ModelError
 from kvcalc.model.drafting import Speculation
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.documents import estimate
@@ -178,9 +177,3 @@ def test_flashkda_keeps_one_more_state_of_kimi_k3() -> None:
     ]
     # Three groups of states.
     assert blocks[0] == blocks[1] == blocks[2] + 3
-
-
-def test_minicpm3_keeps_the_heads_and_is_refused() -> None:
-    """MiniCPM3Attention has keys and values of 96 elements for each of 40 heads: 15,237,120 bytes in a block of 16."""
-    with pytest.raises(ModelError, match="K and V of every head"):
-        estimate(kvcalc.load_model("minicpm3-4b"), engine="vllm")

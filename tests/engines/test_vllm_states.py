@@ -214,3 +214,16 @@ def test_ling_3_keeps_its_states_in_32_bits_whatever_is_asked_for() -> None:
     answers = [estimate("ling-3.0-flash", engine="vllm", engine_settings=settings) for settings in asked]
     assert {answer["engine"]["block_size"] for answer in answers} == {-(-state // (576 * 2) // 64) * 64} == {1920}
     assert len({answer["kv_cache"]["total_bytes"] for answer in answers}) == 1
+
+
+@pytest.mark.parametrize(("tp", "blocks"), [(1, 2818), (2, 5637), (8, 22550)])
+def test_minicpm3_keeps_k_and_v_of_every_head(tp: int, blocks: int) -> None:
+    """minicpm3.py of vLLM 0.33.0: 40 heads of 96, with V padded, which ranks divide.
+
+    vLLM's planner gives 2,818 blocks of 15,237,120 bytes on one rank.
+    """
+    asked = estimate(
+        "minicpm3-4b", engine="vllm", context_tokens=8192, tensor_parallel_size=tp, kv_memory_bytes=40 << 30
+    )
+    assert asked["engine"]["num_gpu_blocks"] == blocks == (40 << 30) * tp // (62 * 2 * 40 * 96 * 2 * 16)
+    assert asked["kv_cache"]["bytes_per_token"] == 15_237_120 // 16

@@ -57,6 +57,9 @@ class LlamaCpp(Engine):
     """
 
     name = "llama.cpp"
+    smaller_types = (
+        ("q8_0", 8.5), ("q6_k", 6.5), ("q5_k_m", 5.5), ("q4_k_m", 4.5), ("q3_k_m", 3.4), ("q2_k", 2.6),
+    )  # fmt: skip
     title = "llama.cpp"
     reuse_class = ("llama_cpp.reuse", "LlamaCppReuse")
     # Seen in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).

@@ -57,6 +57,7 @@ class Mlx(Engine):
     """
 
     name = "mlx"
+    smaller_types = (("mlx-8bit", 8.0), ("mlx-6bit", 6.0), ("mlx-4bit", 4.0), ("mlx-3bit", 3.0))
     title = "mlx-lm"
     reuse_class = ("mlx.reuse", "MlxReuse")
     # mlx_lm.server copies the cache of an earlier prompt for a request (LRUPromptCache, mlx_lm/server.py).

@@ -41,7 +41,8 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
-from kvcalc.model.caches import Cache
+from kvcalc.model.caches import Cache, FullAttention, LatentAttention
+from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
 from kvcalc.releases import Release, RequestedRelease, parse_release
@@ -91,7 +92,6 @@ class Vllm(Engine):
         chosen, self.states = parse_settings(settings, spec, self.rules, self.place)
         chosen = chosen._replace(pipeline_parallel_size=stages)
         check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
-        _refuse(spec)
         shown = {name: value for name, value in chosen._asdict().items() if name != "overlaps_stages"}
         if not chosen.enable_prefix_caching:
             is_asked = "no-enable-prefix-caching" in settings
@@ -157,6 +157,10 @@ class Vllm(Engine):
         from kvcalc.engines.vllm.loading import expert_padding
 
         return expert_padding(spec, gpu, dtype, ranks, spread, stages)
+
+    @classmethod
+    def kept(cls, spec: ModelSpec) -> ModelSpec:
+        return _expanded(spec) if spec.model_type == "minicpm3" and spec.attention.is_latent else spec
 
     @classmethod
     def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:
@@ -407,8 +411,16 @@ def _resolve(spec: ModelSpec, asked: str, dtype: str | None, place: Place) -> Re
     return published or default_cache(spec, place) or (asked, None)
 
 
-def _refuse(spec: ModelSpec) -> None:
-    """Raise ModelError for models that vLLM reads in a way that is not modelled."""
-    if spec.model_type == "minicpm3":
-        # MiniCPM3Attention, models/minicpm3.py of vLLM 0.33.0: 27 times the latent.
-        raise ModelError(f"{spec.name}: vLLM keeps K and V of every head, not the latent, and that is not modelled")
+@remembered
+def _expanded(spec: ModelSpec) -> ModelSpec:
+    """The model with K and V of every head instead of the latent. V is padded to the length of K.
+
+    Source: MiniCPM3Attention, model_executor/models/minicpm3.py of vLLM 0.33.0.
+    """
+    shape = spec.attention
+    heads = FullAttention(shape.num_heads, shape.qk_head_dim, shape.qk_head_dim)
+    layers = (
+        group._replace(caches=tuple(heads if isinstance(cache, LatentAttention) else cache for cache in group.caches))
+        for group in spec.layers
+    )
+    return spec._replace(layers=tuple(layers))

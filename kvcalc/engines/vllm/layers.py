@@ -31,7 +31,6 @@ from kvcalc.model.caches import (
     LatentAttention,
     RecurrentState,
 )
-from kvcalc.model.drafting import mtp_like
 from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.records import NamedTuple
@@ -138,6 +137,8 @@ def with_draft_layers(share: ModelSpec) -> ModelSpec:
             f"--num-speculative-tokens: {share.name} has no multi-token prediction (MTP) layers",
             "estimate a separate draft model on its own",
         )
+    from kvcalc.model.drafting import mtp_like
+
     first = share.num_layers
     kept = mtp_like(share).caches
     return share._replace(layers=(*share.layers, LayerGroup(first, first + share.num_draft_layers - 1, kept)))

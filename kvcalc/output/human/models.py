@@ -56,7 +56,7 @@ def render_fit(document: dict[str, Any], console: Console) -> None:
         console.print("no model fits")
         return
     common = [f"{hardware['num_devices']} x {hardware['name']}"]
-    if engine["name"] != "logical":
+    if engine["version"]:  # not the formula
         common.append(name_engine(engine))
     common += [*([] if tokens is None else [f"{count(tokens)} tokens"]), f"batch {count(document['batch_size'])}"]
     console.print(", ".join(common))

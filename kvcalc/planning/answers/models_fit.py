@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.throughput.hardware import Devices
 
-# The types of weights to try after the published one, best first, with the least bits that a weight takes.
-_FILE_LADDER = (("q8_0", 8.5), ("q6_k", 6.5), ("q5_k_m", 5.5), ("q4_k_m", 4.5), ("q3_k_m", 3.4), ("q2_k", 2.6))
-_LADDERS = {
-    "llama.cpp": _FILE_LADDER,
-    "mlx": (("mlx-8bit", 8.0), ("mlx-6bit", 6.0), ("mlx-4bit", 4.0), ("mlx-3bit", 3.0)),
-}
-_LADDER = (("fp8", 8.0), ("int4", 4.0))
 MOST = 25
 """How many models are listed at most, if no other number is asked for."""
 _MOST_NAMED = 6
@@ -49,7 +42,6 @@ def models_that_fit(
     asked with its published weights first, and with smaller types until it fits. `left_out` is the number of models
     that may fit and were not asked.
     """
-    engine_class(question.engine)
     question = question._replace(devices=devices)
     memory = devices.gpu.memory_bytes * devices.num_devices
     candidates, said = _candidates(presets, question, memory)
@@ -119,7 +111,7 @@ def _types(one: _Candidate, question: Question, memory: int) -> Iterator[tuple[s
     """
     types: list[tuple[str | None, float]] = [(question.dtype, 0)]
     if question.dtype is None:
-        types = [(None, 3.0 if one.spec.quantization else 15.0), *_LADDERS.get(question.engine, _LADDER)]
+        types = [(None, 3.0 if one.spec.quantization else 15.0), *engine_class(question.engine).smaller_types]
     for name, bits in types:
         least = int(one.parameters * bits / 8)
         if least < memory:

@@ -75,7 +75,7 @@ def resolve_types(asked: Question) -> Types:
     if own is not None and engine.classes_of_transformers in asked.model.with_its_classes:
         asked = asked._replace(model=own)
     asked = _with_named_dtype(asked)
-    spec = apply(asked.model, asked.what_if)
+    spec = engine.kept(apply(asked.model, asked.what_if))
     settings, devices = asked.engine_settings or {}, asked.devices
     weight_dtype, weight_note = engine.weight_dtype(spec, asked.dtype)
     asked = asked._replace(dtype=weight_dtype)

@@ -10,7 +10,6 @@ from kvcalc.errors import UsageError
 from kvcalc.model.caches import IndexerKeys, RecurrentState
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
-from kvcalc.model.towers import tower_parameters
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
 from kvcalc.planning.device.capacity import PoolShrinkage, largest_batch, least
@@ -174,9 +173,13 @@ def with_others(weights: DeviceWeights, lines: tuple[tuple[str, int], ...]) -> D
 def without_file_towers(case: Case, weights: DeviceWeights) -> DeviceWeights:
     """The weights without the towers that the files in the model's folder hold, if their size shows that they do."""
     excess, size = file_excess(case.model, case.spec, case.question.dtype, case.workload.model_dtype)
+    if not excess:
+        return weights
+    from kvcalc.model.towers import tower_parameters
+
     towers = 2 * tower_parameters(case.model)
     # Files may have a projector or norms in another type, so a little less is enough.
-    if not excess or excess * 10 < towers * 9:
+    if excess * 10 < towers * 9:
         return weights
     return weights._replace(bytes=(weights.bytes or 0) * (size - min(towers, excess)) // size)
 
