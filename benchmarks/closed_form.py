@@ -35,7 +35,7 @@ _FULL = 0.95
 # Of random loads: more models, the shortest and the longest prompts and answers, and the most clients.
 _MORE_MODELS = (
     ("mixtral-8x7b", "h200", 1), ("qwen3-32b", "h100x2", 2), ("llama-3.1-8b", "a100-80gb", 1),
-    ("gpt-oss-120b", "h100", 1),
+    ("gpt-oss-120b", "h100", 1), ("deepseek-v3", "h200x8", 1), ("qwen3-30b-a3b", "h100x4", 2),
 )  # fmt: skip
 _PROMPTS, _ANSWERS, _MOST_CLIENTS = (100, 16_000), (50, 3000), 512
 
@@ -53,9 +53,12 @@ class Load(NamedTuple):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The options of both commands."""
+        """The options of both commands. Devices that --tp does not need hold DP ranks."""
         slots = {"engine_settings": {"parallel": str(max(4, self.clients))}} if self.engine == "llama.cpp" else {}
-        return {"engine": self.engine, "tensor_parallel_size": self.tensor_parallel_size, **slots}
+        size = self.tensor_parallel_size
+        ranks = kvcalc.find_devices(self.gpu).num_devices // size
+        split = {"data_parallel_size": ranks} if ranks > 1 else {}
+        return {"engine": self.engine, "tensor_parallel_size": size, **split, **slots}
 
 
 class Compared(NamedTuple):
@@ -89,7 +92,7 @@ def random_loads(number: int, seed: int) -> Iterator[Load]:
     for _ in range(number):
         engine = draw.choice(ENGINES)
         has_slots = engine == "llama.cpp"
-        model = draw.choice([one for one in (*MODELS, *_MORE_MODELS) if one[2] == 1 or not has_slots])
+        model = draw.choice([one for one in (*MODELS, *_MORE_MODELS) if "x" not in one[1] or not has_slots])
         clients = between(1, _MOST_SLOTS if has_slots else _MOST_CLIENTS)
         yield Load(engine, *model, between(*_PROMPTS), between(*_ANSWERS), clients)
 

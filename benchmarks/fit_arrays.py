@@ -65,7 +65,7 @@ def stacked(models: Sequence[SpeedModel]) -> Times:
     """The ideal times of all rows as arrays."""
     times = [model.times for model in models]
     most = max(len(t.experts) for t in times)
-    none = ExpertTimes(1, 0, ())  # no expert is ever touched
+    none = ExpertTimes(1, 0, (), 0)  # no expert is ever touched
     experts = [[(*t.experts, *[none] * most)[i] for t in times] for i in range(most)]
     numbers = {
         name: np.array([getattr(t, name) for t in times], float)
@@ -77,7 +77,7 @@ def stacked(models: Sequence[SpeedModel]) -> Times:
         experts=tuple(
             ExpertTimes(
                 np.array([e.experts for e in row], float), np.array([e.read for e in row], float),
-                _stack([e.matrices for e in row]),
+                _stack([e.matrices for e in row]), np.array([e.move for e in row], float),
             ) for row in experts
         ),
         **numbers,
@@ -147,29 +147,32 @@ def _attention(row: Row) -> float:
 def ttft_seconds_of(rows: Sequence[Row], step: Sequence[Constants]) -> Ask:
     """The time to first token of every row, with the step's constants as they are in `step`."""
     models = [SpeedModel(row.model.counts, row.model.gpu, c) for row, c in zip(rows, step)]
-    one_step, others, known, first, cold = np.array([_waits(model, row) for model, row in zip(models, rows)]).T
+    each = np.array([_waits(model, row) for model, row in zip(models, rows)]).T
+    one_step, others, known, first, cold, launches, alone = each
     prompt = np.array([row.input_tokens for row in rows], float)
 
     def ask(constants: Mapping[str, Any]) -> Values:
         c = _namespace(constants)
         of_first = first * c.first_seconds + cold * c.cold_seconds
-        return np.asarray(host_wait(c, one_step, prompt, others) + known + of_first)
+        launching = np.maximum(0.0, c.prompt_launch_seconds * launches - alone)
+        return np.asarray(host_wait(c, one_step, prompt, others) + known + launching + of_first)
 
     return ask
 
 
-def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, float]:
+def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, float, float, float]:
     """The seconds of a step, the other running requests, the waits that are not fitted, and the share of first ones.
 
-    The last two are the shares on a warm and on a cold server. They are those of `serve` with the requests that
-    decoded, and came, when the row was measured.
+    Then come the share on a cold server, the kernels of a step, and the seconds of a step with the prompt alone. They
+    are those of `serve` with the requests that decoded, and came, when the row was measured.
     """
     step = model.decode(row.decoding, row.context_tokens).seconds
     rules = row.rules or StepRules()
     prompts = Prompts(model, row.input_tokens, row.cached_tokens, rules)
     cold, first = float(row.requests == FIRST), (row.requests == ALL) / requests_per_client(row.concurrency)
+    launches, alone = float(model.counts.launches), prompts.alone
     if row.concurrency == 1:
-        return step, 0.0, prompts.lone, first, cold
+        return step, 0.0, prompts.lone, first, cold, launches, alone
     # Clients meet the others, not themselves. At random, requests meet all.
     others = 1.0 if row.is_open else (row.concurrency - 1) / row.concurrency
     rate = row.concurrency / ((row.ttft_seconds or 0.0) + row.output_tokens * row.seconds)
@@ -184,7 +187,7 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, flo
     met = 0.0 if row.is_open else others * (row.decoding + of_one * replicas * prompts.alone)
     # In the mean, the first ones wait for half of each other.
     burst = (first + 2 * _LATE * cold) * burst_wait(waits.each, max(waits.most, 1.0), row.running / replicas)
-    return step, met, waited + burst, first, cold
+    return step, met, waited + burst, first, cold, launches, alone
 
 
 def fit(

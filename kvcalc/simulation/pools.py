@@ -222,10 +222,10 @@ def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int,
         found = _scheduled(question, needs, longest, [])
     except LayoutError as error:
         raise LayoutError(f"prefill instances: {error.message}", error.hint) from None
-    constants, scheduler = found.speed.model.constants, found.scheduler
-    lag = Lag(constants.ttft_seconds, token_seconds=constants.ttft_token_seconds)
+    rules = found.scheduler.rules
+    lag = None if rules.lag is None else rules.lag._replace(steps=0.0, request_seconds=0.0)
     return found._replace(
-        scheduler=scheduler._replace(rules=scheduler.rules._replace(lag=lag, sends=True), finds_own=False)
+        scheduler=found.scheduler._replace(rules=rules._replace(lag=lag, sends=True), finds_own=False)
     )
 
 

@@ -125,7 +125,8 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     step_tokens = steps.step_tokens if steps.mixes else max(steps.step_tokens, pool.block_tokens)
     per_step = Fraction(model.tokens_per_step).limit_denominator(1000)
     c = model.constants
-    lag = Lag(c.ttft_seconds, c.ttft_steps, c.ttft_token_seconds, c.ttft_request_seconds)
+    launch_seconds = c.prompt_launch_seconds * model.counts.launches
+    lag = Lag(c.ttft_seconds, c.ttft_steps, c.ttft_token_seconds, c.ttft_request_seconds, launch_seconds)
     rules = Rules(schedule, step_tokens, running, lag, per_step, checked, lookahead)
     return Scheduler(rules, pool, schedule.finds_preempted and isinstance(pool.table, range), replicas)
 

@@ -35,7 +35,8 @@ class Constants(NamedTuple):
       and per sequence in a step. busy_sequence_seconds: host time for each sequence beyond BUSY_SEQUENCES.
     - head_seconds: the attention of one sequence and one KV head in a layer, besides reading.
     - kv_token_seconds: per layer and cached token of the longest sequence.
-    - activation_passes: how often a layer reads or writes a token's hidden state in memory.
+    - activation_passes: how often a layer reads or writes a token's hidden state in memory. expert_passes: the same for
+      the activations that the products of its experts read and write.
     - all_reduce_seconds, all_reduce_device_seconds: an all-reduce without its bytes between two devices, and for each
       further device. link_overhead: transferring its bytes. pcie_*: the same for devices without a fast link.
     - stage_seconds: passing data from one pipeline stage to the next.
@@ -44,6 +45,8 @@ class Constants(NamedTuple):
     - ttft_seconds: the host's time for a request before and after the prefill. ttft_token_seconds: for each token of
       its prompt. ttft_request_seconds: for each other running request, if clients send them, because those come in
       groups. ttft_steps: decode steps that a request waits in the server's pipeline, besides those of the scheduler.
+    - prompt_launch_seconds: the host's time to launch a small kernel of a step that computes prompts, which is not in a
+      CUDA graph. A prompt that the device computes sooner waits for it.
     - first_seconds: how much longer the first step of a benchmark takes, whose clients all start together.
       cold_seconds: the same on a server that has just started.
     """
@@ -64,6 +67,7 @@ class Constants(NamedTuple):
     head_seconds: float
     kv_token_seconds: float
     activation_passes: float
+    expert_passes: float
     all_reduce_seconds: float
     all_reduce_device_seconds: float
     link_overhead: float
@@ -78,6 +82,7 @@ class Constants(NamedTuple):
     ttft_steps: float
     ttft_token_seconds: float
     ttft_request_seconds: float
+    prompt_launch_seconds: float
     first_seconds: float
     cold_seconds: float
 

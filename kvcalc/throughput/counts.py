@@ -17,7 +17,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP, ROUTER, Block, ModelWeights, Weight
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import weight_class
-from kvcalc.throughput.launches import count_launches
+from kvcalc.throughput.launches import count_launches, is_output
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
@@ -70,11 +70,16 @@ def distinct_experts(experts: float, read: float, tokens: float) -> float:
 
 
 class Experts(NamedTuple):
-    """`experts` experts per layer, of which one token reads `read`. `matrices` are one expert's in all layers."""
+    """`experts` experts per layer, of which one token reads `read`. `matrices` are one expert's in all layers.
+
+    `moved` is the number of activations that the products of one token with one expert read and write in all layers. It
+    is the mean of the ranks.
+    """
 
     experts: int
     read: int
     matrices: tuple[Matrices, ...]
+    moved: float = 0.0
 
     def touched(self, tokens: float) -> float:
         """The expected number of distinct experts in one layer for `tokens` tokens."""
@@ -177,6 +182,8 @@ def count(
     held, share = shard(weights, ranks, spread), on_device(spec, ranks)
     dense, head = _Sum(), _Sum()
     experts: dict[tuple[int, int], _Sum] = {}
+    moved: dict[tuple[int, int], float] = {}
+    whole = {weight.name: weight for block in weights.blocks for weight in block.weights}
     moe_layers = 0
     for weight, layers, one_bytes, stored in matrices(held, base, linear, scheme):
         # A weight that is spread gets the tokens of all DP ranks.
@@ -186,8 +193,12 @@ def count(
         if weight.role == ROUTER and weight.rows > 1:
             moe_layers += layers
         if weight.copies > 1:
-            row = experts.setdefault((weight.copies, min(weight.read, weight.copies)), _Sum())
-            row.add(stored, layers * one_bytes, layers * elements)
+            key = weight.copies, min(weight.read, weight.copies)
+            experts.setdefault(key, _Sum()).add(stored, layers * one_bytes, layers * elements)
+            # An expert is split along its inside, and each of its ranks has the whole input or output of a token.
+            outside = whole[weight.name].rows if is_output(weight.name) else whole[weight.name].columns
+            inside = weight.rows * weight.columns / outside
+            moved[key] = moved.get(key, 0.0) + layers * (outside / layout.expert_parallel_size + inside)
         elif weight.role == HEAD:
             head.add(stored, one_bytes, elements)
         else:
@@ -212,7 +223,7 @@ def count(
         kv_heads=sum(group.num_layers * _kv_heads(group.caches) for group in share.layers),
         dense=dense.found(),
         head=head.found(),
-        experts=tuple(Experts(*key, row.found()) for key, row in experts.items()),
+        experts=tuple(Experts(*key, row.found(), moved[key]) for key, row in experts.items()),
         work=tuple(_work(spec, ranks)),
         reads=reads,
         layout=layout,

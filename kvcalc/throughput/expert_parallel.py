@@ -42,9 +42,8 @@ _NETWORK_OVERHEAD = 1.25
 _COMBINE_BYTES, _BF16_BYTES, _FP8_BYTES = 2.0, 2.0, 1 + 4 / 128
 
 
-# The chance that is no longer added up, the rounds after which the length of a step with prompts has settled, and the
-# prompts of a step from which on their distribution does not matter.
-_NEGLIGIBLE, _ROUNDS, _MANY = 1e-9, 6, 30
+# The chance that is no longer added up, and the prompts of a step from which on their distribution does not matter.
+_NEGLIGIBLE, _MANY = 1e-9, 30
 
 
 class ExpertExchange:
@@ -121,24 +120,15 @@ def ranks_reached(ranks: int, groups: int, read: int) -> float:
     return (ranks - 1) * (1 - (1 - 1 / groups) ** read)
 
 
-def busiest_share(prompts_per_second: float, step: float, work: float, replicas: int) -> float:
+def busiest_share(prompts: float, replicas: int) -> float:
     """The share of a step's prompts that the DP rank with most of them computes, on average.
 
-    A step has the prompts that arrived during the one before it. They arrive independently of each other, so their
-    number has a Poisson distribution, and those of one step are spread evenly over the replicas. Steps take `step`
-    seconds without prompts, and `work` seconds more for each prompt of the busiest replica. So more prompts arrive
-    during a step with prompts, and after it they are computed together. One prompt that is alone has a share of 1, and
-    of very many the share is 1 / replicas.
+    A step has `prompts` prompts on average. They are those of the clients whose answers ended with an earlier step, so
+    a step has as many after a long one as after a short one. Their number has a Poisson distribution, and those of one
+    step are spread evenly over the replicas. One prompt that is alone has a share of 1, and of very many the share is
+    1 / replicas.
     """
-    after_none, after_some = prompts_per_second * step, prompts_per_second * (step + work)
-    for _ in range(_ROUNDS):
-        most = _largest(after_some, replicas) / -expm1(-after_some)
-        after_some = prompts_per_second * (step + work * most)
-    # The share of the steps that have prompts, from the chances that one follows on each kind.
-    begins, goes_on = -expm1(-after_none), -expm1(-after_some)
-    some = begins / (1 + begins - goes_on)
-    mean = (1 - some) * after_none + some * after_some
-    return ((1 - some) * _largest(after_none, replicas) + some * _largest(after_some, replicas)) / mean
+    return _largest(prompts, replicas) / prompts
 
 
 def _largest(prompts: float, replicas: int) -> float:

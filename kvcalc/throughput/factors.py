@@ -45,14 +45,17 @@ class Factors(NamedTuple):
 
 SCALED: Mapping[str, tuple[str, ...]] = {
     "step": ("kernel_seconds", "step_seconds"),
-    "sequence": ("sequence_seconds", "busy_sequence_seconds", "head_seconds", "activation_passes"),
+    "sequence": ("sequence_seconds", "busy_sequence_seconds", "head_seconds", "activation_passes", "expert_passes"),
     "prefill": ("compute_overhead", "attention_compute_overhead", "prefill_attention_overhead"),
     "communication": (
         "all_reduce_seconds", "all_reduce_device_seconds", "link_overhead", "pcie_all_reduce_seconds",
         "pcie_all_reduce_device_seconds", "pcie_overhead", "stage_seconds",
     ),
     "reading": ("weight_overhead", "kv_overhead", "kv_token_seconds"),
-    "waiting": ("ttft_seconds", "ttft_steps", "ttft_token_seconds", "ttft_request_seconds", "first_seconds"),
+    "waiting": (
+        "ttft_seconds", "ttft_steps", "ttft_token_seconds", "ttft_request_seconds", "prompt_launch_seconds",
+        "first_seconds",
+    ),
 }  # fmt: skip
 """The constants that each factor multiplies. Other overheads of prompts, experts and devices act on these."""
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import LINEAR, NORM, ROUTER, Block, ModelWeights, Weight
 
-# Projections of the same input are one product, as in every engine (QKV, gate and up). These read another input.
+# Projections of the same input are one product, as in every engine (QKV, gate and up). These read another input, and
+# write to the hidden state.
 _OUTPUTS = ("o_", "out", "down", "w2", "dense", "fc2", "c_proj")
 _GATES = ("gate_proj", "gate_up", "up_proj", "w1", "fc1")
 # Quantising the input, and the longer start of a product with scales: 5 us instead of 3 (kernel tables of
@@ -23,6 +24,11 @@ _QUANTIZED = 2
 _EXPERTS, _QUANTIZED_EXPERTS = 12, 4
 # Adding the result of shared experts, on top of their products.
 _SHARED = 2
+
+
+def is_output(name: str) -> bool:
+    """Whether the weight's product is added to the hidden state."""
+    return name.rpartition(".")[2].startswith(_OUTPUTS)
 
 
 def count_launches(spec: ModelSpec, weights: ModelWeights, is_quantized: Callable[[Block, Weight], bool]) -> int:
@@ -46,19 +52,18 @@ def _of_layer(block: Block, is_quantized: Callable[[Block, Weight], bool]) -> in
         if weight.role in (NORM, ROUTER):
             found += 1
         elif weight.role == LINEAR and weight.copies > 1:
-            leaf = weight.name.rpartition(".")[2]
-            if leaf.startswith(_OUTPUTS):
+            if is_output(weight.name):
                 found += _EXPERTS + (_QUANTIZED_EXPERTS if is_quantized(block, weight) else 0)
         elif weight.role == LINEAR:
             parent, _, leaf = weight.name.rpartition(".")
-            is_output = leaf.startswith(_OUTPUTS)
-            product = (parent, weight.columns, is_output)
+            writes = is_output(weight.name)
+            product = (parent, weight.columns, writes)
             if product in products:
                 continue
             products.add(product)
             found += 1 + (_QUANTIZED if is_quantized(block, weight) else 0)
             if leaf.startswith(_GATES):
                 found += 1
-            if is_output and "shared" in parent:
+            if writes and "shared" in parent:
                 found += _SHARED
     return found

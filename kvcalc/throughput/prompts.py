@@ -14,7 +14,8 @@ class Prompts:
     """Equal prompts. The arguments are those of `kvcalc.throughput.serving.serve`.
 
     `missed` is the number of prompt tokens that are not cached, and `lone` the time of all the steps of a prompt if
-    nothing else runs. `alone` is the time of a step with the whole prompt and nothing else.
+    nothing else runs. `alone` is the time of a step with the whole prompt and nothing else, and `launching` how much
+    longer the host takes to launch it.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class Prompts:
         self.alone = self.lone = model.prefill(input_tokens, 1, cached_tokens).seconds
         if len(parts) > 1:
             self.lone = sum(model.alone([Part(*part)]).seconds for part in parts)
+        self.launching = model.launch_wait(self.alone)
         # With prompts in steps of their own, a step has room for as many, whoever decodes.
         self._full = self._most(0.0)
         self._known = {1: self.alone}
@@ -46,7 +48,8 @@ class Prompts:
         `decoding` requests decode, `per_second` prompts are computed, and `ending` answers end with a step.
         """
         if self._rules.mixes or self._replicas > 1:
-            return self.beside(self.prompts_of_step(per_second * mean_step, decoding), decoding, per_second, step)
+            arriving = per_second * mean_step
+            return self.beside(self.prompts_of_step(arriving, decoding), decoding, arriving)
         found = batches(self._together, step, self._work, per_second, ending, self._full, self._batches)
         self._batches = found
         return found.seconds / found.prompts
@@ -56,29 +59,40 @@ class Prompts:
         some = arriving / -expm1(-arriving) if arriving > 0 else 1.0
         return min(some, self._most(decoding), 1 / self._parts if self._parts > 1 else some)
 
-    def beside(self, prompts: float, decoding: float, per_second: float = 0.0, step: float = 0.0) -> float:
-        """The seconds that each of `prompts` prompts adds to a step that computes them and `decoding` requests."""
+    def beside(self, prompts: float, decoding: float, arriving: float = 0.0) -> float:
+        """The seconds that each of `prompts` prompts adds to a step that computes them and `decoding` requests.
+
+        `arriving` prompts come during a step in the mean, or none but these if it is 0.
+        """
         share = 1.0
-        if self._replicas > 1 and per_second:
+        if self._replicas > 1 and arriving:
             # A prompt that is longer than a step has tokens for is computed in several parts.
-            of_step = min(1.0, self._full)
-            one = self._model.beside([Part(self._cached, self._input, 1.0, of_step)], decoding).seconds
-            share = busiest_share(per_second / of_step, step, one, self._replicas)
+            share = busiest_share(arriving / min(1.0, self._full), self._replicas)
         part = Part(self._cached, self._input, share, prompts)
         return self._model.beside([part], decoding).seconds / prompts
 
     def waits(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
         """How long a prompt waits for steps if `rate` others are computed per second, by all DP ranks."""
-        rules, rate = self._rules, rate / self._replicas
+        rules = self._rules
         if rules.mixes:
             most = self._most(decoding)
             own = self.beside(min(1.0, most), decoding)
-            full = own if most <= 1 else self.beside(most, decoding)
-            return mixed_waits(rules, step, mean_step, own, full, rate, most, self._parts)
+            if self._replicas > 1:
+                full = self._model.beside([self._of_all(most)], decoding).seconds / most
+            else:
+                full = own if most <= 1 else self.beside(most, decoding)
+            return mixed_waits(rules, step, mean_step, own, full, rate / self._replicas, most, self._parts)
         full = max(self._full, 1.0)
-        each = self._together(full) / full
+        if self._replicas > 1:
+            each = self._model.alone([self._of_all(full)]).seconds / full
+        else:
+            each = self._together(full) / full
         work = self._work * self._replicas
         return separate_waits(self._batches, step, work, self._together(1.0), each, self._full, rules.overlaps)
+
+    def _of_all(self, prompts: float) -> Part:
+        """So many prompts in each DP rank, as when all clients start."""
+        return Part(self._cached, self._input, 1 / self._replicas, prompts * self._replicas)
 
     def _most(self, decoding: float) -> float:
         """The prompts that a step of a DP rank has room for."""

@@ -65,11 +65,15 @@ class MatrixTimes(NamedTuple):
 
 
 class ExpertTimes(NamedTuple):
-    """Experts, and the times of one expert in all layers."""
+    """Experts, and the times of one expert in all layers.
+
+    `move` is the time to read and write the activations of one token with one expert once.
+    """
 
     experts: float
     read: float
     matrices: tuple[MatrixTimes, ...]
+    move: float
 
 
 class Times(NamedTuple):
@@ -138,8 +142,10 @@ class Costs(NamedTuple):
     - launch, sequence, busy_sequence, context: seconds per step, per sequence, per sequence beyond BUSY_SEQUENCES, and
       per token of the longest context.
     - latency, transfer, prompt_transfer: seconds of communication per step, per token, and per token of a prompt.
-    - prompt, prompt_sequence, moved: seconds to multiply a token of a prompt with the dense layers, of the host for a
-      prompt in a step, and to read and write the hidden states of a token.
+    - prompt, prompt_sequence: seconds to multiply a token of a prompt with the dense layers, and of the host for a
+      prompt in a step.
+    - moved, expert_moved: seconds to read and write the activations of a token: the hidden states, and those of its
+      experts.
     """
 
     matrices: tuple[Pair, ...]
@@ -157,6 +163,7 @@ class Costs(NamedTuple):
     prompt: float
     prompt_sequence: float
     moved: float
+    expert_moved: float
     alike: float
 
 
@@ -193,6 +200,7 @@ def costs_of(t: Times, c: Constants) -> Costs:
         prompt=dense[1] * c.prefill_overhead,
         prompt_sequence=c.sequence_seconds,
         moved=moved,
+        expert_moved=sum(e.read * e.move for e in t.experts) * c.expert_passes,
         alike=c.token_overlap,
     )
 
@@ -235,6 +243,7 @@ def step_parts(
     pairs.append((batch * kv_read * costs.kv, tokens * scores * costs.scores))
     overhead = (
         costs.launch + batch * (costs.sequence + (query_tokens - 1) * costs.moved) + context_tokens * costs.context
+        + expert_batch * query_tokens * costs.expert_moved
         + (batch > BUSY_SEQUENCES) * (batch - BUSY_SEQUENCES) * costs.busy_sequence
     )  # fmt: skip
     return pairs, overhead, costs.latency + tokens * costs.transfer
@@ -257,7 +266,10 @@ def prompt_parts(
     for experts, read, (reading, multiply), prompt in costs.experts:
         touched = distinct_experts(experts, read, alike(expert_tokens + prompts.expert_tokens, costs.alike))
         pairs.append((reading * touched, read * (multiply * expert_tokens + prompt * prompts.expert_tokens)))
-    overhead = prompts.tokens * costs.moved + prompts.sequences * costs.prompt_sequence
+    overhead = (
+        prompts.tokens * costs.moved + prompts.expert_tokens * costs.expert_moved
+        + prompts.sequences * costs.prompt_sequence
+    )  # fmt: skip
     return pairs, prompts.scores * costs.prompt_scores, overhead, prompts.tokens * costs.prompt_transfer
 
 
@@ -291,7 +303,10 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
     return Times(
         timed(counts.dense),
         timed(counts.head),
-        tuple(ExpertTimes(row.experts, row.read, timed(row.matrices)) for row in counts.experts),
+        tuple(
+            ExpertTimes(row.experts, row.read, timed(row.matrices), _ACTIVATION_BYTES * row.moved / bandwidth)
+            for row in counts.experts
+        ),
         all_reduces,
         counts.attention_layers,
         counts.launches,
@@ -419,11 +434,11 @@ class SpeedModel:
         stages = self.layout.pipeline_parallel_size
         prompts = self._prompt_work([Part(cached_tokens, tokens, 1 / self.layout.data_parallel_size)])
         prompts = prompts._replace(sequences=0.0)
-        pairs, scores, _, communication = prompt_parts(self.costs, prompts)
+        pairs, scores, overhead, communication = prompt_parts(self.costs, prompts)
         compute = sum(multiply for _, multiply in pairs) + scores
         if self.exchange is not None:
             communication += self.exchange.prompt_seconds(prompts.tokens)
-        parts = [part / stages for part in (compute, prompts.tokens * self.costs.moved, communication)]
+        parts = [part / stages for part in (compute, overhead, communication)]
         return Step(sum(parts), 0.0, 0.0, *parts)
 
     def beside(
@@ -456,6 +471,10 @@ class SpeedModel:
         `cached_tokens` of each prompt are found in the prefix cache.
         """
         return self.alone([Part(cached_tokens, tokens, self.share_of_prompts(batch), batch)])
+
+    def launch_wait(self, prefill: float) -> float:
+        """How much longer the host takes to launch the kernels of a prompt than the device to compute it."""
+        return max(0.0, self.constants.prompt_launch_seconds * self.counts.launches - prefill)
 
     def share_of_prompts(self, prompts: int) -> float:
         """The share of the prompts that the busiest copy of the attention computes. Some copies divide each prompt."""

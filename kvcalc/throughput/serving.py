@@ -18,8 +18,9 @@ scheduler (`kvcalc.throughput.scheduling`), and its own prefill:
 
     TTFT = host + host' x others + host" x input tokens + steps x step + waits + prefill
 
-host' is the host time for each other running request, host" that of a prompt's token, and `steps` are those of the
-server's pipeline besides the scheduler's. If only one request runs, it does not wait for the steps of others.
+The prefill takes at least as long as the host takes to launch its kernels. host' is the host time for each other
+running request, host" that of a prompt's token, and `steps` are those of the server's pipeline besides the scheduler's.
+If only one request runs, it does not wait for the steps of others.
 
 A benchmark sends some requests per client, and the first ones of all clients together. So its mean TTFT is longer than
 that of a steady load by the share of the first requests times what they wait: for each other (`burst_wait`), and for
@@ -155,15 +156,15 @@ def serve(
         # A step on average, with the prompts that run in it or stop it.
         mean_step, decode = tpot * per_step, output_tokens * tpot
         if concurrency == 1:
-            steady = host_wait(c, step, prompts.missed, 0.0) + prompts.lone
+            steady = host_wait(c, step, prompts.missed, 0.0) + prompts.lone + prompts.launching
             burst = c.first_seconds / per_client
             rate = 1 / (steady + burst + decode)
         else:
             met = others * prompts_per_second
             waits = prompts.waits(step, mean_step, decoding, met)
-            running_others = others * decoding + met * prompts.alone
+            running_others = (others * decoding + met * prompts.alone) / replicas
             grouped = c.ttft_request_seconds * running_others
-            steady = waits.first + host_wait(c, step, prompts.missed, running_others)
+            steady = waits.first + host_wait(c, step, prompts.missed, running_others) + prompts.launching
             # The clients of each DP rank queue for its own steps.
             burst = burst_wait(waits.each, max(waits.most, 1.0), running / replicas)
             burst = (burst + c.first_seconds + late_steps * tpot) / per_client

@@ -190,7 +190,7 @@ def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(
     for row, c, seconds_together in zip(rows, step, together):
         own = c._replace(**first.values(theta, row.engine, first.labels_of(row)))
         used = SpeedModel(row.model.counts, row.model.gpu, own)
-        step, others, known, warm, cold = arrays._waits(used, row)
-        alone = host_wait(own, step, row.input_tokens, others) + known
+        step, others, known, warm, cold, _, prefill = arrays._waits(used, row)
+        alone = host_wait(own, step, row.input_tokens, others) + known + used.launch_wait(prefill)
         alone += warm * own.first_seconds + cold * own.cold_seconds
         assert alone == pytest.approx(seconds_together, rel=1e-9)

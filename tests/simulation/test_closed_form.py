@@ -110,6 +110,20 @@ def test_so_are_those_of_other_layouts_and_of_drafts(name: str) -> None:
         assert times["itl"] == pytest.approx(times["tpot"] * found["engine"]["tokens_per_step"], rel=0.01)
 
 
+@pytest.mark.parametrize(("engine", "clients"), [("vllm", 256), ("sglang", 64), ("tensorrt-llm", 128)])
+def test_so_are_those_of_dp_ranks_that_stop_for_long_prompts(engine: str, clients: int) -> None:
+    asked: dict[str, Any] = {"engine": engine, "data_parallel_size": 8}
+    found = kvcalc.simulate(
+        "deepseek-v3", "h200x8", prompt_tokens=about(7000), answer_tokens=about(700), concurrency=clients,
+        requests=10 * clients, **asked,
+    )  # fmt: skip
+    closed = estimated("deepseek-v3", "h200x8", asked.pop("engine"), 7000, 700, clients, **asked)
+    times = {row["metric"]: row["mean_seconds"] for row in found["times"]}
+    assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.1)
+    assert found["results"]["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.1)
+    assert found["results"]["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=0.4)
+
+
 def test_an_answer_whose_requests_are_preempted_names_the_simulation() -> None:
     for engine, load, is_named in (("vllm", 512, True), ("vllm", 64, False), ("tensorrt-llm", 512, False)):
         question = kvcalc.SpeedQuestion(input_tokens=1000, output_tokens=1000, concurrency=load)

@@ -26,6 +26,16 @@ def test_one_token_touches_the_experts_it_is_sent_to_and_very_many_touch_all() -
     assert Experts(8, 8, ()).touched(3) == 8
 
 
+def test_an_expert_moves_what_its_products_read_and_write(counts_of: MakeCounts) -> None:
+    # Mixtral: 32 layers; gate and up read 4,096 and write 14,336 each, down the other way round.
+    (one,), (two,) = counts_of("mixtral-8x7b").experts, counts_of("mixtral-8x7b", tensor_parallel_size=2).experts
+    assert one.moved == 32 * 3 * (4096 + 14_336)
+    assert two.moved == 32 * 3 * (4096 + 14_336 / 2)
+    # With whole experts on each device, a token is only on those of its experts.
+    (whole,) = counts_of("mixtral-8x7b", tensor_parallel_size=2, expert_parallel_size=2).experts
+    assert whole.moved == one.moved / 2
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_lone_token_reads_every_parameter_it_uses_and_the_embedding_only_where_it_is_the_head(
     counts_of: MakeCounts, name: str

@@ -53,6 +53,21 @@ def test_a_lone_request_waits_for_its_own_prefill_alone(model_of: MakeModel) -> 
     assert found.ttft_seconds == pytest.approx(host + prefill + c.first_seconds / requests_per_client(1))
 
 
+def test_a_short_prompt_waits_until_the_host_has_launched_its_kernels(model_of: MakeModel) -> None:
+    model = model_of("llama-3-70b", tensor_parallel_size=4)
+    launch = model.constants.prompt_launch_seconds
+    short, long = model.prefill(100).seconds, model.prefill(20_000).seconds
+    slow = SpeedModel(
+        model.counts, model.gpu, model.constants._replace(prompt_launch_seconds=2 * short / model.counts.launches)
+    )
+    none = SpeedModel(model.counts, model.gpu, model.constants._replace(prompt_launch_seconds=0.0))
+    assert launch * model.counts.launches < long
+    for clients in (1, 8):
+        waits = [serve(one, 100, 200, clients, clients).steady_ttft_seconds for one in (slow, none)]
+        assert waits[0] - waits[1] == pytest.approx(short, rel=0.02)
+    assert serve(slow, 20_000, 200, 1, 1) == serve(none, 20_000, 200, 1, 1)
+
+
 def test_a_lone_request_waits_for_no_other_one(model_of: MakeModel) -> None:
     model = model_of("llama-3-70b", tensor_parallel_size=4)
     rules = StepRules(overlaps=True)

@@ -29,7 +29,7 @@ IDEAL = Constants(
     pcie_all_reduce_seconds=0.0, pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0, stage_seconds=0.0,
     prefill_overhead=1.0, prefill_expert_overhead=1.0, prefill_attention_overhead=1.0, ttft_seconds=0.0,
     ttft_steps=0.0, ttft_token_seconds=0.0, ttft_request_seconds=0.0, first_seconds=0.0, cold_seconds=0.0,
-    token_overlap=1.0,
+    token_overlap=1.0, expert_passes=0.0, prompt_launch_seconds=0.0,
 )  # fmt: skip
 
 # Four layers of width 10 with 17 kernels. Two of them send a token to 2 of 8 experts. Three have a cache of 20 bytes
@@ -113,6 +113,11 @@ def test_kernels_and_steps_cost_once_and_each_sequence() -> None:
     assert decode(batch=507, busy_sequence_seconds=3.0).overhead == about(7 * 3)
     # Each token's hidden state of ten 16-bit numbers, five times in each of four layers.
     assert decode(batch=7, activation_passes=5.0).overhead == about(7 * 5 * 4 * 10 * 2 / 1000)
+    # Each of two experts of a token moves six 16-bit numbers five times.
+    moving = COUNTS._replace(experts=(COUNTS.experts[0]._replace(moved=6.0),))
+    passed = SpeedModel(moving, GPU, IDEAL._replace(expert_passes=5.0))
+    assert passed.decode(7, 100).overhead == about(7 * 2 * 5 * 6 * 2 / 1000)
+    assert passed.prefill(40).overhead == about(40 * 2 * 5 * 6 * 2 / 1000)
     # Three layers have a cache. The tokens of the longest sequence count, for any batch.
     assert decode(batch=7, context=50, kv_token_seconds=3.0).overhead == about(3 * 50 * 3)
     together = decode(batch=7, kernel_seconds=3.0, step_seconds=11.0, sequence_seconds=13.0)

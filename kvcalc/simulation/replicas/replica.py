@@ -297,6 +297,9 @@ class Replica(Holder):
         context = max(self.context, request.computed)
         line = self.times.line(max(self.decoding, 1), context)
         found = lag.seconds + lag.token_seconds * request.prompt_tokens + lag.steps * (line.base + line.slope * context)
+        if lag.launch_seconds:
+            prompt = request.cached_tokens, request.prompt_tokens
+            found += max(0.0, lag.launch_seconds - self.times.prompts([prompt], 0))
         return found + lag.request_seconds * (len(self.running) - 1)
 
     def _preempt(self, request: Request) -> None:

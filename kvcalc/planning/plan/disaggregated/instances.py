@@ -23,6 +23,7 @@ from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.hardware import Devices
+from kvcalc.throughput.serving import host_wait
 from kvcalc.throughput.speed import range_factors
 from kvcalc.units import format_size
 
@@ -98,7 +99,8 @@ def prefill_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance
         min(each, _MOST_PROMPTS) * shape.dp_ranks,
         shape.stages,
         found.slots,
-        model.constants.ttft_seconds + model.constants.ttft_token_seconds * lengths.input_tokens,
+        host_wait(model.constants, 0.0, lengths.input_tokens, 0.0)
+        + model.launch_wait(model.prefill(lengths.input_tokens, 1, cached).seconds),
     )
     return found._replace(rates=rates)
 
