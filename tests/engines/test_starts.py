@@ -19,7 +19,10 @@ def start(model: str, gpu: str, engine: str, ep: int | None = None, **settings: 
     devices = kvcalc.find_devices(gpu)
     given = {name.replace("_", "-"): text for name, text in settings.items()}
     speed = None if ep is None else SpeedQuestion(expert_parallel_size=ep)
-    return kvcalc.fit(model, devices, context_tokens=4096, engine=engine, engine_settings=given, speed=speed)
+    return kvcalc.fit(
+        model, devices, context_tokens=4096, engine=engine, engine_settings=given, speed=speed,
+        tensor_parallel_size=devices.num_devices,
+    )  # fmt: skip
 
 
 # Published errors of servers that did not start.

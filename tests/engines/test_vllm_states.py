@@ -176,7 +176,7 @@ def test_numbers_of_ranks_that_vllm_refuses(config: dict[str, object], tp: int, 
 def test_ranks_read_their_share_of_the_tokens() -> None:
     def step(ranks: int) -> dict[str, Any]:
         found = estimate(
-            kvcalc.load_model("deepseek-v3"), engine="vllm", context_tokens=131_072, batch_size=32,
+            kvcalc.load_model("deepseek-v3"), engine="vllm", context_tokens=131_072, batch_size=4,
             devices=kvcalc.find_devices("h200x8"), engine_settings={"decode-context-parallel-size": str(ranks)},
         )  # fmt: skip
         assert ("decode context parallelism" in " ".join(texts(found))) is (ranks > 1)
