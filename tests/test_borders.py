@@ -86,38 +86,40 @@ def folder_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_arrows_run_one_way(path: Path) -> None:
-    folder = folder_of(path)
-    if folder not in FOLDERS:
-        return
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[0] == "kvcalc" and len(parts) > 1 and parts[1] != "__version__":
-            assert parts[1] in {folder, *FOLDERS[folder], *SHARED}, f"{path} imports {name}"
+def test_arrows_run_one_way() -> None:
+    for path in SOURCES:
+        folder = folder_of(path)
+        if folder not in FOLDERS:
+            continue
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "kvcalc" and len(parts) > 1 and parts[1] != "__version__":
+                assert parts[1] in {folder, *FOLDERS[folder], *SHARED}, f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_documents_are_imported_for_type_checkers_alone(path: Path) -> None:
-    if folder_of(path) == "documents":
-        return
-    tree = ast.parse(path.read_text())
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node))]
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not any(name.startswith("kvcalc.documents") for name in names), f"{path}:{ast.unparse(node)}"
+def test_documents_are_imported_for_type_checkers_alone() -> None:
+    for path in SOURCES:
+        if folder_of(path) == "documents":
+            continue
+        tree = ast.parse(path.read_text())
+        tree.body = [
+            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node))
+        ]
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.startswith("kvcalc.documents") for name in names), f"{path}:{ast.unparse(node)}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_third_parties_stay_in_their_rooms(path: Path) -> None:
-    where = path.relative_to(PACKAGE).as_posix()
-    for name in imports(path):
-        package = name.split(".")[0]
-        if package in THIRD_PARTY:
-            assert where.startswith(THIRD_PARTY[package]), f"{where} imports {name}"
-        else:
-            assert package in sys.stdlib_module_names | {"kvcalc"}, f"{where} imports {name}"
+def test_third_parties_stay_in_their_rooms() -> None:
+    for path in SOURCES:
+        where = path.relative_to(PACKAGE).as_posix()
+        for name in imports(path):
+            package = name.split(".")[0]
+            if package in THIRD_PARTY:
+                assert where.startswith(THIRD_PARTY[package]), f"{where} imports {name}"
+            else:
+                assert package in sys.stdlib_module_names | {"kvcalc"}, f"{where} imports {name}"
 
 
 def test_every_room_is_known() -> None:
@@ -170,9 +172,9 @@ def private_names(path: Path) -> Iterator[str]:
                 yield name
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_module_uses_another_ones_private_names(path: Path) -> None:
-    assert not [*private_names(path)]
+def test_no_module_uses_another_ones_private_names() -> None:
+    for path in SOURCES:
+        assert not [*private_names(path)], path
 
 
 def loaded_by(code: str) -> set[str]:

@@ -126,6 +126,7 @@ class PlannedLoad(NamedTuple):
 
 
 def simulated_of(found: Mapping[str, Any], is_open: bool) -> Simulated:
+    """The figures of a layout from the document of its simulation. `is_open`: requests arrive whatever happens."""
     times = {
         row["metric"]: {key.removesuffix("_seconds"): value for key, value in row.items() if key != "metric"}
         for row in found["times"]

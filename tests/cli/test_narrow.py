@@ -108,3 +108,10 @@ def test_long_runs_show_their_progress(kvcalc: Any, monkeypatch: pytest.MonkeyPa
         assert " s left" in shown.getvalue()
     # At the end the line is blank.
     assert not shown.getvalue().rpartition("\r")[0].rpartition("\r")[2].strip() or os.name == "nt"
+
+
+@pytest.mark.parametrize("columns", [50, 80, 160])
+def test_the_screens_of_a_newcomer_are_the_golden_ones(columns: int) -> None:
+    from tests import newcomer
+
+    assert newcomer.path_of(columns).read_text() == newcomer.golden(columns), "python -m tests.newcomer --write"

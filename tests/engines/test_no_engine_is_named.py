@@ -24,6 +24,7 @@ IN_WORDS = {
     "throughput/bench_results/serving_clients.py": "the names of backends in the results of benchmarks",
     "output/human/compare.py": "the heading names an engine, and not the formula",
     "output/human/estimate.py": "the heading names an engine, and not the formula",
+    "planning/calibration/attention_rows.py": "the engine whose constants count if none is asked for",
 }
 
 ROOMS = {module.partition(".")[0] for module, _ in ENGINES.values()}
@@ -137,11 +138,11 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in IN_WORDS])
-def test_no_file_outside_the_engines_branches_on_an_engine(name: str) -> None:
-    source = FILES[name].read_text()
-    lines = source.splitlines()
-    assert [f"{name}:{line}: {lines[line - 1].strip()}" for line in branches(source)] == []
+def test_no_file_outside_the_engines_branches_on_an_engine() -> None:
+    for name in (name for name in FILES if name not in IN_WORDS):
+        source = FILES[name].read_text()
+        lines = source.splitlines()
+        assert [f"{name}:{line}: {lines[line - 1].strip()}" for line in branches(source)] == []
 
 
 @pytest.mark.parametrize("name", IN_WORDS)

@@ -10,6 +10,7 @@ import pytest
 
 from kvcalc.cli.app import run
 from kvcalc.measure import runner
+from tests.measure.options import last_given
 from tests.measure.processes import commands
 from tests.measure.quick import FAST, quicken
 
@@ -18,6 +19,12 @@ from tests.measure.quick import FAST, quicken
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small roofs, whose figures no test checks."""
     quicken(monkeypatch)
+
+
+@pytest.fixture
+def kvcalc(kvcalc: Any) -> Any:
+    """Run a command line in this process. A test's own options replace those of FAST and the like."""
+    return lambda *arguments: kvcalc(*last_given(arguments))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, Result, check_output, without_progress
+from tests.measure.options import last_given
 
 # Two runs of the tests on one machine begin at different ports.
 _PORTS = itertools.count(os.getpid())
@@ -96,7 +97,7 @@ def commands() -> Iterator[Any]:
     started: list[Command] = []
 
     def start(folder: Path, *arguments: object, **options: Any) -> Command:
-        started.append(Command(folder, *arguments, **options))
+        started.append(Command(folder, *last_given(arguments), **options))
         return started[-1]
 
     try:

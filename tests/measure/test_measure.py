@@ -281,7 +281,9 @@ from kvcalc.measure import record
 record.save = lambda *given: print(*({"sympy", "torch._dynamo"} & {*sys.modules}), file=sys.stderr)
 """
     found = start(tmp_path, *FAST, "--attention", "all", "--save", "record.json", before=before).result()
-    assert (found.status, found.err.strip()) == (0, "")
+    # Other programs on the machine may make times vary.
+    said = [line for line in found.err.splitlines() if line.strip() and not line.endswith("something else was running")]
+    assert (found.status, said) == (0, [])
 
 
 @pytest.mark.parametrize("missing", ["torch", "psutil"])

@@ -12,6 +12,10 @@ from kvcalc.output.report.page import Figure, Part, Section, Table, Text
 
 _METRICS = {"ttft": "TTFT", "tpot": "TPOT"}
 _STATISTICS = ("mean", "p99")
+_COLUMNS = (
+    (">load", "load"), (">TTFT mean", "ttft_mean_seconds"), (">TTFT p99", "ttft_p99_seconds"),
+    (">TPOT mean", "tpot_mean_seconds"), (">TPOT p99", "tpot_p99_seconds"),
+)  # fmt: skip
 
 
 def load_section(
@@ -30,11 +34,10 @@ def load_section(
         return None
     shown = [name for name in _STATISTICS if any(row.get(f"ttft_{name}_seconds") is not None for row in known)]
     parts: list[Part] = []
+    columns = [row for row in _COLUMNS if row[1] == "load" or any(f"_{name}_" in row[1] for name in shown)]
     table = Table(
-        f"Times over the load, in {unit}", [f">{unit}", *(f">{_METRICS[m]} {s}" for m in _METRICS for s in shown)],
-        [
-            [rate(row["load"]), *(_written(row, f"{m}_{s}_seconds") for m in _METRICS for s in shown)] for row in rows
-        ],
+        f"Times over the load, in {unit}", [heading for heading, _ in columns],
+        [[rate(row["load"]), *(_written(row, key) for _, key in columns[1:])] for row in rows],
     )  # fmt: skip
     marks = [(mark, asked)] if asked is not None else []
     if len(known) < len(rows):

@@ -80,8 +80,10 @@ def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Serv
     if option in worker:
         worker = with_value(worker, option, Interpolated("$(LWS_WORKER_INDEX)"))
     elif len(nodes) > 2:
-        text = f"--emit {kind}: DP ranks on {len(nodes)} machines need a command for each"
-        raise UsageError(text, f"--emit {start_command(engine).program} prints them")
+        raise UsageError(
+            f"--emit {kind}: DP ranks on {len(nodes)} machines need a command for each",
+            f"--emit {start_command(engine).program} prints them",
+        )
     return first._replace(replicas=replicas, nodes=len(nodes), worker=worker)
 
 
@@ -101,8 +103,10 @@ def server_with(
     if vendor not in ("NVIDIA", "AMD"):
         raise UsageError(f"--emit {kind}: containers do not see devices of {vendor}", "--emit vllm prints the command")
     if each > DEVICES:
-        text = f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one"
-        raise UsageError(text, f"--emit {start_command(engine).program} prints the commands")
+        raise UsageError(
+            f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one",
+            f"--emit {start_command(engine).program} prints the commands",
+        )
     start = start_command(engine)
     image = image or (start.image if vendor == "NVIDIA" else None)
     if image is None:
