@@ -120,6 +120,8 @@ FILES = {
         "q2_k": 12_313_098_432, "q3_k_m": 15_935_047_872, "q4_0": 18_640_230_592, "q4_k_m": 19_851_335_872,
         "q5_0": 22_638_254_272, "q5_k_m": 23_262_156_992, "q6_k": 26_886_154_432, "q8_0": 34_820_884_672,
     },
+    # The experts stay in mxfp4. unsloth/gpt-oss-20b-GGUF.
+    "gpt-oss-20b": {"q4_k_m": 11_624_759_488, "q8_0": 12_110_000_000},
 }  # fmt: skip
 # A file begins with the vocabulary and other facts.
 HEADER = 8_300_000

@@ -8,6 +8,8 @@ The header of a GGUF file gives more detail.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvcalc.memory.quantization import formats
 from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.schemes import Scheme
@@ -88,7 +90,7 @@ def file_type_scheme(file_type: str, spec: ModelSpec) -> Scheme:
     common = _TYPES[name]
     if name == "mxfp4":
         return Scheme(name, _of_mxfp4, by_layer=False, embedding=(_Q8_0, _Q8_0), bias_bytes=4)
-    head = _head(common, spec)
+    head, keeps_experts = _head(common, spec), _keeps_experts(spec)
     few_experts, layers = count_experts(spec) == _FEW_EXPERTS, spec.num_layers
     shares_values = name == "iq4_nl" and spec.attention.num_heads >= 4 * max(spec.attention.num_kv_heads, 1)
 
@@ -97,6 +99,8 @@ def file_type_scheme(file_type: str, spec: ModelSpec) -> Scheme:
             return head if role == HEAD else common
         if role != LINEAR:
             return _F32
+        if keeps_experts and _is_expert(module):
+            return formats.MXFP4
         is_value = module.endswith((".v_proj", ".value"))
         if few_experts and (is_value or module.endswith(".k_proj")):
             return _Q8_0
@@ -119,6 +123,8 @@ def k_quant_scheme(file_type: str, spec: ModelSpec) -> Scheme:
         spec.attention.num_heads // max(spec.attention.num_kv_heads, 1), spec.model_type == "falcon",
     )  # fmt: skip
 
+    keeps_experts = _keeps_experts(spec)
+
     def format_of(name: str, role: str) -> Format | None:
         if role == HEAD:
             return head
@@ -126,6 +132,8 @@ def k_quant_scheme(file_type: str, spec: ModelSpec) -> Scheme:
             return _EMBEDDINGS.get(file_type, common)
         if role != LINEAR:
             return None
+        if keeps_experts and _is_expert(name):
+            return formats.MXFP4
         part = next((part for part, ends in _PARTS.items() if name.endswith(ends)), "up")
         return _type_of(facts, part, _layer_of(name)) or common
 
@@ -251,6 +259,15 @@ def _of_mxfp4(module: str, role: str) -> Format:
     if role != LINEAR:
         return _F32
     return formats.MXFP4 if _is_expert(module) or module.endswith(".kv_b_proj") else _Q8_0
+
+
+def _keeps_experts(spec: ModelSpec) -> bool:
+    """Whether files of every type have the experts in the checkpoint's own mxfp4 (gpt-oss).
+
+    The converter copies their blocks (repack_mxfp4, convert_hf_to_gguf.py), and published files of other types keep
+    them: unsloth/gpt-oss-20b-GGUF has 11.62 GB as Q4_K_M, where experts of that type would take 15.8 GB.
+    """
+    return isinstance(spec.quantization, Mapping) and spec.quantization.get("quant_method") == "mxfp4"
 
 
 def _is_expert(module: str) -> bool:
