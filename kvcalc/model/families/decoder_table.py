@@ -24,8 +24,8 @@ class Decoder:
     of layers. If the config has `encoder_key` set to true, the model is an encoder, whose window is given for both
     directions together. `refused` maps unsupported keys to the reason. `grouped` is False if every query head has its
     own K and V. `states_kv_heads`: the config must give num_key_value_heads. `derives_head_dim`: the width of a head is
-    always hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded down.
-    `num_kv_heads` is set if the family's own module has determined the number.
+    always hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded
+    down. `num_kv_heads` is set if the family's own module has determined the number.
 
     Weights: `vocab_size` is None if the family's weights are not counted. `tied` is the default of tie_word_embeddings.
     `qk_norm` is as in Projections; if `qk_norm_key` is set, it applies only if the config has that key set to true.
