@@ -227,3 +227,19 @@ def test_minicpm3_keeps_k_and_v_of_every_head(tp: int, blocks: int) -> None:
     )
     assert asked["engine"]["num_gpu_blocks"] == blocks == (40 << 30) * tp // (62 * 2 * 40 * 96 * 2 * 16)
     assert asked["kv_cache"]["bytes_per_token"] == 15_237_120 // 16
+
+
+def test_minimax_m1_scales_its_residuals_which_keeps_nothing() -> None:
+    """minimax_text_01.py of vLLM 0.22.1, with the keys of MiniMax-M1's published config.
+
+    A state has 64 heads of 128 x 128 in 16 bits, 2 MiB, as much as 512 tokens of K and V, which makes the block. The
+    70 layers with states are seven groups of ten, beside the ten with attention: 16 + 7 blocks for 8,192 tokens.
+    """
+    config = plain(
+        80, 64, 8, 128, model_type="minimax_m1", attn_type_list=([0] * 7 + [1]) * 10,
+        layernorm_linear_attention_alpha=3.5565588200778455, layernorm_linear_attention_beta=1.0,
+        layernorm_full_attention_alpha=3.5565588200778455, layernorm_full_attention_beta=1.0,
+    )  # fmt: skip
+    found = ask(config, "vllm@0.22.1", 8192)
+    assert found["engine"]["block_size"] == 64 * 128 * 128 * 2 // (2 * 8 * 128 * 2) == 512
+    assert found["kv_cache"]["total_bytes"] == (8192 // 512 + 7) * 10 * 2**21 == 482_344_960

@@ -28,7 +28,7 @@ def default_cache(spec: ModelSpec, place: Place) -> tuple[str, str] | None:
     """
     if has_compressed(spec):
         return "fp8", f"vLLM keeps the cache of {spec.name} in fp8"
-    if not is_sparse(spec):
+    if not is_sparse(spec) or spec.model_type in DOTS3:
         return None
     if spec.model_type == "glm_moe_dsa" and place.is_sm100 and place.since(0, 32):
         return "fp8", "vLLM's default for GLM-5 on B200 and B300 is fp8"
@@ -65,6 +65,8 @@ BLOCK, M3_BLOCK = 16, 128
 # All kernels for DeepSeek-V4 need blocks of a multiple of 256 tokens. Windows and states have smaller blocks.
 COMPRESSED_BLOCK = 256
 MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
+# Its only kernels read rows of 16 bits (FlashAttnMLASparseBackend, v1/attention/backends/mla/flashattn_mla_sparse.py).
+DOTS3 = ("dots3_note_text",)
 
 # The indexer of sparse attention reads blocks of 64 tokens, and so does FlashMLA. FlashInfer's MLA reads 32 or 64, and
 # CUTLASS's 128.

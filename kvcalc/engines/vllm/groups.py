@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import lcm
 
-from kvcalc.engines.rounding import ceil_div
+from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.vllm.pages import EVERY_TOKEN, FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
 from kvcalc.engines.vllm.releases import Rules, rules_of
 from kvcalc.model.memo import remembered
@@ -78,7 +79,7 @@ def _all_tokens(pages: list[Page]) -> list[Group] | None:
 
 def is_packed(pages: list[Page]) -> bool:
     """Whether pages of different sizes lie side by side in a block, as they do for compressed entries."""
-    return any(page.rate > 1 for page in pages)
+    return any(page.rate > 1 or page.stride for page in pages)
 
 
 def block_bytes(groups: list[Group]) -> int:
@@ -151,9 +152,11 @@ def pack(pages: list[Page], packing: str) -> list[tuple[Placed, ...]]:
 
 def packed_block_bytes(groups: Iterable[Iterable[Page]], packing: str) -> int:
     """Bytes of one block that has room for each of the groups."""
+    groups = [list(pages) for pages in groups]
     sizes = [[page.bytes for page in pages] for pages in groups]
     if packing in (BUCKETS, OVERLAID):
-        return max(map(sum, sizes))
+        strides = {page.stride for pages in groups for page in pages if page.stride}
+        return round_up(max(map(sum, sizes)), lcm(*strides))
     counts = [Counter(alike) for alike in sizes]
     if packing == SLOTS:
         return sum(size * max(count[size] for count in counts) for size in set().union(*counts))

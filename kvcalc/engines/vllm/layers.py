@@ -12,7 +12,8 @@ from math import lcm
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
-from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, MINIMAX_M3
+from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, MINIMAX_M3
+from kvcalc.engines.vllm.groups import BUCKETS
 from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
 from kvcalc.engines.vllm.releases import Rules
 from kvcalc.engines.vllm.settings import Settings
@@ -73,6 +74,12 @@ def layers_of(
     sparse = any(isinstance(cache, IndexerKeys) for group in spec.layers for cache in group.caches)
     if spec.model_type in MINIMAX_M3 and dtype.name not in ("fp16", "bf16", "fp8", "nvfp4"):
         raise UsageError(f"--kv-dtype {dtype.name}: not supported for MiniMax-M3", "one of bf16, fp8, nvfp4")
+    if spec.model_type in DOTS3 and dtype.name not in ("fp16", "bf16"):
+        raise UsageError(
+            f"--kv-dtype {dtype.name}: vLLM keeps the cache of {spec.name} in 16 bits", "one of bf16, fp16"
+        )
+    if spec.model_type in DOTS3 and rules.packing != BUCKETS:
+        raise ModelError(f"{spec.name}: vLLM before 0.29 does not run {spec.model_type}", "use --engine vllm")
     if spec.model_type in _MIMO and rules.since < _MIMO_SINCE:
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.20 is not modelled")
     layers = []
@@ -155,8 +162,8 @@ def _kept_whole(spec: ModelSpec, rules: Rules, settings: Settings) -> tuple[str,
         kinds = {cache.kind for cache in all_caches(spec)}
         if len(kinds) > 1 and kinds & {"recurrent_state", "cross_attention", "compressed_attention"}:
             raise ModelError(f"{spec.name}: --disable-hybrid-kv-cache-manager is not supported for its kinds of layers")
-        if "full_attention" in kinds:
-            return (window, "chunked_attention")
+        if kinds & {"full_attention", "latent_attention"}:
+            return (window, "chunked_attention", "latent_attention")
     alone = {cache.kind for cache in all_caches(spec)} == {window}
     windows = rules.windows == "always" or (rules.windows == "alone" and alone)
     found = () if windows else (window,)
@@ -190,6 +197,8 @@ def _token_page(
             span -= 1
         width = (cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
         return Page(kind, block_size, heads_bytes(cache, dtype, place), span, width)
+    if isinstance(cache, LatentAttention) and spec.model_type in DOTS3:
+        return _dots3_page(spec, cache, dtype, block_size, whole)
     if isinstance(cache, LatentAttention) and cache.window is None:
         row = cache.kv_lora_rank + cache.qk_rope_head_dim
         return Page(MLA, block_size, latent_bytes(cache, dtype, sparse), width=(row,))
@@ -202,6 +211,20 @@ def _token_page(
             token_bytes = cache.head_dim + ceil_div(cache.head_dim, 128) * 4
         return Page(MLA, block_size, token_bytes, width=(0, cache.head_dim))
     raise ModelError(f"{spec.name}: vLLM's layout of {cache.kind.replace('_', ' ')} is not modelled")
+
+
+def _dots3_page(spec: ModelSpec, cache: LatentAttention, dtype: Dtype, block_size: int, whole: tuple[str, ...]) -> Page:
+    """The latents of Dots3-Note. Layers without a window have rows as wide as those of layers with one.
+
+    Source: Dots3NotePaddedMLAAttention and Dots3NoteSlidingAttention, models/dots3_note/nvidia/model.py, vLLM 0.33.0.
+    """
+    latents = [each for each in all_caches(spec) if isinstance(each, LatentAttention)]
+    row = max(latent_bytes(each, dtype, sparse=False) for each in latents)
+    kind = SLIDING if cache.window is not None and cache.kind not in whole else MLA
+    own, width = latent_bytes(cache, dtype, sparse=False), (cache.kv_lora_rank + cache.qk_rope_head_dim,)
+    padded = 0 if own == row else block_size * row
+    stride = 0 if cache.window is not None else row
+    return Page(kind, block_size, own, cache.window or 0, width, padded_bytes=padded, stride=stride)
 
 
 def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:

@@ -33,7 +33,8 @@ class Page(NamedTuple):
 
     `span` is the window or the chunk, in tokens. `width` distinguishes layers with different heads. `padded_bytes` is
     the size of the page if it is padded to the size of another page, else 0. If tokens are compressed, `rate` of them
-    make one row of `token_bytes`.
+    make one row of `token_bytes`. `stride` is 0, or the bytes of which a block is a multiple if the kernel reads pages
+    of several sizes side by side in a block (KVCacheLayout.BLHNC, block_stride_alignment).
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Page(NamedTuple):
     state_bytes: int = 0
     padded_bytes: int = 0
     rate: int = 1
+    stride: int = 0
 
     @property
     def own_bytes(self) -> int:
