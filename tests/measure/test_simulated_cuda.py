@@ -27,6 +27,7 @@ from kvcalc.measure import run, runner
 from tests.attention.library_stubs import STUBS, install
 from tests.conftest import ROOT
 from tests.documents import validate
+from tests.measure.options import last_given
 from tests.measure.quick import narrow
 from tests.simulated_cuda import Machine, simulated_cuda
 from tests.simulated_cuda.graphs import Graph
@@ -165,7 +166,7 @@ def test_without_libraries(
 def test_the_triton_kernel(options: tuple[str, ...]) -> None:
     """In a process of its own, because Triton decides when it is imported whether it interprets."""
     small = ("--heads", "2", "--kv-heads", "1", "--layers", "1", "--context", "40", "--steps", "1")
-    command = ("kvcalc", "measure", *SHORT, *small, *options, "--backend", "triton")
+    command = ("kvcalc", "measure", *map(str, last_given((*SHORT, *small, *options))), "--backend", "triton")
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulated_cuda", *command], capture_output=True, text=True, check=False, cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
