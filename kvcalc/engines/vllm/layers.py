@@ -101,7 +101,7 @@ def layers_of(
                 size = _state_bytes(spec, cache, settings, columns)
                 # States that every rank holds whole are not in a group with others (MambaSpec.tp_replicated).
                 is_whole = cache.group_channels > 0 and not cache.state_elements
-                pages.append((cache, Page(STATE, 0, 0, width=(1,) if is_whole else (), state_bytes=size), None))
+                pages.append((cache, Page(STATE, 0, 0, state_bytes=size, is_replicated=is_whole), None))
             elif isinstance(cache, CompressedAttention):
                 if not rules.packing:
                     text = f"{spec.name}: vLLM before 0.20 does not run {spec.model_type}"

@@ -35,7 +35,7 @@ class Page(NamedTuple):
     the size of the page if it is padded to the size of another page, else 0. If tokens are compressed, `rate` of them
     make one row of `token_bytes`. `stride` is 0, or the bytes of which a block is a multiple if the kernel reads pages
     of several sizes side by side in a block (KVCacheLayout.BLHNC, block_stride_alignment). A request has one ring, of
-    `block_size` tokens (CircularBufferSpec).
+    `block_size` tokens (CircularBufferSpec). `is_replicated` is whether every rank holds a whole state (tp_replicated).
     """
 
     kind: str
@@ -47,6 +47,7 @@ class Page(NamedTuple):
     padded_bytes: int = 0
     rate: int = 1
     stride: int = 0
+    is_replicated: bool = False
 
     @property
     def own_bytes(self) -> int:
@@ -104,7 +105,7 @@ def need_the_same_tokens(pages: list[Page]) -> bool:
     if len(kinds) > 1 or CROSS in kinds:
         return len(set(pages)) == 1
     if STATE in kinds:
-        return len({(page.bytes, page.width) for page in pages}) == 1
+        return len({(page.bytes, page.is_replicated) for page in pages}) == 1
     return len({page.span for page in pages}) == 1
 
 
