@@ -55,6 +55,7 @@ STATED: dict[str, tuple[str, ...]] = {
     "chatglm": ("multi_query_group_num",),
     "cpmant": ("prompt_length",),
     "falcon_h1": ("mamba_chunk_size",),
+    "glm5_next_text": ("index_kpool", "linear_lower_bound"),
     "granitemoehybrid": ("mamba_chunk_size",),
     "hy_v4": ("indexer_types",),
     "kimi_linear": ("linear_attn_config",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -293,3 +294,47 @@ def test_qwen4_exp_before_0_33() -> None:
         ask(QWEN4, "vllm@0.32", 8192)
     with pytest.raises(KvcalcError, match="mamba_ssm_dtype"):
         kvcalc.read_config({**QWEN4, "mamba_ssm_dtype": "bfloat16"}, "x", "x")
+
+
+GLM_5_3 = [
+    # 4 states of 34 layers by 11, with 3 each, one ring, and 2 or 31 blocks of tokens.
+    (8192, 1, {}, None, 4352, 50_600_960, 2 + 12 + 1),
+    (131_072, 1, {}, None, 4352, 50_600_960, 31 + 12 + 1),
+    # One more layer with attention drafts, and a request has 3 more states.
+    (131_072, 2, {"num-speculative-tokens": "3"}, None, 2304, 29_223_936, 57 + 18 + 1),
+    # In fp8 on B200, in pages of 32 rows.
+    (8192, 1, {}, "b200", 8576, 51_429_376, 1 + 12 + 1),
+]
+
+
+@pytest.mark.parametrize(("tokens", "tp", "settings", "gpu", "block", "block_bytes", "blocks"), GLM_5_3)
+def test_glm_5_3_flash(
+    tokens: int, tp: int, settings: dict[str, str], gpu: str | None, block: int, block_bytes: int, blocks: int
+) -> None:
+    """vLLM 0.33.0's own planner (get_kv_cache_groups with the layout BLHNC) for the specs of models/glm5next.
+
+    A state has 64 heads of 128 x 128 in 32 bits, and three columns of 3 x 8,192 channels in 16: 4,341,760 bytes, as
+    much as 4,240 rows of 512 elements in 16 bits, in whole pages of 32 index keys of 4 tokens: 4,352. The eleven layers
+    with attention have an index key of 132 bytes for 4 tokens too: 11 x (4,352 x 1,024 + 1,088 x 132) in whole rows.
+    """
+    devices = None if gpu is None else kvcalc.find_devices(gpu)
+    found = estimate(
+        kvcalc.load_model("glm-5.3-flash"), engine="vllm", context_tokens=tokens, tensor_parallel_size=tp,
+        devices=devices, engine_settings=settings,
+    )["engine"]  # fmt: skip
+    assert (found["block_size"], found["bytes_per_block"]) == (block, block_bytes)
+    assert found["request_bytes"] == blocks * block_bytes
+
+
+@pytest.mark.parametrize(
+    ("release", "asked", "words"),
+    [
+        ("", {"kv_dtype": "fp8"}, "rows for glm-5.3-flash on this device are not known"),
+        ("@0.32", {}, "before 0.33 is not modelled"),
+        ("", {"settings": {"mamba_ssm_cache_dtype": "float16"}}, "float16: not supported for KDA"),
+        ("", {"settings": {"block_size": "64"}}, "multiples of 128"),
+    ],
+)
+def test_what_is_refused_for_glm_5_3_flash(release: str, asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(KvcalcError, match=re.escape(words)):
+        start("glm-5.3-flash", 8192, release, **asked)

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from math import lcm
 from typing import cast
 
-from kvcalc.engines.place import ANYWHERE, Place
+from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
-from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, MINIMAX_M3, QWEN4
+from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, GLM5_NEXT, MINIMAX_M3, QWEN4
 from kvcalc.engines.vllm.groups import BUCKETS
 from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, RING, SLIDING, STATE, Page
 from kvcalc.engines.vllm.releases import Rules
@@ -39,7 +39,7 @@ from kvcalc.records import NamedTuple
 
 # Families whose state is in fp32 by default, and families whose config may set the state's dtype. In other families the
 # state has the model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
-_FP32_STATES = ("nemotron_h", "kimi_linear", "bailing_hybrid")
+_FP32_STATES = ("nemotron_h", "kimi_linear", "bailing_hybrid", *GLM5_NEXT)
 _STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text", *QWEN4)
 # Its layers do not read --mamba-ssm-cache-dtype (BailingMoeV3KimiDeltaAttention.get_state_dtype).
 _OWN_STATES = ("bailing_hybrid",)
@@ -49,7 +49,7 @@ _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # sources of 0.14 to 0.18 the pages of these windows do not fit with the others.
 _MIMO, _MIMO_SINCE = ("mimo_v2", "mimo_v2_flash"), (0, 20, 0)
 
-# The first release whose layout of Qwen4-Exp was read.
+# The first release whose layout of Qwen4-Exp and GLM-5-Next was read.
 _QWEN4_SINCE = (0, 33, 0)
 
 _PAGES = {
@@ -84,7 +84,10 @@ def layers_of(
         )
     if spec.model_type in DOTS3 and rules.packing != BUCKETS:
         raise ModelError(f"{spec.name}: vLLM before 0.29 does not run {spec.model_type}", "use --engine vllm")
-    if spec.model_type in QWEN4 and rules.since < _QWEN4_SINCE:
+    if spec.model_type in GLM5_NEXT and dtype.name not in ("fp16", "bf16", RAW_FP8.name):
+        text = f"--kv-dtype {dtype.name}: vLLM's rows for {spec.name} on this device are not known"
+        raise UsageError(text, "use bf16; or fp8 on B200 and B300")
+    if spec.model_type in (*QWEN4, *GLM5_NEXT) and rules.since < _QWEN4_SINCE:
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.33 is not modelled")
     if spec.model_type in _MIMO and rules.since < _MIMO_SINCE:
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.20 is not modelled")
@@ -110,6 +113,8 @@ def layers_of(
                 pages += [(cache, page, part) for part, page in parts]
             elif isinstance(cache, IndexerKeys) and spec.model_type in QWEN4:
                 pages += [(cache, *page) for page in _qwen4_pages(spec, cache, settings)]
+            elif isinstance(cache, IndexerKeys) and spec.model_type in GLM5_NEXT:
+                pages += [(cache, *page) for page in _glm5_pages(spec, cache, settings)]
             elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):
                 page = _token_page(spec, cache, dtype, settings.block_size, sparse, whole, place)
                 pages.append((cache, page, None))
@@ -191,7 +196,7 @@ def _state_bytes(spec: ModelSpec, cache: RecurrentState, settings: Settings, col
     """
     conv = _STATE_DTYPES.get(settings.mamba_cache_dtype, cache.conv_dtype or "bf16")
     asked = None if spec.model_type in _OWN_STATES else _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
-    if asked == "fp16" and spec.model_type == "kimi_linear":
+    if asked == "fp16" and spec.model_type in ("kimi_linear", *GLM5_NEXT):
         raise UsageError("--mamba-ssm-cache-dtype float16: not supported for KDA", "one of float32, bfloat16")
     state = DTYPES[conv]
     if cache.state_dtype == "fp32":
@@ -213,7 +218,10 @@ def _token_page(
         return _dots3_page(spec, cache, dtype, block_size, whole)
     if isinstance(cache, LatentAttention) and cache.window is None:
         row = cache.kv_lora_rank + cache.qk_rope_head_dim
-        return Page(MLA, block_size, latent_bytes(cache, dtype, sparse), width=(row,))
+        size = latent_bytes(cache, dtype, sparse)
+        # Sparse kernels read a packed cache in whole rows, or fp8 in pages of 32 rows (align_blocks_to_rows).
+        stride = size * (32 if dtype == RAW_FP8 else 1) if spec.model_type in GLM5_NEXT else 0
+        return Page(MLA, block_size, size, width=(row,), stride=stride)
     if isinstance(cache, IndexerKeys):
         if spec.model_type in MINIMAX_M3:
             # Always in bf16 (MiniMaxM3IndexerCache, indexer_kv_dtype `auto`).
@@ -241,6 +249,22 @@ def _qwen4_pages(spec: ModelSpec, cache: IndexerKeys, settings: Settings) -> lis
     return [
         (Page(MLA, settings.block_size, key, width=(0, cache.head_dim), rate=rate), None),
         (Page(RING, round_up(rate + settings.num_speculative_tokens, rate), ring), RING),
+    ]
+
+
+def _glm5_pages(spec: ModelSpec, cache: IndexerKeys, settings: Settings) -> list[tuple[Page, str | None]]:
+    """The index keys of GLM-5-Next: one in fp8 for each pool of tokens, and a ring for the tokens of the open pool.
+
+    The ring has the key and the gate of a token in 16 bits, and room for drafted tokens: a power of two of pools.
+
+    Source: Glm5NextIndexerCache and Glm5NextTailCache, models/glm5next/common/attention.py, vLLM 0.33.0.
+    """
+    rate, width = cast(int, spec.stated["index_kpool"]), (cache.head_dim - 1) // 2
+    pools = ceil_div(rate + settings.num_speculative_tokens, rate)
+    ring = rate * (1 << (pools - 1).bit_length())
+    return [
+        (Page(MLA, settings.block_size, width + ceil_div(width, 128) * 4, width=(0, width), rate=rate), None),
+        (Page(RING, ring, 2 * bytes_of(width, DTYPES["bf16"])), RING),
     ]
 
 
