@@ -65,6 +65,7 @@ STATED: dict[str, tuple[str, ...]] = {
     "minimax_m3_vl_text": ("moe_layer_freq", "sparse_attention_config"),
     "mt5": ("num_layers",),
     "nemotron-nas": ("block_configs",),
+    "qwen4_exp_text": ("hc_count", "indexer_compress_ratio"),
     "nemotron_h": ("chunk_size",),
     "t5": ("num_layers",),
     "umt5": ("num_layers",),

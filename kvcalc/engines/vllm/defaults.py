@@ -67,6 +67,7 @@ COMPRESSED_BLOCK = 256
 MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
 # Its only kernels read rows of 16 bits (FlashAttnMLASparseBackend, v1/attention/backends/mla/flashattn_mla_sparse.py).
 DOTS3 = ("dots3_note_text",)
+QWEN4 = ("qwen4_exp_text",)
 
 # The indexer of sparse attention reads blocks of 64 tokens, and so does FlashMLA. FlashInfer's MLA reads 32 or 64, and
 # CUTLASS's 128.

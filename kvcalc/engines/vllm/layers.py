@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import lcm
+from typing import cast
 
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
-from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, MINIMAX_M3
+from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, MINIMAX_M3, QWEN4
 from kvcalc.engines.vllm.groups import BUCKETS
-from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
+from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, RING, SLIDING, STATE, Page
 from kvcalc.engines.vllm.releases import Rules
 from kvcalc.engines.vllm.settings import Settings
 from kvcalc.engines.vllm.skipped import skipped_layers
@@ -39,7 +40,7 @@ from kvcalc.records import NamedTuple
 # Families whose state is in fp32 by default, and families whose config may set the state's dtype. In other families the
 # state has the model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
 _FP32_STATES = ("nemotron_h", "kimi_linear", "bailing_hybrid")
-_STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text")
+_STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text", *QWEN4)
 # Its layers do not read --mamba-ssm-cache-dtype (BailingMoeV3KimiDeltaAttention.get_state_dtype).
 _OWN_STATES = ("bailing_hybrid",)
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -47,6 +48,9 @@ _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # vLLM's window has one token less than the model's (sliding_window_size; MiMoV2Attention, models/mimo_v2.py). In the
 # sources of 0.14 to 0.18 the pages of these windows do not fit with the others.
 _MIMO, _MIMO_SINCE = ("mimo_v2", "mimo_v2_flash"), (0, 20, 0)
+
+# The first release whose layout of Qwen4-Exp was read.
+_QWEN4_SINCE = (0, 33, 0)
 
 _PAGES = {
     "full_attention": FULL, "sliding_window_attention": SLIDING, "chunked_attention": CHUNKED, "cross_attention": CROSS,
@@ -80,6 +84,8 @@ def layers_of(
         )
     if spec.model_type in DOTS3 and rules.packing != BUCKETS:
         raise ModelError(f"{spec.name}: vLLM before 0.29 does not run {spec.model_type}", "use --engine vllm")
+    if spec.model_type in QWEN4 and rules.since < _QWEN4_SINCE:
+        raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.33 is not modelled")
     if spec.model_type in _MIMO and rules.since < _MIMO_SINCE:
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.20 is not modelled")
     layers = []
@@ -93,13 +99,17 @@ def layers_of(
                 # The convolution's inputs have one more column per speculative token.
                 columns = cache.conv_kernel - 1 + settings.num_speculative_tokens
                 size = _state_bytes(spec, cache, settings, columns)
-                pages.append((cache, Page(STATE, 0, 0, state_bytes=size), None))
+                # States that every rank holds whole are not in a group with others (MambaSpec.tp_replicated).
+                is_whole = cache.group_channels > 0 and not cache.state_elements
+                pages.append((cache, Page(STATE, 0, 0, state_bytes=size, is_replicated=is_whole), None))
             elif isinstance(cache, CompressedAttention):
                 if not rules.packing:
                     text = f"{spec.name}: vLLM before 0.20 does not run {spec.model_type}"
                     raise ModelError(text, "use --engine vllm")
                 parts = compressed_pages(spec, cache, dtype, settings.block_size)
                 pages += [(cache, page, part) for part, page in parts]
+            elif isinstance(cache, IndexerKeys) and spec.model_type in QWEN4:
+                pages += [(cache, *page) for page in _qwen4_pages(spec, cache, settings)]
             elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):
                 page = _token_page(spec, cache, dtype, settings.block_size, sparse, whole, place)
                 pages.append((cache, page, None))
@@ -124,7 +134,9 @@ def entries_of(spec: ModelSpec, layers: list[Layer], settings: Settings) -> list
         if isinstance(cache, CompressedAttention):
             parts.setdefault((number, cache), {})[part] = page.token_bytes
             continue
-        size = page.token_bytes
+        if page.kind == RING:
+            continue
+        size = page.token_bytes // page.rate
         if isinstance(cache, RecurrentState):
             size = _state_bytes(spec, cache, settings, cache.conv_kernel - 1)
         found[type(cache), cache, (size,)] = found.get((type(cache), cache, (size,)), 0) + 1
@@ -213,6 +225,25 @@ def _token_page(
     raise ModelError(f"{spec.name}: vLLM's layout of {cache.kind.replace('_', ' ')} is not modelled")
 
 
+def _qwen4_pages(spec: ModelSpec, cache: IndexerKeys, settings: Settings) -> list[tuple[Page, str | None]]:
+    """The index keys of Qwen4-Exp, in 16 bits: one for each group of tokens, and a ring for those of the open group.
+
+    The ring has room for drafted tokens too, in whole groups. If positions have three axes (multimodal rotation), the
+    ring keeps them in 64 bits each.
+
+    Source: QSAKeyStateCache and QSACompressedKeyCache, models/qwen4_exp/common/qsa_cache.py, vLLM 0.33.0.
+    """
+    rate, bf16 = cast(int, spec.stated["indexer_compress_ratio"]), DTYPES["bf16"]
+    rotation = spec.stated.get("rope_parameters")
+    axes = 3 if isinstance(rotation, Mapping) and "mrope_section" in rotation else 0
+    key = bytes_of(cache.head_dim, bf16)
+    ring = round_up(key, 8) + 8 * axes if axes else key
+    return [
+        (Page(MLA, settings.block_size, key, width=(0, cache.head_dim), rate=rate), None),
+        (Page(RING, round_up(rate + settings.num_speculative_tokens, rate), ring), RING),
+    ]
+
+
 def _dots3_page(spec: ModelSpec, cache: LatentAttention, dtype: Dtype, block_size: int, whole: tuple[str, ...]) -> Page:
     """The latents of Dots3-Note. Layers without a window have rows as wide as those of layers with one.
 
@@ -236,7 +267,7 @@ def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:
 def _beside_states(layers: list[Layer], block_size: int, mla_block: int, states: States) -> list[Layer]:
     """`layers`, with attention's block large enough for a state if there are both."""
     sizes = [layer.page.state_bytes for layer in layers if layer.page.kind == STATE]
-    tokens = [layer.page for layer in layers if layer.page.kind != STATE]
+    tokens = [layer.page for layer in layers if layer.page.kind not in (STATE, RING) and layer.page.rate == 1]
     if not sizes or not tokens:
         return layers
     # MLA in a model with states needs larger blocks than other kernels (`Rules.mla_block`).
@@ -246,12 +277,15 @@ def _beside_states(layers: list[Layer], block_size: int, mla_block: int, states:
     align = lcm(align, states.alignment)
     token_bytes = max(page.token_bytes for page in tokens)
     block = max(block_size, align * ceil_div(max(sizes), align * token_bytes))
-    for place, (number, cache, page, _) in enumerate(layers):
+    for place, layer in enumerate(layers):
+        page = layer.page
+        if page.kind == RING:
+            continue
         if page.kind == STATE:
             page = page._replace(padded_bytes=block * token_bytes, block_size=block if states.mode == ALL else 0)
         else:
             page = page._replace(block_size=block)
-        layers[place] = Layer(number, cache, page)
+        layers[place] = layer._replace(page=page)
     return layers
 
 

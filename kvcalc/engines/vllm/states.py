@@ -23,7 +23,7 @@ FLASHINFER = "flashinfer"
 
 # The models whose gated delta nets can prefill with FlashInfer's kernel, which writes a state every 64 tokens
 # (QwenGatedDeltaNetAttention, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT).
-_QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text")
 _FLASHINFER_TOKENS = 64
 
 # The first release in which FlashKDA, which prefills Kimi K3 on Hopper and Blackwell, writes a state in the middle of a
