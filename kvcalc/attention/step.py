@@ -6,6 +6,7 @@ step's work.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -27,8 +28,9 @@ def rotate_and_append(
     """
     kernel = _kernel(query.device) if query.device.type == "cuda" and cache.layout != "growing" else None
     if kernel is not None and kernel.can_store(cache):
-        rotated: Tensor = kernel.rotate_and_append(rope, query, key, cache, value, front)
-        return rotated
+        with suppress(kernel.CompilerError):  # it does not compile for this shape
+            rotated: Tensor = kernel.rotate_and_append(rope, query, key, cache, value, front)
+            return rotated
     start = cache.length
     if rope is not None:
         query, key = rope(query, start), rope(key, start)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import torch
@@ -33,6 +33,33 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _REPEATS, _SECONDS_EACH = 5, 0.3
 
 
+# A backend that compiles for each shape, and takes this many times the fastest one's time, is not tried again.
+_MUCH_SLOWER = 1.5
+
+
+class SlowBackends:
+    """The backends that were too slow at one context to be compiled for another one.
+
+    They are kept for each `sort` of steps: a case and a batch, with or without a window.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: dict[tuple[Hashable, str], str] = {}
+
+    def why_not(self, sort: Hashable, backend: Backend) -> str | None:
+        """The reason why `backend` is not compiled for another context, or None if it is."""
+        return self._reasons.get((sort, backend.name))
+
+    def learn(self, sort: Hashable, rows: list[dict[str, Any]]) -> None:
+        """`rows` are the times of all backends at one context."""
+        taken = {row["name"]: row["seconds"] for row in rows if row["seconds"] is not None}
+        for name, seconds in taken.items():
+            times = seconds / min(taken.values())
+            if BACKENDS[name].compiles_each_shape and times > _MUCH_SLOWER:
+                reason = f"compiles for each context, and took {times:.1f} times the fastest at another one"
+                self._reasons[sort, name] = reason
+
+
 class Choice(NamedTuple):
     """The chosen backend, and for every backend {"name", "seconds", "relative_error", "reason"}."""
 
@@ -53,11 +80,11 @@ def case_of(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> Case:
 
 def choose(
     layer: AttentionLayer, cache: TokenCache, query: Tensor, flush: Callable[[], object], name: str = "auto",
-    without: Collection[str] = (), effort: Effort = Effort(),
+    without: Collection[str] = (), effort: Effort = Effort(), slow: SlowBackends | None = None,
 ) -> Choice:  # fmt: skip
     """Check and time the backends that can run `layer`'s step over `cache`, and choose the fastest one, or `name`.
 
-    `auto` does not run the backends called `without`.
+    `auto` does not run the backends called `without`, nor those in `slow`, which learns from this comparison.
 
     `query` has the shape that `layer.attend` takes, and `flush` is a `flusher`. A backend that fails in any way is not
     used, and its row says why.
@@ -65,6 +92,8 @@ def choose(
     (exit 1), which names the backend, if nothing can run here after it.
     """
     case = case_of(layer, cache, query)
+    sort = case, query.shape[0], cache.capacity < cache.max_tokens
+    slow = SlowBackends() if slow is None else slow
     # A step that concatenates its cache has new addresses each time, and cannot be a graph.
     may_capture = cache.layout != "growing"
     aimed = aimed_query(layer, query, cache)
@@ -78,7 +107,8 @@ def choose(
         if backend.name in without:
             row["reason"] = "left out (--without-backend)"
         elif name in ("auto", backend.name):
-            row["reason"] = (backend.why_not_unasked(case) if name == "auto" else None) or backend.why_not(case)
+            unasked = backend.why_not_unasked(case) or slow.why_not(sort, backend)
+            row["reason"] = (unasked if name == "auto" else None) or backend.why_not(case)
         else:
             row["reason"] = f"not selected (--backend {name})"
         if row["reason"]:
@@ -116,4 +146,5 @@ def choose(
     if best is None:
         asked = next((row["reason"] for row in rows if row["name"] == name), rows[0]["reason"])
         raise RunError(f"--backend {name} cannot run here: {asked}", "use --backend auto to choose one that can")
+    slow.learn(sort, rows)
     return Choice(best[2], rows)

@@ -22,10 +22,14 @@ _READING, _MULTIPLYING = 0.5, 0.5
 _WRITING, _DRAWING = 0.25, 0.05
 # The calls of each kernel when kernels are compared.
 _CALLS, _KERNELS = 9, 3
+# Compiling kernels for the first run of a kind: three in Triton, at 1 to 2 seconds each on an Epyc, and flex_attention.
+COMPILE_SECONDS = {"cuda": 15.0}
 
 
-def planned_run(kind: str, spec: ModelSpec, request: Request, roof: documents.MeasureRoof) -> PlannedRun:
-    """The run of `spec`, this rank's share, with the expected seconds of its phases."""
+def planned_run(
+    kind: str, spec: ModelSpec, request: Request, roof: documents.MeasureRoof, is_first: bool
+) -> PlannedRun:
+    """The run of `spec`, this rank's share, with the expected seconds of its phases. The first of its kind compiles."""
     reading = _READING * roof["read_bytes_per_second"]
     multiplying = _MULTIPLYING * roof["matmul_flop_per_second"]
     weights, read = weights_bytes_of(spec, request.dtype), read_bytes(spec, request)
@@ -38,6 +42,7 @@ def planned_run(kind: str, spec: ModelSpec, request: Request, roof: documents.Me
     prefill = prompt.batch_size * prompt.context_tokens * (weight_flop + attending / 2) / multiplying
     steps = request.steps + WARM_UP_STEPS
     title = f"{kind.upper()}, {request.context_tokens:,} tokens, batch {request.batch_size}"
+    compiling = COMPILE_SECONDS.get(request.device.type, 0.0) if is_first else 0.0
     made = weights / (_WRITING * roof["read_bytes_per_second"])
     if request.storage.kind == "none":
         return PlannedRun(title, {"weights": made, "decode": request.steps * prefill})
@@ -45,7 +50,7 @@ def planned_run(kind: str, spec: ModelSpec, request: Request, roof: documents.Me
         "weights": made,
         "prefill": prefill,
         "fill the cache": predicted_bytes(spec, request) / (_DRAWING * roof["read_bytes_per_second"]),
-        "compare kernels": _KERNELS * _CALLS * (core / max(1, spec.num_layers) + flush),
+        "compare kernels": compiling + _KERNELS * _CALLS * (core / max(1, spec.num_layers) + flush),
         "decode": steps * (step + flush),
         "attention core": steps * (core + flush),
     }

@@ -15,12 +15,14 @@ import torch
 from kvcalc.errors import BrokenDeviceError, KvcalcError, UsageError
 from kvcalc.measure import runner
 from kvcalc.measure.bandwidth import read_roof
+from kvcalc.measure.choose import SlowBackends
 from kvcalc.measure.devices.device import describe_device, resolve_device
 from kvcalc.measure.devices.distributed import device_of
 from kvcalc.measure.devices.environment import describe_environment
 from kvcalc.measure.devices.faults import faults
 from kvcalc.measure.devices.ranks import find_place
 from kvcalc.measure.devices.timing import Effort, summarize, time_calls
+from kvcalc.measure.expected import COMPILE_SECONDS
 from kvcalc.measure.layers.build import TORCH_DTYPES
 from kvcalc.measure.progress import PlannedRun, Progress
 from kvcalc.memory.kv_cache import decode_read_bytes
@@ -103,7 +105,13 @@ def measure_profile(
     left = [point for point in points if point.key not in done]
     skipped: list[documents.MeasureProfileSkippedItem] = []
     failure: KvcalcError | None = None
-    taken, expected = 0.0, 0.0
+    taken, expected, slow = 0.0, 0.0, SlowBackends()
+    first = {(point.model.name, point.kv_dtype): point for point in reversed(left)}
+
+    def expected_seconds(point: Point) -> float:
+        """The first point of a model and type compiles its kernels."""
+        is_first = first[point.model.name, point.kv_dtype] is point
+        return _expected_seconds(point, roof) + (COMPILE_SECONDS.get(where.type, 0.0) if is_first else 0.0)
 
     def document() -> documents.MeasureProfile:
         notes = []
@@ -125,11 +133,11 @@ def measure_profile(
             "warnings": describe_notes(notes),
         }
 
-    progress.plan([PlannedRun(_title(point), {"decode": _expected_seconds(point, roof)}) for point in left])
+    progress.plan([PlannedRun(_title(point), {"decode": expected_seconds(point)}) for point in left])
     while left:
         point = left[0]
         pace = taken / expected if expected else 1.0
-        ahead = _expected_seconds(point, roof) * pace
+        ahead = expected_seconds(point) * pace
         if (taken or done) and time.monotonic() - began + ahead > 60 * minutes:
             break
         progress.start(len(progress.runs) - len(left) + 1)
@@ -138,7 +146,7 @@ def measure_profile(
             found = runner.measure(
                 point.model, context_tokens=point.context_tokens, batch_size=point.batch_size, steps=_STEPS,
                 num_layers=min(_LAYERS[_kind(where.type)], point.model.num_layers), device=device, dtype=dtype,
-                kv_dtype=point.kv_dtype, without_backends=without_backends, effort=effort, known_roof=roof,
+                kv_dtype=point.kv_dtype, without_backends=without_backends, effort=effort, known_roof=roof, slow=slow,
             )  # fmt: skip
             _add(records, found)
         except BrokenDeviceError:
@@ -150,7 +158,7 @@ def measure_profile(
                 "batch_size": point.batch_size, "reason": error.message,
             })  # fmt: skip
         left.pop(0)
-        taken, expected = taken + time.monotonic() - started, expected + _expected_seconds(point, roof)
+        taken, expected = taken + time.monotonic() - started, expected + expected_seconds(point)
         keep(document())
     if not records and failure is not None:
         raise failure

@@ -15,7 +15,7 @@ from kvcalc.attention.backends import BACKENDS
 from kvcalc.attention.cache import TokenCache, held_bytes
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache
 from kvcalc.errors import RunError
-from kvcalc.measure.choose import choose
+from kvcalc.measure.choose import SlowBackends, choose
 from kvcalc.measure.devices.device import MemoryWatch, release, synchronize
 from kvcalc.measure.devices.faults import check_finite
 from kvcalc.measure.devices.graphs import Replay
@@ -51,7 +51,7 @@ class Measured(NamedTuple):
 
 
 def choose_backends(
-    stack: Stack, request: Request, flush: Callable[[], object], report: Report
+    stack: Stack, request: Request, flush: Callable[[], object], report: Report, slow: SlowBackends
 ) -> list[documents.RunBackendsItem]:
     """Give every attention layer the fastest backend. Identical layers share one choice. Returns the record's rows."""
     rows: list[documents.RunBackendsItem] = []
@@ -63,7 +63,7 @@ def choose_backends(
         alike = (layer.core_query_shape(1), layer.cache_shapes(), cache.held, part.is_cross)
         if alike not in chosen:
             asked = request.storage.backend, request.storage.without_backends
-            choice = choose(layer, cache, random_query(layer, request), flush, *asked, request.effort)
+            choice = choose(layer, cache, random_query(layer, request), flush, *asked, request.effort, slow)
             name = request.group.first(choice.backend.name)
             chosen[alike] = BACKENDS[name]
             described = ({"layer": part.layer, "is_chosen": row["name"] == name, **row} for row in choice.rows)
@@ -166,8 +166,11 @@ def time_core(stack: Stack, request: Request, flush: Callable[[], object], repor
     return taken
 
 
-def run_with_cache(spec: ModelSpec, request: Request, report: Report) -> Measured:
-    """Build the layers, fill the caches, choose backends and time the steps. Does not free any memory."""
+def run_with_cache(spec: ModelSpec, request: Request, report: Report, slow: SlowBackends) -> Measured:
+    """Build the layers, fill the caches, choose backends and time the steps. Does not free any memory.
+
+    `slow` are the backends that earlier runs found too slow, and learns from this one.
+    """
     watch = MemoryWatch(request.device)
     with torch.inference_mode():
         stack = build(spec, request, report)
@@ -179,7 +182,7 @@ def run_with_cache(spec: ModelSpec, request: Request, report: Report) -> Measure
         if request.device.type == "cpu":
             release(request.device)
         flush = flusher(request.device, request.effort)
-        rows = choose_backends(stack, request, flush, report)
+        rows = choose_backends(stack, request, flush, report, slow)
         decode, output, step = time_decode(stack, hidden_states, request, flush, report)
         check_finite(output, "decode")
         core = time_core(stack, request, flush, report)

@@ -11,6 +11,7 @@ import torch
 from kvcalc.attention.backends import BACKENDS
 from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
 from kvcalc.measure.bandwidth import read_roof
+from kvcalc.measure.choose import SlowBackends
 from kvcalc.measure.devices.device import ALLOCATION_SLACK, describe_device, free_bytes, release, resolve_device
 from kvcalc.measure.devices.distributed import ALONE, device_of, join, shared_device
 from kvcalc.measure.devices.environment import describe_environment
@@ -73,6 +74,7 @@ def measure(
     progress: Progress | None = None,
     keep: Callable[[documents.Measure], object] | None = None,
     known_roof: documents.MeasureRoof | None = None,
+    slow: SlowBackends | None = None,
 ) -> documents.Measure:
     """The measure document: predicted and held bytes and the time of a step, for each requested kind of attention.
 
@@ -83,13 +85,15 @@ def measure(
     every process started by torchrun calls this function, runs its share of the heads and returns the same figures.
     `effort` sets the size of the roofs' measurements. `progress` is told what is running. `keep` gets the document of
     the runs so far after each of several runs but the last. `known_roof` is that of an earlier document, which is not
-    measured again. `trace` is a file for a trace of one step.
+    measured again, and `slow` has the backends that earlier calls found too slow. `trace` is a file for a trace of one
+    step.
 
     Raises UsageError (exit 2), ModelError (3) for a model that cannot run, and DoesNotFitError (4) before anything is
     allocated if there is not enough memory. Raises RunError (1) if the run fails: out of memory anyway, a lost device
     or rank, NaN. Different bytes do not raise an error here; see `check_bytes`.
     """
     progress = Progress() if progress is None else progress
+    slow = SlowBackends() if slow is None else slow
     place = find_place()
     check_size(place, tensor_parallel_size)
     where = resolve_device(device)
@@ -176,7 +180,11 @@ def measure(
                 progress("read and multiply", 0, 1)
             roof = known_roof or read_roof(where, requests[0].torch_dtype, effort)
             every = [(kind, spec, request) for request in requests for kind, spec in wanted]
-            progress.plan([planned_run(kind, share_of_spec(spec, place.size), one, roof) for kind, spec, one in every])
+            plans, known = [], set[str]()
+            for kind, spec, request in every:
+                plans.append(planned_run(kind, share_of_spec(spec, place.size), request, roof, kind not in known))
+                known.add(kind)
+            progress.plan(plans)
             for number, (kind, spec, request) in enumerate(every, start=1):
                 progress.start(number)
                 reason = _too_large(share_of_spec(spec, place.size), request) if sweep else None
@@ -184,7 +192,7 @@ def measure(
                     skipped.append({"attention": kind, "reason": reason})
                 else:
                     whole = apply(model, what_if) if not all_variants else _same_kind(model, what_if, kind)
-                    runs.append(_run(kind, spec, whole, request, roof, progress))
+                    runs.append(_run(kind, spec, whole, request, roof, progress, slow))
                     if keep is not None and number < len(every):
                         keep(document())
             if until_full is not None:
@@ -314,12 +322,16 @@ def _too_large(spec: ModelSpec, request: Request) -> str | None:
 
 
 def _run(
-    kind: str, whole: ModelSpec, model: ModelSpec, request: Request, roof: documents.MeasureRoof, progress: Progress
-) -> documents.Run:
+    kind: str, whole: ModelSpec, model: ModelSpec, request: Request, roof: documents.MeasureRoof, progress: Progress,
+    slow: SlowBackends,
+) -> documents.Run:  # fmt: skip
     """Measure this rank's share of one kind of attention, and free its memory. `model` has all layers of the model."""
     spec, group = share_of_spec(whole, request.group.size), request.group
 
-    found = (run_without_cache if request.storage.kind == "none" else run_with_cache)(spec, request, progress)
+    if request.storage.kind == "none":
+        found = run_without_cache(spec, request, progress)
+    else:
+        found = run_with_cache(spec, request, progress, slow)
     checked = _verified(whole, found.stack, request)
     found.stack.clear()
     release(request.device)

@@ -143,3 +143,41 @@ def test_refusals_say_what_to_type(asked: dict[str, Any], hint: str) -> None:
     with pytest.raises(KvcalcError) as refused:
         start(V4, 8192, **asked)
     assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("tokens", "settings", "request_bytes"),
+    [
+        (8192, {}, (128 + 2 * 129) * 2_367_488),
+        (131_072, {}, (2048 + 2 * 265) * 2_367_488),
+        # One group of all layers: 46 x 64 x 2,176 + 13 x 64 x 132 bytes, in whole rows of 2,176.
+        (8192, {"disable_hybrid_kv_cache_manager": ""}, 128 * 2995 * 2176),
+    ],
+)
+def test_dots3_note(tokens: int, settings: dict[str, str], request_bytes: int) -> None:
+    """vLLM 0.33.0's own planner (get_kv_cache_groups with the layout BLHNC) for the specs of models/dots3_note.
+
+    All 46 layers have rows of 1,024 + 64 elements in 16 bits, 2,176 bytes, also those that store a latent of 512. 13 of
+    them have index keys too, of 132 bytes. With 64 tokens in a block, the 33 layers with a window are two groups of 17
+    and 16: 17 x 64 x 2,176 = 2,367,488 bytes, more than the 13 x 64 x (2,176 + 132) of the others. At most 16,384
+    tokens are in flight beside a window of 512.
+    """
+    settings = {"max_num_batched_tokens": "8192", **settings}
+    found = start("dots3-note", tokens, settings=settings)
+    assert (found["block_size"], found["request_bytes"]) == (64, request_bytes)
+
+
+def test_dots3_note_drafts_with_a_window() -> None:
+    """Without mtp_layer_types (SpeculativeConfig, vLLM 0.33.0): the 34 layers with a window are two groups of 17."""
+    spec = kvcalc.load_model("dots3-note")._replace(num_draft_layers=1)
+    asked: dict[str, Any] = {"context_tokens": 8192, "dtype": "bf16", "kv_memory_bytes": 40 * GIB}
+    settings = {"max-num-batched-tokens": "8192", "num-speculative-tokens": "3"}
+    found = estimate(spec, engine="vllm", engine_settings=settings, **asked)["engine"]
+    assert found["request_bytes"] == (128 + 2 * 129) * 17 * 64 * 2176
+    assert found["num_gpu_blocks"] == 40 * GIB // (17 * 64 * 2176)
+
+
+def test_what_vllm_refuses_for_dots3_note() -> None:
+    for release, asked in (("", {"kv_dtype": "fp8"}), ("@0.28", {})):
+        with pytest.raises(KvcalcError, match=r"in 16 bits|before 0\.29"):
+            start("dots3-note", 8192, release, **asked)

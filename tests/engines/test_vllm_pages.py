@@ -95,7 +95,8 @@ STATE_PAGE, CROSS_PAGE = Page(STATE, 16, 0, state_bytes=640), Page(CROSS, 16, 8)
         ([FULL_PAGE, STATE_PAGE], False),
         ([MLA_PAGE, WINDOW], False),
         ([FULL_PAGE, CROSS_PAGE], False),
-        # A state is one page, so only its size matters.
+        # A state is one page, so only its size matters, and whether every rank has the whole.
+        ([STATE_PAGE, STATE_PAGE._replace(is_replicated=True)], False),
         ([STATE_PAGE, STATE_PAGE._replace(width=(3, 4))], True),
         ([STATE_PAGE, STATE_PAGE._replace(state_bytes=641)], False),
         ([STATE_PAGE, STATE_PAGE._replace(span=4)], True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -227,3 +228,113 @@ def test_minicpm3_keeps_k_and_v_of_every_head(tp: int, blocks: int) -> None:
     )
     assert asked["engine"]["num_gpu_blocks"] == blocks == (40 << 30) * tp // (62 * 2 * 40 * 96 * 2 * 16)
     assert asked["kv_cache"]["bytes_per_token"] == 15_237_120 // 16
+
+
+def test_minimax_m1_scales_its_residuals_which_keeps_nothing() -> None:
+    """minimax_text_01.py of vLLM 0.22.1, with the keys of MiniMax-M1's published config.
+
+    A state has 64 heads of 128 x 128 in 16 bits, 2 MiB, as much as 512 tokens of K and V, which makes the block. The
+    70 layers with states are seven groups of ten, beside the ten with attention: 16 + 7 blocks for 8,192 tokens.
+    """
+    config = plain(
+        80, 64, 8, 128, model_type="minimax_m1", attn_type_list=([0] * 7 + [1]) * 10,
+        layernorm_linear_attention_alpha=3.5565588200778455, layernorm_linear_attention_beta=1.0,
+        layernorm_full_attention_alpha=3.5565588200778455, layernorm_full_attention_beta=1.0,
+    )  # fmt: skip
+    found = ask(config, "vllm@0.22.1", 8192)
+    assert found["engine"]["block_size"] == 64 * 128 * 128 * 2 // (2 * 8 * 128 * 2) == 512
+    assert found["kv_cache"]["total_bytes"] == (8192 // 512 + 7) * 10 * 2**21 == 482_344_960
+
+
+QWEN4: dict[str, object] = {
+    **plain(48, 16, 2, 256, model_type="qwen4_exp_text"), "hidden_size": 2048, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128,
+    "indexer_budget": 2048, "indexer_compress_ratio": 4, "ple_layer_ids": [2], "hc_count": 4,
+    "ple_conv_kernel_size": 4, "ngram_size": 3, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [11, 11, 10]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tp", "settings", "block", "block_bytes", "blocks"),
+    [
+        # 12 layers of K and V of 1,024 elements, and a key of 128 for 4 tokens, in 16 bits: 12 x 1,088 x (2,048 + 64).
+        # 8 blocks of tokens, 4 groups of states (36 delta nets by 12, and the n-grams) with 3 each, and a ring.
+        (8192, 1, {}, 1088, 27_574_272, 8 + 4 * 3 + 1),
+        # A delta net's state is half as large, the inputs of the n-grams are whole. 3 more states for drafts, and one
+        # more layer with attention.
+        (131_072, 2, {"num-speculative-tokens": "3"}, 1088, 13 * 1088 * (1024 + 64), 121 + 4 * 6 + 1),
+    ],
+)
+def test_qwen4_exp(tokens: int, tp: int, settings: dict[str, str], block: int, block_bytes: int, blocks: int) -> None:
+    """vLLM 0.33.0's own planner (get_kv_cache_groups with the layout BLNHC) for the specs of models/qwen4_exp.
+
+    A delta net keeps 32 x 128 x 128 elements in 32 bits and 3 x 8,192 in 16: 2,146,304 bytes, as much as 1,048 tokens
+    of K and V of 2 heads, in whole pieces of 64 tokens: 1,088.
+    """
+    found = ask(QWEN4, "vllm", tokens, settings=settings, tensor_parallel_size=tp)["engine"]
+    assert (found["block_size"], found["bytes_per_block"]) == (block, block_bytes)
+    assert found["request_bytes"] == blocks * block_bytes
+
+
+def test_the_inputs_of_the_n_grams_are_whole_on_every_rank() -> None:
+    """Qwen4ExpPLELayer: 27 inputs of 4 x 2,048 elements in 16 bits, and one more for every drafted token.
+
+    On 8 ranks they are larger than a rank's part of the other states, and a token has K and V of one head.
+    """
+    for drafted, block in ((0, 448), (5, 512)):
+        settings = {"num-speculative-tokens": str(drafted)} if drafted else {}
+        found = ask({**QWEN4, "ngram_size": 9}, "vllm", 8192, settings=settings, tensor_parallel_size=8)
+        assert found["engine"]["block_size"] == -(-(27 + drafted) * 4 * 2048 * 2 // (64 * 1024)) * 64 == block
+
+
+def test_qwen4_exp_before_0_33() -> None:
+    with pytest.raises(KvcalcError, match=r"before 0\.33 is not modelled"):
+        ask(QWEN4, "vllm@0.32", 8192)
+    with pytest.raises(KvcalcError, match="mamba_ssm_dtype"):
+        kvcalc.read_config({**QWEN4, "mamba_ssm_dtype": "bfloat16"}, "x", "x")
+
+
+GLM_5_3 = [
+    # 4 states of 34 layers by 11, with 3 each, one ring, and 2 or 31 blocks of tokens.
+    (8192, 1, {}, None, 4352, 50_600_960, 2 + 12 + 1),
+    (131_072, 1, {}, None, 4352, 50_600_960, 31 + 12 + 1),
+    # One more layer with attention drafts, and a request has 3 more states.
+    (131_072, 2, {"num-speculative-tokens": "3"}, None, 2304, 29_223_936, 57 + 18 + 1),
+    # In fp8 on B200, in pages of 32 rows.
+    (8192, 1, {}, "b200", 8576, 51_429_376, 1 + 12 + 1),
+]
+
+
+@pytest.mark.parametrize(("tokens", "tp", "settings", "gpu", "block", "block_bytes", "blocks"), GLM_5_3)
+def test_glm_5_3_flash(
+    tokens: int, tp: int, settings: dict[str, str], gpu: str | None, block: int, block_bytes: int, blocks: int
+) -> None:
+    """vLLM 0.33.0's own planner (get_kv_cache_groups with the layout BLHNC) for the specs of models/glm5next.
+
+    A state has 64 heads of 128 x 128 in 32 bits, and three columns of 3 x 8,192 channels in 16: 4,341,760 bytes, as
+    much as 4,240 rows of 512 elements in 16 bits, in whole pages of 32 index keys of 4 tokens: 4,352. The eleven layers
+    with attention have an index key of 132 bytes for 4 tokens too: 11 x (4,352 x 1,024 + 1,088 x 132) in whole rows.
+    """
+    devices = None if gpu is None else kvcalc.find_devices(gpu)
+    found = estimate(
+        kvcalc.load_model("glm-5.3-flash"), engine="vllm", context_tokens=tokens, tensor_parallel_size=tp,
+        devices=devices, engine_settings=settings,
+    )["engine"]  # fmt: skip
+    assert (found["block_size"], found["bytes_per_block"]) == (block, block_bytes)
+    assert found["request_bytes"] == blocks * block_bytes
+
+
+@pytest.mark.parametrize(
+    ("release", "asked", "words"),
+    [
+        ("", {"kv_dtype": "fp8"}, "rows for glm-5.3-flash on this device are not known"),
+        ("@0.32", {}, "before 0.33 is not modelled"),
+        ("", {"settings": {"mamba_ssm_cache_dtype": "float16"}}, "float16: not supported for KDA"),
+        ("", {"settings": {"block_size": "64"}}, "multiples of 128"),
+    ],
+)
+def test_what_is_refused_for_glm_5_3_flash(release: str, asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(KvcalcError, match=re.escape(words)):
+        start("glm-5.3-flash", 8192, release, **asked)

@@ -23,10 +23,15 @@ import torch._dynamo  # flex loads it. Its first import must not run on a simula
 import kvcalc as library
 from kvcalc.attention import rope
 from kvcalc.attention.backends import BACKENDS, Backend
-from kvcalc.measure import run, runner
+from kvcalc.measure import choose, run, runner
+from kvcalc.measure.devices.timing import Timings
+from kvcalc.measure.expected import COMPILE_SECONDS
+from kvcalc.measure.progress import Progress
+from kvcalc.measure.sweep import parse_sweep
 from tests.attention.library_stubs import STUBS, install
 from tests.conftest import ROOT
 from tests.documents import validate
+from tests.measure.options import last_given
 from tests.measure.quick import narrow
 from tests.simulated_cuda import Machine, simulated_cuda
 from tests.simulated_cuda.graphs import Graph
@@ -165,7 +170,7 @@ def test_without_libraries(
 def test_the_triton_kernel(options: tuple[str, ...]) -> None:
     """In a process of its own, because Triton decides when it is imported whether it interprets."""
     small = ("--heads", "2", "--kv-heads", "1", "--layers", "1", "--context", "40", "--steps", "1")
-    command = ("kvcalc", "measure", *SHORT, *small, *options, "--backend", "triton")
+    command = ("kvcalc", "measure", *map(str, last_given((*SHORT, *small, *options))), "--backend", "triton")
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulated_cuda", *command], capture_output=True, text=True, check=False, cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -241,6 +246,67 @@ def test_a_sweep(kvcalc: Any, device: Machine, allocations: list[int]) -> None:
     assert result.status == 0, result.err
     assert len(result.json["runs"]) == 2
     check(result.json, device, allocations)
+
+
+@pytest.fixture
+def flex_takes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`flex_takes(seconds)`: the time of flex where kernels are compared. All others take 0.1 seconds."""
+
+    def call(seconds: float) -> None:
+        flex, last = type(BACKENDS["flex"]), [0.0]
+        decode, prepare = flex.decode, choose.prepare
+
+        def noted(self: Backend, *arguments: Any, **named: Any) -> Any:
+            last[0] = seconds
+            return decode(self, *arguments, **named)
+
+        def prepared(*arguments: Any) -> Any:
+            last[0] = 0.1
+            return prepare(*arguments)
+
+        monkeypatch.setattr(flex, "decode", noted)
+        monkeypatch.setattr(choose, "prepare", prepared)
+        monkeypatch.setattr(choose, "time_calls", lambda *_, **__: Timings([last[0]], None, "CUDA graph"))
+
+    return call
+
+
+SWEEP = ("--sweep", "context=64:130:200,batch=1:2")
+
+
+def test_a_slow_kernel_is_not_compiled_for_every_context(kvcalc: Any, device: Machine, flex_takes: Any) -> None:
+    flex_takes(0.2)
+    result = kvcalc("measure", *SHORT, *SWEEP)
+    assert result.status == 0, result.err
+    assert device.compilations == 2
+    rows = [next(row for row in run["backends"] if row["name"] == "flex") for run in result.json["runs"]]
+    assert [row["seconds"] for row in rows] == [0.2, 0.2, None, None, None, None]
+    assert rows[-1]["reason"] == "compiles for each context, and took 2.0 times the fastest at another one"
+
+
+def test_a_kernel_as_fast_as_others_is_tried_at_every_context(kvcalc: Any, device: Machine, flex_takes: Any) -> None:
+    flex_takes(0.05)
+    result = kvcalc("measure", *SHORT, *SWEEP)
+    assert result.status == 0, result.err
+    assert device.compilations == 6
+    assert {run["backend"] for run in result.json["runs"]} == {"flex"}
+
+
+def test_the_first_run_is_expected_to_compile(device: Machine) -> None:
+    progress, spec = Progress(), narrow(library.load_model("qwen2.5-0.5b"))
+    sweep = parse_sweep("context=64:65", None, 1)
+    runner.measure(spec, num_layers=1, steps=2, sweep=sweep, device="cuda", progress=progress)
+    first, second = (planned.seconds["compare kernels"] for planned in progress.runs)
+    assert first - second == pytest.approx(COMPILE_SECONDS["cuda"], abs=0.1)
+
+
+def test_a_profile_compiles_a_slow_kernel_once(kvcalc: Any, device: Machine, flex_takes: Any, tmp_path: Path) -> None:
+    flex_takes(0.2)
+    given = ("qwen2.5-0.5b", "--context", "64,128,256", "--batch", "1", "--kv-dtype", "auto", "--save", tmp_path / "p")
+    result = kvcalc("measure", "--profile", "--device", "cuda", "--json", *given)
+    assert result.status == 0, result.err
+    assert len(result.json["points"]) == 3
+    assert device.compilations == 1
 
 
 @pytest.mark.parametrize("axis", ["context", "batch"])

@@ -247,3 +247,26 @@ def test_measure_refuses_sparse_attention_by_name(kvcalc: Any, tmp_path: Any) ->
     result = kvcalc("measure", path, "--context", "64", "--steps", "2", "--device", "cpu")
     assert (result.status, result.out) == (3, "")
     assert "indexer keys" in result.err
+
+
+def test_embeddinggemma_is_an_encoder_with_half_the_window() -> None:
+    """Gemma3TextConfig, Transformers 5.23.0: a window of 512 is 257 tokens with use_bidirectional_attention.
+
+    After 2,048 tokens the formula has 20 layers of 257 tokens and 4 of 2,048, with one head of 256 in 16 bits. Engines
+    keep nothing after the forward pass.
+    """
+    config = {
+        "model_type": "gemma3_text", "num_hidden_layers": 24, "num_attention_heads": 3, "num_key_value_heads": 1,
+        "hidden_size": 768, "intermediate_size": 1152, "head_dim": 256, "sliding_window": 512,
+        "use_bidirectional_attention": True, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    spec = read_config(config, "embeddinggemma", "x")
+    assert spec.is_encoder
+    found = {
+        engine: estimate(spec, context_tokens=2048, engine=engine)["kv_cache"]["total_bytes"]
+        for engine in ("logical", "sglang", "vllm", "llama.cpp", "tensorrt-llm")
+    }
+    assert found == {
+        "logical": (20 * 257 + 4 * 2048) * 2 * 256 * 2, "sglang": 0, "vllm": 0, "llama.cpp": 0, "tensorrt-llm": 0
+    }  # fmt: skip
+    assert not read_config({**config, "use_bidirectional_attention": False}, "gemma-3", "x").is_encoder

@@ -83,6 +83,7 @@ def compiled(function: Any = None, **options: Any) -> Any:
             if len(shapes) >= 8 and not options.get("dynamic"):
                 raise RuntimeError("hit config.recompile_limit (8)")
             shapes.add(shape)
+            machine().compilations += 1
         if key.shape[1] != query.shape[1]:
             assert enable_gqa, f"Expect query and key/value to have the same number of heads, got {query.shape[1]}"
             key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))

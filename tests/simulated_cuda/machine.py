@@ -115,6 +115,7 @@ class Machine:
         self.syncs: Counter[str] = Counter()
         self.captures: list[Captured] = []
         self._plans: set[object] = set()
+        self.compilations = 0
         self.graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.capture: Graph | None = None
         self.streams: list[Stream] = []

@@ -57,6 +57,8 @@ class Backend:
 
     name: str
     is_candidate = True
+    compiles_each_shape = False
+    """Whether another batch or capacity of the cache costs seconds of compiling."""
     failure: str | None = None
     """Why it does not work on this machine, for which it is made. Known after `why_not`."""
 

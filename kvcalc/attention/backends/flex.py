@@ -3,7 +3,7 @@
 K and V are read at full capacity, and rows that are not yet written are masked. So the shapes stay the same in every
 step, and nothing is recompiled. Only a number on the device changes.
 
-A sweep compiles once for each capacity. After a few, torch would stop compiling, and run flex_attention without fusing
+Each capacity is compiled for. After a few, torch would stop compiling, and run flex_attention without fusing
 it, 50 times slower. Then this backend fails.
 """
 
@@ -26,6 +26,7 @@ class Flex(Backend):
     """flex_attention through torch.compile."""
 
     name = "flex"
+    compiles_each_shape = True
 
     def __init__(self) -> None:
         self._compiled: Any = None

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvcalc.attention.launch import launch
 from kvcalc.records import NamedTuple
 
 # Merging reads this many parts, and this many elements of the output, at a time.
@@ -37,15 +38,19 @@ class Tile(NamedTuple):
 @triton.jit
 def _widened(rows, dtype: tl.constexpr):
     """Rows in `dtype`. uint8 holds e4m3 numbers, for devices that cannot convert them."""
+    # Triton 3.1 does not compile returns of several types, and makes 32 bits of 16 and a constant.
     if rows.dtype == tl.uint8:
         # Exponent and mantissa, moved into those of fp16, whose exponent of 0 is greater by 8.
         bits = rows.to(tl.uint16)
-        return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
-    if rows.dtype == tl.int8:
+        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.uint16).to(tl.float16, bitcast=True)
+        wide = (half * 256.0).to(tl.float16)
+    elif rows.dtype == tl.int8:
         # The bits of 1024 + n in fp16 end with those of n.
         bits = (rows.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
-        return bits.to(tl.float16, bitcast=True) - 1152.0
-    return rows.to(dtype)
+        wide = (bits.to(tl.uint16).to(tl.float16, bitcast=True) - 1152.0).to(tl.float16)
+    else:
+        wide = rows.to(dtype)
+    return wide
 
 
 @triton.jit(do_not_specialize=["tokens", "tiles"])
@@ -218,14 +223,16 @@ def decode(
     log_sum = torch.empty(batch * heads * splits, dtype=torch.float32, device=query.device)
     out = torch.empty(batch, heads, 1, v_width, dtype=query.dtype, device=query.device)
     strides = [tensor.stride(axis) for tensor in (key, value, key_scale, value_scale) for axis in axes]
-    attend[(blocks, splits, batch)](
+    launch(
+        attend, (blocks, splits, batch),
         query, key, value, key_scale, value_scale, query if table is None else table, part, log_sum, scale * _LOG2_E,
         tokens, tiles, query.stride(0), query.stride(1), *strides, 0 if table is None else table.stride(0),
         **widths(each, width, v_width, is_latent), PAGE=0 if table is None else key.shape[1],
         IS_SCALED=bool(scales), HEADS=sizes.heads, TOKENS=sizes.tokens, num_warps=sizes.warps,
         num_stages=sizes.stages,
     )  # fmt: skip
-    merge[(batch * heads, triton.cdiv(v_width, _ELEMENTS))](part, log_sum, out, splits, v_width, _ELEMENTS)
+    grid = batch * heads, triton.cdiv(v_width, _ELEMENTS)
+    launch(merge, grid, part, log_sum, out, splits, V_WIDTH=v_width, ELEMENTS=_ELEMENTS)
     return out
 
 

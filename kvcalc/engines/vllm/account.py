@@ -22,7 +22,7 @@ from kvcalc.engines.vllm.groups import (
     tuples_bytes,
 )
 from kvcalc.engines.vllm.layers import Layer
-from kvcalc.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Demand, Page, running_blocks
+from kvcalc.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, RING, SLIDING, STATE, Demand, Page, running_blocks
 from kvcalc.engines.vllm.releases import Rules
 from kvcalc.memory.curves import SizedCache, sized_cache
 from kvcalc.memory.dtypes import Dtype, bytes_of
@@ -122,7 +122,7 @@ class Plan:
     @cached_property
     def block_sizes(self) -> set[int]:
         """The different numbers of tokens per block, over all layers that keep tokens."""
-        return {page.block_size for part in self.groups for _, page in part.layers if page.kind != STATE}
+        return {page.block_size for part in self.groups for _, page in part.layers if page.kind not in (STATE, RING)}
 
     @cached_property
     def even_blocks(self) -> int | None:
@@ -169,6 +169,8 @@ _STATES = ("buffers", "")
 
 def _stored(sized: SizedCache, tokens: int, dtype: Dtype, part: str | None) -> int:
     """The bytes that the formula stores for a cache, or for one part of it."""
+    if part == RING:
+        return 0
     if part is None or not isinstance(sized.cache, CompressedAttention):
         return sized.stored_bytes(tokens, dtype)
     return bytes_of(dict(sized.cache.stored_parts(tokens)).get(part, 0), dtype)

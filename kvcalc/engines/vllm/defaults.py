@@ -8,6 +8,8 @@ _canonicalize_sparse_mla_kv_cache_dtype (model_executor/layers/attention/mla_att
 
 from __future__ import annotations
 
+from typing import cast
+
 from kvcalc.engines.engine import DeviceDefault
 from kvcalc.engines.place import Place, is_fp8
 from kvcalc.engines.reserve import GIB, NEWEST
@@ -28,9 +30,9 @@ def default_cache(spec: ModelSpec, place: Place) -> tuple[str, str] | None:
     """
     if has_compressed(spec):
         return "fp8", f"vLLM keeps the cache of {spec.name} in fp8"
-    if not is_sparse(spec):
+    if not is_sparse(spec) or spec.model_type in DOTS3:
         return None
-    if spec.model_type == "glm_moe_dsa" and place.is_sm100 and place.since(0, 32):
+    if spec.model_type in ("glm_moe_dsa", *GLM5_NEXT) and place.is_sm100 and place.since(0, 32):
         return "fp8", "vLLM's default for GLM-5 on B200 and B300 is fp8"
     if place.is_sm120 and place.since(0, 28):
         return "fp8", "vLLM's sparse attention on this device needs fp8"
@@ -65,6 +67,12 @@ BLOCK, M3_BLOCK = 16, 128
 # All kernels for DeepSeek-V4 need blocks of a multiple of 256 tokens. Windows and states have smaller blocks.
 COMPRESSED_BLOCK = 256
 MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
+# Its only kernels read rows of 16 bits (FlashAttnMLASparseBackend, v1/attention/backends/mla/flashattn_mla_sparse.py).
+DOTS3 = ("dots3_note_text",)
+QWEN4 = ("qwen4_exp_text",)
+# The kernel of its indexer reads pages of 32 or 64 keys, each of 16 tokens (Glm5NextIndexerBackend,
+# v1/attention/backends/mla/indexer.py).
+GLM5_NEXT, _INDEX_PAGE = ("glm5_next_text",), 32
 
 # The indexer of sparse attention reads blocks of 64 tokens, and so does FlashMLA. FlashInfer's MLA reads 32 or 64, and
 # CUTLASS's 128.
@@ -79,6 +87,8 @@ def step_of(spec: ModelSpec) -> int:
     """The smallest block, of which all others are multiples."""
     if spec.model_type in MINIMAX_M3:
         return M3_BLOCK
+    if spec.model_type in GLM5_NEXT:
+        return _INDEX_PAGE * cast(int, spec.stated["index_kpool"])
     return COMPRESSED_BLOCK if has_compressed(spec) else BLOCK
 
 
@@ -89,7 +99,7 @@ def default_block(spec: ModelSpec, kv_type: object, place: Place) -> int:
     Without a device, only what the model decides on every device counts.
     """
     if is_sparse(spec):
-        return _SPARSE
+        return step_of(spec) if spec.model_type in GLM5_NEXT else _SPARSE
     if latent_of(spec) is not None:
         return _latent_block(kv_type, place)
     wide = place.device_class == "hopper" and is_fp8(kv_type) and place.since(*_WIDE_SINCE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.engines.declarations import unread_types
@@ -18,6 +18,7 @@ from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.engines.vllm.defaults import (
+    QWEN4,
     default_block,
     default_cache,
     device_defaults,
@@ -41,7 +42,7 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
-from kvcalc.model.caches import Cache, FullAttention, LatentAttention
+from kvcalc.model.caches import Cache, FullAttention, LatentAttention, RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, has_states, period
 from kvcalc.notes import Note
@@ -160,6 +161,8 @@ class Vllm(Engine):
 
     @classmethod
     def kept(cls, spec: ModelSpec) -> ModelSpec:
+        if spec.model_type in QWEN4:
+            return _with_replicated_inputs(spec)
         return _expanded(spec) if spec.model_type == "minicpm3" and spec.attention.is_latent else spec
 
     @classmethod
@@ -424,3 +427,24 @@ def _expanded(spec: ModelSpec) -> ModelSpec:
         for group in spec.layers
     )
     return spec._replace(layers=tuple(layers))
+
+
+@remembered
+def _with_replicated_inputs(spec: ModelSpec) -> ModelSpec:
+    """The model with the inputs of its convolutions over n-grams whole on every rank. The last tokens are elsewhere.
+
+    Source: Qwen4ExpPLELayer, models/qwen4_exp/nvidia/ple_layer.py of vLLM 0.33.0.
+    """
+    channels = cast(int, spec.stated["hc_count"]) * (spec.attention.hidden_size or 0)
+
+    def kept(caches: tuple[Cache, ...]) -> tuple[Cache, ...]:
+        found: list[Cache] = []
+        for cache in caches:
+            if not isinstance(cache, RecurrentState) or cache.conv_channels:
+                found.append(cache)
+            elif cache.state_dtype is None:
+                columns = cache.state_elements // channels
+                found.append(RecurrentState(channels, columns + 1, 0, state_dtype=None, group_channels=channels))
+        return tuple(found)
+
+    return spec._replace(layers=tuple(group._replace(caches=kept(group.caches)) for group in spec.layers))

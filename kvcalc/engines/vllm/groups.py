@@ -7,9 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from math import lcm
 
-from kvcalc.engines.rounding import ceil_div
-from kvcalc.engines.vllm.pages import EVERY_TOKEN, FULL, MLA, SLIDING, Demand, Page, need_the_same_tokens, unify
+from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.vllm.pages import (
+    EVERY_TOKEN,
+    FULL,
+    MLA,
+    RING,
+    SLIDING,
+    STATE,
+    Demand,
+    Page,
+    need_the_same_tokens,
+    unify,
+)
 from kvcalc.engines.vllm.releases import Rules, rules_of
 from kvcalc.model.memo import remembered
 from kvcalc.records import NamedTuple
@@ -78,7 +90,7 @@ def _all_tokens(pages: list[Page]) -> list[Group] | None:
 
 def is_packed(pages: list[Page]) -> bool:
     """Whether pages of different sizes lie side by side in a block, as they do for compressed entries."""
-    return any(page.rate > 1 for page in pages)
+    return any(page.rate > 1 or page.stride for page in pages)
 
 
 def block_bytes(groups: list[Group]) -> int:
@@ -151,9 +163,11 @@ def pack(pages: list[Page], packing: str) -> list[tuple[Placed, ...]]:
 
 def packed_block_bytes(groups: Iterable[Iterable[Page]], packing: str) -> int:
     """Bytes of one block that has room for each of the groups."""
+    groups = [list(pages) for pages in groups]
     sizes = [[page.bytes for page in pages] for pages in groups]
     if packing in (BUCKETS, OVERLAID):
-        return max(map(sum, sizes))
+        strides = {page.stride for pages in groups for page in pages if page.stride}
+        return round_up(max(map(sum, sizes)), lcm(*strides))
     counts = [Counter(alike) for alike in sizes]
     if packing == SLOTS:
         return sum(size * max(count[size] for count in counts) for size in set().union(*counts))
@@ -187,8 +201,10 @@ def _by_repeats(buckets: list[_Bucket]) -> list[tuple[Placed, ...]]:
     mixed = [bucket.most_alike for bucket in buckets if bucket.is_balanced and len(bucket.by_size) > 1]
     repeats = _approximate_gcd(balanced, max(mixed)) if mixed else 0
     counts = [ceil_div(b.most_alike, repeats) if repeats and b.is_balanced else 1 for b in buckets]
-    # Windows that need not repeat with a pattern are divided so that they do not make the block larger.
-    divided = [not repeats and bucket.layers[0][1].kind == SLIDING for bucket in buckets]
+    # States, rings, and windows that need not repeat with a pattern are divided so that they do not make the block
+    # larger.
+    kinds = [bucket.layers[0][1].kind for bucket in buckets]
+    divided = [kind in (STATE, RING) or (not repeats and kind == SLIDING) for kind in kinds]
     kept = max(
         bucket.layers[0][1].bytes if divides else sum(ceil_div(len(a), n) * size for size, a in bucket.by_size.items())
         for bucket, n, divides in zip(buckets, counts, divided)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import lcm
+from typing import cast
 
-from kvcalc.engines.place import ANYWHERE, Place
+from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
-from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, MINIMAX_M3
-from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Page
+from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, GLM5_NEXT, MINIMAX_M3, QWEN4
+from kvcalc.engines.vllm.groups import BUCKETS
+from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, RING, SLIDING, STATE, Page
 from kvcalc.engines.vllm.releases import Rules
 from kvcalc.engines.vllm.settings import Settings
 from kvcalc.engines.vllm.skipped import skipped_layers
@@ -37,8 +39,8 @@ from kvcalc.records import NamedTuple
 
 # Families whose state is in fp32 by default, and families whose config may set the state's dtype. In other families the
 # state has the model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
-_FP32_STATES = ("nemotron_h", "kimi_linear", "bailing_hybrid")
-_STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text")
+_FP32_STATES = ("nemotron_h", "kimi_linear", "bailing_hybrid", *GLM5_NEXT)
+_STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text", *QWEN4)
 # Its layers do not read --mamba-ssm-cache-dtype (BailingMoeV3KimiDeltaAttention.get_state_dtype).
 _OWN_STATES = ("bailing_hybrid",)
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -46,6 +48,9 @@ _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # vLLM's window has one token less than the model's (sliding_window_size; MiMoV2Attention, models/mimo_v2.py). In the
 # sources of 0.14 to 0.18 the pages of these windows do not fit with the others.
 _MIMO, _MIMO_SINCE = ("mimo_v2", "mimo_v2_flash"), (0, 20, 0)
+
+# The first release whose layout of Qwen4-Exp and GLM-5-Next was read.
+_QWEN4_SINCE = (0, 33, 0)
 
 _PAGES = {
     "full_attention": FULL, "sliding_window_attention": SLIDING, "chunked_attention": CHUNKED, "cross_attention": CROSS,
@@ -73,6 +78,17 @@ def layers_of(
     sparse = any(isinstance(cache, IndexerKeys) for group in spec.layers for cache in group.caches)
     if spec.model_type in MINIMAX_M3 and dtype.name not in ("fp16", "bf16", "fp8", "nvfp4"):
         raise UsageError(f"--kv-dtype {dtype.name}: not supported for MiniMax-M3", "one of bf16, fp8, nvfp4")
+    if spec.model_type in DOTS3 and dtype.name not in ("fp16", "bf16"):
+        raise UsageError(
+            f"--kv-dtype {dtype.name}: vLLM keeps the cache of {spec.name} in 16 bits", "one of bf16, fp16"
+        )
+    if spec.model_type in DOTS3 and rules.packing != BUCKETS:
+        raise ModelError(f"{spec.name}: vLLM before 0.29 does not run {spec.model_type}", "use --engine vllm")
+    if spec.model_type in GLM5_NEXT and dtype.name not in ("fp16", "bf16", RAW_FP8.name):
+        text = f"--kv-dtype {dtype.name}: vLLM's rows for {spec.name} on this device are not known"
+        raise UsageError(text, "use bf16; or fp8 on B200 and B300")
+    if spec.model_type in (*QWEN4, *GLM5_NEXT) and rules.since < _QWEN4_SINCE:
+        raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.33 is not modelled")
     if spec.model_type in _MIMO and rules.since < _MIMO_SINCE:
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.20 is not modelled")
     layers = []
@@ -86,13 +102,19 @@ def layers_of(
                 # The convolution's inputs have one more column per speculative token.
                 columns = cache.conv_kernel - 1 + settings.num_speculative_tokens
                 size = _state_bytes(spec, cache, settings, columns)
-                pages.append((cache, Page(STATE, 0, 0, state_bytes=size), None))
+                # States that every rank holds whole are not in a group with others (MambaSpec.tp_replicated).
+                is_whole = cache.group_channels > 0 and not cache.state_elements
+                pages.append((cache, Page(STATE, 0, 0, state_bytes=size, is_replicated=is_whole), None))
             elif isinstance(cache, CompressedAttention):
                 if not rules.packing:
                     text = f"{spec.name}: vLLM before 0.20 does not run {spec.model_type}"
                     raise ModelError(text, "use --engine vllm")
                 parts = compressed_pages(spec, cache, dtype, settings.block_size)
                 pages += [(cache, page, part) for part, page in parts]
+            elif isinstance(cache, IndexerKeys) and spec.model_type in QWEN4:
+                pages += [(cache, *page) for page in _qwen4_pages(spec, cache, settings)]
+            elif isinstance(cache, IndexerKeys) and spec.model_type in GLM5_NEXT:
+                pages += [(cache, *page) for page in _glm5_pages(spec, cache, settings)]
             elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):
                 page = _token_page(spec, cache, dtype, settings.block_size, sparse, whole, place)
                 pages.append((cache, page, None))
@@ -117,7 +139,9 @@ def entries_of(spec: ModelSpec, layers: list[Layer], settings: Settings) -> list
         if isinstance(cache, CompressedAttention):
             parts.setdefault((number, cache), {})[part] = page.token_bytes
             continue
-        size = page.token_bytes
+        if page.kind == RING:
+            continue
+        size = page.token_bytes // page.rate
         if isinstance(cache, RecurrentState):
             size = _state_bytes(spec, cache, settings, cache.conv_kernel - 1)
         found[type(cache), cache, (size,)] = found.get((type(cache), cache, (size,)), 0) + 1
@@ -155,8 +179,8 @@ def _kept_whole(spec: ModelSpec, rules: Rules, settings: Settings) -> tuple[str,
         kinds = {cache.kind for cache in all_caches(spec)}
         if len(kinds) > 1 and kinds & {"recurrent_state", "cross_attention", "compressed_attention"}:
             raise ModelError(f"{spec.name}: --disable-hybrid-kv-cache-manager is not supported for its kinds of layers")
-        if "full_attention" in kinds:
-            return (window, "chunked_attention")
+        if kinds & {"full_attention", "latent_attention"}:
+            return (window, "chunked_attention", "latent_attention")
     alone = {cache.kind for cache in all_caches(spec)} == {window}
     windows = rules.windows == "always" or (rules.windows == "alone" and alone)
     found = () if windows else (window,)
@@ -172,7 +196,7 @@ def _state_bytes(spec: ModelSpec, cache: RecurrentState, settings: Settings, col
     """
     conv = _STATE_DTYPES.get(settings.mamba_cache_dtype, cache.conv_dtype or "bf16")
     asked = None if spec.model_type in _OWN_STATES else _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
-    if asked == "fp16" and spec.model_type == "kimi_linear":
+    if asked == "fp16" and spec.model_type in ("kimi_linear", *GLM5_NEXT):
         raise UsageError("--mamba-ssm-cache-dtype float16: not supported for KDA", "one of float32, bfloat16")
     state = DTYPES[conv]
     if cache.state_dtype == "fp32":
@@ -190,9 +214,14 @@ def _token_page(
             span -= 1
         width = (cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
         return Page(kind, block_size, heads_bytes(cache, dtype, place), span, width)
+    if isinstance(cache, LatentAttention) and spec.model_type in DOTS3:
+        return _dots3_page(spec, cache, dtype, block_size, whole)
     if isinstance(cache, LatentAttention) and cache.window is None:
         row = cache.kv_lora_rank + cache.qk_rope_head_dim
-        return Page(MLA, block_size, latent_bytes(cache, dtype, sparse), width=(row,))
+        size = latent_bytes(cache, dtype, sparse)
+        # Sparse kernels read a packed cache in whole rows, or fp8 in pages of 32 rows (align_blocks_to_rows).
+        stride = size * (32 if dtype == RAW_FP8 else 1) if spec.model_type in GLM5_NEXT else 0
+        return Page(MLA, block_size, size, width=(row,), stride=stride)
     if isinstance(cache, IndexerKeys):
         if spec.model_type in MINIMAX_M3:
             # Always in bf16 (MiniMaxM3IndexerCache, indexer_kv_dtype `auto`).
@@ -204,6 +233,55 @@ def _token_page(
     raise ModelError(f"{spec.name}: vLLM's layout of {cache.kind.replace('_', ' ')} is not modelled")
 
 
+def _qwen4_pages(spec: ModelSpec, cache: IndexerKeys, settings: Settings) -> list[tuple[Page, str | None]]:
+    """The index keys of Qwen4-Exp, in 16 bits: one for each group of tokens, and a ring for those of the open group.
+
+    The ring has room for drafted tokens too, in whole groups. If positions have three axes (multimodal rotation), the
+    ring keeps them in 64 bits each.
+
+    Source: QSAKeyStateCache and QSACompressedKeyCache, models/qwen4_exp/common/qsa_cache.py, vLLM 0.33.0.
+    """
+    rate, bf16 = cast(int, spec.stated["indexer_compress_ratio"]), DTYPES["bf16"]
+    rotation = spec.stated.get("rope_parameters")
+    axes = 3 if isinstance(rotation, Mapping) and "mrope_section" in rotation else 0
+    key = bytes_of(cache.head_dim, bf16)
+    ring = round_up(key, 8) + 8 * axes if axes else key
+    return [
+        (Page(MLA, settings.block_size, key, width=(0, cache.head_dim), rate=rate), None),
+        (Page(RING, round_up(rate + settings.num_speculative_tokens, rate), ring), RING),
+    ]
+
+
+def _glm5_pages(spec: ModelSpec, cache: IndexerKeys, settings: Settings) -> list[tuple[Page, str | None]]:
+    """The index keys of GLM-5-Next: one in fp8 for each pool of tokens, and a ring for the tokens of the open pool.
+
+    The ring has the key and the gate of a token in 16 bits, and room for drafted tokens: a power of two of pools.
+
+    Source: Glm5NextIndexerCache and Glm5NextTailCache, models/glm5next/common/attention.py, vLLM 0.33.0.
+    """
+    rate, width = cast(int, spec.stated["index_kpool"]), (cache.head_dim - 1) // 2
+    pools = ceil_div(rate + settings.num_speculative_tokens, rate)
+    ring = rate * (1 << (pools - 1).bit_length())
+    return [
+        (Page(MLA, settings.block_size, width + ceil_div(width, 128) * 4, width=(0, width), rate=rate), None),
+        (Page(RING, ring, 2 * bytes_of(width, DTYPES["bf16"])), RING),
+    ]
+
+
+def _dots3_page(spec: ModelSpec, cache: LatentAttention, dtype: Dtype, block_size: int, whole: tuple[str, ...]) -> Page:
+    """The latents of Dots3-Note. Layers without a window have rows as wide as those of layers with one.
+
+    Source: Dots3NotePaddedMLAAttention and Dots3NoteSlidingAttention, models/dots3_note/nvidia/model.py, vLLM 0.33.0.
+    """
+    latents = [each for each in all_caches(spec) if isinstance(each, LatentAttention)]
+    row = max(latent_bytes(each, dtype, sparse=False) for each in latents)
+    kind = SLIDING if cache.window is not None and cache.kind not in whole else MLA
+    own, width = latent_bytes(cache, dtype, sparse=False), (cache.kv_lora_rank + cache.qk_rope_head_dim,)
+    padded = 0 if own == row else block_size * row
+    stride = 0 if cache.window is not None else row
+    return Page(kind, block_size, own, cache.window or 0, width, padded_bytes=padded, stride=stride)
+
+
 def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:
     if spec.model_type in _STATED_STATES and spec.state_dtype in _STATE_DTYPES:
         return DTYPES[_STATE_DTYPES[spec.state_dtype]]
@@ -213,7 +291,7 @@ def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:
 def _beside_states(layers: list[Layer], block_size: int, mla_block: int, states: States) -> list[Layer]:
     """`layers`, with attention's block large enough for a state if there are both."""
     sizes = [layer.page.state_bytes for layer in layers if layer.page.kind == STATE]
-    tokens = [layer.page for layer in layers if layer.page.kind != STATE]
+    tokens = [layer.page for layer in layers if layer.page.kind not in (STATE, RING) and layer.page.rate == 1]
     if not sizes or not tokens:
         return layers
     # MLA in a model with states needs larger blocks than other kernels (`Rules.mla_block`).
@@ -223,12 +301,15 @@ def _beside_states(layers: list[Layer], block_size: int, mla_block: int, states:
     align = lcm(align, states.alignment)
     token_bytes = max(page.token_bytes for page in tokens)
     block = max(block_size, align * ceil_div(max(sizes), align * token_bytes))
-    for place, (number, cache, page, _) in enumerate(layers):
+    for place, layer in enumerate(layers):
+        page = layer.page
+        if page.kind == RING:
+            continue
         if page.kind == STATE:
             page = page._replace(padded_bytes=block * token_bytes, block_size=block if states.mode == ALL else 0)
         else:
             page = page._replace(block_size=block)
-        layers[place] = Layer(number, cache, page)
+        layers[place] = layer._replace(page=page)
     return layers
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvcalc.records import NamedTuple
 
-FULL, SLIDING, CHUNKED, MLA, STATE, CROSS = "full", "sliding", "chunked", "mla", "state", "cross"
+FULL, SLIDING, CHUNKED, MLA, STATE, CROSS, RING = "full", "sliding", "chunked", "mla", "state", "cross", "ring"
 
 # Kinds that keep a slot for every token. Layers of these kinds can share a group, whatever their widths.
 EVERY_TOKEN = (FULL, MLA)
@@ -33,7 +33,9 @@ class Page(NamedTuple):
 
     `span` is the window or the chunk, in tokens. `width` distinguishes layers with different heads. `padded_bytes` is
     the size of the page if it is padded to the size of another page, else 0. If tokens are compressed, `rate` of them
-    make one row of `token_bytes`.
+    make one row of `token_bytes`. `stride` is 0, or the bytes of which a block is a multiple if the kernel reads pages
+    of several sizes side by side in a block (KVCacheLayout.BLHNC, block_stride_alignment). A request has one ring, of
+    `block_size` tokens (CircularBufferSpec). `is_replicated` is whether every rank holds a whole state (tp_replicated).
     """
 
     kind: str
@@ -44,6 +46,8 @@ class Page(NamedTuple):
     state_bytes: int = 0
     padded_bytes: int = 0
     rate: int = 1
+    stride: int = 0
+    is_replicated: bool = False
 
     @property
     def own_bytes(self) -> int:
@@ -63,6 +67,8 @@ class Page(NamedTuple):
             return min(self.span - 1 + demand.max_in_flight_tokens, demand.max_model_len)
         if self.kind == CHUNKED:
             return min(self.span + demand.max_in_flight_tokens, demand.max_model_len)
+        if self.kind == RING:
+            return self.block_size
         if self.kind in EVERY_TOKEN:
             return -(-demand.max_model_len // demand.token_ranks)
         return demand.encoder_tokens if self.kind == CROSS else demand.max_model_len
@@ -99,7 +105,7 @@ def need_the_same_tokens(pages: list[Page]) -> bool:
     if len(kinds) > 1 or CROSS in kinds:
         return len(set(pages)) == 1
     if STATE in kinds:
-        return len({page.bytes for page in pages}) == 1
+        return len({(page.bytes, page.is_replicated) for page in pages}) == 1
     return len({page.span for page in pages}) == 1
 
 

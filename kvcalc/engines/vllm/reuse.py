@@ -27,7 +27,7 @@ from kvcalc.engines.reuse import OF_HIDDEN_STATES, TIERS, Reuse
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.vllm.account import Plan
 from kvcalc.engines.vllm.groups import kinds_of_groups
-from kvcalc.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, SLIDING, STATE, Page, running_blocks
+from kvcalc.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, RING, SLIDING, STATE, Page, running_blocks
 from kvcalc.errors import UsageError
 from kvcalc.model.drafting import DFLASH, MTP, Speculation
 from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states, windows
@@ -158,13 +158,13 @@ class VllmPrefixes(Prefixes):
             return min(tokens // size, ceil_div(page.span - 1, size))
         if page.kind == CHUNKED:
             return tokens // size - tokens // page.span * page.span // size
-        if page.kind in (STATE, CROSS):
-            return min(tokens, 1)
+        if page.kind in (STATE, CROSS, RING):
+            return min(tokens, int(page.kind != RING))
         return tokens // size
 
     def _after(self, page: Page, tokens: int, after: int) -> int:
         """The most blocks after the first `after` tokens."""
-        if page.kind in (STATE, CROSS):
+        if page.kind in (STATE, CROSS, RING):
             return int(tokens > after)
         size = self._tokens_of(page)
         return tokens // size - after // size
@@ -175,7 +175,7 @@ class VllmPrefixes(Prefixes):
         blocks = ceil_div(tokens, size)
         if page.kind == SLIDING:
             return min(blocks, ceil_div(page.span, size) + 1)
-        return min(tokens, 1) if page.kind in (STATE, CROSS) else blocks
+        return min(tokens, 1) if page.kind in (STATE, CROSS, RING) else blocks
 
     def _in_tier(self, page: Page, tokens: int) -> int:
         """The blocks that the CPU's tier keeps."""

@@ -23,12 +23,13 @@ FLASHINFER = "flashinfer"
 
 # The models whose gated delta nets can prefill with FlashInfer's kernel, which writes a state every 64 tokens
 # (QwenGatedDeltaNetAttention, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT).
-_QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text")
 _FLASHINFER_TOKENS = 64
 
-# The first release in which FlashKDA, which prefills Kimi K3 on Hopper and Blackwell, writes a state in the middle of a
-# prefill (is_flashkda_supported and get_kv_cache_spec, models/kimi_k3/nvidia/kda.py, 0.29.0 to 0.33.0). It needs gates
-# with a lower bound, which Kimi Linear does not have, and heads of 128.
+# The first release in which FlashKDA, which prefills Kimi K3 and GLM-5-Next on Hopper and Blackwell, writes a state in
+# the middle of a prefill (is_flashkda_supported and get_kv_cache_spec, models/kimi_k3/nvidia/kda.py, 0.29.0 to 0.33.0,
+# and models/glm5next/common/kda.py). It needs gates with a lower bound, which Kimi Linear does not have, and heads of
+# 128.
 _FLASHKDA_SINCE, _FLASHKDA_HEAD = (0, 29), 128
 
 # A state is kept for blocks that are a multiple of the chunk of Mamba-2's kernels. The config's default, by model type
@@ -97,7 +98,8 @@ def states_of(
 def _uses_flashkda(spec: ModelSpec, place: Place) -> bool:
     """Whether FlashKDA prefills the model's delta attention."""
     delta = spec.stated.get("linear_attn_config")
-    if not isinstance(delta, Mapping) or delta.get("gate_lower_bound") is None:
+    stated = delta.get("gate_lower_bound") if isinstance(delta, Mapping) else None
+    if stated is None and spec.stated.get("linear_lower_bound") is None:
         return False
     heads = {mixer.k_width for group in spec.layers for mixer in group.layer.mixers if isinstance(mixer, Recurrence)}
     return heads == {_FLASHKDA_HEAD} and place.since(*_FLASHKDA_SINCE)

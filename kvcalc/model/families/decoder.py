@@ -62,6 +62,9 @@ def read_row(config: ConfigReader, model_type: str, facts: dict[str, Any]) -> Mo
     shape = _shape(config, decoder)
     sliding = _sliding_layers(config, decoder, num_layers)
     window = config.integer(*_WINDOW_KEYS) if any(sliding) else None
+    is_encoder = bool(decoder.encoder_key) and config.boolean(decoder.encoder_key, default=False)
+    if is_encoder and window is not None:
+        window = window // 2 + 1
     has_norm = decoder.qk_norm and (not decoder.qk_norm_key or config.boolean(decoder.qk_norm_key, default=False))
     names = Projections(**decoder.attention_names, qk_norm=decoder.qk_norm if has_norm else "")
     full, windowed = (Attention(shape, names=names),), (Attention(shape, window, names=names),)
@@ -71,6 +74,7 @@ def read_row(config: ConfigReader, model_type: str, facts: dict[str, Any]) -> Mo
         None if decoder.vocab_size is None else lambda: _body(config, decoder, num_layers),
         attention=shape,
         positions=decoder.positions,
+        is_encoder=is_encoder,
     )
 
 

@@ -21,10 +21,11 @@ class Decoder:
 
     Attention: `slides` is the pattern of layers with a window, if the config gives one; None means that a window is an
     error. `switch`: the window is used only with use_sliding_window. `has_layer_types`: the config may list the kinds
-    of layers. `refused` maps unsupported keys to the reason. `grouped` is False if every query head has its own K and
-    V. `states_kv_heads`: the config must give num_key_value_heads. `derives_head_dim`: the width of a head is always
-    hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded down.
-    `num_kv_heads` is set if the family's own module has determined the number.
+    of layers. If the config has `encoder_key` set to true, the model is an encoder, whose window is given for both
+    directions together. `refused` maps unsupported keys to the reason. `grouped` is False if every query head has its
+    own K and V. `states_kv_heads`: the config must give num_key_value_heads. `derives_head_dim`: the width of a head is
+    always hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded
+    down. `num_kv_heads` is set if the family's own module has determined the number.
 
     Weights: `vocab_size` is None if the family's weights are not counted. `tied` is the default of tie_word_embeddings.
     `qk_norm` is as in Projections; if `qk_norm_key` is set, it applies only if the config has that key set to true.
@@ -53,6 +54,7 @@ class Decoder:
     slides: Pattern | None = None
     switch: bool = False
     has_layer_types: bool = False
+    encoder_key: str = ""
     refused: Mapping[str, str] = {}
     grouped: bool = True
     states_kv_heads: bool = False

@@ -116,6 +116,7 @@ def read_qwen4(config: ConfigReader, model_type: str) -> ModelSpec:
     read_tokens = config.integer("indexer_budget") + config.integer("indexer_compress_ratio") - 1
     full: tuple[Mixer, ...] = (Attention(shape, most_read_tokens=read_tokens, indexer=indexer),)
     delta = gated_delta_net(config, model_type, width)
+    config.refuse_other("mamba_ssm_dtype", "float32")
     ngram = config.integer("ngram_size")
     # The inputs before the current one; `state_elements` are whole, `conv_kernel` would add the current one.
     streams = config.integer("hc_count") * width * (config.integer("ple_conv_kernel_size") - 1) * ngram

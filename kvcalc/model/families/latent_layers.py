@@ -38,7 +38,20 @@ def _read_dots(config: ConfigReader, model_type: str) -> ModelSpec:
         "indexed_attention": (_indexed(config, shape),),
         "sliding_attention": (Attention(narrow, window or config.integer("sliding_window_size")),),
     }
-    return config.model(model_type, [kept[kind] for kind in kinds], attention=shape)
+    spec = config.model(model_type, [kept[kind] for kind in kinds], attention=shape)
+    return spec._replace(draft_mixers=kept[_draft_kind(config, spec.num_draft_layers or 0, full)])
+
+
+def _draft_kind(config: ConfigReader, num_layers: int, full: str) -> str:
+    """Return the kind of the layers that draft: with a window, unless mtp_layer_types says otherwise.
+
+    Source: SpeculativeConfig (config/speculative.py), vLLM 0.33.0.
+    """
+    stated = config.strings("mtp_layer_types", num_layers, ("full_attention", "indexed_attention", "sliding_attention"))
+    kinds = set(stated or ["sliding_attention"])
+    if len(kinds) > 1:
+        raise config.error("mtp_layer_types: all layers must be alike")
+    return "sliding_attention" if kinds == {"sliding_attention"} else full
 
 
 def _window_shape(config: ConfigReader, kinds: list[str]) -> AttentionShape:
