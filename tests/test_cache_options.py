@@ -75,7 +75,7 @@ RESERVED: dict[tuple[str, str], tuple[str, Settings, Settings, str]] = {
     ("tensorrt-llm", "max-batch-size"): (HYBRID, {}, {"max-batch-size": "64"}, "states beyond the batch"),
     ("tensorrt-llm", "avg-seq-len"): (POOLS, {}, {"avg-seq-len": "8k"}, "pools in a fixed proportion"),
     ("llama.cpp", "parallel"): (HYBRID, {}, {"parallel": "16"}, "slots beyond the batch"),
-    ("llama.cpp", "kv-unified"): (WINDOWS, {"parallel": "4"}, {"kv-unified": ""}, "cells rounded up"),
+    ("llama.cpp", "kv-unified"): (WINDOWS, {"parallel": "12"}, {"kv-unified": ""}, "cells rounded up"),
     ("llama.cpp", "ubatch-size"): (WINDOWS, {}, {"ubatch-size": "2048"}, "cells beyond the window"),
     ("llama.cpp", "draft-max"): ("qwen3.6-27b", {}, {"draft-max": "2"}, "states for drafts"),
     ("llama.cpp", "swa-full"): (WINDOWS, {}, {"swa-full": ""}, "windows kept whole"),

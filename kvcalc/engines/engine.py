@@ -279,9 +279,9 @@ class Engine(ABC):
 
     @staticmethod
     def device_settings(
-        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None, given: Mapping[str, str]
     ) -> dict[str, str]:
-        """The default settings that the engine chooses by device."""
+        """The default settings that the engine chooses by device, beside those `given`."""
         return {}
 
     @staticmethod

@@ -107,7 +107,7 @@ def test_every_command_completes_paths_of_its_document(candidates: Any, kvcalc: 
 
 
 def test_a_model_or_device_of_a_group_is_completed(candidates: Any) -> None:
-    assert candidates("models", "")[:2] == ["show", "check"]
+    assert candidates("models", "")[:3] == ["find", "show", "check"]
     assert candidates("models", "llama-3-7") == candidates("models", "show", "llama-3-7") == ["llama-3-70b"]
     assert candidates("models", "llama-3-70b", "--get", "conf") == ["config"]
 

@@ -31,7 +31,8 @@ def test_the_table_has_a_row_for_each_size(kvcalc: Any, trace: Path) -> None:
     assert [row["hit_rate"] for row in curve] == sorted(row["hit_rate"] for row in curve)
 
 
-def test_the_screen_leads_with_the_knee(kvcalc: Any, trace: Path) -> None:
+def test_the_screen_leads_with_the_knee(kvcalc: Any, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # the path of the trace is long
     words = ("prefix", trace, "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm", "--offload", "cpu=20GiB")
     answer = kvcalc(*words, "--json").json
     out = kvcalc(*words, "--price", "h100=2.5,cpu=0.003", "--format", "human").out

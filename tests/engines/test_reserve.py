@@ -24,7 +24,7 @@ MEMORY = 80 * GIB
 def ask(engine: str, width: Width = LLAMA_8B, **changes: Any) -> Any:
     question = Question(MEMORY, width, 1, 4096, 1, {})
     settings = {
-        **engine_class(engine).device_settings(MEMORY, "h100-sxm", "hopper", changes.get("release")),
+        **engine_class(engine).device_settings(MEMORY, "h100-sxm", "hopper", changes.get("release"), {}),
         **changes.pop("settings", {}),
     }
     return reserve_of(load_engine(engine, LLAMA), question._replace(settings=settings, **changes))
@@ -125,15 +125,15 @@ def test_estimated_parts_of_vllm_have_a_range() -> None:
 def test_vllm_takes_its_step_and_its_prefill_from_the_device(
     memory: int, name: str, kind: str, tokens: int, requests: int, prefill: str
 ) -> None:
-    found = engine_class("vllm").device_settings(memory * GIB, name, kind, None)
+    found = engine_class("vllm").device_settings(memory * GIB, name, kind, None, {})
     sizes = {"max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests)}
     assert found == {**sizes, "gdn-prefill-backend": prefill}
 
 
 def test_vllm_has_larger_blocks_on_gpus_of_intel() -> None:
     older = release_of("vllm@0.31")
-    assert engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", None)["block-size"] == "64"
-    assert "block-size" not in engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", older)
+    assert engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", None, {})["block-size"] == "64"
+    assert "block-size" not in engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", older, {})
 
 
 def test_every_dp_rank_gathers_the_tokens_of_the_others() -> None:
@@ -283,7 +283,7 @@ def test_shares_out_of_range(engine: str, option: str, value: str) -> None:
     ("release", "requests"), [("0.7.3", "256"), ("0.8.0rc1", "256"), ("0.8.0", "1024"), ("2025-03-17", "256")]
 )
 def test_a_release_has_the_defaults_of_its_time(release: str, requests: str) -> None:
-    found = engine_class("vllm").device_settings(80 * GIB, "h100-sxm", "hopper", release_of(f"vllm@{release}"))
+    found = engine_class("vllm").device_settings(80 * GIB, "h100-sxm", "hopper", release_of(f"vllm@{release}"), {})
     assert found["max-num-seqs"] == requests
 
 

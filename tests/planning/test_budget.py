@@ -119,9 +119,13 @@ def test_what_is_not_known_is_not_divided_at_another_length_either(unknown: dict
         found.pool_at(100, 1)
 
 
-def test_the_system_of_a_shared_memory_keeps_a_quarter() -> None:
-    apple = TEN._replace(vendor="Apple")
-    assert budget_of("logical", gpu=apple).pool_bytes == budget_of("logical").pool_bytes - 10 * GIB // 4
+@pytest.mark.parametrize(("gib", "kept"), [(10, 3), (32, 3), (33, 4), (64, 4)])
+def test_macos_keeps_a_third_of_a_small_memory_and_a_quarter_of_a_large_one(gib: int, kept: int) -> None:
+    gpu = TEN._replace(memory_bytes=gib * GIB)
+    whole, apple = (budget_of("logical", gpu=one).pool_bytes for one in (gpu, gpu._replace(vendor="Apple")))
+    assert whole is not None
+    assert apple is not None
+    assert whole - apple == -(-gib * GIB // kept)
 
 
 def test_a_release_has_its_own_reserve_and_a_device_its_own_defaults() -> None:

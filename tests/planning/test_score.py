@@ -133,7 +133,7 @@ def test_the_cache_type_of_llama_bench_is_used(kvcalc: Any, write: Any) -> None:
         ("vllm-bench.json", {}, ("--gpu", "h100x4", "--tp", "2"), 2, ("replicas", "--num-gpus 2")),
         ("vllm-bench.json", {}, ("--gpu", "t4", "--model", "llama-3-70b"), 2, ("no prediction", "")),
         ("llama-bench.json", {"n_gpu_layers": 10}, (), 2, ("10 of 28 layers", "")),
-        ("llama-bench.json", {"model_type": "qwen2 7B IQ1_S"}, (), 2, ("type of its weights", "--dtype")),
+        ("llama-bench.json", {"model_type": "qwen2 7B Q9_X"}, (), 2, ("type of its weights", "--dtype")),
         ("llama-bench.json", {"gpu_info": "Acorn 9000"}, (), 3, ("Acorn 9000", "")),
         ("sglang-bench.jsonl", {"server_info": {"tp_size": 3}}, ("--gpu", "h100", "--model", "llama-3-8b"), 2,
          ("3", "")),

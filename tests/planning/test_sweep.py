@@ -199,7 +199,7 @@ def test_a_model_whose_weights_are_not_known_has_bytes_and_a_warning() -> None:
     ],
 )  # fmt: skip
 def test_the_cache_type_is_the_one_estimate_takes(model: str, engine: str, asked: str, dtype: str | None) -> None:
-    spec, gpu = kvcalc.load_model(model), find_gpu("h200")
+    spec, gpu = kvcalc.load_model(model), find_gpu("b200")
     found = grid(model, (8192,), (4,), kv_dtypes=(asked,), gpus=(gpu,), engines=(engine,), dtype=dtype)
     (point,) = found.points()
     answer = estimate(

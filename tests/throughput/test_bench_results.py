@@ -95,7 +95,7 @@ def test_json_lines_of_llama_bench_are_the_same() -> None:
     ("description", "dtype"),
     [("llama 8B Q8_0", "q8_0"),
      ("qwen2 7B Q4_K - Small", "q4_k_s"), ("llama 8B F16", "fp16"), ("llama 8B BF16", "bf16"),
-     ("gpt-oss 20B MXFP4 MoE", "mxfp4"), ("llama 8B IQ2_XXS - 2.0625 bpw", None), ("", None)],
+     ("gpt-oss 20B MXFP4 MoE", "mxfp4"), ("llama 8B IQ2_XXS - 2.0625 bpw", "iq2_xxs"), ("", None)],
 )  # fmt: skip
 def test_the_type_of_the_weights_follows_from_the_description(description: str, dtype: str | None) -> None:
     point = one(rows("llama-bench.json")[1], model_type=description)

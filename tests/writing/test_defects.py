@@ -20,7 +20,7 @@ CONFIG = {
 }  # fmt: skip
 LOAD = ("--gpu", "h100", "--input-tokens", "1k", "--output-tokens", "100", "--concurrency", "4")
 INJECTED = "m\nkind: Pod\n---\n#"
-KINDS = {"k8s": ["Deployment", "Service"], "compose": [None]}
+KINDS = {"k8s": ["PersistentVolumeClaim", "Deployment", "Service"], "compose": [None]}
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_a_name_ends_no_comment_of_a_manifest(kvcalc: Any, name: str, kind: str)
 def test_bytes_that_are_no_text_are_escapes_in_a_comment(kvcalc: Any) -> None:
     text = printed(kvcalc, model(os.fsdecode(b"m\xff"), has_weights=False), "--emit", "k8s")
     assert text.startswith("# m\\udcff with vllm ")
-    assert len([*yaml.safe_load_all(text)]) == 2
+    assert len([*yaml.safe_load_all(text)]) == 3
 
 
 @pytest.mark.parametrize("name", ["a$HOME-${HF_TOKEN}", "a$$b", "a$", "$(X)", "a$$(X)", "a:b", "a:ro", "${"])

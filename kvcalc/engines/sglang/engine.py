@@ -173,7 +173,7 @@ class Sglang(Engine):
 
     @staticmethod
     def device_settings(
-        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None, given: Mapping[str, str]
     ) -> dict[str, str]:
         return {"chunked-prefill-size": str(steps_by_memory(memory_bytes)[0])}
 

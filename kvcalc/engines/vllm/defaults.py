@@ -8,9 +8,11 @@ _canonicalize_sparse_mla_kv_cache_dtype (model_executor/layers/attention/mla_att
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 from kvcalc.engines.engine import DeviceDefault
+from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import Place, is_fp8
 from kvcalc.engines.reserve import GIB, NEWEST
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, LatentAttention
@@ -150,14 +152,19 @@ _SMALL_BATCHES = ("a100", "gb10")
 
 
 def device_settings(
-    memory_bytes: int, device_name: str, device_class: str | None, release: Release | None
+    memory_bytes: int, device_name: str, device_class: str | None, release: Release | None, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """The tokens in one step and the number of requests of the API server, and the prefill kernel of delta nets."""
+    """The tokens in one step and the number of requests of the API server, and the prefill kernel of delta nets.
+
+    By default there are no more requests than tokens in a step (_set_default_max_num_seqs_and_batched_tokens_args,
+    engine/arg_utils.py).
+    """
     rows = [row for row in _batches(release) if memory_bytes >= row.memory_bytes]
     row = rows[-1] if device_name.startswith(_SMALL_BATCHES) else rows[0]
     prefill = "flashinfer" if device_class in _FLASHINFER_DELTA_NETS else "triton"
+    requests = min(row.requests, SettingsReader("vllm", given).count("max-num-batched-tokens", row.tokens))
     found = {
-        "max-num-batched-tokens": str(row.tokens), "max-num-seqs": str(row.requests), "gdn-prefill-backend": prefill
+        "max-num-batched-tokens": str(row.tokens), "max-num-seqs": str(requests), "gdn-prefill-backend": prefill
     }  # fmt: skip
     if device_class in _XPU and (release or NEWEST) >= _XPU_BLOCKS_SINCE:
         found["block-size"] = _XPU_BLOCK

@@ -116,8 +116,8 @@ def _with_named_dtype(asked: Question) -> Question:
 def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
     """The engine's settings, including the defaults that depend on the device."""
     gpu = devices.gpu
-    chosen = engine_class(engine).device_settings(gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine))
-    return {**chosen, **settings}
+    place = gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine)
+    return {**engine_class(engine).device_settings(*place, settings), **settings}
 
 
 def settings_of(found: Types) -> Mapping[str, str]:
