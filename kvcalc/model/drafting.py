@@ -95,8 +95,18 @@ def drafter_of(spec: ModelSpec, draft_model: ModelSpec | None, method: str) -> D
             f"--draft-model {draft_model.name}: only a decoder without cross-attention can draft tokens",
             "use a small model of the same family",
         )
+    if reads_cache(draft_model) and draft_model.stated.get("backbone_hidden_size") != spec.attention.hidden_size:
+        raise UsageError(
+            f"--draft-model {draft_model.name}: it drafts for a model of another width than {spec.name}",
+            "give the drafter of this model",
+        )
     weights = weights_of(draft_model)
     return Drafter(draft_model, draft_model.layers, weights, weights, is_model=True)
+
+
+def reads_cache(model: ModelSpec) -> bool:
+    """Whether a model keeps nothing, because it only reads the cache of the model that it drafts for (Gemma 4)."""
+    return not any(group.caches for group in model.layers)
 
 
 @remembered_of_two

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.errors import LayoutError, UsageError
+from kvcalc.engines.command import Drafting
+from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import Speculation
+from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import Devices, find_gpu
-from tests.documents import estimate
+from tests.documents import estimate, texts
 from tests.model.test_checkpoint import write
 
 ENGINES = ("logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp")
@@ -394,3 +396,49 @@ def test_vllms_own_option_must_agree() -> None:
         ask("deepseek-v3", Speculation("mtp", 3), engine="vllm", engine_settings=settings)
     same = ask("deepseek-v3", Speculation("mtp", 2), engine="vllm", engine_settings=settings)
     assert same["engine"]["num_speculative_tokens"] == 2
+
+
+ASSISTANT: dict[str, Any] = {
+    "model_type": "gemma4_assistant", "backbone_hidden_size": 5376, "torch_dtype": "bfloat16",
+    "text_config": {
+        "model_type": "gemma4_text", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+        "vocab_size": 262_144, "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "sliding_window": 1024,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["vllm", "logical"])
+def test_gemma_4s_own_drafter_adds_weights_and_no_cache(engine: str) -> None:
+    """Gemma4MTP, gemma4_mtp.py of vLLM 0.33.0: layers without K and V, which read the cache of the model.
+
+    In 16 bits: the embedding, which is the output head, two projections between the widths, and per layer an MLP,
+    queries and output of 4 heads of 256 or 512, four norms and one of the queries.
+    """
+    drafter = kvcalc.read_config(ASSISTANT, "assistant", "x")
+    asked: dict[str, Any] = {"engine": engine, "context_tokens": 8192, "batch_size": 3}
+    plain, drafted = (
+        ask("gemma-4-31b", None, **asked),
+        ask("gemma-4-31b", Speculation("draft", 4, 2.0, drafter), **asked),
+    )
+    assert drafted["kv_cache"]["total_bytes"] == plain["kv_cache"]["total_bytes"]
+    layers = 4 * 3 * 1024 * 2048 + 2 * 1024 * (3 * 1024 + 2048) + 4 * 4 * 1024 + 3 * 256 + 512
+    weights = 262_144 * 1024 + 3 * 5376 * 1024 + layers + 1024
+    assert drafted["speculative"]["weights_bytes"] == 2 * weights == 641_241_600
+    assert drafted["speculative"]["cache_bytes"] == 0
+
+
+def test_gemma_4s_own_drafter_is_for_its_model_and_for_engines_that_let_it_read_the_cache() -> None:
+    drafter = kvcalc.read_config(ASSISTANT, "assistant", "x")
+    asked = Speculation("draft", 4, 2.0, drafter)
+    with pytest.raises(UsageError, match="for a model of another width than gemma-4-e2b"):
+        ask("gemma-4-e2b", asked, engine="vllm")
+    with pytest.raises(UsageError, match="reads the model's cache is not modelled for sglang"):
+        ask("gemma-4-31b", asked, engine="sglang")
+    with pytest.raises(ModelError, match="only reads that model's cache"):
+        estimate(drafter, context_tokens=100)
+    found = ask("gemma-4-31b", asked, "h100", engine="vllm", context_tokens=8192, tensor_parallel_size=2)
+    assert found["throughput"] is None
+    assert "drafter that reads the model's cache" in " ".join(texts(found))
+    # vLLM calls it MTP with a checkpoint.
+    assert drafting_of(asked) == Drafting("mtp", 4, checkpoint_of(drafter).name)

@@ -5,7 +5,7 @@ In Gemma 4, the layers that attend to all tokens have wider heads, and in the la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvcalc.errors import ModelError
 from kvcalc.model.families.common import decoder_body
@@ -19,8 +19,27 @@ _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layern
 _PATTERN = {"diffusion_gemma_text": 6, "gemma4_text": 6, "gemma4_unified_text": 6, "gemma3n_text": 5}
 
 
-def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """The last num_kv_shared_layers layers keep nothing: each reads the cache of the last earlier layer of its kind."""
+def read_gemma4_assistant(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Gemma 4's own drafter: a few layers that keep nothing, because they read the cache of the model.
+
+    It joins the model's embedding and hidden state, of backbone_hidden_size each, and gives a hidden state back. Its
+    output head is the embedding of its own. Source: Gemma4MTP, gemma4_mtp.py of vLLM 0.33.0.
+    """
+    own = {**config.shares({key: key for key in ("torch_dtype", "dtype")}), "hidden_size_per_layer_input": 0}
+    text = ConfigReader({**own, **config.nested("text_config").config}, config.name, config.source)
+    width, backbone = text.integer("hidden_size"), config.integer("backbone_hidden_size")
+    more = [linear("pre_projection", 2 * backbone, width), linear("post_projection", width, backbone)]
+    if config.boolean("use_ordered_embeddings", default=False):
+        more.append(other("masked_embedding.centroids", config.integer("num_centroids"), width))
+    spec = read(text, text.word("model_type") or "gemma4_text", more)
+    return spec._replace(model_type=model_type, stated={**spec.stated, "backbone_hidden_size": backbone})
+
+
+def read(config: ConfigReader, model_type: str, of_drafter: Sequence[Weight] = ()) -> ModelSpec:
+    """The last num_kv_shared_layers layers keep nothing: each reads the cache of the last earlier layer of its kind.
+
+    `of_drafter` are the other weights of a drafter, none of whose layers keeps anything.
+    """
     config = config.with_defaults(defaults_of(model_type))
     if config.word("use_bidirectional_attention") == "all":
         raise ModelError(
@@ -41,8 +60,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         "sliding_attention": Attention(shape, config.integer("sliding_window"), names=Projections(qk_norm="head")),
         "full_attention": _full(config, model_type, shape),
     }
-    own = num_layers - config.integer("num_kv_shared_layers", least=0, most=num_layers)
-    if set(kinds[:own]) != set(kinds):
+    own = 0 if of_drafter else num_layers - config.integer("num_kv_shared_layers", least=0, most=num_layers)
+    if set(kinds[:own]) != set(kinds) and not of_drafter:
         raise ModelError(f"{config.name}: num_kv_shared_layers leaves no layer of the same kind to share a cache with")
     keeping = {kind: (mixer,) for kind, mixer in plain.items()}
     # A layer that reads an earlier layer's cache has no key and value projections.
@@ -52,7 +71,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     }
     mixers = [(sharing if number >= own else keeping)[kind] for number, kind in enumerate(kinds)]
     not_counted = ("diffusion_gemma_text", "gemma4_unified_text")
-    body = None if model_type in not_counted else lambda: _body(config, model_type, num_layers, own)
+    body = None if model_type in not_counted else lambda: _body(config, model_type, num_layers, own, of_drafter)
     return config.model(model_type, mixers, body, attention=shape)
 
 
@@ -98,7 +117,7 @@ def _full(config: ConfigReader, model_type: str, shape: AttentionShape) -> Atten
     return Attention(wide, names=names._replace(has_value=not keys_are_values))
 
 
-def _body(config: ConfigReader, model_type: str, num_layers: int, own: int) -> Body:
+def _body(config: ConfigReader, model_type: str, num_layers: int, own: int, of_drafter: Sequence[Weight]) -> Body:
     """An MLP (and experts), and the weights for per-layer inputs.
 
     Source: Gemma4TextDecoderLayer and Gemma3nTextDecoderLayer, Transformers 5.23.0.
@@ -107,7 +126,7 @@ def _body(config: ConfigReader, model_type: str, num_layers: int, own: int) -> B
     extra: tuple[Weight, ...] = ()
     if config.boolean("enable_moe_block", default=False):
         extra += _experts(config, width)
-    outer: list[Weight] = []
+    outer: list[Weight] = [*of_drafter]
     per_layer = config.optional_integer("hidden_size_per_layer_input", least=0)
     if per_layer:
         extra += (

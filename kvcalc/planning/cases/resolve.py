@@ -14,11 +14,11 @@ from kvcalc.engines.allocation import PLAIN, Allocation, Drafts, Requests
 from kvcalc.engines.engine import Engine
 from kvcalc.engines.options import check_settings
 from kvcalc.engines.place import Place
-from kvcalc.errors import LayoutError, UsageError
+from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import FILE_TYPES, GGUF_TYPES, Dtype, gguf_type
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.variants import apply
 from kvcalc.notes import Note
 from kvcalc.question.question import Question, setting_texts
@@ -151,6 +151,9 @@ def allocation_of(
 ) -> tuple[ModelSpec, Allocation]:
     """All layers with a cache, those that draft tokens included, and what the engine allocates for them."""
     stages = workload.pipeline_parallel_size
+    if not all_caches(spec):
+        text = f"{spec.name}: it drafts tokens for another model, and only reads that model's cache"
+        raise ModelError(text, "give it with --speculative draft:4 --draft-model, and estimate the other model")
     if asked.data_parallel_size > 1:
         from kvcalc.planning.cases.dp_attention import most_experts
 

@@ -7,7 +7,7 @@ import os
 from kvcalc.engines.command import Checkpoint, Drafting
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.dtypes import parse_dtype, parse_weight_dtype
-from kvcalc.model.drafting import EAGLE, EAGLE1, Speculation
+from kvcalc.model.drafting import EAGLE, EAGLE1, MTP, Speculation, reads_cache
 from kvcalc.model.files import expanded
 from kvcalc.model.presets import Preset, find_preset, names_of
 from kvcalc.model.spec import ModelSpec
@@ -55,7 +55,9 @@ def drafting_of(asked: Speculation | None) -> Drafting | None:
         return None
     head = _YOUR_HEAD if asked.method in (EAGLE, EAGLE1) else None
     name = head if asked.draft_model is None else checkpoint_of(asked.draft_model).name
-    return Drafting(asked.method, asked.num_tokens, name)
+    # A checkpoint that reads the model's cache has its MTP layers.
+    is_mtp = asked.draft_model is not None and reads_cache(asked.draft_model)
+    return Drafting(MTP if is_mtp else asked.method, asked.num_tokens, name)
 
 
 def _named(spec: ModelSpec) -> Checkpoint:

@@ -105,7 +105,14 @@ def with_layers(asked: Speculation, spec: ModelSpec, workload: Workload) -> Mode
 
 def has_own_pool(engine: str, drafter: Drafter | None) -> bool:
     """Whether what drafts tokens has a pool of its own. MTP layers are in the model's own cache."""
-    return drafter is not None and not drafter.like_model and not engine_class(engine).joins_drafts
+    if drafter is None or drafter.like_model or engine_class(engine).joins_drafts:
+        return False
+    if drafting.reads_cache(drafter.spec) and not engine_class(engine).is_formula:
+        raise UsageError(
+            f"--draft-model {drafter.spec.name}: a drafter that reads the model's cache is not modelled for {engine}",
+            "use --engine vllm",
+        )
+    return not drafting.reads_cache(drafter.spec)
 
 
 def slots_of(asked: Speculation, engine: Engine, serves_requests: bool) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.memory.sharding import shard
 from kvcalc.memory.weights import plain_bytes, quantized_bytes
-from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation
+from kvcalc.model.drafting import DFLASH, DRAFT, Drafter, Speculation, reads_cache
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.weights import describe_weights, files_of, stored_weights
 from kvcalc.planning.drafting import drafter_of
@@ -62,6 +62,8 @@ def speed_of_drafting(case: Case, target: SpeedModel) -> SpeedModel | str:
         placement = case.engine.placement
         if placement is not None and not placement.kv_offload:
             return "the speed of drafts whose cache is in host memory (--no-kv-offload) is not modelled"
+        if reads_cache(drafter.spec):
+            return "the speed of a drafter that reads the model's cache is not modelled"
         stored = _stored(case, drafter)
         if isinstance(stored, str):
             return stored
