@@ -156,11 +156,12 @@ _WITH_PROFILE = (
 def _profile(ctx: typer.Context, models: Optional[str], output: "Output") -> None:
     """Measure a profile, keep it in a file after each point, and print it beside the estimate."""
     from kvcalc.atomic_file import check_target
+    from kvcalc.measure.devices.ranks import find_place
     from kvcalc.measure.record import save as write
     from kvcalc.model.resolve import load_model
     from kvcalc.units import parse_count, parse_tokens
 
-    given = ctx.params
+    given, place = ctx.params, find_place()
     _check_alone(ctx, "--profile", _WITH_PROFILE)
     output.check_path("measure_profile")
     try:
@@ -169,6 +170,12 @@ def _profile(ctx: typer.Context, models: Optional[str], output: "Output") -> Non
         minutes = 0.0
     if not 0 < minutes <= 24 * 60:
         raise UsageError(f"--minutes {given['minutes'][:40]!a} is not a number of minutes", "for example --minutes 10")
+    if place.rank > 0:
+        _load()
+        from kvcalc.measure.all_reduces import time_all_reduces
+
+        time_all_reduces(given["device"].casefold(), place)
+        return
     path = given["save"] or "profile.json"
     check_target(path)
     known = _known_profile(path)

@@ -556,6 +556,16 @@ class MeasureProfileLaunch(TypedDict):
     """in a CUDA graph; null if the device has none"""
 
 
+class MeasureProfileAllReduce(TypedDict):
+    """a sum over the ranks of torchrun: the median"""
+
+    ranks: Count
+    bytes: Count
+    """the size of each rank's numbers, in fp32"""
+    seconds: Positive
+    method: Literal["CUDA graph", "CUDA events", "wall clock"]
+
+
 class MeasureProfileDevice(MeasureDevice):
     """the device"""
 
@@ -600,6 +610,8 @@ class MeasureProfile(TypedDict):
     environment: Environment
     roof: MeasureProfileRoof
     launch: MeasureProfileLaunch
+    all_reduces: list[MeasureProfileAllReduce]
+    """empty if there is one rank"""
     records: list[Measure]
     """a record of every model and type of cache, with all its runs"""
     points: list[MeasureProfilePointsItem]

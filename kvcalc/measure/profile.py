@@ -14,13 +14,14 @@ import torch
 
 from kvcalc.errors import BrokenDeviceError, KvcalcError, UsageError
 from kvcalc.measure import runner
+from kvcalc.measure.all_reduces import time_all_reduces
 from kvcalc.measure.bandwidth import read_roof
 from kvcalc.measure.choose import SlowBackends
 from kvcalc.measure.devices.device import describe_device, resolve_device
 from kvcalc.measure.devices.distributed import device_of
 from kvcalc.measure.devices.environment import describe_environment
 from kvcalc.measure.devices.faults import faults
-from kvcalc.measure.devices.ranks import find_place
+from kvcalc.measure.devices.ranks import Place, find_place
 from kvcalc.measure.devices.timing import Effort, summarize, time_calls
 from kvcalc.measure.expected import COMPILE_SECONDS
 from kvcalc.measure.layers.build import TORCH_DTYPES
@@ -76,14 +77,12 @@ def measure_profile(
     """The profile document: the roofs, the time of a launch, and a record of every model and type of cache.
 
     `models` default to DEFAULT_MODELS. `known` is an earlier document of the same device, whose points are not measured
-    again. `keep` gets the document after each point. No point begins that is expected to end after `minutes`. A point
-    that fails is in `skipped`. Raises UsageError (exit 2) if `known` is of another device, and what `measure` raises if
-    no point can be measured.
+    again. With torchrun, rank 0 calls this, and the other ranks `time_all_reduces`. `keep` gets the document after each
+    point. No point begins that is expected to end after `minutes`. A point that fails is in `skipped`. Raises
+    UsageError (exit 2) if `known` is of another device, and what `measure` raises if no point can be measured.
     """
     began, progress = time.monotonic(), Progress() if progress is None else progress
     place = find_place()
-    if place.size > 1:
-        raise UsageError("--profile runs on one device", "leave out torchrun")
     where = device_of(resolve_device(device), place)
     models = models or [load_model(name) for name in DEFAULT_MODELS[_kind(where.type)]]
     points = _points(models, where.type, kv_dtypes, contexts, batches)
@@ -100,6 +99,11 @@ def measure_profile(
             launch = _launch_seconds(where, effort)
         else:
             roof, launch = known["roof"], known["launch"]
+    if place.size > 1:
+        progress("all-reduces", 0, 1)
+        all_reduces = time_all_reduces(device, place, effort)
+    else:
+        all_reduces = [] if known is None else known.get("all_reduces", [])
     records: list[documents.Measure] = [] if known is None else list(known["records"])
     done = {key for record in records for key in _keys(record)}
     left = [point for point in points if point.key not in done]
@@ -126,6 +130,7 @@ def measure_profile(
             "environment": describe_environment(where),
             "roof": roof,
             "launch": launch,
+            "all_reduces": all_reduces,
             "records": records,
             "points": [row for record in records for row in _rows(record)],
             "skipped": skipped,
@@ -145,8 +150,9 @@ def measure_profile(
         try:
             found = runner.measure(
                 point.model, context_tokens=point.context_tokens, batch_size=point.batch_size, steps=_STEPS,
-                num_layers=min(_LAYERS[_kind(where.type)], point.model.num_layers), device=device, dtype=dtype,
+                num_layers=min(_LAYERS[_kind(where.type)], point.model.num_layers), device=str(where), dtype=dtype,
                 kv_dtype=point.kv_dtype, without_backends=without_backends, effort=effort, known_roof=roof, slow=slow,
+                place=Place(),
             )  # fmt: skip
             _add(records, found)
         except BrokenDeviceError:

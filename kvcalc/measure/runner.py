@@ -75,6 +75,7 @@ def measure(
     keep: Callable[[documents.Measure], object] | None = None,
     known_roof: documents.MeasureRoof | None = None,
     slow: SlowBackends | None = None,
+    place: Place | None = None,
 ) -> documents.Measure:
     """The measure document: predicted and held bytes and the time of a step, for each requested kind of attention.
 
@@ -86,7 +87,7 @@ def measure(
     `effort` sets the size of the roofs' measurements. `progress` is told what is running. `keep` gets the document of
     the runs so far after each of several runs but the last. `known_roof` is that of an earlier document, which is not
     measured again, and `slow` has the backends that earlier calls found too slow. `trace` is a file for a trace of one
-    step.
+    step. `place` is this process among those of the run (default: as torchrun says).
 
     Raises UsageError (exit 2), ModelError (3) for a model that cannot run, and DoesNotFitError (4) before anything is
     allocated if there is not enough memory. Raises RunError (1) if the run fails: out of memory anyway, a lost device
@@ -94,7 +95,7 @@ def measure(
     """
     progress = Progress() if progress is None else progress
     slow = SlowBackends() if slow is None else slow
-    place = find_place()
+    place = find_place() if place is None else place
     check_size(place, tensor_parallel_size)
     where = resolve_device(device)
     storage = parse_storage(kv_dtype, cache, block_size, mla, backend, without_backends, where)

@@ -112,7 +112,7 @@ def test_one_kv_head_is_on_both_ranks_and_the_heads_are_not(ranks: Any) -> None:
 
 
 def test_a_rank_that_is_left_out_of_the_sum_is_found_out(ranks: Any) -> None:
-    first, second = ranks(*FAST, "--tp", 2, before="distributed._sum_over_ranks = lambda m, a, out: out").results()
+    first, second = ranks(*FAST, "--tp", 2, before="distributed.Group.sum = lambda self, out: out").results()
     assert first.status == 1
     assert "differs from the full pass" in first.err
     assert second.out == ""
@@ -335,3 +335,25 @@ def test_two_gpus_over_nccl() -> None:
     expected = library.estimate(spec, context_tokens=2048, tensor_parallel_size=2)["kv_cache"]["bytes_per_device"]
     assert [rank["held_bytes"] for rank in run["ranks"]] == [expected] * 2
     assert run["verified"]["ok"]
+
+
+def test_a_profile_times_all_reduces_between_the_ranks(ranks: Any, tmp_path: Path) -> None:
+    """Then rank 0 measures its own device."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 100,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096, "torch_dtype": "float32",
+    }))  # fmt: skip
+    path = tmp_path / "profile.json"
+    given = (config, "--profile", "--device", "cpu", "--context", "64", "--batch", 1, "--save", path, "--json")
+    result, other = ranks(*given).results()
+    assert (result.status, other.status, other.out, other.err) == (0, 0, "", ""), result.err
+    found = json.loads(path.read_text())
+    validate(found, "measure_profile")
+    assert [row["bytes"] for row in found["all_reduces"]] == [8192 * 8**step for step in range(5)]
+    assert all(row["ranks"] == 2 and row["seconds"] > 0 for row in found["all_reduces"])
+    assert [row["context_tokens"] for row in found["points"]] == [64]
+    # It goes on with one rank, and keeps the times.
+    (alone,) = ranks(*given, size=1).results()
+    assert alone.status == 0, alone.err
+    assert json.loads(path.read_text())["all_reduces"] == found["all_reduces"]

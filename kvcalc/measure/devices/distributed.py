@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvcalc.errors import KvcalcError, RunError, UsageError
 from kvcalc.measure.devices.faults import first_line
@@ -86,12 +86,17 @@ class Group:
                 alike.exit_code = what[2]
                 raise RankError(alike, self.place._replace(rank=rank), is_quiet=self.rank > 0)
 
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Replace the values of `tensor` by their sums over all ranks, in place."""
+        _talk(lambda: dist.all_reduce(tensor))
+        return tensor
+
     def sum_outputs(self, layer: AttentionLayer) -> AttentionLayer:
         """Make `layer`, which has one rank's heads, sum its output over the ranks after the output projection."""
         if self.size > 1:
             if self.rank > 0 and layer.o_proj.bias is not None:
                 layer.o_proj.bias.data.zero_()
-            layer.o_proj.register_forward_hook(_sum_over_ranks)
+            layer.o_proj.register_forward_hook(lambda _, __, output: self.sum(output))
         return layer
 
     def share_of(self, whole: AttentionLayer, shape: AttentionShape, window: int | None) -> AttentionLayer:
@@ -199,11 +204,6 @@ def _talk(call: Callable[[], object]) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise
         raise RunError(f"lost another rank: {_reason(error)}", "see that rank's own error message") from error
-
-
-def _sum_over_ranks(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-    _talk(lambda: dist.all_reduce(output))
-    return output
 
 
 def _reason(error: Exception) -> str:

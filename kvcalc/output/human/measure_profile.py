@@ -9,6 +9,7 @@ from rich.text import Text
 
 from kvcalc.output.human.figures import byte_rate, count, percent, short_duration
 from kvcalc.output.human.tables import plain_table
+from kvcalc.units import format_size
 
 
 def render(document: dict[str, Any], console: Console) -> None:
@@ -20,6 +21,11 @@ def render(document: dict[str, Any], console: Console) -> None:
     graph = "" if replayed is None else f", {short_duration(replayed)} in a graph"
     console.print(f"reads {byte_rate(roof['read_bytes_per_second'])}, multiplies {rate}", style="dim")
     console.print(f"a launch takes {short_duration(launch['launched_seconds'])}{graph}", style="dim")
+    for row in document["all_reduces"]:
+        taken = short_duration(row["seconds"])
+        console.print(
+            f"an all-reduce of {format_size(row['bytes'])} on {row['ranks']} ranks takes {taken}", style="dim"
+        )
     console.print()
     has_predictions = any(row["predicted_layer_seconds"] for row in document["points"])
     predicted = (">predicted", ">error") if has_predictions else ()
