@@ -26,7 +26,7 @@ def read_gemma4_assistant(config: ConfigReader, model_type: str) -> ModelSpec:
     output head is the embedding of its own. Source: Gemma4MTP, gemma4_mtp.py of vLLM 0.33.0.
     """
     own = {**config.shares({key: key for key in ("torch_dtype", "dtype")}), "hidden_size_per_layer_input": 0}
-    text = ConfigReader({**own, **config.nested("text_config").config}, config.name, config.source)
+    text = config.nested("text_config").with_defaults(own)
     width, backbone = text.integer("hidden_size"), config.integer("backbone_hidden_size")
     more = [linear("pre_projection", 2 * backbone, width), linear("post_projection", width, backbone)]
     if config.boolean("use_ordered_embeddings", default=False):
