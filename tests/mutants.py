@@ -52,7 +52,7 @@ def _engine(name: str, *own: str) -> tuple[str, ...]:
         "kv_dtype",
         "prefixes",
     )
-    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse dp_ranks check_plans".split()
+    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse dp_attention check_plans".split()
     recorded = _recorded("memory", name) + _recorded("loads", name)
     return (*recorded, *_tests("engines", *own, *of_all), *_tests("planning", *planned), *_tests("cli", "check"))
 
@@ -99,7 +99,8 @@ TESTS = {
     "kvcalc/engines": _engine("*"),
     "kvcalc/engines/llama_cpp": _engine("llama.cpp", "llama_cpp", "llama_cpp_types"),
     "kvcalc/engines/llama_cpp/log": _tests("engines", "llama_cpp_log", "llama_cpp_log_passes") + _LOGS,
-    "kvcalc/engines/log": _LOGS,
+    "kvcalc/engines/log.py": _LOGS,
+    "kvcalc/engines/log_lines.py": _LOGS,
     "kvcalc/engines/mlx": _engine("mlx", "mlx"),
     "kvcalc/engines/sglang": _engine(
         "sglang", "sglang", "sglang_shortcuts", "sglang_types", "sglang_drafts", "sglang_deepseek_v4"
@@ -108,7 +109,7 @@ TESTS = {
     "kvcalc/engines/tensorrt_llm": _engine(
         "tensorrt-llm", "tensorrt_llm", "tensorrt_llm_groups", "tensorrt_llm_hybrid",
     ),
-    "kvcalc/engines/tensorrt_llm/log": _LOGS,
+    "kvcalc/engines/tensorrt_llm/log.py": _LOGS,
     "kvcalc/engines/vllm": _engine(
         "vllm", "vllm", "vllm_pages", "vllm_stages", "vllm_dtypes", "vllm_flags", "vllm_states", "vllm_compressed",
         "vllm_releases", "vllm_planner",
