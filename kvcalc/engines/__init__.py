@@ -147,11 +147,10 @@ def command_key(name: str) -> str:
 
 def _check_since(engine: type[Engine], settings: Mapping[str, str], release: Release) -> None:
     """Raise UsageError (exit 2) for an option that the requested release does not have."""
-    first = {option.name: option.since for option in OPTIONS[engine.name] if option.since}
-    for name in settings:
-        if name in first and release < release.of(*map(int, first[name].split("."))):
-            text = f"--{name}: this release of {engine.title} has no such flag"
-            raise UsageError(text, f"it is in {engine.title} {first[name]} and later")
+    for option in OPTIONS[engine.name] if settings else ():
+        if option.since and option.name in settings and release < release.of(*map(int, option.since.split("."))):
+            text = f"--{option.name}: this release of {engine.title} has no such flag"
+            raise UsageError(text, f"it is in {engine.title} {option.since} and later")
 
 
 def _release_notes(engine: Engine, asked: RequestedRelease) -> list[Note]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.engines.command import PORT
-from kvcalc.planning.manifests.server import DEVICES, Server
+from kvcalc.planning.manifests.server import CACHE, DEVICES, Server
 from kvcalc.writing.manifest import Interpolated, compose_file
-
-_CACHE = "/root/.cache/huggingface"
 
 
 def compose(server: Server) -> str:
@@ -42,7 +40,7 @@ def service_of(server: Server, first: int, port: int | None) -> dict[str, Any]:
     devices = [str(device) for device in range(first, first + server.num_devices)]
     environment = dict(server.environment)
     if server.folder is None:
-        volume: dict[str, Any] = {"type": "volume", "source": "huggingface", "target": _CACHE}
+        volume: dict[str, Any] = {"type": "volume", "source": "huggingface", "target": CACHE}
         environment["HF_TOKEN"] = Interpolated("${HF_TOKEN-}")
     else:
         volume = {"type": "bind", "source": server.folder, "target": server.mounted_at, "read_only": True}

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.engines.command import NODE, PORT, host_of
-from kvcalc.planning.manifests.server import Server
+from kvcalc.planning.manifests.server import CACHE, Server
 from kvcalc.writing.manifest import Interpolated, kubernetes_file
 
 _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 _PERIOD_SECONDS = 10
 SEVERAL_KINDS = "Add a nodeSelector if the cluster has several kinds of devices"
-_CLAIM, _CACHE = "models", "/root/.cache/huggingface"
+_CLAIM = "models"
 _RDMA = "rdma/hca"
 RDMA_COMMENT = f"{_RDMA} is the resource of the cluster's RDMA device plugin, which may have another name"
 # The claim has room for files that are not loaded, such as a second format. Each device's processes share memory.
@@ -132,7 +132,7 @@ def _volumes(server: Server) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         found.append((volume, {"name": "checkpoint", "mountPath": server.mounted_at, "readOnly": True}))
     else:
         claim = {"name": _CLAIM, "persistentVolumeClaim": {"claimName": _CLAIM}}
-        found.append((claim, {"name": _CLAIM, "mountPath": _CACHE}))
+        found.append((claim, {"name": _CLAIM, "mountPath": CACHE}))
     return found
 
 

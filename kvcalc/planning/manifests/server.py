@@ -25,6 +25,8 @@ DEVICES = 8
 # Kubernetes adds at most 11 characters to the name of a StatefulSet, for a label that may have 63, and `-prefill` is
 # added here.
 _LONGEST_NAME = 44
+# Where engines' images keep checkpoints of the Hub.
+CACHE = "/root/.cache/huggingface"
 # Where a folder is mounted whose path Kubernetes does not take.
 _MOUNTED_AT = "/checkpoint"
 
