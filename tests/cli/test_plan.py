@@ -87,8 +87,8 @@ def test_the_range_and_where_it_is_judged_are_on_the_screen(kvcalc: Any, monkeyp
 @pytest.mark.parametrize("of", ["", "@p90"])
 @pytest.mark.parametrize("gpus", ["h100", "l40s", "h100,l40s"])
 def test_the_headline_names_every_row_that_is_judged_elsewhere(kvcalc: Any, gpus: str, of: str) -> None:
-    words = (*ASK, "--requests-per-second", "1", "--max-tpot", f"60ms{of}", "--gpu", gpus)
-    words += ("--requests", "100") if of else ()
+    simulated = ("--requests", "100") if of else ()
+    words = (*ASK, "--requests-per-second", "1", "--max-tpot", f"60ms{of}", "--gpu", gpus, *simulated)
     rows = [row for row in kvcalc(*words, "--json").json["plans"] if row["fits"]]
     headline = " ".join(kvcalc(*words, "--format", "human").out.partition("\n\n")[0].splitlines()[1:])
     ends = {row["gpu"]: row["tpot_judged_at"] for row in rows}

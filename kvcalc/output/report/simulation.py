@@ -46,10 +46,7 @@ def simulation(document: Document) -> Answer:
         Section("Rates", [facts]),
         Section("Times", [table_of("What clients see", shown_times(document), _PERCENTILES)]),
         *([curve] if curve is not None else []),
-        Section(
-            "Over time",
-            [*_charts(document), *(Text(f"{text[0].upper()}{text[1:]}.") for text in describe_state(document))],
-        ),
+        Section("Over time", [*_charts(document), *state]),
     ]
     subtitle = [name_engine(document["engine"]), devices_of(document) or "", describe_load(document["load"])]
     verdict, tone = _verdict(document)
