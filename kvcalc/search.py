@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 
 Holds = Callable[[int], bool]
@@ -10,7 +9,10 @@ Holds = Callable[[int], bool]
 
 def smallest_where(holds: Holds, low: int, high: int) -> int:
     """The least number from `low` for which a condition holds that also holds for all larger ones, or `high`."""
-    return low + bisect_left(range(low, high), True, key=holds)
+    while low < high:  # `bisect` takes no numbers beyond 2**63
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
 
 
 def largest_where(holds: Holds, low: int, high: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from kvcalc.engines.engine import Engine, part_of
+from kvcalc.engines.engine import BlockPool, Engine, part_of
 from kvcalc.engines.log_lines import EQUAL, Figure, Log, Passes
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
@@ -35,15 +35,15 @@ class Setup(NamedTuple):
     notes: tuple[Note, ...]
     ranks: int = 1
 
-    def pool(self) -> dict[str, int]:
+    def pool(self) -> BlockPool:
         """The engine's figures about its pool for a request of the full context length.
 
         Raises ModelError (exit 3) if the engine has no pool, which is the case for encoders.
         """
-        found = self.engine.blocks(self.share, self.dtype, self.context_tokens, 1, None)
-        if not found:
+        found = self.engine.blocks(self.share, self.dtype, self.context_tokens, 1, None).pool
+        if found is None:
             raise ModelError(f"{self.spec.name}: {self.engine.name}'s pool for encoders is not counted")
-        return {name: value for name, value in found.items() if isinstance(value, int)}
+        return found
 
 
 class Reading(NamedTuple):
