@@ -182,7 +182,7 @@ class CheckCapacity(SimulatedTimes):
 
 
 class Check(FitDocument):
-    """kvcalc check: whether the command of a server starts, and what load it bears"""
+    """kvcalc check: whether the command of a server starts, and what load it sustains"""
 
     command: CheckCommand
     starts: bool

@@ -232,3 +232,20 @@ def test_drafts_that_the_model_does_not_have_are_not_counted(kvcalc: Any) -> Non
     found = kvcalc("check", "vllm", "serve", LLAMA, "--speculative-config", config, "--gpu", "h100", "--json")
     assert found.json["starts"]
     assert any("drafting is not counted" in warning["text"] for warning in found.json["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "starts"),
+    [("mi300x", "deepseek-v3.2", True), ("mi300x", "deepseek-r1", True), ("h200", "deepseek-r1", False)],
+)
+def test_amds_kernels_read_blocks_of_one_token(kvcalc: Any, gpu: str, model: str, starts: bool) -> None:
+    """The recipe of vllm-project/recipes for DeepSeek-V3.2-Exp on AMD's GPUs has --block-size 1."""
+    done = kvcalc("check", "--gpu", f"{gpu}x8", "vllm", "serve", model, "-tp", "8", "--block-size", "1")
+    assert (done.status == 0) is starts
+    assert ("need multiples of 16" in done.err) is not starts
+
+
+def test_a_cache_beyond_the_device_does_not_start(kvcalc: Any) -> None:
+    done = kvcalc("check", "--gpu", "h200", "vllm", "serve", "deepseek-v4-flash", "--kv-cache-memory-bytes", "10G")
+    assert done.status == 4
+    assert "does not start: --kv-memory" in done.err

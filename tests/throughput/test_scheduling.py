@@ -23,7 +23,7 @@ def test_all_clients_are_served_or_wait(shares: float, seed: int) -> None:
     mates = 0.0 if shares else draw.choice([0.0, draw.uniform(0, 5)])
     work = 10 ** draw.uniform(-4, -1)
     step = 10 ** draw.uniform(-3, -1)
-    waits = Waits(0.0, step / most + work, most, mates, shares, work, step)
+    waits = Waits(0.0, step / most + work, most, 0.0, mates, shares, work, step)
     clients, seconds = draw.randrange(2, 500), waits.each * 10 ** draw.uniform(0.5, 3)
     # A loop that the steps can serve: near full load, Newton's method stops early.
     clients = max(2, min(clients, int(0.8 * seconds / waits.each)))
@@ -34,7 +34,7 @@ def test_all_clients_are_served_or_wait(shares: float, seed: int) -> None:
 
 
 def test_a_full_loop_has_the_rate_of_the_steps() -> None:
-    waits = Waits(0.0, 0.1, 1.0, mates=2.0)
+    waits = Waits(0.0, 0.1, 1.0, 0.1, mates=2.0)
     rate, queued = waits.rate(1000, 1.0)
     assert rate == pytest.approx(10.0, rel=2e-3)
     assert in_system(waits, 1000, 1.0, rate) == pytest.approx(1000)

@@ -19,6 +19,7 @@ from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
 from kvcalc.engines.vllm.defaults import (
     QWEN4,
+    check_block,
     default_block,
     default_cache,
     device_defaults,
@@ -51,6 +52,7 @@ from kvcalc.releases import Release, RequestedRelease, parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.scheduler import Schedule
+    from kvcalc.engines.starts import Start
     from kvcalc.throughput.hardware import Gpu
 
 VERSION = "0.33.0"
@@ -185,6 +187,11 @@ class Vllm(Engine):
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
         check_token_ranks(spec, tensor_parallel_size, self.token_ranks, self.prompt_ranks, self.place)
+
+    def check_start(self, start: Start) -> None:
+        if start.gpu is not None:
+            check_block(self.spec, self.chosen.block_size, start.gpu.device_class)
+        super().check_start(start)
 
     def rules_used(self, asked: RequestedRelease) -> str | None:
         """The rules of a date, and those of a release that vLLM's history does not place."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.engines import reserve_of
 from kvcalc.engines.reserve import RESERVE, Held, Question, Reserve
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError
 from kvcalc.model.caches import IndexerKeys, RecurrentState
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches
@@ -231,7 +231,7 @@ def _divide(
         left = gpu.memory_bytes - weights.bytes
         if given > left:
             there = format_size(max(left, 0), capacity=True)
-            raise UsageError(f"--kv-memory {format_size(given)}: only {there} is left after the weights")
+            raise LayoutError(f"--kv-memory {format_size(given)}: only {there} is left after the weights")
         return Budget(
             case,
             weights,
