@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.checkpoint import quantized_cache
 from kvcalc.engines.declarations import unread_types
-from kvcalc.engines.engine import BlockPool, Engine, Line, PoolLimit, Resolved, lines_of, not_established
+from kvcalc.engines.engine import BlockPool, Engine, Line, PoolFigures, PoolLimit, Resolved, lines_of, not_established
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
@@ -164,7 +164,7 @@ class TensorrtLlm(Engine):
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.block
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         each = token_bytes(share, dtype)
         pools = _window_pools(share, dtype, self.chosen, tokens, memory)
         counts = [pool["num_gpu_blocks"] for pool in pools] or [_fitting_blocks(self.chosen, each, memory)]
@@ -172,7 +172,7 @@ class TensorrtLlm(Engine):
         if None not in counts:
             fitting = min(counts)
             found = BlockPool(*found[:3], fitting, fitting * self.block, fitting / ceil_div(tokens, self.block))
-        return {**found._asdict(), "window_pools": pools or None}
+        return PoolFigures(found, {"window_pools": pools or None})
 
     def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
         if self.chosen.max_tokens is None or self.has_pools or self._has_window_pools:
