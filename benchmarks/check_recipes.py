@@ -7,8 +7,9 @@ reason. Texts are .md files, and .yaml files with text in them. A script that sa
 above is not read for them: --gpu counts for all.
 
 With --verified, the servers are those of models/*/*.yaml in vllm-project/recipes on each machine that is `verified`
-there: the first variant whose `vram_minimum_gb` the machine has, with the command that src/lib/command-synthesis.js
-makes of it. They should start; but what was verified may have been another variant or another number of devices.
+there, with the command that src/lib/command-synthesis.js makes for it without features. They should start; but what was
+verified may have been another variant, another context or another number of devices. So a server that does not start
+is counted apart if its weights and one request alone are larger than the memory that it may use.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
@@ -28,6 +29,10 @@ from kvcalc.planning.check.answer import check
 from kvcalc.planning.check.servers import Server, servers_of_script
 from kvcalc.throughput.hardware import Devices, find_devices
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
+NO = "does not start"
 _BLOCK = re.compile(r"^[ \t]*(`{3,})[^\n]*\n(.*?)^[ \t]*\1", re.MULTILINE | re.DOTALL)
 
 
@@ -37,60 +42,94 @@ def scripts_in(text: str) -> Iterator[str]:
         yield block[2]
 
 
-# Machines in taxonomy.yaml -> devices. CPUs, TPUs and others that kvcalc has no engine's rules for are left out.
-_MACHINES = {
-    **{name: f"{name}x8" for name in ("h20", "h100", "h200", "b200", "b300", "mi300x", "mi325x", "mi355x")},
-    "a100": "a100-80gbx8", "gb200": "gb200x4", "gb300": "gb300x4", "dgx_station_gb300": "gb300",
-    "dgx_spark_gb10": "gb10",
-    "rtx_5090": "rtx-5090", "rtx_5090_2x": "rtx-5090x2", "rtx_4090_2x": "rtx-4090x2", "rtx_pro_6000": "rtx-pro-6000",
-    "rtx_pro_6000_2x": "rtx-pro-6000x2", "rtx_pro_6000_8x": "rtx-pro-6000x8",
+# Machines in taxonomy.yaml whose name is not kvcalc's. CPUs, TPUs and others that kvcalc has no engine's rules for are
+# left out.
+_DEVICES = {
+    **{name: name for name in ("h20", "h100", "h200", "b200", "b300", "gb200", "gb300", "mi300x", "mi325x", "mi355x")},
+    "a100": "a100-80gb", "dgx_station_gb300": "gb300", "dgx_spark_gb10": "gb10", "rtx_5090": "rtx-5090",
+    "rtx_5090_2x": "rtx-5090", "rtx_4090_2x": "rtx-4090", "rtx_pro_6000": "rtx-pro-6000",
+    "rtx_pro_6000_2x": "rtx-pro-6000", "rtx_pro_6000_8x": "rtx-pro-6000",
 }  # fmt: skip
-_GENERATIONS = {"hopper": "h20 h100 h200", "blackwell": "b200 b300 gb200 gb300", "amd": "mi300x mi325x mi355x"}
+# H20, which taxonomy.yaml does not have.
+_UNLISTED = {"brand": "NVIDIA", "generation": "hopper", "gpu_count": 8, "vram_gb": 768}
+_FLAGS = {"tp": "--tensor-parallel-size", "tep": "--tensor-parallel-size", "dep": "--data-parallel-size"}
 
 
 def verified_in(folder: Path) -> Iterator[tuple[str, str, Server, Devices]]:
     """The name of each recipe and machine, the server, and its devices."""
+    machines = yaml.safe_load((folder / "taxonomy.yaml").read_text())["hardware_profiles"]
     for path in sorted(folder.glob("models/*/*.yaml")):
         recipe = yaml.safe_load(path.read_text(errors="replace"))
         if not {"text", "multimodal"} & set(recipe["meta"].get("tasks") or ()):
             continue
         for machine, standing in (recipe["meta"].get("hardware") or {}).items():
-            if standing == "verified" and machine in _MACHINES:
-                devices = find_devices(_MACHINES[machine])
-                for server in servers_of_script(_command(recipe, machine, devices)):
+            if standing == "verified" and machine in _DEVICES:
+                profile = {"id": machine, **machines.get(machine, _UNLISTED)}
+                devices = find_devices(f"{_DEVICES[machine]}x{profile['gpu_count']}")
+                for server in servers_of_script(_command(recipe, profile)):
                     yield path.stem, machine, server, devices
 
 
-def _command(recipe: dict[str, Any], machine: str, devices: Devices) -> str:
-    """`resolveCommand` for the first variant that fits, with the default strategy, on one machine."""
-    model, memory = recipe["model"], devices.num_devices * devices.gpu.memory_bytes / 1e9
-    variants = [one for one in (recipe.get("variants") or {}).values() if one.get("vram_minimum_gb", 0) <= memory]
-    offered = (one for one in variants if machine in one.get("supported_hardware", [machine]))
-    variant = next(offered, next(iter((recipe.get("variants") or {"": {}}).values())))
-    keys = [machine, *(name for name, machines in _GENERATIONS.items() if machine in machines.split())]
-    keys += ["amd" if machine.startswith("mi") else "nvidia", "default"]
-    words = [*(model.get("base_args") or ()), *(variant.get("extra_args") or ())]
-    for own in (recipe, variant):
-        found = next((own["hardware_overrides"][k] for k in keys if k in (own.get("hardware_overrides") or {})), None)
-        words += (found or {}).get("extra_args") or ()
+def _keys(profile: dict[str, Any]) -> list[str]:
+    return [profile["id"], profile["generation"], profile["brand"].lower(), "default"]
+
+
+def _variant(recipe: dict[str, Any], profile: dict[str, Any]) -> dict[str, Any]:
+    """The default variant, or the first that the machine has memory and kernels for.
+
+    `variantRunsOnHardware`. The site offers more machines for a default variant that is too large, or other variants.
+    """
+    variants = [*(recipe.get("variants") or {"": {}}).values()]
+    offered = [
+        one
+        for one in variants
+        if profile["id"] in (one.get("supported_hardware") or [profile["id"]])
+        and (one.get("precision") not in ("nvfp4", "fp4") or profile["generation"] == "blackwell")
+    ]
+    held = [one for one in offered if (one.get("vram_minimum_gb") or 0) <= profile["vram_gb"]]
+    if held and profile.get("scalable", True) is False and held[0] is not variants[0]:
+        return max(held, key=lambda one: one.get("vram_minimum_gb") or 0)  # `pickFittingVariant`
+    return next(iter(held), next(iter(offered), variants[0]))
+
+
+def _command(recipe: dict[str, Any], profile: dict[str, Any]) -> str:
+    """`resolveCommand` with the default strategy, on as many machines as the variant's memory needs."""
+    variant, keys, size = _variant(recipe, profile), _keys(profile), profile["gpu_count"]
+    needed = variant.get("vram_minimum_gb") or 0
+    nodes = 1
+    while nodes * profile["vram_gb"] < needed:
+        nodes *= 2  # so that the devices divide the heads
     strategy = recipe.get("default_strategy") or "single_node_tp"
-    number, size = devices.num_devices, None
-    for declared in (
-        variant.get("tp"),
-        ((recipe.get("strategy_overrides") or {}).get("single_node_tp") or {}).get("tp"),
-    ):
-        if isinstance(declared, dict):
-            declared = next((declared[key] for key in keys if key in declared), None)
-        size = size or declared
-    if size is None:
-        fits = (variant.get("vram_minimum_gb") or 10**6) <= devices.gpu.memory_bytes / 1e9
-        size = 1 if fits else number
-    if strategy == "single_node_dep":
-        words += ["--data-parallel-size", str(number), "--enable-expert-parallel"]
-    elif not any(word in words for word in ("--tensor-parallel-size", "-tp")):
-        words += ["--tensor-parallel-size", str(number if strategy == "single_node_tep" else min(size, number))]
-        words += ["--enable-expert-parallel"] if strategy == "single_node_tep" else []
-    name = variant.get("model_id") or model["model_id"]
+    if nodes > 1:
+        strategy = strategy.replace("single_node", "multi_node")
+    own = (recipe.get("strategy_overrides") or {}).get(strategy) or {}
+    parallel = strategy.split("_")[-1]
+    number = size * nodes
+    if parallel == "tp" and nodes == 1:
+        number = size if needed > profile["vram_gb"] / size or not needed else 1  # `autoFitTp`
+        for declared in (own.get("tp"), variant.get("tp")):
+            if isinstance(declared, dict):
+                declared = next((declared[key] for key in keys if key in declared), None)
+            number = min(declared, size) if declared else number
+
+    def of_hardware(part: dict[str, Any], *names: str) -> list[str]:
+        overrides = part.get("hardware_overrides") or {}
+        return next((overrides[key].get("extra_args") or [] for key in names if key in overrides), [])
+
+    generation = (profile["generation"], profile["brand"].lower())
+    words = [*(recipe["model"].get("base_args") or ()), *(variant.get("extra_args") or ())]
+    words += of_hardware(variant, profile["id"])
+    words += ["--enable-expert-parallel"] if parallel in ("tep", "dep") else []
+    words += [_FLAGS.get(parallel, "--tensor-parallel-size"), str(number)]
+    if nodes > 1:
+        words += ["--data-parallel-size-local", str(size)] if parallel == "dep" else ["--nnodes", str(nodes)]
+    words += [*(own.get("extra_args") or ()), *(own.get("vllm_args") or ())]
+    if any(key in (own.get("hardware_overrides") or {}) for key in generation):
+        words += of_hardware(own, *generation)
+    else:
+        words += of_hardware(recipe, *generation) + of_hardware(variant, *generation)
+    words += of_hardware(own, profile["id"])
+    name = variant.get("model_id") or recipe["model"]["model_id"]
     return shlex.join(["vllm", "serve", name, *map(str, words)])
 
 
@@ -105,6 +144,13 @@ def texts_in(folder: Path, gpu: str) -> Iterator[tuple[str, str, Server | str, D
                 except KvcalcError as error:
                     servers = [error.message]
                 yield from ((str(path), "", server, devices) for server in servers)
+
+
+def _is_full(answer: documents.Check) -> bool:
+    """Whether the weights and one request alone are larger than the memory that the server may use."""
+    fit, share = answer["fit"], (answer["engine"] or {}).get("gpu_memory_utilization") or 1.0
+    held = (fit["weights_bytes"] or 0) + fit["kv_cache_bytes"]
+    return held > (fit["device_bytes"] or held) * cast(float, share)
 
 
 def main() -> None:
@@ -124,10 +170,11 @@ def main() -> None:
                 answer = check(server, devices)
             except KvcalcError as error:
                 is_unknown = "not known" in error.message or "No such file" in error.message
-                verdict = "model not known" if is_unknown else "does not start" if error.exit_code == 4 else "refused"
+                verdict = "model not known" if is_unknown else NO if error.exit_code == 4 else "refused"
                 reason = error.message
             else:
-                verdict, reason = "starts" if answer["starts"] else "does not start", answer["reason"] or ""
+                verdict = "starts" if answer["starts"] else "does not hold one request" if _is_full(answer) else NO
+                reason = answer["reason"] or ""
                 unknown.update(answer["command"]["not_counted"])
         verdicts[verdict] += 1
         if verdict != "starts":

@@ -186,7 +186,7 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, flo
     waited = waits.first + waits.queue(others * of_one)[0] / (others * of_one)
     met = 0.0 if row.is_open else others * (row.decoding + of_one * replicas * prompts.alone)
     # In the mean, the first ones wait for half of each other.
-    burst = (first + 2 * _LATE * cold) * burst_wait(waits.each, max(waits.most, 1.0), row.running / replicas)
+    burst = (first + 2 * _LATE * cold) * burst_wait(waits.burst, max(waits.most, 1.0), row.running / replicas)
     return step, met, waited + burst, first, cold, launches, alone
 
 

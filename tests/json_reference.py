@@ -13,9 +13,8 @@ _HEAD = """\
 
 # JSON reference
 
-Every document kvcalc prints with `--json`, as `schema_version` {version}. The
-[JSON Schema](../kvcalc/schema.json) is in the package too: `kvcalc.schema.load_schema()`.
-[Scripting](scripting.md) shows how to use it.
+Every document kvcalc prints with `--json`, as `schema_version` {version}. The package has the same as a JSON Schema:
+`kvcalc.schema.load_schema()`.
 
 Sizes are in bytes, lengths in tokens, times in seconds; the key names the unit. Every key is always
 present: a figure that was not asked for, or is not known, is `null`. `--get` takes a path such as

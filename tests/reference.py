@@ -7,13 +7,14 @@ writes commands.md, json.md, models.md and devices.md.
 
 from __future__ import annotations
 
+import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests import json_reference
-from tests.conftest import spawn
 
 
 def commands() -> str:
@@ -22,7 +23,9 @@ def commands() -> str:
 
     parts = ["# Commands\n"]
     for name in COMMANDS:
-        shown = spawn(name, "--help", env={"COLUMNS": "100", "TERM": "dumb"}).out
+        words = [sys.executable, "-m", "kvcalc", name, "--help"]
+        env = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
+        shown = subprocess.run(words, env=env, check=True, capture_output=True, encoding="utf-8").stdout
         parts.append(f"## kvcalc {name}\n\n```text\n{shown.rstrip()}\n```\n")
     return "\n".join(parts)
 
@@ -61,10 +64,12 @@ PAGES = {"commands.md": commands, "json.md": json_reference.page, "models.md": m
 
 def main() -> None:
     """Write the pages."""
-    folder = Path(sys.argv[1])
-    os.makedirs(folder, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
     for name, make in PAGES.items():
-        (folder / name).write_text(make())
+        (folder / name).write_text(make(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ REPORT = ["estimate", "llama-7b", "--report"]
 def test_a_full_disk_leaves_the_old_file(
     kvcalc: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], name: str, fails: str
 ) -> None:
-    if command is CHART:
+    if name.endswith("png"):
         pytest.importorskip("matplotlib")
 
     def full(*given: object) -> None:
@@ -81,7 +81,6 @@ def test_a_full_disk_leaves_the_old_file(
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_a_sweep(kvcalc: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     (tmp_path / "chart.svg").mkdir()
     result = kvcalc(*CHART, tmp_path / "chart.svg")
     assert (result.status, result.out) == (1, "")

@@ -266,7 +266,7 @@ def check(
     seed: int = 0,
     speed: SpeedQuestion | None = None,
 ) -> Check:
-    """The document of `kvcalc check`: whether the command of a server starts, and what load it bears.
+    """The document of `kvcalc check`: whether the command of a server starts, and what load it sustains.
 
     `command` is the text of a command, a script, a compose file or a manifest; of several servers in it, `service`
     names one. With `input_tokens` and `output_tokens`, the document has the largest rate that keeps the limits, which

@@ -86,7 +86,7 @@ def _curve_of(given: Mapping[str, Any], report: Any) -> "list[Row]":
     if given["trace"] == "-":
         return []  # stdin has been read
     try:
-        return curve_of_simulation(ask)
+        return curve_of_simulation(ask, is_open=given["concurrency"] is None)
     except KvcalcError:
         return []
 

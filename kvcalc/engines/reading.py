@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +20,8 @@ from kvcalc.records import NamedTuple
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
+# The texts of a variable that set a flag (is_truthy, common/arg.cpp of llama.cpp).
+_TRUE = ("1", "on", "enabled", "true")
 
 
 class Read:
@@ -29,7 +31,8 @@ class Read:
     the options with a meaning of the engine's own until its reader has read them. `drafting` is the method, the number
     of tokens and the checkpoint that drafts, or None. `unknown` are options that kvcalc does not count, and `notes`
     what else it does not. `copies` are whole copies behind one server, and `nodes` the machines that run the same
-    command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's.
+    command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's, and
+    `keeps_context` whether an engine that chooses its context must not.
     """
 
     def __init__(self, engine: str) -> None:
@@ -43,7 +46,7 @@ class Read:
         self.unknown: list[str] = []
         self.notes: list[str] = []
         self.copies = self.nodes = 1
-        self.lifts_limit = False
+        self.lifts_limit = self.keeps_context = False
 
     def size(self, name: str) -> int:
         """A number of devices or sequences, 1 if it is not given. UsageError (exit 2) for another text."""
@@ -62,9 +65,10 @@ class Words(NamedTuple):
 
     `programs` are the words that begin a command, of which the first may be a path, and `images` the containers that
     start it without them. `fields` maps a field of a question to the names of its option, and `values` the texts of a
-    field to kvcalc's. `settings` maps other names of the engine's own options to kvcalc's. `special` are options that
-    `Reader.finish` reads, and `lists` those that take several words. `harmless` are options without an effect on the
-    memory or the speed. A name that ends in `!` takes no value.
+    field to kvcalc's. `settings` maps other names of the engine's own options to kvcalc's, and `variables` variables of
+    the environment to options, which come first. `special` are options that `Reader.finish` reads, and `lists` those
+    that take several words. `harmless` are options without an effect on the memory or the speed, `former` those of
+    older releases, and `default_on` flags that are on anyway. A name that ends in `!` takes no value.
 
     `needs_context` is whether the engine refuses to start if not even one request of its longest context fits, and
     `splits_layers` whether it divides the layers among the devices without being told. `context_option` is its option
@@ -80,8 +84,11 @@ class Words(NamedTuple):
     fields: Mapping[str, str] = {}
     values: Mapping[str, Mapping[str, str]] = {}
     settings: Mapping[str, str] = {}
+    variables: Mapping[str, str] = {}
     special: str = ""
     lists: str = ""
+    former: str = ""
+    default_on: str = ""
     needs_context: bool = True
     splits_layers: bool = False
     context_option: str = ""
@@ -107,7 +114,8 @@ class Reader:
     @cached_property
     def known(self) -> dict[str, bool]:
         """The names of the options -> whether they take a value."""
-        names = f"{self.words.special} {self.words.harmless}".split()
+        words = self.words
+        names = f"{words.special} {words.harmless} {words.former} {words.default_on}".split()
         found = {name.removesuffix("!"): not name.endswith("!") for name in names}
         found.update(dict.fromkeys((*self.model_options, *self.fields), True))
         for option in OPTIONS[self.engine]:
@@ -150,7 +158,7 @@ class Reader:
         """
         found = Read(self.engine + (f"@{version}" if version else ""))
         stray: list[str] = []
-        rest = list(words)
+        rest = [*self._variables(environment), *words]
         while rest:
             word = rest.pop(0)
             if not _OPTION.match(word):
@@ -180,9 +188,19 @@ class Reader:
         self.finish(found, environment, files)
         return found
 
+    def _variables(self, environment: Mapping[str, str]) -> Iterator[str]:
+        for variable, option in self.words.variables.items():
+            text = environment.get(variable)
+            if text and self.known[option]:
+                yield from (f"--{option}", text)
+            elif text and text.casefold() in _TRUE:
+                yield f"--{option}"
+
     def _take(self, found: Read, option: str, name: str, key: str, text: str) -> None:
-        if option.startswith("--no-") and text == "true" and f"no-{name}" not in self.known:
-            if name not in self._own and name not in self.fields and name not in self.special:
+        if option.lstrip("-").startswith("no-") and text == "true" and f"no-{name}" not in self.known:
+            if f"{name}!" in self.words.default_on.split():
+                found.unknown.append(option)
+            elif name not in self._own and name not in self.fields and name not in self.special:
                 found.ignored.append(option)
             return  # the default of a flag is that it is not set
         if name in self.model_options:

@@ -1,33 +1,32 @@
-"""Plot memory over context with matplotlib (the extra `plot`)."""
+"""`sweep --plot`: the chart of the report as a file. matplotlib (the extra `plot`) only turns it into PNG or PDF."""
 
 from __future__ import annotations
 
 import io
 import os
-from itertools import cycle
+import re
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 from kvcalc.atomic_file import check_target, write_file
 from kvcalc.errors import RunError, UsageError
-from kvcalc.units import format_size
+from kvcalc.output.report.style import as_file, light_colors
+from kvcalc.output.report.sweep import memory_chart
 from kvcalc.writing import shell
-from kvcalc.writing.terminal import printable_document
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 _FORMATS = ("svg", "png", "pdf")
-_GIB = 1024**3
-# The lines of capacities: lengths of dashes and gaps. There are 5 dashes and 4 colours, so that 20 lines differ.
-_DASHES = ((6, 2), (1, 2), (6, 2, 1, 2), (12, 3), (3, 1, 1, 1, 1, 1))
-_COLORS = ("black", "crimson", "navy", "darkgreen")
+_PIXELS_PER_INCH = 90
+_ANCHORS = {"end": "right", "middle": "center"}
 
 
 def check_plot_file(path: str) -> None:
     """Check the file before a long run.
 
     Raises UsageError (exit 2) if the name or folder is wrong, and RunError (exit 1) if the file cannot be written or
-    matplotlib is missing.
+    matplotlib is needed and missing.
     """
     if _format_of(path) not in _FORMATS:
         raise UsageError(f"--plot {path}: not an image file name", "end it in .svg, .png or .pdf")
@@ -37,51 +36,66 @@ def check_plot_file(path: str) -> None:
     check_target(path)
     import importlib.util
 
-    if importlib.util.find_spec("matplotlib") is None:
-        raise RunError("--plot needs matplotlib, which is not installed", "pip install 'kvcalc[plot]'")
+    if _format_of(path) != "svg" and importlib.util.find_spec("matplotlib") is None:
+        raise RunError(
+            f"--plot {path} needs matplotlib, which is not installed",
+            "name an .svg file, or pip install 'kvcalc[plot]'",
+        )
 
 
 def write_plot(path: str, chart: documents.Chart) -> None:
-    """Draw `chart` (see `kvcalc.output.chart.draw_chart`) to the file at `path`. Equal charts give equal files.
+    """Draw `chart` to the file at `path`. Equal charts give equal files.
 
-    Raises RunError (exit 1) if the file cannot be written.
+    Raises UsageError (exit 2) if there is nothing to draw, and RunError (exit 1) if the file cannot be written.
     """
+    svg = memory_chart(chart)
+    if not svg:
+        raise UsageError("--plot: a line needs two contexts", "for example --context 1k..128k")
+    drawing = ElementTree.fromstring(svg)  # noqa: S314, the text is our own
+    width, height = map(int, (drawing.get("viewBox") or "").split()[2:])
+    format = _format_of(path)
+    whole = as_file(svg, width, height) if format == "svg" else ""
+    write_file(f"{whole}\n".encode() if whole else _traced(drawing, width, height, format), path)
+
+
+def _traced(drawing: ElementTree.Element, width: int, height: int, format: str) -> bytes:
+    """The lines and the texts of a chart, drawn by matplotlib at their places."""
     import matplotlib
 
     matplotlib.use("agg")
     matplotlib.rcParams["text.parse_math"] = False  # a dollar sign in a name is one
     from matplotlib.figure import Figure
 
-    chart = printable_document(chart)
-    contexts, lines = chart["contexts"], chart["lines"]
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for line in lines:
-        points = [(c, v / _GIB) for c, v in zip(contexts, line["bytes"]) if v is not None]
-        axes.plot(
-            [c for c, _ in points], [v for _, v in points], label=line["label"],
-            marker="o" if len(points) <= 40 else "", markersize=3, linewidth=1.5,
-        )  # fmt: skip
-    for capacity, dashes, color in zip(chart["capacities"], cycle(_DASHES), cycle(_COLORS)):
-        label = f"{format_size(capacity['bytes'], capacity=True)} per device for the cache {capacity['label']}".rstrip()
-        axes.axhline(capacity["bytes"] / _GIB, color=color, linestyle=(0, dashes), linewidth=1.2, label=label)
-    if contexts[-1] >= 8 * contexts[0]:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-    axes.set_xlabel("context, tokens")
-    axes.set_ylabel("memory on one device, GiB")
-    axes.set_title(chart["title"])
-    axes.grid(visible=True, linewidth=0.4, alpha=0.5)
-    # Label ticks with plain numbers, such as 8,192 and 0.5, instead of powers of two.
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    if lines:
-        axes.legend(fontsize="small")
-    format = _format_of(path)
+    colors = light_colors()
+    figure = Figure(figsize=(width / _PIXELS_PER_INCH, height / _PIXELS_PER_INCH))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    for one in drawing.iter():
+        kind = one.get("class") or ""
+        if one.tag == "path":
+            color = colors[kind[-2:].replace("s", "c") if kind.startswith("line") else "rule"]
+            dashes = (0, [float(length) for length in (one.get("stroke-dasharray") or "").split()])
+            style, thickness = dashes if dashes[1] else "-", 1.5 if kind.startswith("line") else 0.8
+            axes.plot(*_places(one.get("d") or ""), color=color, linestyle=style, linewidth=thickness)
+        elif one.tag == "text":
+            x, y = (float(one.get(axis) or 0) for axis in "xy")
+            side = _ANCHORS.get(one.get("text-anchor") or "", "left")
+            axes.text(x, y, one.text or "", color=colors[kind or "text"], ha=side)
     image = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "kvcalc"}):
-        figure.savefig(image, format=format, dpi=150, metadata={"Date": None} if format == "svg" else None)
-    write_file(image.getvalue(), path)
+    figure.savefig(
+        image, format=format, dpi=2 * _PIXELS_PER_INCH, metadata={"CreationDate": None} if format == "pdf" else None
+    )
+    return image.getvalue()
+
+
+def _places(path: str) -> tuple[list[float], list[float]]:
+    """The x and the y of a path of a chart: M and L have both, H only x, V only y."""
+    xs: list[float] = []
+    ys: list[float] = []
+    for letter, first, second in re.findall(r"([MLHV])([\d.]+)(?: ([\d.]+))?", path):
+        xs.append(xs[-1] if letter == "V" else float(first))
+        ys.append(ys[-1] if letter == "H" else float(second or first))
+    return xs, ys
 
 
 def _format_of(path: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.model.spec import ModelSpec
@@ -20,8 +20,10 @@ Row = Mapping[str, Any]
 """A point: `load`, and for `ttft` and `tpot` the `mean` and the `p99` in seconds. They are None if the server is
 overloaded: its queue grows without end, so the times depend on how long one looks."""
 
-# The loads of a curve, as shares of the one that was asked for, and the requests of each simulation.
-_SHARES = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5)
+# The loads of a curve, as shares of the one that was asked for, and the requests of each simulation. Open loads grow
+# until the server is overloaded. The clients of a closed loop wait for it, so their curve has no such end.
+_OPEN = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0)
+_CLOSED = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5)
 _REQUESTS = 1000
 
 
@@ -39,24 +41,24 @@ def curve_of_server(load: PlannedLoad, question: Question, targets: Targets, rep
         rate = share * (targets.requests_per_second or 1.0)
         return rate, load.run(question, targets._replace(requests_per_second=rate), replicas, _REQUESTS, 1.0)
 
-    return _curve(run)
+    return _curve(run, _OPEN if targets.concurrency is None else _CLOSED)
 
 
-def curve_of_simulation(ask: Callable[[float], documents.Simulate]) -> list[Row]:
+def curve_of_simulation(ask: Callable[[float], documents.Simulate], *, is_open: bool) -> list[Row]:
     """The times of a simulation over its load. `ask` answers for a share of the load that was asked for."""
 
     def run(share: float) -> tuple[float, Simulated]:
         found = ask(share)
         load = found["load"]
         rate = load["concurrency"] or load["requests_per_second"] or found["results"]["requests_per_second"]
-        return rate, simulated_of(found, is_open=load["concurrency"] is None)
+        return rate, simulated_of(found, is_open=is_open)
 
-    return _curve(run)
+    return _curve(run, _OPEN if is_open else _CLOSED)
 
 
-def _curve(run: Callable[[float], tuple[float, Simulated]]) -> list[Row]:
+def _curve(run: Callable[[float], tuple[float, Simulated]], shares: Sequence[float]) -> list[Row]:
     rows: list[Row] = []
-    for share in _SHARES:
+    for share in shares:
         load, found = run(share)
         if rows and load <= rows[-1]["load"]:
             continue

@@ -7,7 +7,7 @@ from math import expm1
 
 from kvcalc.throughput.expert_parallel import busiest_share
 from kvcalc.throughput.roofline import Part, SpeedModel
-from kvcalc.throughput.scheduling import Batches, StepRules, Waits, batches, mixed_waits, separate_waits
+from kvcalc.throughput.scheduling import Batches, StepRules, Steps, Waits, batches, mixed_waits, separate_waits
 
 
 class Prompts:
@@ -32,9 +32,8 @@ class Prompts:
         # With prompts in steps of their own, a step has room for as many, whoever decodes.
         self._full = self._most(0.0)
         self._known = {1: self.alone}
-        # What a prompt adds to a step that has others anyway: for steps of their own, and for DP ranks.
-        needs_work = self._replicas > 1 or not rules.mixes
-        self._work = model.prefill_work(input_tokens, cached_tokens).seconds if needs_work else 0.0
+        # What a prompt adds to a step of its own that has others anyway.
+        self._work = 0.0 if rules.mixes else model.prefill_work(input_tokens, cached_tokens).seconds
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
 
     @property
@@ -49,14 +48,31 @@ class Prompts:
         """
         if self._rules.mixes or self._replicas > 1:
             arriving = per_second * mean_step
-            return self.beside(self.prompts_of_step(arriving, decoding), decoding, arriving)
-        found = batches(self._together, step, self._work, per_second, ending, self._full, self._batches)
+            stop = self.beside(self.prompts_of_step(arriving, decoding), decoding, arriving)
+            return stop if self._rules.mixes else self._stop_of_ranks(stop, step, arriving, decoding)
+        # As if all steps until the scheduler looks for requests were one.
+        unseen, ending = self._rules.every * step, self._rules.every * ending
+        found = batches(self._together, unseen, self._work, per_second, ending, self._full, self._batches)
         self._batches = found
         return found.seconds / found.prompts
 
+    def _stop_of_ranks(self, added: float, step: float, arriving: float, decoding: float) -> float:
+        """The seconds that a prompt stops a request on average if DP ranks compute prompts in steps of their own.
+
+        `added` are those that it adds to steps of all ranks. But its own rank does not decode in these steps, so they
+        are shorter by its part of the decode step, and its requests lose the whole steps.
+        """
+        parts = max(1.0, 1 / self._full + 0.5)
+        steps = parts / some_of(arriving / min(1.0, self._full))
+        return max(0.0, added - steps * (step - self._without(decoding))) + step * parts / self._replicas
+
+    def _without(self, decoding: float) -> float:
+        """The seconds of a step of a DP rank that does not decode, while the others do."""
+        return self._model.decode(decoding, 1.0, busiest=1.0).seconds
+
     def prompts_of_step(self, arriving: float, decoding: float) -> float:
         """The prompts in a step that has some, if `arriving` of them come during a step on average, at random."""
-        some = arriving / -expm1(-arriving) if arriving > 0 else 1.0
+        some = some_of(arriving)
         return min(some, self._most(decoding), 1 / self._parts if self._parts > 1 else some)
 
     def beside(self, prompts: float, decoding: float, arriving: float = 0.0) -> float:
@@ -74,21 +90,53 @@ class Prompts:
     def waits(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
         """How long a prompt waits for steps if `rate` others are computed per second, by all DP ranks."""
         rules = self._rules
+        found = self._waits_of_steps(step, mean_step, decoding, rate)
+        # A request waits until the scheduler looks for requests, and not only for the step that runs.
+        return found._replace(first=found.first + (rules.every - 1) * step / 2)
+
+    def _waits_of_steps(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
+        rules = self._rules
+        if self._replicas > 1:
+            return self._waits_of_rank(step, mean_step, decoding, rate)
         if rules.mixes:
             most = self._most(decoding)
             own = self.beside(min(1.0, most), decoding)
-            if self._replicas > 1:
-                full = self._model.beside([self._of_all(most)], decoding).seconds / most
-            else:
-                full = own if most <= 1 else self.beside(most, decoding)
-            return mixed_waits(rules, step, mean_step, own, full, rate / self._replicas, most, self._parts)
-        full = max(self._full, 1.0)
-        if self._replicas > 1:
-            each = self._model.alone([self._of_all(full)]).seconds / full
-        else:
-            each = self._together(full) / full
-        work = self._work * self._replicas
-        return separate_waits(self._batches, step, work, self._together(1.0), each, self._full, rules.overlaps)
+            full = own if most <= 1 else self.beside(most, decoding)
+            return mixed_waits(rules, Steps(step, step / 2), mean_step, own, full, rate, most, self._parts)
+        each = self._together(max(self._full, 1.0)) / max(self._full, 1.0)
+        found = self._batches if rules.every == 1 else self._batches._replace(mean=step)
+        return separate_waits(found, step, self._work, self._together(1.0), each, self._full, rules.overlaps)
+
+    def _waits_of_rank(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
+        """The waits in a DP rank, for its own steps, which are as long as those of the rank with most work.
+
+        Other ranks decode while a rank computes prompts without its decoding requests, so these steps are mixed too.
+        """
+        ranks, most, busiest = self._replicas, self._most(decoding), None
+        without = step
+        if not self._rules.mixes:
+            busiest, without = 1.0, self._without(decoding)
+        # The prompts of other ranks that come during a step, and those of which a step computes a part.
+        arriving = rate * (ranks - 1) / ranks * mean_step
+        part = min(1.0, most)
+        others = min(arriving / part, ranks - 1.0)
+        coming = self.prompts_of_step(arriving, decoding)
+        added = arriving * self.beside(coming, decoding, arriving) if arriving else 0.0
+        seconds = step + added
+        # A step has prompts or not, so an arriving request finds a longer one than the mean.
+        some = -expm1(-arriving / part)
+        variance = (1 - some) * added * added / some if some else 0.0
+        steps = Steps(seconds, seconds / 2 + variance / (2 * seconds))
+
+        def own(prompts: float) -> float:
+            """What each of so many own prompts adds to a step which has those of others anyway."""
+            work = Part(self._cached, self._input, prompts / (prompts + others * part), prompts + others * part)
+            return max(0.0, without + self._model.beside([work], decoding, busiest=busiest).seconds - seconds) / prompts
+
+        burst = self._model.beside([self._of_all(most)], decoding).seconds
+        return mixed_waits(
+            self._rules, steps, mean_step, own(part), own(most), rate / ranks, most, self._parts, (step + burst) / most
+        )
 
     def _of_all(self, prompts: float) -> Part:
         """So many prompts in each DP rank, as when all clients start."""
@@ -100,8 +148,6 @@ class Prompts:
 
     def _together(self, prompts: float) -> float:
         """The seconds of a step that computes only prompts, or of all the steps of a prompt that needs several."""
-        if self._replicas > 1:
-            return self.alone + (prompts - 1) * self._work
         if self._full < 1:
             # Every step launches its kernels and reads the weights again.
             return self.alone + (1 / self._full - 0.5) * (self.alone - self._work)
@@ -115,3 +161,8 @@ class Prompts:
         if found is None:
             found = self._known[prompts] = self._model.prefill(self._input, prompts, self._cached).seconds
         return found
+
+
+def some_of(mean: float) -> float:
+    """The mean of a number with a Poisson distribution of this mean, if it is not 0."""
+    return mean / -expm1(-mean) if mean > 0 else 1.0

@@ -49,17 +49,24 @@ class StepRules(NamedTuple):
     """How an engine's scheduler puts prompts into steps.
 
     `mixes` is whether prompts are computed in the steps of decoding requests, `divides` whether they are divided over
-    steps, and `overlaps` whether a step is scheduled while the one before it runs.
+    steps, and `overlaps` whether a step is scheduled while the one before it runs. No other prompt joins a step with
+    `enough_tokens` of prompts (0: any number). After decode steps, the scheduler looks for new requests only
+    `every` so many.
     """
 
     step_tokens: int = STEP_TOKENS
     mixes: bool = True
     divides: bool = True
     overlaps: bool = False
+    enough_tokens: int = 0
+    every: int = 1
 
     def prompts_of_step(self, tokens: float, decoding: float) -> float:
         """The prompts of `tokens` tokens that a step has room for, besides those of `decoding` requests."""
         room = max(1.0, self.step_tokens - decoding) if self.mixes else self.step_tokens
+        if self.enough_tokens:
+            # The last prompt that joins may be longer than what is left.
+            room = min(room, self.enough_tokens + tokens / 2)
         return room / tokens if self.divides else float(max(1, int(room / tokens)))
 
 
@@ -69,6 +76,7 @@ class Waits(NamedTuple):
     - first: from its arrival until its prompt is computed, in the steps that also compute others'.
     - each: of the full steps that its prompt takes up.
     - most: the prompts that a full step has room for.
+    - burst: `each`, if every DP rank has full steps, as when all clients start.
     - mates: the mean number of others that arrive at the same moment.
     - shares: how far a step with room for several prompts is one in which they do not wait for each other, 0 to 1.
       Then, a step takes `step` seconds without prompts, and each prompt adds `work`.
@@ -77,6 +85,7 @@ class Waits(NamedTuple):
     first: float
     each: float
     most: float
+    burst: float
     mates: float = 0.0
     shares: float = 0.0
     work: float = 0.0
@@ -132,27 +141,40 @@ class Waits(NamedTuple):
         return rate, max(0.0, clients - rate * seconds)
 
 
+class Steps(NamedTuple):
+    """The steps of decoding requests without prompts of one's own DP rank, but with those of other ranks.
+
+    `seconds` is the mean, and `left` what is left on average of the step that runs when a request arrives.
+    """
+
+    seconds: float
+    left: float
+
+
 def mixed_waits(
-    rules: StepRules, step: float, mean_step: float, work: float, full: float, rate: float, most: float, parts: int = 1
-) -> Waits:
+    rules: StepRules, steps: Steps, mean_step: float, work: float, full: float, rate: float, most: float,
+    parts: int = 1, burst: float | None = None,
+) -> Waits:  # fmt: skip
     """The waits if prompts are computed in the steps of decoding requests.
 
-    A step takes `step` seconds for these, `mean_step` on average, and has room for `most` prompts. A prompt adds
-    `work` seconds if it is alone in its step, and `full` if the step is full. It takes at least `parts` steps. `rate`
-    is that of the others.
+    A step takes `mean_step` seconds on average, and has room for `most` prompts. A prompt adds `work` seconds if it is
+    alone in its step, and `full` if the step is full. It takes at least `parts` steps. `rate` is that of the others in
+    the same DP rank. `burst` is that of `Waits`, without other ranks `each`.
     """
+    step, left = steps
     share = min(rate * work, _MOST_LOAD)
     # The number of prompts in a step is that of the arrivals in another: its variance is that of a branching process.
-    elapsed = mean_step / 2 + work * share / (2 * (1 - share * share))
+    elapsed = mean_step / 2 + work * share / (2 * (1 - share * share)) + left - step / 2
     together = elapsed * (1 + 2 * share) + rules.overlaps * mean_step
     # Prompts that fill steps alone are computed one after the other, and the queue has all of what others take.
-    alone = step / 2 + rules.overlaps * step
+    alone = left + rules.overlaps * step
     shares = min(1.0, max(0.0, most - 1))
     # A prompt of mean length begins and ends within a step.
-    steps = max(1.0, 1 / most + 0.5) if rules.divides else 1.0
-    computed = work + step * steps + max(0.0, parts - steps) * mean_step
+    number = max(1.0, 1 / most + 0.5) if rules.divides else 1.0
+    computed = work + step * number + max(0.0, parts - number) * mean_step
     first = shares * together + (1 - shares) * alone + computed
-    return Waits(first, step / most + full, most, 0.0, shares, full, step)
+    each = step / most + full
+    return Waits(first, each, most, each if burst is None else burst, 0.0, shares, full, step)
 
 
 class Batches(NamedTuple):
@@ -204,4 +226,4 @@ def separate_waits(
     """
     # A request is in a batch that is larger than the mean, and waits for half of the others that it did not wait for.
     first = step / 2 + overlaps * found.mean + alone + (found.prompts - 1) * work
-    return Waits(first, full, most, found.mates)
+    return Waits(first, full, most, full, found.mates)

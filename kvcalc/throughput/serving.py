@@ -166,7 +166,7 @@ def serve(
             grouped = c.ttft_request_seconds * running_others
             steady = waits.first + host_wait(c, step, prompts.missed, running_others) + prompts.launching
             # The clients of each DP rank queue for its own steps.
-            burst = burst_wait(waits.each, max(waits.most, 1.0), running / replicas)
+            burst = burst_wait(waits.burst, max(waits.most, 1.0), running / replicas)
             burst = (burst + c.first_seconds + late_steps * tpot) / per_client
             if is_queueing:
                 of_one, queued = waits.rate(concurrency / replicas, steady + burst + decode, rate / replicas)

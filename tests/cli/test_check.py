@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 _LISTS = {
     "vllm": "vllm-0.33.0", "sglang": "sglang-0.5.23", "tensorrt-llm": "tensorrt-llm-1.3",
-    "llama.cpp": "llama-server-2026",
+    "llama.cpp": "llama-server-2026", "mlx": "mlx-lm-0.32.2",
 }  # fmt: skip
 
 
@@ -77,10 +77,15 @@ def test_every_option_that_is_read_exists() -> None:
         text = (ROOT / "tests" / "engine_options" / f"{file}.txt").read_text()
         listed = {word.lstrip("-").replace("_", "-") for word in text.split() if word.startswith("-")}
         reader = next(one for one in readers() if one.engine == name)
-        assert any(field in listed for field in reader.fields or reader.model_options)
+        assert any(field in listed for field in reader.fields or reader.model_options), name
         for field in dict.fromkeys(reader.fields.values()):
             names = [option for option, found in reader.fields.items() if found == field]
             assert set(names) & listed, (name, names)
+        # The keys of TensorRT-LLM's file are read like options.
+        keys = {"print-iter-log", "stream-interval", "postprocess-tokenizer-dir"}
+        harmless = {word.rstrip("!") for word in (*reader.words.harmless.split(), *reader.words.default_on.split())}
+        assert harmless - listed <= (keys if name == "tensorrt-llm" else set()), name
+        assert not listed & {word.rstrip("!") for word in reader.words.former.split()}, name
 
 
 def test_own_options_stand_anywhere(kvcalc: Any) -> None:
@@ -232,3 +237,61 @@ def test_drafts_that_the_model_does_not_have_are_not_counted(kvcalc: Any) -> Non
     found = kvcalc("check", "vllm", "serve", LLAMA, "--speculative-config", config, "--gpu", "h100", "--json")
     assert found.json["starts"]
     assert any("drafting is not counted" in warning["text"] for warning in found.json["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "starts"),
+    [("mi300x", "deepseek-v3.2", True), ("mi300x", "deepseek-r1", True), ("h200", "deepseek-r1", False)],
+)
+def test_amds_kernels_read_blocks_of_one_token(kvcalc: Any, gpu: str, model: str, starts: bool) -> None:
+    """The recipe of vllm-project/recipes for DeepSeek-V3.2-Exp on AMD's GPUs has --block-size 1."""
+    done = kvcalc("check", "--gpu", f"{gpu}x8", "vllm", "serve", model, "-tp", "8", "--block-size", "1")
+    assert (done.status == 0) is starts
+    assert ("need multiples of 16" in done.err) is not starts
+
+
+def test_a_cache_beyond_the_device_does_not_start(kvcalc: Any) -> None:
+    done = kvcalc("check", "--gpu", "h200", "vllm", "serve", "deepseek-v4-flash", "--kv-cache-memory-bytes", "10G")
+    assert done.status == 4
+    assert "does not start: --kv-memory" in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("LLAMA_ARG_MODEL=/m/Qwen3-32B-Q4_K_M.gguf LLAMA_ARG_CTX_SIZE=8192 llama-server", {"context_tokens": "8192"}),
+        ("LLAMA_ARG_N_PARALLEL=8 llama-server -m a.gguf --parallel 2", {"parallel": "2"}),
+        ("LLAMA_ARG_KV_UNIFIED=1 LLAMA_ARG_SWA_FULL=0 llama-server -m a.gguf", {"kv-unified": "true"}),
+        ("llama-server -m a.gguf -b 256", {"ubatch-size": "256"}),
+        ("llama-server -m a.gguf -b 4096 -ub 1024", {"ubatch-size": "1024"}),
+        ("llama-server -m a.gguf --draft-max 8 -hfd org/small-GGUF:Q8_0", {"drafting": ("draft", 8, "small")}),
+    ],
+)
+def test_llama_cpps_variables_and_batches_are_read(text: str, said: dict[str, Any]) -> None:
+    """common/arg.cpp (set_env), and n_ubatch of src/llama-context.cpp."""
+    found = read(text)
+    assert {key: found[key] for key in said} == said
+    assert "swa-full" not in found
+
+
+def test_a_flag_that_is_on_can_be_turned_off(kvcalc: Any) -> None:
+    """It then counts, so it is named. Short names have negative forms too."""
+    assert "kv-unified" not in read("llama-server -m a.gguf -no-kvu")
+    for flag, unknown in (("--cont-batching", []), ("--no-cont-batching", ["--no-cont-batching"])):
+        (server,) = servers_in(f"llama-server -m a.gguf {flag}")
+        assert server.read().unknown == unknown
+
+
+def test_llama_cpp_without_fit_takes_the_models_context(kvcalc: Any) -> None:
+    words = (
+        "check",
+        "--gpu",
+        "rtx-4090",
+        "--get",
+        "workload.context_tokens",
+        "llama-server",
+        "-m",
+        "llama-3.1-8b-Q8_0.gguf",
+    )
+    assert int(kvcalc(*words).out) < 131_072
+    assert int(kvcalc(*words, "--fit", "off").out) == 131_072

@@ -78,10 +78,26 @@ def test_the_range_and_where_it_is_judged_are_on_the_screen(kvcalc: Any, monkeyp
         monkeypatch.setenv("COLUMNS", columns)
         for more in ((), ("--price", "h100=2.5"), ("--engine", "vllm,sglang", "--gpu", "h100,a100,mi300x")):
             out = kvcalc(*words, *more).out
-            assert "TTFT <= 2 s and TPOT <= 50 ms, at the upper end of the range" in " ".join(out.split())
-            assert "range" in "".join(out.splitlines()[3:5])
+            assert "TTFT <= 2 s and TPOT <= 50 ms, judged at the upper end of the range" in " ".join(out.split())
+            assert "80% range" in out.partition("\n\n")[2].splitlines()[0]
             assert max(map(len, out.splitlines())) <= int(columns)
-    assert "at the point estimate" in kvcalc(*words, "--confidence", "50").out
+    assert "judged at the estimate\n" in kvcalc(*words, "--confidence", "50").out
+
+
+@pytest.mark.parametrize("of", ["", "@p90"])
+@pytest.mark.parametrize("gpus", ["h100", "l40s", "h100,l40s"])
+def test_the_headline_names_every_row_that_is_judged_elsewhere(kvcalc: Any, gpus: str, of: str) -> None:
+    simulated = ("--requests", "100") if of else ()
+    words = (*ASK, "--requests-per-second", "1", "--max-tpot", f"60ms{of}", "--gpu", gpus, *simulated)
+    rows = [row for row in kvcalc(*words, "--json").json["plans"] if row["fits"]]
+    headline = " ".join(kvcalc(*words, "--format", "human").out.partition("\n\n")[0].splitlines()[1:])
+    ends = {row["gpu"]: row["tpot_judged_at"] for row in rows}
+    assert ("upper end" in headline) == ("upper_end" in ends.values())
+    assert ("range is wide" in headline) == ("estimate" in ends.values())
+    if len(set(ends.values())) == 2:
+        assert {gpu for gpu in ends if gpu in headline.partition("wide:")[2]} == {
+            g for g in ends if ends[g] == "estimate"
+        }
 
 
 def test_what_fits_nowhere_is_said_once(kvcalc: Any) -> None:

@@ -111,9 +111,10 @@ def test_bad_options_are_one_line_and_status_2(kvcalc: Any, arguments: tuple[str
     assert result.out == ""
 
 
-@pytest.mark.parametrize("name", ["memory.svg", "memory.png"])
+@pytest.mark.parametrize("name", ["memory.svg", "memory.png", "memory.pdf"])
 def test_a_plot_is_a_picture_and_the_same_each_time(kvcalc: Any, tmp_path: Path, name: str) -> None:
-    pytest.importorskip("matplotlib")
+    if not name.endswith("svg"):
+        pytest.importorskip("matplotlib")
     pictures = []
     for run in ("a", "b"):
         path = tmp_path / run / name
@@ -125,19 +126,38 @@ def test_a_plot_is_a_picture_and_the_same_each_time(kvcalc: Any, tmp_path: Path,
         text = pictures[0].decode()
         assert "batch 8" in text
         assert "context, tokens" in text
+        # A file has no variables, because few programs but browsers know them.
+        assert "var(" not in text
     else:
-        assert pictures[0].startswith(b"\x89PNG")
+        assert pictures[0].startswith(b"\x89PNG" if name.endswith("png") else b"%PDF")
 
 
-def test_without_matplotlib_the_extra_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch, kvcalc: Any) -> None:
+def test_a_plot_and_a_report_draw_the_same_chart(kvcalc: Any, tmp_path: Path) -> None:
+    words = ("sweep", "llama-3.1-8b", "--context", "1k..32k", "--batch", "1,8", "--gpu", "h100,l40s")
+    plot, report = tmp_path / "memory.svg", tmp_path / "memory.html"
+    assert kvcalc(*words, "--plot", plot, "--report", report).status == 0
+    (drawn,) = re.findall(r'<svg viewBox="0 0 720.*?</svg>', report.read_text(), re.DOTALL)
+    assert drawn in plot.read_text()
+
+
+def test_one_context_is_no_line_to_plot(kvcalc: Any, tmp_path: Path) -> None:
+    result = kvcalc("sweep", "gpt2", "--context", "1k", "--plot", tmp_path / "x.svg")
+    assert (result.status, result.out) == (2, "")
+    assert "needs two contexts" in result.err
+
+
+def test_without_matplotlib_the_extra_is_named_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, kvcalc: Any, tmp_path: Path
+) -> None:
     import importlib.util
 
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else real(name, *a))
-    result = kvcalc(*GRID, "--plot", "x.svg")
+    result = kvcalc(*GRID, "--plot", tmp_path / "x.png")
     assert result.status == 1
     assert "kvcalc[plot]" in result.err
     assert result.out == ""
+    assert kvcalc(*GRID, "--plot", tmp_path / "x.svg").status == 0
 
 
 def test_off_a_terminal_it_is_tsv() -> None:
@@ -169,14 +189,13 @@ def test_devices_with_a_number_are_swept(kvcalc: Any) -> None:
 
 
 def test_a_plot_tells_the_memories_of_devices_apart(kvcalc: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     path = tmp_path / "memory.svg"
     options = ("--context", "1k..128k", "--gpu", "h100,l40s,l4", "--plot", str(path))
     assert kvcalc("sweep", "llama-3.1-8b", *options).status == 0
     text = path.read_text()
     for name in ("h100-sxm", "l40s", "l4"):
-        assert f"per device for the cache {name}" in text
-    assert len(set(re.findall(r"stroke-dasharray: [0-9., ]+", text))) >= 3
+        assert f"per device for the cache: {name}<" in text
+    assert len(set(re.findall(r'class="line s6" stroke-dasharray="([0-9 ]+)"', text))) == 3
 
 
 @pytest.mark.parametrize("columns", ["80", "120"])

@@ -186,3 +186,19 @@ def test_what_a_quantizer_wrote_beside_the_config_counts(tmp_path: Path) -> None
     (tmp_path / "hf_quant_config.json").write_text("{}")
     with pytest.raises(ModelError, match="quantization is missing"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("mistralai/Mistral-Large-3-675B-Instruct-2512", 8),
+        ("mistralai/Mistral-Large-3-675B-Instruct-2512-BF16", 16),
+        ("mistralai/Mistral-Medium-3.5-128B", 8),
+    ],
+)
+def test_mistrals_releases_have_their_own_type_of_weights(name: str, bits: int) -> None:
+    """They are published in fp8 (vllm-project/recipes). The embedding and the head stay in 16 bits."""
+    weights = estimate(load_model(name))["weights"]
+    assert weights is not None
+    assert weights["bytes"] is not None
+    assert round(8 * weights["bytes"] / weights["parameters"]) == bits

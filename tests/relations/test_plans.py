@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+
+from tests.relations.drawing import asked, command_line, draw
 
 pytestmark = pytest.mark.fuzz
 
@@ -91,6 +94,40 @@ def test_a_plans_layout_fits_in_an_estimate(kvcalc: Any, pytestconfig: pytest.Co
         if served:
             for figure, off in (("tpot_seconds", 0.02), ("ttft_seconds", 0.05)):
                 assert served[figure] == pytest.approx(best[figure], rel=off), f"{words}: {figure}"
+    assert checked
+
+
+def fewest_devices(plan: Mapping[str, Any]) -> dict[str, int]:
+    """The fewest devices of each kind with which a layout keeps the targets."""
+    found: dict[str, int] = {}
+    for row in plan["plans"]:
+        if row["fits"]:
+            found[row["gpu"]] = min(row["num_devices"], found.get(row["gpu"], row["num_devices"]))
+    return found
+
+
+def test_twice_the_load_never_needs_fewer_devices(pytestconfig: pytest.Config) -> None:
+    """Clients or requests per second, with any other options: several kinds of device, pools, drafts and reuse."""
+    random, checked = Random(f"twice {pytestconfig.getoption('--fuzz-seed')}"), 0
+    for _ in range(max(6, pytestconfig.getoption("--cases") // CASES_PER_PLAN)):
+        model, options = draw(random, "plan")
+        load = next((name for name in ("concurrency", "requests-per-second") if name in options), None)
+        if load is None:  # a trace
+            continue
+        twice = {**options, load: f"{2 * float(options[load]):g}"}
+        more, once = asked("plan", model, twice), asked("plan", model, options)
+        if more is None:
+            continue
+        assert once is not None, command_line("plan", model, options)
+        enough = fewest_devices(once)
+        for gpu, number in fewest_devices(more).items():
+            checked += 1
+            assert gpu in enough, (
+                f"{gpu} keeps the targets with twice the load only: {command_line('plan', model, options)}"
+            )
+            assert enough[gpu] <= number, (
+                f"{enough[gpu]} {gpu}, {number} with twice: {command_line('plan', model, options)}"
+            )
     assert checked
 
 

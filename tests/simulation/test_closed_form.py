@@ -110,7 +110,9 @@ def test_so_are_those_of_other_layouts_and_of_drafts(name: str) -> None:
         assert times["itl"] == pytest.approx(times["tpot"] * found["engine"]["tokens_per_step"], rel=0.01)
 
 
-@pytest.mark.parametrize(("engine", "clients"), [("vllm", 256), ("sglang", 64), ("tensorrt-llm", 128)])
+@pytest.mark.parametrize(
+    ("engine", "clients"), [("vllm", 256), ("vllm", 64), ("sglang", 64), ("sglang", 16), ("tensorrt-llm", 128)]
+)
 def test_so_are_those_of_dp_ranks_that_stop_for_long_prompts(engine: str, clients: int) -> None:
     asked: dict[str, Any] = {"engine": engine, "data_parallel_size": 8}
     found = kvcalc.simulate(
@@ -121,8 +123,8 @@ def test_so_are_those_of_dp_ranks_that_stop_for_long_prompts(engine: str, client
     times = {row["metric"]: row["mean_seconds"] for row in found["times"]}
     assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.1)
     assert found["results"]["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.1)
-    # The simulated first tokens of vLLM come up to 1.45 times as late.
-    assert found["results"]["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=0.5)
+    # A prompt waits for the steps of other ranks too, and is computed beside their prompts.
+    assert found["results"]["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=0.15)
 
 
 def test_an_answer_whose_requests_are_preempted_names_the_simulation() -> None:

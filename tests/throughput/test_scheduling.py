@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from kvcalc.throughput.scheduling import Waits
+from tests.rows import every_row
 
 
 def in_system(waits: Waits, clients: int, seconds: float, rate: float) -> float:
@@ -15,15 +16,15 @@ def in_system(waits: Waits, clients: int, seconds: float, rate: float) -> float:
     return rate * seconds + waits.queue(others * rate)[0] / others
 
 
-@pytest.mark.parametrize("shares", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("seed", range(50))
+@every_row("shares", [0.0, 0.5, 1.0])
+@every_row("seed", range(50))
 def test_all_clients_are_served_or_wait(shares: float, seed: int) -> None:
     draw = Random(seed)
     most = draw.uniform(1, 20)
     mates = 0.0 if shares else draw.choice([0.0, draw.uniform(0, 5)])
     work = 10 ** draw.uniform(-4, -1)
     step = 10 ** draw.uniform(-3, -1)
-    waits = Waits(0.0, step / most + work, most, mates, shares, work, step)
+    waits = Waits(0.0, step / most + work, most, 0.0, mates, shares, work, step)
     clients, seconds = draw.randrange(2, 500), waits.each * 10 ** draw.uniform(0.5, 3)
     # A loop that the steps can serve: near full load, Newton's method stops early.
     clients = max(2, min(clients, int(0.8 * seconds / waits.each)))
@@ -34,7 +35,7 @@ def test_all_clients_are_served_or_wait(shares: float, seed: int) -> None:
 
 
 def test_a_full_loop_has_the_rate_of_the_steps() -> None:
-    waits = Waits(0.0, 0.1, 1.0, mates=2.0)
+    waits = Waits(0.0, 0.1, 1.0, 0.1, mates=2.0)
     rate, queued = waits.rate(1000, 1.0)
     assert rate == pytest.approx(10.0, rel=2e-3)
     assert in_system(waits, 1000, 1.0, rate) == pytest.approx(1000)

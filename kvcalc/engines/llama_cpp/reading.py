@@ -1,6 +1,6 @@
 """Read the commands that start llama.cpp.
 
-Source: tools/server/README.md of llama.cpp, 2026.
+Source: common/arg.cpp of llama.cpp, 2026.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from kvcalc.model.drafting import DRAFT, MTP
 
 # The type at the end of the name of a GGUF file: Qwen3-32B-Q4_K_M.gguf, model.UD-Q4_K_XL-00001-of-00003.gguf.
 _TYPE = re.compile(r"(.*?)[-.](?:UD-)?((?:I?Q\d|TQ\d|MXFP4|BF16|F16|F32)\w*)(?:-\d{5}-of-\d{5})?", re.IGNORECASE)
+_DRAFT_MODEL = (
+    "spec-draft-model", "md", "model-draft", "spec-draft-hf", "hfd", "hfrd", "hf-repo-draft",
+)  # fmt: skip
+_STEP = "512"  # common_params, common/common.h
 _FLOATS = {"f16": "fp16", "f32": "fp32"}
 
 
@@ -22,14 +26,13 @@ class LlamaCppReader(Reader):
     """`llama-server ...`."""
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
-        """The slots divide the context among them, unless they share one stream."""
+        """A step is no longer than a batch. The slots divide the context, unless they share one stream."""
         left, settings = found.left, found.settings
-        for name in ("model", "hf-repo", "parallel", "n-gpu-layers", "ctx-size"):  # LLAMA_ARG_...: arg.cpp
-            text = environment.get(f"LLAMA_ARG_{name.replace('-', '_').upper()}")
-            if text is not None and name == "ctx-size":
-                left.setdefault(name, text)
-            elif text is not None and name in self._own:
-                settings.setdefault(name, text)
+        batch = left.get("batch-size") or left.get("b")
+        if batch is not None:  # src/llama-context.cpp
+            step = min(whole(batch, "--batch-size"), whole(settings.get("ubatch-size", _STEP), "--ubatch-size"))
+            settings["ubatch-size"] = str(step)
+        found.keeps_context = left.get("fit", "on").casefold() in ("off", "disabled", "false", "0")
         total = left.get("ctx-size") or left.get("c")
         slots = whole(settings.get("parallel", "1"), "--parallel")
         if total is not None and total != "0":
@@ -44,9 +47,9 @@ class LlamaCppReader(Reader):
         found.model, dtype = named(found.model)
         if dtype is not None:
             found.fields["dtype"] = dtype
-        if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or "md" in left:
+        own = next((left[name] for name in _DRAFT_MODEL if name in left), None)
+        if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or own is not None:
             number = settings.pop("draft-max", None) or left.get("spec-ngram-mod-n-max") or "16"
-            own = left.get("spec-draft-model") or left.get("md") or left.get("model-draft")
             method = method or DRAFT
             model = None if own is None or method == MTP else named(own)[0]
             found.drafting = method, whole(number, "--spec-draft-n-max"), model

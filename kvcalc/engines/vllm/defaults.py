@@ -15,6 +15,7 @@ from kvcalc.engines.engine import DeviceDefault
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import Place, is_fp8
 from kvcalc.engines.reserve import GIB, NEWEST
+from kvcalc.errors import UsageError
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, has_compressed, latent_of
@@ -82,6 +83,23 @@ _SPARSE, _FLASHMLA, _FLASHINFER_MLA, _CUTLASS_MLA = 64, 64, 32, 128
 _BY_KERNEL, _FLASHINFER_SINCE = (0, 18), (0, 15)
 # FlashAttention 4 reads an fp8 cache of heads of 512 elements in blocks of 64 on Hopper (Gemma 4).
 _WIDE_HEADS, _WIDE_BLOCK, _WIDE_SINCE = 512, 64, (0, 31)
+
+
+_AMD = ("cdna2", "cdna3", "cdna4")
+
+
+def check_block(spec: ModelSpec, block_size: int, device_class: str | None) -> None:
+    """Raise UsageError (exit 2) for a size of a block that no kernel reads on this device (None: on any device).
+
+    AITER's kernels for latent attention, on AMD's GPUs, read blocks of any size (get_supported_kernel_block_sizes of
+    rocm_aiter_mla.py, rocm_aiter_mla_sparse.py and indexer.py).
+    """
+    takes_any = latent_of(spec) is not None and (device_class is None or device_class in _AMD)
+    if block_size % step_of(spec) and not (takes_any and step_of(spec) == BLOCK):
+        raise UsageError(
+            f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step_of(spec)}",
+            f"use --block-size {step_of(spec)}",
+        )
 
 
 @remembered

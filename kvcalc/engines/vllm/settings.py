@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
-from kvcalc.engines.vllm.defaults import default_block, step_of
+from kvcalc.engines.vllm.defaults import check_block, default_block
 from kvcalc.engines.vllm.releases import Rules
 from kvcalc.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -51,6 +51,7 @@ class Settings(NamedTuple):
     pipeline_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     overlaps_stages: bool = True
+    num_gpu_blocks_override: int | None = None
 
     @property
     def steps_in_flight(self) -> int:
@@ -72,13 +73,9 @@ def parse_settings(
     each other, or flags and choices that the release does not have.
     """
     given = SettingsReader("vllm", settings)
-    step, drafted = step_of(spec), given.count("num-speculative-tokens", 0)
+    drafted = given.count("num-speculative-tokens", 0)
     block_size = given.count("block-size", default_block(spec, None, place))
-    if block_size % step:
-        raise UsageError(
-            f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step}",
-            f"use --block-size {step}",
-        )
+    check_block(spec, block_size, None)
     if "enable-prefix-caching" in settings and "no-enable-prefix-caching" in settings:
         raise UsageError("--enable-prefix-caching and --no-enable-prefix-caching contradict each other")
     caching = "enable-prefix-caching" in settings or (
@@ -107,6 +104,7 @@ def parse_settings(
         settings.get("kv-cache-dtype-skip-layers"),
         prefill_context_parallel_size=given.count("prefill-context-parallel-size", 1),
         overlaps_stages=rules.overlaps_stages,
+        num_gpu_blocks_override=given.optional_count("num-gpu-blocks-override"),
     )
     check_requests(given, found.max_num_batched_tokens)
     return found, states

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvcalc.output.human import fit
-from kvcalc.output.human.figures import count
+from kvcalc.output.human.figures import count, duration, requests_per_second
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -32,18 +32,11 @@ def render(document: documents.Check, console: Console) -> None:
         fitting = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
         console.print(f"{fitting} requests of {lengths} fit at once")
     if capacity is not None:
-        rate = Text.assemble((f"{capacity['requests_per_second']:.3g} requests per second", "bold"))
-        console.print(Text.assemble("bears at most ", rate))
+        console.print(Text.assemble("sustains ", (requests_per_second(capacity["requests_per_second"]), "bold")))
         for metric, mean, most in (
             ("TTFT", capacity["ttft_mean_seconds"], capacity["ttft_p99_seconds"]),
             ("TPOT", capacity["tpot_mean_seconds"], capacity["tpot_p99_seconds"]),
         ):
-            console.print(f"{metric} there: mean {_seconds(mean)}, p99 {_seconds(most)}")
+            console.print(f"{metric} there: mean {duration(mean)}, p99 {duration(most)}")
         if capacity["limited_by"]:
             console.print(f"beyond that: {capacity['limited_by']}", style="dim")
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:.3g} s" if value >= 1 else f"{value * 1000:.3g} ms"

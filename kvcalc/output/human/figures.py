@@ -52,6 +52,20 @@ def duration(seconds: float | None) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
+OVERLOADED = "overloaded"
+"""Instead of a time in a queue that grows without end: it would be longer the longer one simulates."""
+
+
+def duration_or_overloaded(seconds: float | str | None) -> str:
+    """A duration, or OVERLOADED as it is."""
+    return seconds if isinstance(seconds, str) else duration(seconds)
+
+
+def requests_per_second(value: float) -> str:
+    """A rate of requests with three digits, such as `1 request per second`."""
+    return f"{rate(value)} request{'' if value == 1 else 's'} per second"
+
+
 def short_duration(seconds: float | None) -> str:
     """A duration with three digits, in microseconds below one millisecond, or a dash for None."""
     return f"{seconds * 1e6:.3g} us" if seconds is not None and seconds < 0.9995e-3 else duration(seconds)

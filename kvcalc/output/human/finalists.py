@@ -7,10 +7,18 @@ from typing import Any
 
 from rich.console import Console
 
-from kvcalc.output.human.figures import count, duration, rate, split, text
+from kvcalc.output.human.figures import (
+    OVERLOADED,
+    count,
+    duration,
+    duration_or_overloaded,
+    rate,
+    requests_per_second,
+    split,
+    text,
+)
 from kvcalc.output.human.tables import Column, print_table
 
-OVERLOADED = "overloaded"
 _METRICS = ("ttft", "tpot", "e2e")
 
 
@@ -48,12 +56,8 @@ def finalist_columns(document: Mapping[str, Any]) -> list[Column]:
     if len(document["engines"]) > 1:
         columns.append(("engine", "engine", text))
     columns += [(">GPUs", "num_devices", count), ("layout", "layout", text)]
-    columns += [(f">{name} {part}", f"{name.lower()}_{part}_seconds", _time) for name, part in shown]
+    columns += [(f">{name} {part}", f"{name.lower()}_{part}_seconds", duration_or_overloaded) for name, part in shown]
     return [*columns, *([("", "verdict", text)] if limited else [])]
-
-
-def _time(value: Any) -> str:
-    return value if value == OVERLOADED else duration(value)
 
 
 def finalist_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -104,7 +108,7 @@ def question_of(document: Mapping[str, Any]) -> str:
     elif targets["concurrency"]:
         parts.append(f"{count(targets['concurrency'])} concurrent request{'s' if targets['concurrency'] > 1 else ''}")
     else:
-        parts.append(f"{rate(targets['requests_per_second'])} requests per second")
+        parts.append(requests_per_second(targets["requests_per_second"]))
     if document["headroom"]:
         parts[-1] += f" and {document['headroom']:.0%} more"
     if len(document["engines"]) == 1:

@@ -10,13 +10,13 @@ from rich.text import Text
 from kvcalc.output.human.figures import count, duration, percent, rate, span, text
 from kvcalc.output.human.finalists import (
     layout_of,
-    limits_of,
     print_finalists,
     question_of,
     replica_split,
     simulated_columns,
     targets_text,
 )  # fmt: skip
+from kvcalc.output.human.judged import has_types, is_simulated, judged_text, name_of_row
 from kvcalc.output.human.tables import Column, print_table
 from kvcalc.writing import shell
 
@@ -28,8 +28,7 @@ def render(document: dict[str, Any], console: Console) -> None:
     rows, best = document["plans"], document["best"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f"  {question_of(document)}"))
     if wanted := targets_text(document["targets"]):
-        judged = "the upper end of the range" if document["targets"]["confidence"] > 50 else "the point estimate"
-        console.print(f"{wanted}, at {judged}")
+        console.print(f"{wanted}, {judged_text(document)}")
     console.print()
     if best is not None:
         _layouts(document, console)
@@ -37,9 +36,8 @@ def render(document: dict[str, Any], console: Console) -> None:
     # If one reason applies to all rows, the error message states it.
     for reason, devices in reasons.items() if best is not None or len(reasons) > 1 else ():
         console.print(f"{', '.join(devices)}: {reason}", style="dim")
-    _wide(document, console)
     for row in rows:
-        name = _name(document, row)
+        name = name_of_row(document, row)
         for other in (row["next_layout"], row.get("next_mode")):
             if other is not None:
                 console.print(f"{name}, not {other}", style="dim")
@@ -81,13 +79,13 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
     columns: list[Column] = [("", "gpu", text)]
     if len(document["engines"]) > 1:
         columns.append(("engine", "engine", text))
-    if _has_types(document):
+    if has_types(document):
         columns.append(("weights", "weights_dtype", text))
     columns += [
         (">GPUs", "num_devices", count), ("layout", "layout", text), (">TTFT", "ttft_seconds", duration),
         (">TPOT", "tpot_seconds", duration), (">80% range", "range", text), (">tok/s", "tokens_per_second", rate),
     ]  # fmt: skip
-    if _is_simulated(document):
+    if is_simulated(document):
         # What is judged replaces the means of the closed form.
         columns[-4:-1] = simulated_columns(document["targets"])
     if any(row["utilisation"] is not None for row in rows):
@@ -115,37 +113,6 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
         console.print(f"* {names.get(document['ranked_by'], fewest)}", style="dim")
         if document["gives_up"] is not None:
             console.print(f"{document['gives_up']}; --max-ttft and --max-tpot set limits", style="dim")
-
-
-def _name(document: dict[str, Any], row: dict[str, Any]) -> str:
-    """The device of a row, and its engine and type of weights if the plan has several."""
-    parts = [row["engine"]] if len(document["engines"]) > 1 else []
-    parts += [row["weights_dtype"]] if _has_types(document) and row["weights_dtype"] else []
-    return f"{row['gpu']} with {' and '.join(parts)}" if parts else row["gpu"]
-
-
-def _has_types(document: dict[str, Any]) -> bool:
-    """Whether several types of weights were asked for."""
-    return "," in (document["dtype"] or "")
-
-
-def _wide(document: dict[str, Any], console: Console) -> None:
-    """Name the rows whose times are judged at the estimate although the upper end of the range was asked for."""
-    targets = document["targets"]
-    if targets["confidence"] <= 50:
-        return
-    limited = {name for name, _, _ in limits_of(targets)}
-    names = [name for name in ("TTFT", "TPOT") if name in limited or "E2E" in limited]
-    for name in names:
-        rows = [_name(document, row) for row in document["plans"] if row[f"{name.lower()}_judged_at"] == "estimate"]
-        if rows:
-            console.print(f"{name} is judged at the estimate, its range is wide: {', '.join(rows)}", style="dim")
-
-
-def _is_simulated(document: dict[str, Any]) -> bool:
-    """Whether the simulation chose the layouts: for percentiles, and for every target with a trace."""
-    limits = limits_of(document["targets"])
-    return any(document["trace"] or statistic != "mean" for _, statistic, _ in limits)
 
 
 def _front(document: dict[str, Any], console: Console) -> None:

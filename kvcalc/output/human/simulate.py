@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.figures import count, duration, name_engine, rate
+from kvcalc.output.human.figures import (
+    OVERLOADED,
+    count,
+    duration,
+    duration_or_overloaded,
+    name_engine,
+    rate,
+    requests_per_second,
+)
 from kvcalc.output.human.fit import describe_devices
 from kvcalc.output.human.tables import plain_table
 
@@ -18,6 +26,8 @@ if TYPE_CHECKING:
 NAMES = {
     "ttft": "TTFT", "tpot": "TPOT", "itl": "between tokens", "e2e": "whole request", "queue": "in the queue"
 }  # fmt: skip
+# These times include that in the queue.
+_GROWING = ("ttft", "e2e", "queue")
 _HEIGHT, _GUTTER = 4, 11
 _SHOWN = ("mean_seconds", "p50_seconds", "p90_seconds", "p99_seconds", "max_seconds")
 
@@ -43,9 +53,8 @@ def render(document: documents.Simulate, console: Console) -> None:
         console.print(f"{share:.1%} of the requests meet {describe_limits(document['limits'])}: {good} requests/s")
     console.print()
     table = plain_table("", *(f">{name.removesuffix('_seconds')}" for name in _SHOWN), optional=("max", "p90"))
-    for row in document["times"]:
-        times: Any = row
-        table.add_row(NAMES[row["metric"]], *(duration(times[name]) for name in _SHOWN))
+    for row in shown_times(document):
+        table.add_row(NAMES[row["metric"]], *(duration_or_overloaded(row[name]) for name in _SHOWN))
     console.print(table)
     console.print()
     for line in describe_state(document):
@@ -53,6 +62,15 @@ def render(document: documents.Simulate, console: Console) -> None:
     if "prefill" in document:
         console.print(_prefill(document["prefill"]))
     _timeline(document, console)
+
+
+def shown_times(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of times. Those that grow with the queue are OVERLOADED if it has no end."""
+    rows = [dict(row) for row in document["times"]]
+    for row in rows:
+        if not document["results"]["keeps_up"] and row["metric"] in _GROWING:
+            row.update(dict.fromkeys(_SHOWN, OVERLOADED))
+    return rows
 
 
 def describe_load(load: Mapping[str, Any]) -> str:
@@ -64,7 +82,7 @@ def describe_load(load: Mapping[str, Any]) -> str:
     elif load["arrivals"] == "closed_loop":
         how = "1 client" if load["concurrency"] == 1 else f"{count(load['concurrency'])} clients"
     else:
-        how = f"{load['requests_per_second']:g} requests per second"
+        how = requests_per_second(load["requests_per_second"])
         how += "" if load["arrivals"] == "poisson" else f" with burstiness {load['burstiness']:g}"
     lengths = f"{load['mean_prompt_tokens']:,.0f} tokens in, {load['mean_answer_tokens']:,.0f} out"
     requests = "1 request" if load["requests"] == 1 else f"{count(load['requests'])} requests"

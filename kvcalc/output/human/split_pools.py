@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from kvcalc.output.human.figures import byte_rate, count, duration, percent, size, split
+from kvcalc.output.human.figures import byte_rate, count, duration, percent, requests_per_second, size, split
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -30,7 +30,7 @@ def print_pools(row: Any, console: Console) -> None:
     console.print(Text.assemble(("KV transfer", "bold"), f"  {line}"))
     for role in ("prefill", "decode"):
         pool = pools[role]
-        busy = f"{percent(pool['utilization'])} of {pool['max_requests_per_second']:.3g} requests per second"
+        busy = f"{percent(pool['utilization'])} of {requests_per_second(pool['max_requests_per_second'])}"
         line = f"{_instances(pool)}: {busy}, {count(pool['requests_held'])} requests in each cache"
         console.print(Text.assemble((role, "bold"), f"  {line}"))
 

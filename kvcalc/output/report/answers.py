@@ -12,7 +12,6 @@ from kvcalc.output.human.figures import (
     duration,
     percent,
     rate,
-    room,
     short_duration,
     size,
     text,
@@ -26,6 +25,7 @@ from kvcalc.output.report.parts import (
     Document,
     facts_of,
     memory_section,
+    round_size,
     step_section,
     subtitle_of,
     table_of,
@@ -33,8 +33,8 @@ from kvcalc.output.report.parts import (
     warnings_of,
 )
 from kvcalc.output.report.simulation import simulation
+from kvcalc.output.report.sweep import TOKENS, sweep
 from kvcalc.writing.cells import bare
-from kvcalc.writing.html import joined
 
 # The most rows of a table, and the most scalars of a document without a report of its own.
 _MOST_ROWS = 1000
@@ -89,37 +89,6 @@ def _settings(engine: Mapping[str, Any]) -> Facts:
     return facts_of((name, None if value is None else bare(value)) for name, value in values)
 
 
-def _sweep(document: Document) -> Answer:
-    points = document["points"][:_MOST_ROWS]
-    columns: list[Any] = [
-        ("engine", "engine", text), ("KV type", "kv_dtype", text), ("device", "gpu", text),
-        (">devices", "num_devices", count), (">tp", "tensor_parallel_size", count), (">batch", "batch_size", count),
-        (">context", "context_tokens", count), (">total", "total_bytes", size),
-        (">per device", "bytes_per_device", size),
-        (">step", "decode_step_seconds", duration), (">tok/s", "decode_tokens_per_second", rate),
-        ("fits", "fits", lambda fits: "yes" if fits else "no"),
-    ]  # fmt: skip
-    table = table_of(f"{count(len(points))} of {count(document['num_points'])} points", points, columns)
-    chart = document.get("chart")
-    svg, legend = joined([]), list[str]()
-    if chart is not None:
-        series = [
-            Line(line["label"], [(x, y) for x, y in zip(chart["contexts"], line["bytes"]) if y is not None])
-            for line in chart["lines"]
-        ]
-        limits = [(f"{room(row['bytes'])} {row['label']}", float(row["bytes"])) for row in chart["capacities"]]
-        svg = lines("Memory of the cache on one device, over the context", _TOKENS, _BYTES, series, limits)
-        legend = [line.label for line in series] if svg else []
-    part = Figure(svg, table, legend) if svg else table
-    subtitle = f"{count(document['num_points'])} points"
-    fitting = [point for point in points if point["fits"]]
-    verdict = f"{count(len(fitting))} of the points shown fit." if any(p["fits"] is not None for p in points) else ""
-    return Answer(
-        document["model"]["name"], subtitle, verdict, "plain", [Section("Memory over the context", [part])],
-        warnings_of(document),
-    )  # fmt: skip
-
-
 def _measure(document: Document) -> Answer:
     workload, device, runs = document["workload"], document["device"], document["runs"]
     differ = [run for run in runs if run["held_bytes"] != run["predicted_bytes"]]
@@ -163,8 +132,8 @@ def _measured_curve(rows: list[Document]) -> Figure | Table:
         label = f"{row['attention'].upper()}, batch {row['batch_size']}"
         series.setdefault(label, []).append((row["context_tokens"], row["decode_step_seconds"]))
     drawn = [Line(label, points) for label, points in series.items()]
-    svg = lines("Time of a step over the context", _TOKENS, Axis("time of a step", short_duration), drawn)
-    return Figure(svg, table, list(series)) if svg else table
+    svg = lines("Time of a step over the context", TOKENS, Axis("time of a step", short_duration), drawn)
+    return Figure(svg, table) if svg else table
 
 
 def _prefix(document: Document) -> Answer:
@@ -193,8 +162,7 @@ def _prefix(document: Document) -> Answer:
     svg = lines(
         "Hit rate over the size of the cache", across, Axis("hits", percent), series, marks=[("knee", float(knee[key]))]
     )
-    legend = [line.label for line in series] if len(series) > 1 else []
-    sections = [Section("Hits", [Figure(svg, table, legend) if svg else table])]
+    sections = [Section("Hits", [Figure(svg, table) if svg else table])]
     if document["tiers"]:
         tiers = table_of(
             "What each tier finds that the ones before it do not", document["tiers"],
@@ -229,19 +197,11 @@ def _any(document: Document) -> Answer:
     return Answer(title, "", "", "plain", [*sections, Section("Figures", [Facts(rows)])], warnings_of(document))
 
 
-def round_size(value: float) -> str:
-    """Bytes without decimals that are zero, for the ticks of an axis."""
-    number, unit = size(int(value)).split()
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
-
-
 def _share(value: float) -> str:
     return f"{value:.1%}"
 
 
-_TOKENS = Axis("context, tokens", lambda value: f"{value:,.0f}")
-_BYTES = Axis("memory on one device", round_size, is_bytes=True)
 _ANSWERS: dict[str, Callable[[Document], Answer]] = {
-    "estimate": _estimate, "plan": plan, "check": check, "sweep": _sweep, "measure": _measure, "prefix": _prefix,
+    "estimate": _estimate, "plan": plan, "check": check, "sweep": sweep, "measure": _measure, "prefix": _prefix,
     "simulate": simulation,
 }  # fmt: skip

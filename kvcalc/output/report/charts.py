@@ -1,16 +1,18 @@
-"""Charts of a report as inline SVG: a bar of parts, and lines over an axis. The figures are in a table beside them."""
+"""Charts as SVG, in reports and for `sweep --plot`: a bar of parts, rows of bars, and lines over an axis."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil, log2, log10
 
-from kvcalc.output.report.style import stroke
+from kvcalc.output.report.style import dashes_of, stroke
 from kvcalc.records import NamedTuple
 from kvcalc.writing.html import Markup, element, joined
 
 _WIDTH, _HEIGHT, _BAR_HEIGHT, _ROW_HEIGHT = 720, 320, 44, 28
 _LEFT, _RIGHT, _TOP, _BOTTOM = 100, 60, 30, 56
+# The pixels between labels one above the other, and the columns of a legend by its longest name, up to characters.
+_LABEL_HEIGHT, _COLUMNS = 18, ((12, 3), (24, 2))
 # An axis is logarithmic if its ends are this many times apart, unless it is always linear. Those begin at 0.
 _LOGARITHMIC = 8
 
@@ -64,7 +66,10 @@ def lines(
     title: str, across: Axis, up: Axis, series: Sequence[Line], limits: Sequence[tuple[str, float]] = (),
     marks: Sequence[tuple[str, float]] = (),
 ) -> Markup:  # fmt: skip
-    """Lines over x. `limits` are horizontal lines and `marks` vertical ones, with labels. Empty without points."""
+    """Lines over x, with a legend if there are several. Empty without two places to draw between.
+
+    `limits` are horizontal lines and `marks` vertical ones, with labels.
+    """
     xs = [x for line in series for x, _ in line.points] + [x for _, x in marks]
     ys = [y for line in series for _, y in line.points] + [y for _, y in limits]
     if len(set(xs)) < 2:
@@ -72,27 +77,46 @@ def lines(
     is_wide = not across.is_linear and min(xs) > 0 and max(xs) >= _LOGARITHMIC * min(xs)
     x_scale = _Scale(0.0 if across.is_linear else min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, is_wide)
     is_log = not up.is_linear and min(ys) > 0 and max(ys) >= 10 * _LOGARITHMIC * min(ys)
-    # Above the highest limit there is room for its label.
-    top = max(ys) * (1.0 if not limits else 1.5 if is_log else 1.1)
+    # Above the highest limit or line there is room for a label.
+    top = max(ys) * (1.0 if not limits and not marks else 1.5 if is_log else 1.1)
     y_scale = _Scale(min(ys) if is_log else 0.0, top or 1.0, _HEIGHT - _BOTTOM, _TOP, is_log)
     drawn = [*_grid(x_scale, y_scale, across, up)]
-    for label, y in limits:
+    for number, line in enumerate(series):
+        path = "L".join(f"{x_scale.place(x):.1f} {y_scale.place(y):.1f}" for x, y in line.points)
+        drawn.append(element("path", element("title", line.label), **stroke(number), d=f"M{path}"))
+    free = float(_HEIGHT)
+    for number, (label, y) in enumerate(sorted(limits, key=lambda limit: limit[1])):
         at = y_scale.place(y)
-        drawn.append(_limit(f"M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}"))
-        drawn.append(_label(label, _LEFT + 6, at - 4))
+        drawn.append(_limit(f"M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}", number))
+        # Labels of limits that are close together stand one above the other.
+        free = min(at - 4, free - _LABEL_HEIGHT)
+        drawn.append(_label(label, _LEFT + 6, free))
     for label, x in marks:
         at = x_scale.place(x)
         drawn.append(_limit(f"M{at:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"))
         is_right = at > (_LEFT + _WIDTH) / 2
         drawn.append(_label(label, at + (-4 if is_right else 4), _TOP + 12, anchor="end" if is_right else None))
-    for number, line in enumerate(series):
-        path = "L".join(f"{x_scale.place(x):.1f} {y_scale.place(y):.1f}" for x, y in line.points)
-        drawn.append(element("path", element("title", line.label), **stroke(number), d=f"M{path}"))
-    return _svg(title, _HEIGHT, drawn)
+    legend, height = _legend([line.label for line in series]) if len(series) > 1 else ([], 0)
+    return _svg(title, _HEIGHT + height, [*drawn, *legend])
 
 
-def _limit(path: str) -> Markup:
-    return element("path", class_="line s6", stroke_dasharray="4 4", d=path)
+def _legend(names: Sequence[str]) -> tuple[list[Markup], int]:
+    """A stroke and a name for each line, and the height that they take."""
+    longest = max(map(len, names))
+    columns = next((number for most, number in _COLUMNS if longest <= most), 1)
+    drawn = []
+    for place, name in enumerate(names):
+        x = _LEFT + (_WIDTH - _LEFT) * (place % columns) / columns
+        y = _HEIGHT + _LABEL_HEIGHT * (place // columns + 0.5)
+        drawn += [
+            element("path", **stroke(place), d=f"M{x:.1f} {y - 4:.1f}H{x + 36:.1f}"),
+            _label(name, x + 44, y, None),
+        ]
+    return drawn, _LABEL_HEIGHT * ceil(len(names) / columns)
+
+
+def _limit(path: str, number: int = 0) -> Markup:
+    return element("path", class_="line s6", stroke_dasharray=dashes_of(number + 1), d=path)
 
 
 def _label(text: str, x: float, y: float, kind: str | None = "quiet", anchor: str | None = None) -> Markup:

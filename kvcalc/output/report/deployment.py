@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.output.human.figures import UNKNOWN_RANGE, count, duration, percent, rate, room, span, text
+from kvcalc.output.human.figures import (
+    UNKNOWN_RANGE,
+    count,
+    duration,
+    percent,
+    rate,
+    requests_per_second,
+    room,
+    span,
+    text,
+)
 from kvcalc.output.human.finalists import (
     finalist_columns,
     finalist_rows,
@@ -13,6 +23,7 @@ from kvcalc.output.human.finalists import (
     question_of,
     targets_text,
 )
+from kvcalc.output.human.judged import judged_text
 from kvcalc.output.report.load import load_section
 from kvcalc.output.report.page import Answer, Code, Section, Text
 from kvcalc.output.report.parts import (
@@ -33,7 +44,7 @@ def plan(document: Document) -> Answer:
     asked = facts_of([
         ("requests", question_of(document)),
         ("targets", wanted or "none: the fewest devices"),
-        ("judged at", "the upper end of a narrow 80 % range" if targets["confidence"] > 50 else "the estimate"),
+        ("compared", judged_text(document) if wanted else None),
         ("headroom", percent(document["headroom"]) if document["headroom"] else None),
         ("router", document["router"]),
     ])  # fmt: skip
@@ -120,7 +131,7 @@ def _ranged(row: Document, metric: str) -> str | None:
 
 
 def check(document: Document) -> Answer:
-    """What the report of a server's command shows: whether it starts, its memory, and the rate that it bears."""
+    """What the report of a server's command shows: whether it starts, its memory, and the rate that it sustains."""
     command, capacity, requests = document["command"], document["capacity"], document["requests"]
     targets = document.get("targets")
     limits = [] if targets is None else limits_of(targets)
@@ -133,13 +144,13 @@ def check(document: Document) -> Answer:
         ]  # fmt: skip
         facts = facts_of([
             ("targets", targets_text(targets) if targets else None),
-            ("largest rate", f"{capacity['requests_per_second']:.3g} requests per second"),
+            ("largest rate", requests_per_second(capacity["requests_per_second"])),
             *times,
             ("beyond that", capacity["limited_by"]),
             ("requests at once", f"{count(requests['max_requests'])} of "
              f"{count(requests['input_tokens'])} + {count(requests['output_tokens'])} tokens" if requests else None),
         ])  # fmt: skip
-        sections.append(Section("The load that it bears", [facts]))
+        sections.append(Section("The load that it sustains", [facts]))
         asked = capacity["requests_per_second"]
         curve = load_section(document.get("load_curve", ()), "requests per second", asked, limits, "largest")
         sections += [curve] if curve is not None else []
@@ -156,7 +167,7 @@ def check(document: Document) -> Answer:
         verdict, tone = f"It does not start: {document['reason']}.", "bad"
     elif capacity is not None:
         meets = f" within {targets_text(targets)}" if targets and targets_text(targets) else ""
-        verdict = f"It starts, and bears {capacity['requests_per_second']:.3g} requests per second{meets}."
+        verdict = f"It starts, and sustains {requests_per_second(capacity['requests_per_second'])}{meets}."
     title = " ".join(filter(None, (command["service"], document["model"]["name"])))
     return Answer(title, subtitle_of(document), verdict, tone, sections, warnings_of(document))
 

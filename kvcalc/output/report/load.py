@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvcalc.output.human.figures import duration, rate
-from kvcalc.output.human.finalists import OVERLOADED
+from kvcalc.output.human.figures import OVERLOADED, duration, rate
 from kvcalc.output.report.charts import Axis, Line, lines
 from kvcalc.output.report.page import Figure, Part, Section, Table, Text
 
@@ -36,7 +35,7 @@ def load_section(
     parts: list[Part] = []
     columns = [row for row in _COLUMNS if row[1] == "load" or any(f"_{name}_" in row[1] for name in shown)]
     table = Table(
-        f"Times over the load, in {unit}", [heading for heading, _ in columns],
+        f"Times over the load in {unit}, at the estimate", [heading for heading, _ in columns],
         [[rate(row["load"]), *(_written(row, key) for _, key in columns[1:])] for row in rows],
     )  # fmt: skip
     marks = [(mark, asked)] if asked is not None else []
@@ -49,7 +48,7 @@ def load_section(
             f"{name} over the load", Axis(unit, rate, is_linear=True), Axis(name, duration, is_linear=True), series,
             limited, marks,
         )  # fmt: skip
-        parts.append(Figure(svg, table if metric == "tpot" else None, shown if len(shown) > 1 else []))
+        parts.append(Figure(svg, table if metric == "tpot" else None))
     if len(known) < len(rows):
         most, next_one = (rate(row["load"]) for row in (known[-1], rows[len(known)]))
         parts.append(Text(f"It keeps up with {most} {unit}. With {next_one} it is {OVERLOADED}."))

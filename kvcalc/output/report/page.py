@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Union
 
 from kvcalc import __version__
-from kvcalc.output.report.style import STYLE, stroke
+from kvcalc.output.report.style import STYLE
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.writing.html import Markup, element, joined, page
@@ -33,11 +33,10 @@ class Table(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A chart, as SVG, the names of its lines, and the table with its figures, unless another chart has it."""
+    """A chart, as SVG, and the table with its figures, unless another chart has it."""
 
     svg: Markup
     table: Table | None
-    legend: Sequence[str] = ()
 
 
 class Code(NamedTuple):
@@ -107,7 +106,7 @@ def _part(part: Part) -> Markup:
     if isinstance(part, Table):
         return _table(part)
     if isinstance(part, Figure):
-        return _around("figure", [part.svg, *_legend(part.legend), *([_folded(part.table)] if part.table else [])])
+        return _around("figure", [part.svg, *([_folded(part.table)] if part.table else [])])
     if isinstance(part, Code):
         return _code(part.text)
     return element("p", part.text)
@@ -123,15 +122,6 @@ def _folded(table: Table) -> Markup:
 
 def _code(text: str) -> Markup:
     return element("pre", element("code", text))
-
-
-def _legend(names: Sequence[str]) -> list[Markup]:
-    items = [
-        element("li", element("svg", element("path", **stroke(place), d="M0 6H48"), viewBox="0 0 48 12",
-                              aria_hidden="true"), name)
-        for place, name in enumerate(names)
-    ]  # fmt: skip
-    return [element("ul", *items, class_="legend")] if items else []
 
 
 def _table(table: Table) -> Markup:

@@ -143,3 +143,9 @@ def step_section(throughput: Document) -> Section:
 
 def _tokens(value: int | None) -> str | None:
     return None if value is None else f"{count(value)} tokens"
+
+
+def round_size(value: float) -> str:
+    """Bytes without decimals that are zero, for the ticks of an axis."""
+    number, unit = size(int(value)).split()
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.output.human.figures import count, duration, name_engine, rate
-from kvcalc.output.human.simulate import NAMES, describe_limits, describe_load, describe_state
+from kvcalc.output.human.figures import count, duration, duration_or_overloaded, name_engine, rate
+from kvcalc.output.human.simulate import NAMES, describe_limits, describe_load, describe_state, shown_times
 from kvcalc.output.report.charts import Axis, Line, lines
 from kvcalc.output.report.load import load_section
 from kvcalc.output.report.page import Answer, Figure, Section, Table, Text
@@ -14,8 +14,7 @@ from kvcalc.output.report.parts import Document, devices_of, facts_of, table_of,
 _TIME = Axis("time from the first arrival", duration, is_linear=True)
 _PERCENTILES: list[Any] = [
     ("time", "metric", lambda metric: NAMES.get(metric, metric)),
-    (">mean", "mean_seconds", duration), (">p50", "p50_seconds", duration),
-    (">p90", "p90_seconds", duration), (">p99", "p99_seconds", duration), (">max", "max_seconds", duration),
+    *((f">{name}", f"{name}_seconds", duration_or_overloaded) for name in ("mean", "p50", "p90", "p99", "max")),
 ]  # fmt: skip
 
 
@@ -42,11 +41,12 @@ def simulation(document: Document) -> Answer:
             ("prompt tokens found in the cache", count(results["cached_tokens"]) if results["cached_tokens"] else None),
         ]
     )
+    state = [Text(f"{text[0].upper()}{text[1:]}.") for text in describe_state(document)]
     sections = [
         Section("Rates", [facts]),
-        Section("Times", [table_of("What clients see", document["times"], _PERCENTILES)]),
+        Section("Times", [table_of("What clients see", shown_times(document), _PERCENTILES)]),
         *([curve] if curve is not None else []),
-        Section("Over time", [*_charts(document), *(Text(f"{text}.") for text in describe_state(document))]),
+        Section("Over time", [*_charts(document), *state]),
     ]
     subtitle = [name_engine(document["engine"]), devices_of(document) or "", describe_load(document["load"])]
     verdict, tone = _verdict(document)
@@ -103,4 +103,4 @@ def _chart(
     series = [Line(name, [(row["seconds"], row[keys[name]]) for row in rows]) for name in names]
     up = Axis(unit, lambda value: f"{value:,.4g}" if value < 1 else f"{value:,.0f}", is_linear=True)
     svg = lines(title, _TIME, up, series, limits or ())
-    return Figure(svg, table, list(names) if len(names) > 1 else []) if svg else table
+    return Figure(svg, table) if svg else table

@@ -1,1 +1,1 @@
-"""Whether the command that one already has starts, what it holds, and what load it bears: `kvcalc check`."""
+"""Whether the command that one already has starts, what it holds, and what load it sustains: `kvcalc check`."""

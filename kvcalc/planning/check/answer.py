@@ -1,4 +1,4 @@
-"""The document of `kvcalc check`: whether a server starts, what it holds, and what load it bears."""
+"""The document of `kvcalc check`: whether a server starts, what it holds, and what load it sustains."""
 
 from __future__ import annotations
 

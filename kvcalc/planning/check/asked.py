@@ -42,7 +42,7 @@ def asked_by(
     fits_context = "max_model_len" in values and values["max_model_len"] is None
     context = values.pop("context_tokens", None) or values.pop("max_model_len", None)
     values.pop("max_model_len", None)
-    if context is None and reader.words.chooses_context:
+    if context is None and reader.words.chooses_context and not read.keeps_context:
         fits_context = True
     if context is None and not fits_context:
         context = spec.max_position_embeddings

@@ -1,4 +1,4 @@
-"""The load that a server bears: the largest rate at which requests keep their targets, by simulation."""
+"""The load that a server sustains: the largest rate at which requests meet their targets, by simulation."""
 
 from __future__ import annotations
 

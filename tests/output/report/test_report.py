@@ -178,7 +178,7 @@ def test_a_plan_has_its_targets_and_what_meets_them(kvcalc: Any, tmp_path: Path)
 def test_a_check_has_the_rate_and_the_curve_around_it(kvcalc: Any, tmp_path: Path) -> None:
     cells, document = texts_of(kvcalc, tmp_path, "check")
     found = f"{document['capacity']['requests_per_second']:.3g} requests per second"
-    assert {f"It starts, and bears {found} within TTFT p99 <= 1 s.", found, "limit 1 s (p99)", "largest"} <= cells
+    assert {f"It starts, and sustains {found} within TTFT p99 <= 1 s.", found, "limit 1 s (p99)", "largest"} <= cells
     human = kvcalc(*QUESTIONS["check"], "--format", "human").out
     assert found in human
 
@@ -198,7 +198,11 @@ def test_an_overloaded_server_is_said_to_be_one(kvcalc: Any, tmp_path: Path) -> 
     text, out = report_of(kvcalc, tmp_path, *words)
     assert not json.loads(out)["results"]["keeps_up"]
     assert "Overloaded: requests arrive faster than they are served." in text
-    assert "overloaded" in kvcalc(*words, "--format", "human").out
+    human = kvcalc(*words, "--format", "human").out
+    rows = dict(line.split(maxsplit=1) for line in human.splitlines() if " " in line.strip())
+    assert rows["TTFT"].split() == rows["whole"].split()[1:] == rows["in"].split()[2:] == ["overloaded"] * 5
+    assert "overloaded" not in rows["TPOT"]
+    assert 'aria-label="TTFT over the load"' in text, "the curve begins far enough below the load"
 
 
 def test_many_rows_are_folded_and_the_knee_is_on_its_line(kvcalc: Any, tmp_path: Path) -> None:
@@ -214,8 +218,8 @@ def test_many_rows_are_folded_and_the_knee_is_on_its_line(kvcalc: Any, tmp_path:
 
 
 def test_ticks_are_round(kvcalc: Any) -> None:
-    from kvcalc.output.report.answers import round_size
     from kvcalc.output.report.charts import _Scale
+    from kvcalc.output.report.parts import round_size
 
     scale = _Scale(0.0, 93.2 * 2**30, 0.0, 1.0, False)
     assert [round_size(tick) for tick in scale.ticks(5, is_bytes=True)] == [
