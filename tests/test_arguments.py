@@ -264,7 +264,8 @@ def test_a_mistake_in_the_fields_stops_the_build() -> None:
     for field, row, error in (
         ("turns", {"type": "cuont"}, KeyError), ("turns", {"type": "count", "hlep": "Turns."}, TypeError),
         ("turns", {"option": "--turns"}, KeyError), ("trace_format", {"type": "text", "needs": "trase"}, ValueError),
-        ("contexts", {"type": "counts", "excludes": "context"}, ValueError), ("_without_option", {"flog": "a"}, KeyError),
+        ("contexts", {"type": "counts", "excludes": "context"}, ValueError),
+        ("_without_option", {"flog": "a"}, KeyError),
     ):  # fmt: skip
         with pytest.raises(error):
             check_question({**rows, field: row})

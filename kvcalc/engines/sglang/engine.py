@@ -10,18 +10,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from kvcalc.engines.account import BatchLine, BlockPool, DeviceDefault, Line, PoolFigures, RunningPool, lines_of
 from kvcalc.engines.declarations import types_of
-from kvcalc.engines.engine import (
-    BatchLine,
-    BlockPool,
-    DeviceDefault,
-    Engine,
-    Line,
-    PoolFigures,
-    Resolved,
-    RunningPool,
-    lines_of,
-)
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
