@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from kvcalc.errors import ModelError, nearest
 from kvcalc.limits import WIDTH
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from kvcalc.model.facts import Facts
 
 MAX_INTEGER = WIDTH
 
@@ -25,6 +27,9 @@ _SHOWN = 40
 class TypedConfig:
     """A config mapping with its name and source. Look-ups take a key and its aliases, the most common name first."""
 
+    # What is looked up, while a model is read for `--explain` (`kvcalc.model.facts`).
+    facts: ClassVar[Facts | None] = None
+
     def __init__(self, config: Mapping[str, object], name: str, source: str) -> None:
         self.config = config
         self.name = name
@@ -32,6 +37,8 @@ class TypedConfig:
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Self:
         """Return the same config with a family's defaults for absent keys. An explicit null stays null."""
+        if self.facts is not None:
+            self.facts.defaults |= defaults.keys() - self.config.keys()
         return type(self)({**defaults, **self.config}, self.name, self.source) if defaults else self
 
     def with_values(self, values: Mapping[str, object]) -> Self:
@@ -290,6 +297,9 @@ class TypedConfig:
         for key, value in found[1:]:
             if value != found[0][1]:
                 raise ModelError(f"{self.name}: {found[0][0]} is {_shown(found[0][1])} but {key} is {_shown(value)}")
+        if found and self.facts is not None:
+            inside = self.name.partition(": ")[2].replace(": ", ".")
+            self.facts.values[f"{inside}.{found[0][0]}" if inside else found[0][0]] = found[0][1]
         return found[0][1] if found else None
 
     def _missing(self, key: str) -> ModelError:
