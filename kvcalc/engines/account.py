@@ -126,3 +126,11 @@ def block_table(blocks: Callable[[int], int], size: int, numbers: int, capacity:
         if table[-1] > capacity:
             break
     return table
+
+
+class PoolLimit(NamedTuple):
+    """The bytes for the cache that an engine's `option` allows. If `is_exact`, it takes no less."""
+
+    option: str
+    bytes: int
+    is_exact: bool = False

@@ -11,7 +11,16 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.account import AutoContext, BatchLine, DeviceDefault, DividedRows, Line, PoolFigures, RunningPool
+from kvcalc.engines.account import (
+    AutoContext,
+    BatchLine,
+    DeviceDefault,
+    DividedRows,
+    Line,
+    PoolFigures,
+    PoolLimit,
+    RunningPool,
+)
 from kvcalc.engines.declarations import ENGINES, has_table
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
@@ -310,6 +319,10 @@ class Engine(ABC):
     def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         """The tokens in the smallest block that a request takes as it grows."""
         return self.growth_tokens(share, dtype)
+
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        """How many bytes the settings allow for the cache on a device, whatever its memory. None if they do not say."""
+        return None
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         """The figures the engine prints for its pool, for a batch and a memory size."""
