@@ -9,8 +9,6 @@ from kvcalc.errors import ModelError, nearest
 from kvcalc.limits import WIDTH
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from kvcalc.model.facts import Facts
 
 MAX_INTEGER = WIDTH
@@ -20,6 +18,7 @@ _LEAST_NUMBER, _MOST_NUMBER = 1e-9, 1e15
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
+Own = TypeVar("Own", bound="TypedConfig")
 
 _SHOWN = 40
 
@@ -35,25 +34,25 @@ class TypedConfig:
         self.name = name
         self.source = source
 
-    def with_defaults(self, defaults: Mapping[str, object]) -> Self:
+    def with_defaults(self: Own, defaults: Mapping[str, object]) -> Own:
         """Return the same config with a family's defaults for absent keys. An explicit null stays null."""
         if self.facts is not None:
             self.facts.defaults |= defaults.keys() - self.config.keys()
         return type(self)({**defaults, **self.config}, self.name, self.source) if defaults else self
 
-    def with_values(self, values: Mapping[str, object]) -> Self:
+    def with_values(self: Own, values: Mapping[str, object]) -> Own:
         """Return the same config with `values` in place of its own."""
         return type(self)({**self.config, **values}, self.name, self.source)
 
-    def renamed(self, names: Mapping[str, str]) -> Self:
+    def renamed(self: Own, names: Mapping[str, str]) -> Own:
         """Return the same config with the keys in `names` called what they name."""
         return type(self)({names.get(key, key): value for key, value in self.config.items()}, self.name, self.source)
 
-    def without(self, key: str) -> Self:
+    def without(self: Own, key: str) -> Own:
         """Return the same config without `key`."""
         return type(self)({k: v for k, v in self.config.items() if k != key}, self.name, self.source)
 
-    def nested(self, key: str) -> Self:
+    def nested(self: Own, key: str) -> Own:
         """Return a reader of the object under `key`, or of an empty object if the key is missing or null."""
         inner = self.config.get(key)
         if not isinstance(inner, (Mapping, type(None))):
@@ -187,7 +186,7 @@ class TypedConfig:
         value = self._look_up((key,))
         return [] if value is None else [*value] if isinstance(value, list) else [str(value)]
 
-    def objects(self, key: str) -> list[Self]:
+    def objects(self: Own, key: str) -> list[Own]:
         """Return a reader of each object in the list under `key`; empty if the key is missing or null."""
         value = self.listed(key) or ()
         found = [item for item in value if isinstance(item, Mapping)]
