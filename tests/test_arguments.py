@@ -13,6 +13,7 @@ import pytest
 import kvcalc as library
 from kvcalc.question.question import Question
 from tests.conftest import ROOT
+from tests.rows import every_row
 
 MODEL = "llama-3.1-8b"
 LOGS = ROOT / "tests" / "logs"
@@ -132,7 +133,7 @@ def test_every_field_of_a_question_and_every_function_is_tried() -> None:
     assert functions == FUNCTIONS.keys() | OTHERS.keys()
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@every_row("field", FIELDS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_argument_is_used_as_on_the_command_line_or_refused_by_its_name(kvcalc: Any, name: str, field: str) -> None:
     function, (argument, value, options) = FUNCTIONS[name], FIELDS[field]
@@ -229,7 +230,7 @@ WRONG: list[object] = [object(), {"x": object()}, [object()], {1}, -1, float("na
 EVERY = [(name, one) for name in (*FUNCTIONS, *OTHERS) for one in arguments_of(name)]
 
 
-@pytest.mark.parametrize(("name", "argument"), EVERY, ids=map(".".join, EVERY))
+@every_row("name, argument", EVERY)
 def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_argument(name: str, argument: str) -> None:
     asked = FUNCTIONS[name].asked if name in FUNCTIONS else OTHERS[name]
     for value in WRONG:

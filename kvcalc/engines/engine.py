@@ -92,6 +92,17 @@ class BlockPool(NamedTuple):
     max_concurrency: float | None = None
 
 
+class PoolFigures(NamedTuple):
+    """What an engine prints about its memory for caches: the pool, None without blocks, and figures of its own."""
+
+    pool: BlockPool | None = None
+    own: Mapping[str, object] = {}
+
+    def describe(self) -> dict[str, object]:
+        """The figures by their keys in the document."""
+        return {**({} if self.pool is None else self.pool._asdict()), **self.own}
+
+
 class DeviceDefault(NamedTuple):
     """The default of an engine's option on some devices, which are named in words."""
 
@@ -419,9 +430,9 @@ class Engine(ABC):
         """The tokens in the smallest block that a request takes as it grows."""
         return self.growth_tokens(share, dtype)
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
-        """The figures the engine prints for its pool, for a batch and a memory size. Empty if it has no pool."""
-        return {}
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
+        """The figures the engine prints for its pool, for a batch and a memory size."""
+        return PoolFigures()
 
     def most_running(
         self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
@@ -444,10 +455,10 @@ class Engine(ABC):
     def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """The blocks in `memory` bytes for requests of up to `longest_tokens` tokens."""
         size = self.block_tokens(share, dtype)
-        capacity: int | None = self.blocks(share, dtype, longest_tokens, batch, memory)["num_gpu_blocks"]
-        if capacity is None:
+        pool = self.blocks(share, dtype, longest_tokens, batch, memory).pool
+        if pool is None or pool.num_gpu_blocks is None:
             return RunningPool(None)
-        return RunningPool(capacity, size, range(-(-longest_tokens // size) + 3))
+        return RunningPool(pool.num_gpu_blocks, size, range(-(-longest_tokens // size) + 3))
 
     def schedule(self) -> Schedule | None:
         """How the engine's scheduler works, with these settings. None if that is not known."""

@@ -16,6 +16,7 @@ from kvcalc.engines.declarations import OPTIONS
 from kvcalc.engines.options import option_names
 from kvcalc.writing.shell import join
 from tests.conftest import ROOT
+from tests.rows import every_row
 
 
 class Case(NamedTuple):
@@ -137,7 +138,7 @@ def test_every_option_has_a_question() -> None:
     }
 
 
-@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine, cases in CASES.items() for name in cases])
+@every_row("engine, name", [(engine, name) for engine, cases in CASES.items() for name in cases])
 def test_an_option_changes_a_figure(engine: str, name: str) -> None:
     case = CASES[engine][name]
     assert {name, *case.settings} <= {option.name for option in OPTIONS[engine]}
@@ -150,7 +151,7 @@ NO_FLAGS = {"num-speculative-tokens", "before-pull", "host-memory", "host-bandwi
 GONE, RENAMED = {"mamba-cache-mode"}, {"draft-max": "spec-draft-n-max", "free-gpu-memory-fraction": "free_gpu_memory"}
 
 
-@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine in SERVERS for name in CASES[engine]])
+@every_row("engine, name", [(engine, name) for engine in SERVERS for name in CASES[engine]])
 def test_an_option_is_in_the_command(engine: str, name: str) -> None:
     value = CASES[engine][name].value
     sizes = {"max-num-seqs": value, "max-running-requests": value, "max-batch-size": value, "parallel": value}

@@ -13,6 +13,7 @@ from kvcalc.model.pasted import find_pasted, nearest_names
 from kvcalc.model.presets import find_preset, shipped_presets, shipped_table
 from kvcalc.model.published import releases, repackaged
 from kvcalc.model.resolve import load_model
+from tests.rows import every_row
 
 # What was pasted -> the preset, what the weights are stored in, and max_position_embeddings. The last two are the
 # published config.json's.
@@ -211,7 +212,7 @@ def answer(name: str, **asked: Any) -> Any:
     return kvcalc.estimate(load_model(name), context_tokens=1024, **asked)
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@every_row("name", TAKEN)
 def test_a_certain_name_is_its_preset(name: str) -> None:
     preset, dtype, length = TAKEN[name]
     spec, base = load_model(name), load_model(preset)

@@ -12,6 +12,7 @@ from kvcalc.memory.weights import count_parameters
 from kvcalc.model.presets import find_preset
 from kvcalc.model.resolve import spec_of
 from kvcalc.model.spec import weights_of
+from tests.rows import every_row
 
 PUBLISHED = {
     "codegemma-7b": 8.54, "codellama-13b": 13.02, "codellama-70b": 68.98, "codellama-7b": 6.74,
@@ -41,7 +42,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@every_row("name", PUBLISHED)
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     preset = find_preset(name)
     assert preset is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.checkpoint import quantized_cache
 from kvcalc.engines.declarations import unread_types
-from kvcalc.engines.engine import BlockPool, Engine, Line, Resolved, lines_of, not_established
+from kvcalc.engines.engine import BlockPool, Engine, Line, PoolFigures, Resolved, lines_of, not_established
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
@@ -155,7 +155,7 @@ class TensorrtLlm(Engine):
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.block
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         each = token_bytes(share, dtype)
         pools = _window_pools(share, dtype, self.chosen, tokens, memory)
         counts = [pool["num_gpu_blocks"] for pool in pools] or [_fitting_blocks(self.chosen, each, memory)]
@@ -163,7 +163,7 @@ class TensorrtLlm(Engine):
         if None not in counts:
             fitting = min(counts)
             found = BlockPool(*found[:3], fitting, fitting * self.block, fitting / ceil_div(tokens, self.block))
-        return {**found._asdict(), "window_pools": pools or None}
+        return PoolFigures(found, {"window_pools": pools or None})
 
     def schedule(self) -> Schedule:
         from kvcalc.engines.tensorrt_llm.scheduler import schedule

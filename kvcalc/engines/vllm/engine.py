@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.engines.declarations import unread_types
-from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, RunningPool, block_table
+from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, PoolFigures, Resolved, RunningPool, block_table
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
@@ -262,7 +262,7 @@ class Vllm(Engine):
         plan = self.plan(share, dtype)
         return gcd(*plan.block_sizes) * self.token_ranks or plan.common_block_tokens
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         plan = self.plan(share, dtype)
         needed, sizes = plan.request_blocks(tokens), plan.block_sizes
         found = BlockPool(max(sizes, default=tokens), plan.block_bytes, needed * plan.block_bytes)
@@ -276,7 +276,7 @@ class Vllm(Engine):
             if self.rules.tokens == "blocks":
                 concurrency = printed / tokens
             found = BlockPool(*found[:3], fitting, printed, concurrency)
-        return found._asdict()
+        return PoolFigures(found)
 
     def running_blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, *, decodes: bool) -> int:
         """The blocks of a running request of `tokens` tokens. In windows, a prompt holds those of steps in flight too.
