@@ -190,7 +190,7 @@ def test_infinity_in_fp16_offers_bf16() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("'inductor' raised:\nImportError: no compiler\n\nSet VERBOSE=1", "'inductor' raised: ImportError: no compiler"),
+        ("'inductor' raised:\nImportError: no cc\n\nSet VERBOSE=1", "'inductor' raised: ImportError: no cc"),
         ("one\ntwo", "one"),
         ("only this:", "only this:"),
         ("", "RuntimeError"),
