@@ -31,6 +31,15 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     checks[name](rows)
 
 
+def check_question(rows: Mapping[str, Any]) -> None:
+    """Raise ValueError, TypeError or KeyError for a mistake in kvcalc/question/fields.yaml."""
+    from kvcalc.question.fields import declared
+
+    fields = declared(rows)
+    for field in fields.values():
+        _check_fields(f"what {field.name} needs or excludes", f"{field.needs} {field.excludes}".split(), fields)
+
+
 def check_engines() -> None:
     """Raise ValueError, TypeError or KeyError for a mistake in a declaration or another table of an engine."""
     from kvcalc.engines.declarations import ENGINES, LOGS, has_table, table
