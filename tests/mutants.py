@@ -76,9 +76,10 @@ _SIMULATED = (
         "lock_step",
         "common_prefix",
         "pools",
+        "load_curve",
     ),
     *_tests("cli", "simulate"),
-    *_tests("simulation", "reference"),
+    *_tests("simulation", "reference", "routed", "distinct_prompts"),
 )
 _SPLIT = _recorded("pools") + _tests(
     "planning", "disaggregated_limits", "disaggregated_matching", "disaggregated", "disaggregated_mixed", "split"
