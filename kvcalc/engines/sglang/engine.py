@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.declarations import types_of
-from kvcalc.engines.engine import (
+from kvcalc.engines.account import (
     BatchLine,
     BlockPool,
     DeviceDefault,
-    Engine,
     Line,
     PoolFigures,
-    Resolved,
+    PoolLimit,
     RunningPool,
     lines_of,
 )
+from kvcalc.engines.declarations import types_of
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
@@ -299,10 +299,22 @@ class Sglang(Engine):
         full, window = self._pool_tokens(pools, tokens, batch)
         return PoolFigures(found, {"max_total_num_tokens": full, "swa_max_total_num_tokens": window or None})
 
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        # States take what they take, and `_profiled_tokens` limits the requests.
+        pools, most = self._pools(share, dtype), self.chosen.max_total_tokens
+        if most is None or pools.state:
+            return None
+        tokens = most // self.page * self.page
+        window = self._window_tokens(tokens) if pools.has_full else tokens
+        size = self.rows_bytes(
+            share, dtype, 1, 1, tokens if pools.has_full else 0, window if pools.widest_window else 0
+        )
+        return PoolLimit("max-total-tokens", size)
+
     def schedule(self) -> Schedule:
         from kvcalc.engines.sglang.scheduler import schedule
 
-        return schedule(self.chosen.chunked_prefill_size)
+        return schedule(self.chosen)
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.
