@@ -177,7 +177,7 @@ def _check_names(rows: Mapping[str, Any]) -> None:
         for place, suffix in enumerate(table):
             if any(suffix.endswith(earlier) for earlier in list(table)[:place]):
                 raise ValueError(f"{suffix} must stand before its own end")
-    if any(name != name.casefold() for name in (*own, *rows["suffixes"], *mlx)):
+    if any(name != name.casefold() for name in (*own, *rows["suffixes"], *mlx, *rows["renamed"])):
         raise ValueError("names of organisations and suffixes are in lower case")
 
 
