@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from functools import cache
 
 import pytest
 
 from kvcalc.engines import LOGS
-from kvcalc.planning.logs import markers, scan
+from kvcalc.planning.logs import markers
 from kvcalc.planning.logs.scan import _PART, LONGEST_LINE, Markers, Scanner
 
 MARKERS = markers(LOGS)
@@ -26,14 +25,6 @@ def scanned(chunks: Iterable[bytes]) -> list[tuple[int, frozenset[str]]]:
     return [(line.number, line.needles) for line in Scanner(chunks, MARKERS)]
 
 
-@pytest.fixture
-def made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables for the same markers are made once, because that takes longer than a short log."""
-    made = cache(Markers)
-    monkeypatch.setattr(scan, "Markers", lambda needles: made(frozenset(needles)))
-
-
-@pytest.mark.usefixtures("made_once")
 @pytest.mark.parametrize("filler", [b"q" * 49 + b"\n", b"q" * 60_000 + b"\n", b"\n"], ids=["lines", "long", "empty"])
 @pytest.mark.parametrize("marker", ["-tp", "█", "GPU blocks:", "--disable-hybrid-kv-cache-manager"])
 def test_a_marker_at_every_place_around_a_border_is_found(marker: str, filler: bytes) -> None:
