@@ -158,6 +158,14 @@ def block_table(blocks: Callable[[int], int], size: int, numbers: int, capacity:
     return table
 
 
+class PoolLimit(NamedTuple):
+    """The bytes for the cache that an engine's `option` allows. If `is_exact`, it takes no less."""
+
+    option: str
+    bytes: int
+    is_exact: bool = False
+
+
 class Engine(ABC):
     """How an engine counts the bytes of a model's share.
 
@@ -429,6 +437,10 @@ class Engine(ABC):
     def block_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         """The tokens in the smallest block that a request takes as it grows."""
         return self.growth_tokens(share, dtype)
+
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        """How many bytes the settings allow for the cache on a device, whatever its memory. None if they do not say."""
+        return None
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         """The figures the engine prints for its pool, for a batch and a memory size."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from kvcalc.errors import ModelError, nearest
 from kvcalc.limits import LAYERS, WIDTH
@@ -12,6 +12,9 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Around, Weight
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    from kvcalc.model.facts import Facts
 
 MAX_LAYERS, MAX_INTEGER = LAYERS, WIDTH
 
@@ -101,6 +104,9 @@ def _layers(mixers: Sequence[tuple[Mixer, ...]], body: Body) -> Iterator[Layer]:
 class ConfigReader:
     """A config mapping with its name and source. Look-ups take a key and its aliases, the most common name first."""
 
+    # What is looked up, while a model is read for `--explain` (`kvcalc.model.facts`).
+    facts: ClassVar[Facts | None] = None
+
     def __init__(self, config: Mapping[str, object], name: str, source: str) -> None:
         self.config = config
         self.name = name
@@ -108,6 +114,8 @@ class ConfigReader:
 
     def with_defaults(self, defaults: Mapping[str, object]) -> ConfigReader:
         """Return the same config with a family's defaults for absent keys. An explicit null stays null."""
+        if self.facts is not None:
+            self.facts.defaults |= defaults.keys() - self.config.keys()
         return ConfigReader({**defaults, **self.config}, self.name, self.source) if defaults else self
 
     def with_values(self, values: Mapping[str, object]) -> ConfigReader:
@@ -484,6 +492,9 @@ class ConfigReader:
         for key, value in found[1:]:
             if value != found[0][1]:
                 raise ModelError(f"{self.name}: {found[0][0]} is {_shown(found[0][1])} but {key} is {_shown(value)}")
+        if found and self.facts is not None:
+            inside = self.name.partition(": ")[2].replace(": ", ".")
+            self.facts.values[f"{inside}.{found[0][0]}" if inside else found[0][0]] = found[0][1]
         return found[0][1] if found else None
 
     def _missing(self, key: str) -> ModelError:

@@ -53,7 +53,7 @@ class Scheduler(NamedTuple):
         if capacity is None:
             return True
         tokens = request.total_tokens + self.rules.lookahead_tokens
-        if not self.rules.schedule.mixes:
+        if self.rules.schedule.new_tokens is not None:
             return tokens + size < capacity
         place, table = -(-tokens // size), prompt_table or table
         return place < len(table) and table[place] <= capacity
@@ -80,7 +80,7 @@ class Scheduler(NamedTuple):
             prefixes = PrefixCache(
                 pool, tokens, pool.units(tokens), finds_own=self.finds_own, merges=schedule.merges_prefixes
             )
-        kind: type[Replica] = MixedReplica if schedule.mixes else PrefillFirstReplica
+        kind: type[Replica] = MixedReplica if schedule.new_tokens is None else PrefillFirstReplica
         return (SlotsReplica if schedule.has_slots else kind)(self.rules, times, pool, arrivals, prefixes)
 
 

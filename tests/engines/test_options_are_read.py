@@ -32,6 +32,9 @@ class Case(NamedTuple):
 WINDOWS, HYBRID, EXPERTS, LATENT = "gemma-3-27b", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v3"
 FOUR = {"batch_size": 4, "context_tokens": 8000}
 LOAD = {"speed": kvcalc.SpeedQuestion(input_tokens=3000, output_tokens=500, concurrency=16)}
+# More requests than fit, and prompts that fill most of a step.
+FULL = {"speed": kvcalc.SpeedQuestion(input_tokens=3000, output_tokens=3000, concurrency=200)}
+LONG = {"speed": kvcalc.SpeedQuestion(input_tokens=5000, output_tokens=500, concurrency=16)}
 LARGEST = {"fits_context": True}
 FP8 = {"kv_dtype": "fp8"}
 POOLS = {"engine": "tensorrt-llm@1.3.0rc28"}  # the first release with pools for windows
@@ -42,6 +45,7 @@ CASES: dict[str, dict[str, Case]] = {
     "vllm": {
         "block-size": Case(64, asked=FOUR),
         "max-num-batched-tokens": Case(2048),
+        "num-gpu-blocks-override": Case(500),
         "no-async-scheduling": Case(True, WINDOWS, asked={"context_tokens": 65_536}),
         "enable-prefix-caching": Case(True, "mamba-2.8b", asked=FOUR),
         "no-enable-prefix-caching": Case(True, HYBRID, "h100x8", asked=FOUR),
@@ -76,6 +80,12 @@ CASES: dict[str, dict[str, Case]] = {
         "speculative-num-draft-tokens": Case(2, HYBRID, "h100x8", asked=FOUR),
         "speculative-eagle-topk": Case(4, HYBRID, "h100x8", {"speculative-num-draft-tokens": 4}, FOUR),
         "chunked-prefill-size": Case(2048),
+        "max-prefill-tokens": Case(2000, asked=LOAD),
+        "max-total-tokens": Case(50_000),
+        "schedule-conservativeness": Case(0.5, asked=FULL),
+        "enable-mixed-chunk": Case(True, asked=LOAD),
+        "disable-overlap-schedule": Case(True, asked=LOAD),
+        "scheduler-recv-interval": Case(10, asked=LOAD),
         "attn-cp-size": Case(2, "deepseek-v3.2", "h200x8", asked=FOUR),
         "mem-fraction-static": Case(0.5),
         "max-loras-per-batch": Case(2),
@@ -87,6 +97,9 @@ CASES: dict[str, dict[str, Case]] = {
         "free-gpu-memory-fraction": Case(0.5),
         "max-attention-window": Case("128,32k", EXPERTS, asked={**FOUR, **POOLS}),
         "max-batch-size": Case(2, asked=LOAD),
+        "max-num-tokens": Case(2048),
+        "enable-chunked-prefill": Case(True, asked=LONG),
+        "disable-overlap-scheduler": Case(True, asked=LOAD),
         "avg-seq-len": Case(512, WINDOWS, asked={**FOUR, **POOLS}),
     },
     "llama.cpp": {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, PoolFigures, lines_of, not_established
+from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, PoolFigures, PoolLimit, lines_of, not_established
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.engine import Sglang
 from kvcalc.engines.sglang.settings import Settings, parse_settings
@@ -120,7 +120,14 @@ class DeepseekV4(Sglang):
         return PoolFigures(found, {"max_total_num_tokens": full, "swa_max_total_num_tokens": windows})
 
     def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int:
-        return int(max(0, memory - self._fixed_bytes(share)) / self._bytes_per_token(share)) // _PAGE * _PAGE
+        tokens = int(max(0, memory - self._fixed_bytes(share)) / self._bytes_per_token(share))
+        return min(tokens, self.chosen.max_total_tokens or tokens) // _PAGE * _PAGE
+
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        if self.chosen.max_total_tokens is None:
+            return None
+        tokens = self.chosen.max_total_tokens // _PAGE * _PAGE
+        return PoolLimit("max-total-tokens", int(self._fixed_bytes(share) + tokens * self._bytes_per_token(share)))
 
     def _largest_states(self, share: ModelSpec, dtype: Dtype) -> int:
         return 0

@@ -18,6 +18,7 @@ from kvcalc.engines.engine import (
     Engine,
     Line,
     PoolFigures,
+    PoolLimit,
     Resolved,
     RunningPool,
     lines_of,
@@ -299,10 +300,22 @@ class Sglang(Engine):
         full, window = self._pool_tokens(pools, tokens, batch)
         return PoolFigures(found, {"max_total_num_tokens": full, "swa_max_total_num_tokens": window or None})
 
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        # States take what they take, and `_profiled_tokens` limits the requests.
+        pools, most = self._pools(share, dtype), self.chosen.max_total_tokens
+        if most is None or pools.state:
+            return None
+        tokens = most // self.page * self.page
+        window = self._window_tokens(tokens) if pools.has_full else tokens
+        size = self.rows_bytes(
+            share, dtype, 1, 1, tokens if pools.has_full else 0, window if pools.widest_window else 0
+        )
+        return PoolLimit("max-total-tokens", size)
+
     def schedule(self) -> Schedule:
         from kvcalc.engines.sglang.scheduler import schedule
 
-        return schedule(self.chosen.chunked_prefill_size)
+        return schedule(self.chosen)
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.

@@ -28,7 +28,6 @@ from kvcalc.engines.tensorrt_llm.pools import (
     least_slots,
     most_blocks,
 )
-from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
@@ -219,7 +218,7 @@ class LayerGroups(TensorrtLlm):
             if kind.window is None:
                 held = tokens
             else:
-                held = running * ceil_div(kind.window, self.block) * self.block + min(tokens, STEP_TOKENS)
+                held = running * ceil_div(kind.window, self.block) * self.block + min(tokens, self.chosen.step_tokens)
             total += held * sum(kind.token_bytes)
         return ceil_div(total * 100, RESUMES_BELOW)
 
@@ -259,8 +258,11 @@ class LayerGroups(TensorrtLlm):
             return Division(groups, self.block, (_OTHERWISE,))
         running = self.chosen.max_batch_size or self._default_running
         average = min(average, tokens)
-        typical = (Sequences(STEP_TOKENS, 0), Sequences(average, max(0, average - 1), running - 1))
-        batches = ((Sequences(tokens, tokens - 1), Sequences(1, 0, running - 1)), (Sequences(STEP_TOKENS, 0),))
+        typical = (Sequences(self.chosen.step_tokens, 0), Sequences(average, max(0, average - 1), running - 1))
+        batches = (
+            (Sequences(tokens, tokens - 1), Sequences(1, 0, running - 1)),
+            (Sequences(self.chosen.step_tokens, 0),),
+        )
         return Division(groups, self.block, typical, least_slots(groups, self.block, batches))
 
     def _layers(self, share: ModelSpec, tokens: int) -> list[_Layers]:

@@ -23,7 +23,6 @@ from kvcalc.engines.tensorrt_llm.pools import (
     check_average,
     least_slots,
 )
-from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
 from kvcalc.model.caches import RecurrentState
@@ -108,7 +107,10 @@ class HybridPools(Hybrid):
         if average is not None:
             average = min(average, tokens)
             longest = [Sequences(tokens, tokens - 1), Sequences(1, 0, states - 1 - _DUMMIES)]
-            batches += [[*longest, Sequences(0, 0, _DUMMIES)], [Sequences(STEP_TOKENS, 0), Sequences(0, 0, _DUMMIES)]]
+            batches += [
+                [*longest, Sequences(0, 0, _DUMMIES)],
+                [Sequences(self.chosen.step_tokens, 0), Sequences(0, 0, _DUMMIES)],
+            ]
         length = self._typical_blocks(tokens) * block
         typical = (Sequences(length, length - 1, states - _DUMMIES), Sequences(0, 0, _DUMMIES))
         return Division(groups, block, typical, least_slots(groups, block, batches))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 
-def render(document: documents.Estimate, console: Console, variants: bool = False, explain: bool = False) -> None:
+def render(document: documents.Estimate, console: Console, variants: bool = False) -> None:
     """Print the estimate document. With a device, the four kinds of attention are shown only if `variants` is true."""
     _heading(document, console)
     fit = document["fit"]
@@ -45,7 +45,7 @@ def render(document: documents.Estimate, console: Console, variants: bool = Fals
 
         print_reuse(document["reuse"], fit, console)
     _weights(document["weights"], console)
-    if explain:
+    if "sources" in document:
         from kvcalc.output.human.explain import print_explained
 
         print_explained(document, console)

@@ -49,6 +49,12 @@ def render(document: documents.FitDocument, console: Console) -> None:
         console.print(f"it fits on {count(smallest['num_devices'])} of these devices: {layout}")
     if document["offload"]:
         _offload(document["offload"], console)
+    if "sources" in document:
+        from kvcalc.output.human.sources import print_reserve, print_sources
+
+        console.print()
+        print_sources(document["sources"], document["engine"], console)
+        print_reserve(document, console)
 
 
 def _offload(offload: documents.HostOffload, console: Console) -> None:
