@@ -10,19 +10,18 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.declarations import types_of
-from kvcalc.engines.engine import (
+from kvcalc.engines.account import (
     BatchLine,
     BlockPool,
     DeviceDefault,
-    Engine,
     Line,
     PoolFigures,
     PoolLimit,
-    Resolved,
     RunningPool,
     lines_of,
 )
+from kvcalc.engines.declarations import types_of
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
