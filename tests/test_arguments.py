@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 import kvcalc as library
 from kvcalc.question.question import Question
+from presets.check import check_question
 from tests.conftest import ROOT
 from tests.rows import every_row
 
@@ -253,3 +255,17 @@ def test_a_typo_gives_the_nearest_name(name: str) -> None:
         assert caught.value.exit_code == 2
         assert caught.value.message == f"{typo!r}: kvcalc.{name} has no such argument"
         assert argument in str(caught.value.hint)
+
+
+def test_a_mistake_in_the_fields_stops_the_build() -> None:
+    """`presets/compile.py` checks `kvcalc/question/fields.yaml`."""
+    rows: dict[str, Any] = yaml.safe_load((ROOT / "kvcalc" / "question" / "fields.yaml").read_text(encoding="utf-8"))
+    check_question(rows)
+    for field, row, error in (
+        ("turns", {"type": "cuont"}, KeyError), ("turns", {"type": "count", "hlep": "Turns."}, TypeError),
+        ("turns", {"option": "--turns"}, KeyError), ("trace_format", {"type": "text", "needs": "trase"}, ValueError),
+        ("contexts", {"type": "counts", "excludes": "context"}, ValueError),
+        ("_without_option", {"flog": "a"}, KeyError),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            check_question({**rows, field: row})

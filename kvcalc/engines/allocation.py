@@ -10,7 +10,8 @@ from functools import partial
 from math import lcm
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.engine import BatchLine, Engine, Line, PoolFigures, RunningPool
+from kvcalc.engines.account import BatchLine, Line, PoolFigures, RunningPool
+from kvcalc.engines.engine import Engine
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_at_slope, longest_context
 from kvcalc.memory.reads import Reads, reads_of

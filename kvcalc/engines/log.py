@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from kvcalc.engines.engine import BlockPool, Engine, part_of
+from kvcalc.engines.account import BlockPool
+from kvcalc.engines.engine import Engine, part_of
 from kvcalc.engines.log_lines import EQUAL, Figure, Log, Passes
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype

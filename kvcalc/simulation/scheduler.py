@@ -5,7 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from kvcalc.engines import engines_that
-from kvcalc.engines.engine import Engine, RunningPool
+from kvcalc.engines.account import RunningPool
+from kvcalc.engines.engine import Engine
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.planning.cases.case import Case

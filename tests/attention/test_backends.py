@@ -418,6 +418,7 @@ LATENT = Case(CUDA, torch.bfloat16, 128, 1, 576, 512, is_latent=True)
         ("sdpa-flash", LATENT, "same width for K and V"),
         ("sdpa-flash", HALF._replace(k_width=100), "multiples of 8"),
         ("sdpa-cudnn", HALF._replace(dtype=torch.float32), "16-bit dtype, not float32"),
+        ("sdpa-cudnn", LATENT, "at most 256, not 576"),
         ("sdpa-efficient", HALF._replace(dtype=torch.float32, k_width=6), "multiples of 4"),
         ("triton", HALF._replace(device=CPU), "only runs on CUDA"),
         ("triton", HALF._replace(dtype=torch.float32), "16-bit dtype, not float32"),

@@ -38,6 +38,10 @@ PUBLISHED = {
     "hunyuan-7b": 7.5, "internlm3-8b": 8.8, "lfm2-2.6b": 2.57, "lfm2.5-1.2b": 1.17, "ling-1t": 1000,
     "ling-flash-2.0": 103, "ling-mini-2.0": 16.26, "minicpm5-1b": 1.0806, "mistral-large-3": 673,
     "mistral-small-3.1-24b": 23.57, "nemotron-mini-4b": 4.19, "olmoe-1b-7b": 6.92, "qwen2-57b-a14b": 57.41,
+    "qwen-1.8b": 1.84, "qwen-14b": 14.17, "qwen-72b": 72.29, "qwen1.5-110b": 111.2, "qwen1.5-32b": 32.5,
+    "deepseek-llm-7b": 6.91, "deepseek-llm-67b": 67.4, "ernie-4.5-300b-a47b": 300, "bloom-3b": 3.0, "bloom-560m": 0.559,
+    "bloom-1b7": 1.72, "open-llama-3b": 3.43, "cwm": 32.6, "olmo-7b": 6.89, "salamandra-2b": 2.25,
+    "stablelm-2-1.6b": 1.64, "stable-code-3b": 2.8, "santacoder": 1.12, "llama-160m": 0.162,
     "seed-oss-36b": 36.15, "solar-10.7b": 10.73, "starcoder": 15.5, "yi-1.5-9b": 8.83, "yi-34b": 34.39,
 }  # fmt: skip
 

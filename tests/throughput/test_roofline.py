@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.model.resolve import load_model
 from kvcalc.throughput.constants import load_constants
+from kvcalc.throughput.costs import matrix_flops
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_gpu
 from kvcalc.throughput.links import link_bytes_per_second
-from kvcalc.throughput.roofline import SpeedModel, _overlap, matrix_flops
+from kvcalc.throughput.roofline import SpeedModel, _overlap
 from kvcalc.throughput.speed import speed_model
 from tests.rows import every_row
 from tests.throughput.conftest import MakeModel, formula_reads, stored

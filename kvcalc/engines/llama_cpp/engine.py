@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.account import AutoContext, DividedRows, Line, PoolFigures
 from kvcalc.engines.declarations import types_of
-from kvcalc.engines.engine import AutoContext, DividedRows, Engine, Line, PoolFigures, Resolved
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.llama_cpp.account import Cells, account, cells_for, read_row
 from kvcalc.engines.llama_cpp.architectures import layers_of
 from kvcalc.engines.llama_cpp.placement import (

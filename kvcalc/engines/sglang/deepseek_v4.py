@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, PoolFigures, PoolLimit, lines_of, not_established
+from kvcalc.engines.account import BatchLine, BlockPool, Line, PoolFigures, PoolLimit, lines_of
+from kvcalc.engines.engine import Engine, not_established
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.engine import Sglang
 from kvcalc.engines.sglang.settings import Settings, parse_settings

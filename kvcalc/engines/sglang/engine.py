@@ -10,19 +10,18 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.declarations import types_of
-from kvcalc.engines.engine import (
+from kvcalc.engines.account import (
     BatchLine,
     BlockPool,
     DeviceDefault,
-    Engine,
     Line,
     PoolFigures,
     PoolLimit,
-    Resolved,
     RunningPool,
     lines_of,
 )
+from kvcalc.engines.declarations import types_of
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
@@ -445,8 +444,8 @@ class Sglang(Engine):
         layers has only the window pool, and the ratio does not apply.
         """
         page, tokens = self.page, tokens + self.encoder
-        full, span = batch * round_up(tokens, page), pools.widest_window
-        return self.sized_pools(pools, full, batch * round_up(min(tokens, span), page)) if span else (full, 0)
+        windows = round_up(min(tokens, pools.widest_window), page)
+        return self.sized_pools(pools, batch * round_up(tokens, page), batch * windows)
 
     def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
         """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""

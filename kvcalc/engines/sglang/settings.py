@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.engine import DeviceDefault
+from kvcalc.engines.account import DeviceDefault
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import GIB
 from kvcalc.errors import LayoutError, ModelError, UsageError

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.account import BlockPool, Line, PoolFigures, PoolLimit, lines_of
 from kvcalc.engines.checkpoint import quantized_cache
 from kvcalc.engines.declarations import unread_types
-from kvcalc.engines.engine import BlockPool, Engine, Line, PoolFigures, PoolLimit, Resolved, lines_of, not_established
+from kvcalc.engines.engine import Engine, Resolved, not_established
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.engine import BlockPool, Engine, Line, PoolFigures, RunningPool, lines_of, not_established
+from kvcalc.engines.account import BlockPool, Line, PoolFigures, RunningPool, lines_of
+from kvcalc.engines.engine import Engine, not_established
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm, cache_buffers, quota_of, row_bytes
 from kvcalc.engines.tensorrt_llm.pools import (

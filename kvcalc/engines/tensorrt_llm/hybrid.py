@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kvcalc.engines.engine import BlockPool, Line, PoolFigures, lines_of, not_established
+from kvcalc.engines.account import BlockPool, Line, PoolFigures, lines_of
+from kvcalc.engines.engine import not_established
 from kvcalc.engines.rounding import round_up
 from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm, row_bytes, token_bytes
 from kvcalc.errors import LayoutError, ModelError

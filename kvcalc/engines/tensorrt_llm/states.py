@@ -10,7 +10,8 @@ common.py) at commit 28295084972c; the default since NVIDIA/TensorRT-LLM#16598 o
 
 from __future__ import annotations
 
-from kvcalc.engines.engine import BlockPool, Engine, Line, PoolFigures, lines_of
+from kvcalc.engines.account import BlockPool, Line, PoolFigures, lines_of
+from kvcalc.engines.engine import Engine
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.tensorrt_llm.engine import cache_buffers, quota_of, row_bytes, token_bytes
 from kvcalc.engines.tensorrt_llm.hybrid import Hybrid, attending, state_parts

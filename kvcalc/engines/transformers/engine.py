@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 from collections.abc import Mapping
 from functools import partial
 
-from kvcalc.engines.engine import Engine, PoolFigures
+from kvcalc.engines.account import PoolFigures
+from kvcalc.engines.engine import Engine
 from kvcalc.engines.options import SettingsReader
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype

@@ -11,19 +11,10 @@ from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any, cast
 
+from kvcalc.engines.account import BatchLine, BlockPool, Line, PoolFigures, PoolLimit, RunningPool, block_table
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.engines.declarations import unread_types
-from kvcalc.engines.engine import (
-    BatchLine,
-    BlockPool,
-    Engine,
-    Line,
-    PoolFigures,
-    PoolLimit,
-    Resolved,
-    RunningPool,
-    block_table,
-)
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
