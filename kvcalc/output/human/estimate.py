@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import attention, count, describe_images, describe_workload, name_engine, size, split
 from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
 from kvcalc.output.human.speed import print_drafting, print_speed
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_parameters, format_size
 
@@ -71,8 +70,8 @@ def _heading(document: documents.Estimate, console: Console) -> None:
     if engine["kv_dtype_reason"]:
         console.print(f"{document['kv_cache']['dtype']}: {engine['kv_dtype_reason']}", style="dim")
     for row in engine["device_defaults"] or ():
-        there = ", ".join(f"{_value(one['value'])} on {one['devices']}" for one in row["on_devices"])
-        console.print(f"--{row['option']} {_value(row['value'])}: {there}", style="dim")
+        on_devices = ", ".join(f"{_value(one['value'])} on {one['devices']}" for one in row["on_devices"])
+        console.print(f"--{row['option']} {_value(row['value'])}: {on_devices}", style="dim")
     console.print()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import count, percent, size
 from kvcalc.output.human.sources import print_reserve, print_sources
 from kvcalc.output.human.speed import duration

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import count, name_engine, size, text
-from kvcalc.output.human.tables import Column, plain_table, print_table
+from kvcalc.output.human.styled import Text
+from kvcalc.output.human.tables import Column, plain_table
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
