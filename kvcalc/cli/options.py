@@ -169,17 +169,27 @@ def flag(names: str, help: str, panel: Optional[str] = None) -> Declared:
 def declared(command: str) -> list[Declared]:
     """The options of a command, as commands/COMMAND.yaml lists them.
 
-    A text there is a list for `shared`. The first key of a mapping is the function here that makes the option, with its
-    first argument; the other keys are the other arguments.
+    A text there is a list for `shared`, and `essential` are those that -h shows. The first key of a mapping is the
+    function here that makes the option, with its first argument; the other keys are the other arguments.
     """
     return [lambda: [option for build in _listed(command) for option in build()]]
 
 
-def _listed(command: str) -> list[Declared]:
+def essential(command: str) -> str | None:
+    """The options that -h shows. None for a command that shows all of its options."""
+    found: str | None = _table(command).get("essential")
+    return found
+
+
+def _table(command: str) -> dict[str, Any]:
     path = os.path.join(os.path.dirname(__file__), "commands", f"{command}.yaml")
+    return shipped_mapping(path, "commands", command) if os.path.exists(path) else {}
+
+
+def _listed(command: str) -> list[Declared]:
     make: dict[str, Callable[..., Declared]] = {"option": option, "value": value, "flag": flag}
     found: list[Declared] = []
-    for row in shipped_mapping(path, "commands", command)["options"]:
+    for row in _table(command)["options"]:
         if isinstance(row, str):
             found += shared(row)
         else:
