@@ -14,7 +14,7 @@ from textwrap import wrap
 from typing import Any
 
 from kvcalc.cli import ENGINE_PANEL
-from kvcalc.cli.options import essential
+from kvcalc.cli.tables import essential
 from kvcalc.records import NamedTuple
 
 # The commands, as `kvcalc -h` groups them.

@@ -5,7 +5,6 @@ A command gets its options from its class, `@app.command(cls=taking(*declared("f
 start, because typer evaluates them.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Optional, Union
@@ -14,8 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from kvcalc.cli import ENGINE_PANEL
+from kvcalc.cli.tables import table_of
 from kvcalc.errors import UsageError
-from kvcalc.model.presets import shipped_mapping
 from kvcalc.question.fields import OPTIONS, REPEATED
 
 _MODEL_HELP = (
@@ -175,21 +174,10 @@ def declared(command: str) -> list[Declared]:
     return [lambda: [option for build in _listed(command) for option in build()]]
 
 
-def essential(command: str) -> str | None:
-    """The options that -h shows. None for a command that shows all of its options."""
-    found: str | None = _table(command).get("essential")
-    return found
-
-
-def _table(command: str) -> dict[str, Any]:
-    path = os.path.join(os.path.dirname(__file__), "commands", f"{command}.yaml")
-    return shipped_mapping(path, "commands", command) if os.path.exists(path) else {}
-
-
 def _listed(command: str) -> list[Declared]:
     make: dict[str, Callable[..., Declared]] = {"option": option, "value": value, "flag": flag}
     found: list[Declared] = []
-    for row in _table(command)["options"]:
+    for row in table_of(command)["options"]:
         if isinstance(row, str):
             found += shared(row)
         else:

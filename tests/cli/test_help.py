@@ -11,7 +11,7 @@ import typer
 
 from kvcalc.cli.app import COMMANDS
 from kvcalc.cli.help import GROUPS, epilog_of, split_epilog
-from kvcalc.cli.options import essential
+from kvcalc.cli.tables import essential
 from kvcalc.engines.declarations import OPTIONS
 from kvcalc.output.paths import check_against_schema
 from kvcalc.schema import load_schema
