@@ -111,7 +111,9 @@ class Prompts:
         arriving = rate * (ranks - 1) / ranks * mean_step
         part = min(1.0, most)
         others = min(arriving / part, ranks - 1.0)
-        added = arriving * self.beside(self.prompts_of_step(arriving, decoding), decoding, arriving) if arriving else 0.0
+        added = (
+            arriving * self.beside(self.prompts_of_step(arriving, decoding), decoding, arriving) if arriving else 0.0
+        )
         seconds = step + added
         # A step has prompts or not, so an arriving request finds a longer one than the mean.
         some = -expm1(-arriving / part)
