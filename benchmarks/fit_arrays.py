@@ -16,19 +16,19 @@ from scipy.optimize import least_squares
 from throughput_data import ALL, FIRST, Row
 
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.prompts import Prompts
-from kvcalc.throughput.roofline import (
+from kvcalc.throughput.costs import (
     NO_PROMPTS,
     ExpertTimes,
     MatrixTimes,
     PromptWork,
-    SpeedModel,
     Times,
     costs_of,
     prompt_parts,
     step_parts,
     together,
 )
+from kvcalc.throughput.prompts import Prompts
+from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.scheduling import StepRules
 from kvcalc.throughput.serving import burst_wait, host_wait, requests_per_client
 

@@ -15,6 +15,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,8 @@ CASES = {
 }
 
 
-# The cases of benchmarks/gpu.py are a model with a type of the cache: MODEL-TYPE. The layers are whole periods of each
-# model's pattern, and at least two, so that a layer's cache is not in the GPU's own cache.
-GPU_LAYERS = {"llama-7b": 2, "llama-3-70b": 2, "deepseek-v3": 2, "gpt-oss-120b": 2, "qwen3-next-80b-a3b": 4}
-GPU_KV_DTYPES = ("bf16", "fp8")
+# The loads of a profile that its table shows: tokens and batch.
+LOADS = ((4096, 1), (16_384, 1), (65_536, 1), (4096, 32), (65_536, 8))
 
 
 def slug(text: str) -> str:
@@ -48,10 +47,10 @@ def slug(text: str) -> str:
 
 
 def name_of(record: dict[str, Any], case: str) -> str:
-    """The file name, DEVICE_DAY_CASE.json. For a CPU, it also has the number of threads."""
+    """The file name, DEVICE_DAY_CASE.json. For a CPU, it also has the number of threads. A profile has no workload."""
     device = record["device"]
     threads = f"-{device['threads']}-threads" if device["threads"] else ""
-    ranks = record["workload"]["tensor_parallel_size"]
+    ranks = record.get("workload", {}).get("tensor_parallel_size", 1)
     several = f"-tp{ranks}" if ranks > 1 else ""
     return f"{slug(device['name'])}{threads}{several}_{record['environment']['taken_at'][:10]}_{slug(case)}.json"
 
@@ -69,29 +68,42 @@ def take(cases: list[str], device: str, options: list[str]) -> None:
 
 
 def table() -> str:
-    """All records as Markdown tables, by device, day and name."""
-    head = (
-        "model",
-        "attention",
-        "layers",
-        "tokens",
-        "batch",
-        "type",
-        "cache",
-        "step p50",
-        "core p50",
-        "KV read",
-        "of roof",
-    )
+    """All records as Markdown tables, by device, day and name, and a table of each profile."""
+    head = ("model", "attention", "layers", "tokens", "batch", "type", "cache", "step p50", "core p50", "KV read",
+            "of roof")  # fmt: skip
     blocks: dict[str, list[list[str]]] = {}
+    profiles = []
     for path in sorted(RESULTS.glob("*_*_*.json")):
         record = json.loads(path.read_text())
-        blocks.setdefault(_heading(record), []).extend(_row(record, run) for run in record["runs"])
-    parts = []
-    for heading, rows in blocks.items():
-        lines = [head, ["---", "---", *["---:"] * 3, "---", *["---:"] * 5], *rows]
-        parts.append(f"{heading}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
-    return "\n\n".join(parts)
+        if "points" in record:
+            profiles.append(f"{_heading(record)}\n\n{profile_table(record)}")
+        else:
+            blocks.setdefault(_heading(record), []).extend(_row(record, run) for run in record["runs"])
+    columns = ["---", "---", *["---:"] * 3, "---", *["---:"] * 5]
+    return "\n\n".join([*(f"{title}\n\n{_markdown(head, columns, rows)}" for title, rows in blocks.items()), *profiles])
+
+
+def profile_table(profile: dict[str, Any]) -> str:
+    """One row for each model and type of cache: a layer's time and its share of the roof, at the loads of LOADS."""
+    points = {
+        (row["model"], row["attention"].upper(), row["kv_dtype"], row["context_tokens"], row["batch_size"]): row
+        for row in profile["points"]
+    }
+
+    def cell(key: tuple[Any, ...]) -> str:
+        row = points.get(key)
+        if row is None or row["layer_seconds"] is None:
+            return ""
+        return f"{row['layer_seconds'] * 1e6:,.0f} us, {row['fraction_of_binding_roof']:.0%} {row['binding_roof']}"
+
+    kinds = dict.fromkeys(key[:3] for key in points)
+    rows = [[*kind, *(cell((*kind, *load)) for load in LOADS)] for kind in kinds]
+    loads = [f"{tokens // 1024}k x {batch}" for tokens, batch in LOADS]
+    return _markdown(("model", "attention", "type", *loads), ["---"] * 3 + ["---:"] * len(LOADS), rows)
+
+
+def _markdown(head: Sequence[str], columns: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, columns, *rows))
 
 
 def _heading(record: dict[str, Any]) -> str:

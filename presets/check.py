@@ -31,6 +31,15 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     checks[name](rows)
 
 
+def check_question(rows: Mapping[str, Any]) -> None:
+    """Raise ValueError, TypeError or KeyError for a mistake in kvcalc/question/fields.yaml."""
+    from kvcalc.question.fields import declared
+
+    fields = declared(rows)
+    for field in fields.values():
+        _check_fields(f"what {field.name} needs or excludes", f"{field.needs} {field.excludes}".split(), fields)
+
+
 def check_engines() -> None:
     """Raise ValueError, TypeError or KeyError for a mistake in a declaration or another table of an engine."""
     from kvcalc.engines.declarations import ENGINES, LOGS, has_table, table
@@ -168,7 +177,7 @@ def _check_names(rows: Mapping[str, Any]) -> None:
         for place, suffix in enumerate(table):
             if any(suffix.endswith(earlier) for earlier in list(table)[:place]):
                 raise ValueError(f"{suffix} must stand before its own end")
-    if any(name != name.casefold() for name in (*own, *rows["suffixes"], *mlx)):
+    if any(name != name.casefold() for name in (*own, *rows["suffixes"], *mlx, *rows["renamed"])):
         raise ValueError("names of organisations and suffixes are in lower case")
 
 

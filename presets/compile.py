@@ -27,9 +27,10 @@ class CompilePresets(BuildHookInterface[Any]):
 
 def compile_presets(presets: Path) -> None:
     """Write presets/compiled/NAME.json for every presets/models/NAME.yaml, and compiled/KIND/NAME.json for every
-    NAME.yaml in presets/gpus, presets/types and kvcalc/cli/commands. Write the models' names and aliases to
-    compiled/_names.json, the devices' aliases to compiled/gpus/_aliases.json, all kvcalc/engines/NAME/engine.yaml to
-    compiled/_engines.json, and each other TABLE.yaml there to compiled/engines/NAME.TABLE.json.
+    NAME.yaml in presets/gpus, presets/types, kvcalc/question and kvcalc/cli/commands. Write the models' names and
+    aliases to compiled/_names.json, the devices' aliases to compiled/gpus/_aliases.json, all
+    kvcalc/engines/NAME/engine.yaml to compiled/_engines.json, and each other TABLE.yaml there to
+    compiled/engines/NAME.TABLE.json.
 
     Old JSON files are removed. Raises ValueError if a row of a table is not as its reader expects.
     """
@@ -42,7 +43,8 @@ def compile_presets(presets: Path) -> None:
     if compiled.exists():
         shutil.rmtree(compiled)
     folders = {"models": presets / "models", "gpus": presets / "gpus", "types": presets / "types"}
-    for kind, folder in {**folders, "commands": package / "cli" / "commands"}.items():
+    folders |= {"question": package / "question", "commands": package / "cli" / "commands"}
+    for kind, folder in folders.items():
         target = compiled if kind == "models" else compiled / kind
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.glob("*.yaml")):
@@ -84,9 +86,10 @@ def _check(root: Path, tables: dict[str, dict[str, Any]]) -> None:
     """Check the tables of types, and all tables of engines, with the readers in this checkout, not an installed one."""
     sys.path.insert(0, str(root))
     try:
-        from presets.check import check_engines, check_table
+        from presets.check import check_engines, check_question, check_table
     finally:
         sys.path.remove(str(root))
     for name, rows in tables.items():
         check_table(name, rows)
+    check_question(_read(root / "kvcalc" / "question" / "fields.yaml")[1])
     check_engines()

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 import kvcalc as library
 from kvcalc.question.question import Question
+from presets.check import check_question
 from tests.conftest import ROOT
+from tests.rows import every_row
 
 MODEL = "llama-3.1-8b"
 LOGS = ROOT / "tests" / "logs"
@@ -132,7 +135,7 @@ def test_every_field_of_a_question_and_every_function_is_tried() -> None:
     assert functions == FUNCTIONS.keys() | OTHERS.keys()
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@every_row("field", FIELDS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_argument_is_used_as_on_the_command_line_or_refused_by_its_name(kvcalc: Any, name: str, field: str) -> None:
     function, (argument, value, options) = FUNCTIONS[name], FIELDS[field]
@@ -229,7 +232,7 @@ WRONG: list[object] = [object(), {"x": object()}, [object()], {1}, -1, float("na
 EVERY = [(name, one) for name in (*FUNCTIONS, *OTHERS) for one in arguments_of(name)]
 
 
-@pytest.mark.parametrize(("name", "argument"), EVERY, ids=map(".".join, EVERY))
+@every_row("name, argument", EVERY)
 def test_a_value_of_the_wrong_type_is_refused_by_the_name_of_its_argument(name: str, argument: str) -> None:
     asked = FUNCTIONS[name].asked if name in FUNCTIONS else OTHERS[name]
     for value in WRONG:
@@ -252,3 +255,17 @@ def test_a_typo_gives_the_nearest_name(name: str) -> None:
         assert caught.value.exit_code == 2
         assert caught.value.message == f"{typo!r}: kvcalc.{name} has no such argument"
         assert argument in str(caught.value.hint)
+
+
+def test_a_mistake_in_the_fields_stops_the_build() -> None:
+    """`presets/compile.py` checks `kvcalc/question/fields.yaml`."""
+    rows: dict[str, Any] = yaml.safe_load((ROOT / "kvcalc" / "question" / "fields.yaml").read_text(encoding="utf-8"))
+    check_question(rows)
+    for field, row, error in (
+        ("turns", {"type": "cuont"}, KeyError), ("turns", {"type": "count", "hlep": "Turns."}, TypeError),
+        ("turns", {"option": "--turns"}, KeyError), ("trace_format", {"type": "text", "needs": "trase"}, ValueError),
+        ("contexts", {"type": "counts", "excludes": "context"}, ValueError),
+        ("_without_option", {"flog": "a"}, KeyError),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            check_question({**rows, field: row})

@@ -18,6 +18,7 @@ from kvcalc.model.variants import layer_parameters
 from kvcalc.throughput.counts import Layout, bytes_of, count
 from tests.conftest import preset_names
 from tests.documents import estimate
+from tests.rows import every_row
 from tests.throughput.conftest import formula_reads
 
 BF16 = DTYPES["bf16"]
@@ -33,7 +34,7 @@ def read(model_type: str, **config: object) -> kvcalc.ModelSpec:
     return kvcalc.read_config({"model_type": model_type, **LLAMA, **config}, "test", "test")
 
 
-@pytest.mark.parametrize("name", preset_names())
+@every_row("name", preset_names())
 def test_what_a_step_reads_is_what_a_rank_holds(name: str) -> None:
     """If all experts are used, a step reads the whole shard of a rank, except lookup tables and unread weights."""
     model = kvcalc.load_model(name)
@@ -58,7 +59,7 @@ def test_what_a_step_reads_is_what_a_rank_holds(name: str) -> None:
         assert bytes_of(counts.dense) + bytes_of(counts.head) + experts + apart == plain_bytes(held, BF16)[0], ranks
 
 
-@pytest.mark.parametrize("name", preset_names())
+@every_row("name", preset_names())
 def test_the_ranks_hold_the_whole_model_and_what_they_share(name: str) -> None:
     weights = weights_of(kvcalc.load_model(name))
     if weights is None:
@@ -73,7 +74,7 @@ def test_the_ranks_hold_the_whole_model_and_what_they_share(name: str) -> None:
                 assert part.rows < weight.rows or weight.split == "whole" or 1 in (weight.rows, weight.kv_heads)
 
 
-@pytest.mark.parametrize("name", preset_names())
+@every_row("name", preset_names())
 def test_attention_parameters_are_those_of_the_layers_weights(name: str) -> None:
     spec = kvcalc.load_model(name)
     stated = layer_parameters(spec)
@@ -86,7 +87,7 @@ def test_attention_parameters_are_those_of_the_layers_weights(name: str) -> None
                 assert sum(weight.rows * weight.columns for weight in alone.weights if weight.columns > 1) == stated
 
 
-@pytest.mark.parametrize("name", preset_names())
+@every_row("name", preset_names())
 def test_measures_modules_have_the_parameters_of_the_layers(name: str) -> None:
     spec = kvcalc.load_model(name)
     mixers = {mixer.shape: mixer for group in spec.layers for mixer in group.layer.attention if mixer.keeps}

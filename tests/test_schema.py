@@ -16,6 +16,7 @@ from kvcalc.model.presets import presets_folder
 from kvcalc.schema import SCHEMA_VERSION, load_schema
 from tests.conftest import ROOT, one_of_each_type, preset_names
 from tests.documents import validate
+from tests.rows import every_row
 
 SCHEMA = load_schema()
 
@@ -28,15 +29,11 @@ def test_the_schema_is_a_schema() -> None:
     jsonschema_rs.meta.validate(SCHEMA)
 
 
-@pytest.mark.parametrize("name", one_of_each_type())
-@pytest.mark.parametrize(
-    "options",
-    [
+@every_row("name", one_of_each_type())
+@every_row("options", [
         (), ("--context", "1M", "--batch", "7", "--kv-memory", "80GiB"), ("--engine", "transformers"),
         ("--attention", "mha", "--kv-dtype", "fp8"), ("--attention", "mla"),
-    ],
-    ids=" ".join,
-)  # fmt: skip
+    ])  # fmt: skip
 def test_estimate(kvcalc: Any, name: str, options: tuple[str, ...]) -> None:
     result = kvcalc("estimate", name, *options, "--json")
     if result.status:

@@ -24,6 +24,7 @@ from kvcalc.units import (
     parse_tokens,
     parse_vllm_tokens,
 )
+from tests.rows import every_row
 
 Parse = Callable[[str, str], int]
 
@@ -106,8 +107,8 @@ BAD_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("text", BAD_NUMBERS)
-@pytest.mark.parametrize("parse", [parse_size, parse_tokens, parse_vllm_tokens, parse_count])
+@every_row("text", BAD_NUMBERS)
+@every_row("parse", [parse_size, parse_tokens, parse_vllm_tokens, parse_count])
 def test_what_is_no_number_is_refused_in_one_short_line(parse: Parse, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, "--option")

@@ -194,7 +194,8 @@ def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     The scale of a row maps its largest element to the largest number of the type: 127 for int8, 448 for float8_e4m3fn.
     """
     most = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
-    scale = rows.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / most
+    # On CUDA, torch divides by a Python number as this product does (BinaryDivTrueKernel.cu), and on a CPU it does not.
+    scale = rows.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) * (1.0 / most)
     scaled = (rows.float() / scale).clamp(-most, most)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
 

@@ -43,7 +43,7 @@ def _store(row, tensor, scale, element, WIDTH, MOST: tl.constexpr):
     if MOST:
         row = row.to(tl.float32)
         most = tl.full([], MOST, tl.float32)
-        factor = tl.div_rn(tl.maximum(tl.max(tl.abs(row)), 1e-30), most)
+        factor = tl.maximum(tl.max(tl.abs(row)), 1e-30) * (1.0 / MOST)
         row = tl.minimum(tl.maximum(tl.div_rn(row, factor), -most), most)
         if MOST == 127:
             row = (row + _ROUNDS) - _ROUNDS

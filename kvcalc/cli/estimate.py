@@ -28,13 +28,12 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     output = output_of(ctx.params)
     check_report(ctx.params)
     question = question_of(ctx.params)
-    shown: dict[str, Any] = {}
-    if not question.asks_several:
-        shown = {name: True for name in ("variants", "explain") if ctx.params[name]}
+    shown = {"variants": True} if ctx.params["variants"] and not question.asks_several else {}
     if not ctx.params["check"]:
         if ctx.params["strict"]:
             raise UsageError("--strict needs --check", "add --check")
         document, kind = answer(question)
+        _explain(ctx, question, document)
         _write_report(ctx, question, document, kind)
         output.emit(document, kind, **shown)
         return
@@ -43,10 +42,19 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     if question.asks_several:
         raise UsageError("--check needs one engine", "for example --check --engine vllm")
     found = ask(question)
+    _explain(ctx, question, found.document)
     _write_report(ctx, question, found.document, "estimate")
     output.emit(found.document, "estimate", **shown)
     if not found.fit["fits"] or (ctx.params["strict"] and found.fit["verdict"] == "tight"):
         raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def _explain(ctx: typer.Context, question: "Question", document: Any) -> None:
+    """With --explain, add the sources of the facts. A table of several engines has none."""
+    if ctx.params["explain"] and not question.asks_several:
+        from kvcalc.planning.answers.sources import sources_of
+
+        document["sources"] = sources_of(question, document)
 
 
 def _write_report(ctx: typer.Context, question: "Question", document: Any, kind: str) -> None:

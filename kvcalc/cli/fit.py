@@ -25,6 +25,10 @@ def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
     if question.devices is None:
         raise UsageError("kvcalc fit needs a device", "for example --gpu h100x8, or describe one: --gpu-memory 80GB")
     document = ask(question)
+    if ctx.params["explain"]:
+        from kvcalc.planning.answers.sources import sources_of
+
+        document["sources"] = sources_of(question, document)
     output.emit(document, "fit")
     if not document["fit"]["fits"] or (ctx.params["strict"] and document["fit"]["verdict"] == "tight"):
         raise typer.Exit(DoesNotFitError.exit_code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
-from kvcalc.documents.fields import Amount, Count, Positive, SimulatedTimes, Whole
+from kvcalc.documents.fields import Amount, Count, Positive, Share, SimulatedTimes, Whole
 from kvcalc.documents.loads import Plan, Simulate
 from kvcalc.documents.parts import (
     Engine,
@@ -41,6 +41,7 @@ class Estimate(TypedDict):
     speculative: Speculative | None
     warnings: list[Warning]
     reuse: NotRequired[Reuse]
+    sources: NotRequired[Sources]
 
 
 class Engines(TypedDict):
@@ -133,6 +134,93 @@ class FitDocument(TypedDict):
     """if it does not fit, what to keep in host memory instead; null for other engines than llama.cpp"""
     warnings: list[Warning]
     reuse: NotRequired[Reuse]
+    sources: NotRequired[Sources]
+
+
+class SourcesConfigItem(TypedDict):
+    """a key of the config that was read"""
+
+    key: str
+    """with the object that it is in: text_config.head_dim"""
+    value: str
+    """long values are cut"""
+    is_default: bool
+    """whether the config does not have the key, and the model's class has this value"""
+
+
+class SourcesModel(TypedDict):
+    """where the model is described"""
+
+    file: str | None
+    """the preset; null for another config"""
+    source: str
+    """where it was published"""
+    date: str | None
+    """when it was published or read"""
+    config: list[SourcesConfigItem]
+    """empty if the config cannot be read again, as from stdin"""
+
+
+class SourcesEngine(TypedDict):
+    """the files of the engine's source that the rules were read from"""
+
+    release: str
+    cache: str
+    reserve: str | None
+    defaults: str | None
+
+
+class SourcesDevice(TypedDict):
+    """the data sheet of the device"""
+
+    file: str | None
+    """null for a device that was described by options"""
+    source: str
+    date: str | None
+
+
+class SourcesReserveLogsItem(TypedDict):
+    """a log of the engine's start"""
+
+    model: str
+    release: str | None
+    """or the month of the log"""
+    device: str
+    reserved_bytes: Whole
+    """what the engine kept beside weights and cache, without shares that it does not use"""
+    estimated_bytes: Whole
+    error: float
+    """of the estimate, as a share of the device"""
+    sets_constant: bool
+    """whether a constant was read from this log; if not, it tests the estimate"""
+    source: str
+
+
+class SourcesReserve(TypedDict):
+    """the logs behind the estimated parts of a device's memory"""
+
+    low_factor: Positive
+    """low end of the 80 % range, times the estimate"""
+    high_factor: Positive
+    num_tested: Count
+    """logs that set no constant"""
+    within_range: Whole
+    """how many of these are within the range that the logs of other model families give"""
+    median_error: Share
+    """of these, as a share of the device, without the sign"""
+    largest_error: Share
+    logs: list[SourcesReserveLogsItem]
+
+
+class Sources(TypedDict):
+    """where the facts come from, with --explain"""
+
+    model: SourcesModel
+    engine: SourcesEngine | None
+    """null for the formula"""
+    device: SourcesDevice | None
+    reserve: SourcesReserve | None
+    """null if nothing is estimated, or if no logs of the engine are known"""
 
 
 class CheckCommand(TypedDict):

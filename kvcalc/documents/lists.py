@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from kvcalc.documents.fields import Amount, Count, Whole
-from kvcalc.documents.parts import Hardware, Interconnect, Warning
+from kvcalc.documents.parts import DeviceFigures, Hardware, Warning
 
 
 class ModelsModelsItem(TypedDict):
@@ -128,27 +128,10 @@ class ModelsCheck(TypedDict):
     files: Annotated[list[ModelsCheckFilesItem], {"minItems": 1}]
 
 
-class GpusGpusItem(TypedDict):
+class GpusGpusItem(DeviceFigures):
     """one known device"""
 
-    name: str
-    vendor: str | None
-    device_class: str | None
-    """the microarchitecture"""
-    memory_bytes: Count
-    memory_type: str | None
-    bandwidth_bytes_per_second: Count | None
-    flops_per_second: dict[str, Count]
-    """dense FLOP/s by dtype"""
-    interconnect: Interconnect | None
-    pcie_bytes_per_second: Count | None
-    tdp_watts: Count | None
     aliases: list[str]
-    source: str
-    date: str | None
-    note: str | None
-    inline_ecc: bool
-    """error correction is on by default and kept in the memory: reading is slower than the bandwidth"""
 
 
 class GpusShow(GpusGpusItem):

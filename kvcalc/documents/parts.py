@@ -384,16 +384,13 @@ class Interconnect(TypedDict):
     devices: Annotated[int, {"minimum": 2}]
 
 
-class Hardware(TypedDict):
-    """the figures of one device, and the number of devices"""
+class DeviceFigures(TypedDict):
+    """the figures of one device"""
 
     name: str
     vendor: str | None
     device_class: str | None
     """the microarchitecture"""
-    num_devices: Count
-    replicas: Count
-    """replicas of the model on all devices"""
     memory_bytes: Count
     memory_type: str | None
     bandwidth_bytes_per_second: Count | None
@@ -407,6 +404,14 @@ class Hardware(TypedDict):
     note: str | None
     inline_ecc: bool
     """error correction is on by default and kept in the memory: reading is slower than the bandwidth"""
+
+
+class Hardware(DeviceFigures):
+    """the figures of one device, and the number of devices"""
+
+    num_devices: Count
+    replicas: Count
+    """replicas of the model on all devices"""
 
 
 class ThroughputParts(TypedDict):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 from math import lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvcalc.engines.engine import BatchLine, Engine, Line, RunningPool
+from kvcalc.engines.account import BatchLine, Line, PoolFigures, RunningPool
+from kvcalc.engines.engine import Engine
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_at_slope, longest_context
 from kvcalc.memory.reads import Reads, reads_of
@@ -140,13 +141,16 @@ class Allocation:
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return lcm(*[one.growth_tokens(part, dtype) for one, part in self._parts(share)])
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         """The figures of the engine's own pool for a request alone, but the bytes of a request with its drafts."""
         if self._is_plain:
             return self.engine.blocks(share, dtype, tokens, batch, memory)
         memory = None if memory is None else self._of_own(share, dtype, tokens, batch, memory)
         found = self.engine.blocks(self._own(share), dtype, tokens, batch, memory)
-        return {**found, "request_bytes": self.alone().held_bytes(share, dtype, tokens, 1)} if found else found
+        held = self.alone().held_bytes(share, dtype, tokens, 1)
+        if found.pool is not None:
+            return found._replace(pool=found.pool._replace(request_bytes=held))
+        return found._replace(own={**found.own, "request_bytes": held}) if found.own else found
 
     def max_running_requests(self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1) -> int | None:
         own, shared = self._own(share), self._shared(share, dtype, tokens)

@@ -1,4 +1,4 @@
-"""What an engine is to the rest of kvcalc: its account of a cache, as an abstract class, and the parts of that account.
+"""What an engine is to the rest of kvcalc: its account of a cache, as an abstract class (`account` has its parts).
 
 The main method is `Engine.cache_bytes`: the bytes one sequence takes in one layer's cache.
 """
@@ -6,11 +6,21 @@ The main method is `Engine.cache_bytes`: the bytes one sequence takes in one lay
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.account import (
+    AutoContext,
+    BatchLine,
+    DeviceDefault,
+    DividedRows,
+    Line,
+    PoolFigures,
+    PoolLimit,
+    RunningPool,
+)
 from kvcalc.engines.declarations import ENGINES, has_table
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
@@ -23,7 +33,6 @@ from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
-from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, RequestedRelease, dates_of, parse_release
 
 if TYPE_CHECKING:
@@ -33,118 +42,10 @@ if TYPE_CHECKING:
     from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
     from kvcalc.engines.starts import Start
-    from kvcalc.model.tensors import ModelWeights
     from kvcalc.throughput.hardware import Devices, Gpu
-
-# The name of every line in the engines' accounts, in display order.
-_LINES = (
-    "stored", "window cells beyond the window", "in-flight tokens beyond the window", "longest encoder input",
-    "windows kept whole", "window pool beyond the windows", "K and V beyond the latent", "V of the indexer",
-    "encoder K and V, recomputed", "different layout or dtype", "unused rows", "blocks rounded up",
-    "pages rounded up", "cells rounded up", "entry cells rounded up", "full compressor states in fp32",
-    "tokens required by the window pool's ratio", "dummy page", "one extra block per window",
-    "states for prefixes and drafts", "pages padded to one size", "blocks padded to the largest group",
-    "states beyond the batch", "dummy state", "request table", "slots beyond the batch", "states in fp32",
-    "V padded to the widest layer's", "states for checking drafts", "convolution inputs for checking drafts",
-    "caches that no layer reads", "memory pages rounded up", "pools in a fixed proportion", "prefix kept once",
-)  # fmt: skip
-_ORDER = {name: place for place, name in enumerate(_LINES)}
-
 
 Resolved = tuple[str | Dtype, str | None]
 """A cache's dtype as an engine resolves it, and the reason. The reason is None if the dtype is the requested one."""
-
-
-class Line(NamedTuple):
-    """A named part of a request's bytes. The bytes are negative if an engine keeps less than the formula stores."""
-
-    name: str
-    bytes: int
-
-
-def lines_of(sizes: Mapping[str, int]) -> list[Line]:
-    """The parts of an account in the order of `_LINES`, without parts of 0 bytes."""
-    return [Line(name, sizes[name]) for name in sorted(filter(sizes.get, sizes), key=_ORDER.__getitem__)]
-
-
-class BatchLine(NamedTuple):
-    """The bytes of a batch on one rank: `fixed_bytes`, and `bytes_of_each` for every sequence.
-
-    `start_bytes` is what the engine asks of a device before it starts (`Engine.start_bytes`).
-    """
-
-    fixed_bytes: int
-    bytes_of_each: int
-    start_bytes: int = 0
-
-
-class BlockPool(NamedTuple):
-    """The figures an engine with blocks prints for its pool on one device.
-
-    The last three are None if the memory for the cache is not known.
-    """
-
-    block_size: int
-    bytes_per_block: int
-    request_bytes: int
-    num_gpu_blocks: int | None = None
-    kv_cache_tokens: int | None = None
-    max_concurrency: float | None = None
-
-
-class DeviceDefault(NamedTuple):
-    """The default of an engine's option on some devices, which are named in words."""
-
-    option: str
-    value: str
-    devices: str
-
-
-class DividedRows(NamedTuple):
-    """The weights on each device, and the rows of a tied output head on each."""
-
-    parts: list[ModelWeights]
-    head_rows: list[int]
-
-
-class AutoContext(NamedTuple):
-    """How an engine chooses its context: the longest one, up to `most_tokens`, for `sequences` sequences.
-
-    `margin_bytes` stay free on every device, which `margin_reason` says in words. A context below the model's own is
-    rounded down to a multiple of `step_tokens`, and is at least `least_tokens`, for which `least_reason` is in words.
-    """
-
-    most_tokens: int
-    sequences: int = 1
-    margin_bytes: int = 0
-    margin_reason: str = ""
-    step_tokens: int = 1
-    least_tokens: int = 1
-    least_reason: str = ""
-
-
-class RunningPool(NamedTuple):
-    """The blocks of one device while requests run, as a simulation of the scheduler follows them.
-
-    There are `capacity` blocks, None if memory sets no limit. `table[n]` is the number of blocks of a request that
-    decodes and has `n * block_tokens` tokens; beyond the table, it does not fit. `prompt_table` is the same while the
-    prompt is computed, None if that takes no more.
-    """
-
-    capacity: int | None
-    block_tokens: int = 1
-    table: Sequence[int] = ()
-    prompt_table: Sequence[int] | None = None
-
-
-def block_table(blocks: Callable[[int], int], size: int, numbers: int, capacity: int) -> list[int]:
-    """The blocks of a request with 0 to `numbers` blocks of `size` tokens, up to the first one that does not fit."""
-    table = [0]
-    for number in range(1, numbers + 1):
-        table.append(blocks(number * size))
-        if table[-1] > capacity:
-            break
-    return table
 
 
 class Engine(ABC):
@@ -419,9 +320,13 @@ class Engine(ABC):
         """The tokens in the smallest block that a request takes as it grows."""
         return self.growth_tokens(share, dtype)
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
-        """The figures the engine prints for its pool, for a batch and a memory size. Empty if it has no pool."""
-        return {}
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        """How many bytes the settings allow for the cache on a device, whatever its memory. None if they do not say."""
+        return None
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
+        """The figures the engine prints for its pool, for a batch and a memory size."""
+        return PoolFigures()
 
     def most_running(
         self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
@@ -444,10 +349,10 @@ class Engine(ABC):
     def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """The blocks in `memory` bytes for requests of up to `longest_tokens` tokens."""
         size = self.block_tokens(share, dtype)
-        capacity: int | None = self.blocks(share, dtype, longest_tokens, batch, memory)["num_gpu_blocks"]
-        if capacity is None:
+        pool = self.blocks(share, dtype, longest_tokens, batch, memory).pool
+        if pool is None or pool.num_gpu_blocks is None:
             return RunningPool(None)
-        return RunningPool(capacity, size, range(-(-longest_tokens // size) + 3))
+        return RunningPool(pool.num_gpu_blocks, size, range(-(-longest_tokens // size) + 3))
 
     def schedule(self) -> Schedule | None:
         """How the engine's scheduler works, with these settings. None if that is not known."""

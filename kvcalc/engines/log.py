@@ -6,10 +6,10 @@ An engine whose logs kvcalc reads has the lines, `log.yaml`, and a module `log` 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 
-from kvcalc.engines.engine import Engine
+from kvcalc.engines.account import BlockPool
+from kvcalc.engines.engine import Engine, part_of
 from kvcalc.engines.log_lines import EQUAL, Figure, Log, Passes
 from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import Dtype
@@ -36,15 +36,15 @@ class Setup(NamedTuple):
     notes: tuple[Note, ...]
     ranks: int = 1
 
-    def pool(self) -> dict[str, int]:
+    def pool(self) -> BlockPool:
         """The engine's figures about its pool for a request of the full context length.
 
         Raises ModelError (exit 3) if the engine has no pool, which is the case for encoders.
         """
-        found = self.engine.blocks(self.share, self.dtype, self.context_tokens, 1, None)
-        if not found:
+        found = self.engine.blocks(self.share, self.dtype, self.context_tokens, 1, None).pool
+        if found is None:
             raise ModelError(f"{self.spec.name}: {self.engine.name}'s pool for encoders is not counted")
-        return {name: value for name, value in found.items() if isinstance(value, int)}
+        return found
 
 
 class Reading(NamedTuple):
@@ -64,7 +64,7 @@ class Reading(NamedTuple):
     device_class: str | None = None
 
 
-class LogReader(ABC):
+class LogReader:
     """Reads the start-up log of one engine, whose lines are in `log.yaml` (`log_lines.lines_of`).
 
     The facts `model`, `version`, `context_tokens`, `dtype`, `kv_dtype`, `tensor_parallel_size` and
@@ -73,9 +73,14 @@ class LogReader(ABC):
 
     passes: type[Passes] = Passes
 
-    @abstractmethod
     def readings(self, log: Log, spec: ModelSpec) -> Iterator[Reading]:
-        """Every way to read the log that is consistent with its settings, the newest rules first."""
+        """Every way to read the log that is consistent with its settings, the newest rules first.
+
+        That is the function `readings` of the module `log.readings` in the engine's folder, unless the class has its
+        own. The module loads the engine, so it is imported only when the log's engine is known.
+        """
+        found: Iterator[Reading] = part_of(log.engine, "log.readings").readings(log, spec)
+        return found
 
     def model(self, log: Log, name: str) -> ModelSpec | None:
         """The model, called `name`, from the dimensions in the log. None if the log does not have all of them."""

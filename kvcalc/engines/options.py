@@ -81,11 +81,7 @@ class SettingsReader(NamedTuple):
         """A number above 0 and at most 1, or below 1 with `below_one`."""
         if otherwise is not None and name not in self.settings:
             return otherwise
-        text = self._text(name)
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
+        text, value = self._text(name), self._number(name)
         if not 0 < value <= 1 or (below_one and value == 1):
             hint = None if otherwise is None else f"the default is {otherwise:g}"
             most = "below" if below_one else "at most"
@@ -94,15 +90,18 @@ class SettingsReader(NamedTuple):
 
     def ratio(self, name: str) -> float:
         """A number above 0 and below 1e9."""
-        text = self._text(name)
-        try:
-            value = float(text)
-        except ValueError:
-            value = 0.0
+        value = self._number(name)
         if not 0 < value < 1e9:
             hint = f"the default is {self._option(name).default}"
-            raise UsageError(f"--{name} {text[:40]!a}: must be a number above 0 and below 1e9", hint)
+            raise UsageError(f"--{name} {self._text(name)[:40]!a}: must be a number above 0 and below 1e9", hint)
         return value
+
+    def _number(self, name: str) -> float:
+        """0 for a text that is no number."""
+        try:
+            return float(self._text(name))
+        except ValueError:
+            return 0.0
 
     def _text(self, name: str) -> str:
         return self.settings[name] if name in self.settings else self._option(name).default or ""

@@ -48,6 +48,9 @@ class Schedule(NamedTuple):
     finds_preempted: bool = False  # whether a preempted request is looked up in the prefix cache when it starts again
     merges_prefixes: bool = False  # whether blocks that two requests compute at the same time become one
     routing: str = LEAST_LOADED  # which DP rank gets a request
+    enough_tokens: int | None = None  # no other prompt joins a step that has so many tokens of prompts
+    receives_every: int = 1  # after how many decode steps the scheduler looks for new requests; after prompts at once
+    is_exact: bool = False  # whether step_tokens is what was asked for, even if a whole prompt has no room
 
     def steps(self, running: int, longest_tokens: int, checked_tokens: int = 1) -> StepRules:
         """The steps of a model with at most `running` requests of up to `longest_tokens` tokens.
@@ -56,9 +59,11 @@ class Schedule(NamedTuple):
         prompts and others, all of them have room, and a prompt that is not divided beside them.
         """
         tokens = self.step_tokens * self.stages
-        if self.mixes and not self.has_slots:
+        if self.mixes and not self.has_slots and not self.is_exact:
             tokens = max(tokens, running * checked_tokens + (0 if self.divides else longest_tokens))
-        return StepRules(tokens, self.mixes, self.divides, self.overlaps)
+        return StepRules(
+            tokens, self.mixes, self.divides, self.overlaps, self.enough_tokens or 0, self.receives_every
+        )  # fmt: skip
 
     def end_of_part(self, start: int, prompt: int, room: int) -> int:
         """Where the next part of a prompt of `prompt` tokens ends if a step has `room` tokens left for it."""

@@ -179,9 +179,7 @@ def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
 
 
 def _of_blocks(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
-    if start.dtype is not None or not isinstance(start.spec.quantization, Mapping):
-        return
-    reason = _partial_block(start, rules)
+    reason = None if start.dtype is not None else _partial_block(start, rules)
     if reason is not None:
         yield reason, _hint(start, rules)
 

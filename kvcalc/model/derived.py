@@ -7,6 +7,7 @@ is not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ _TABLE: Mapping[str, Any] = presets.shipped_table("names")
 _ASIDE = frozenset(_TABLE["aside"].split())
 _CONVERTERS = frozenset(_TABLE["converters"].casefold().split())
 _MIRRORS = frozenset(_TABLE["mirrors"].casefold().split())
+_RENAMED: Mapping[str, str] = _TABLE["renamed"]
+_EDITED = re.compile(rf"(.+)-({'|'.join(_TABLE['edited'].split())})(?:-v\d+)?", re.IGNORECASE)
+_REGISTRIES = ("hf.co/", "huggingface.co/")  # before the name of a repository, ollama and llama.cpp fetch its files
 _MLX = frozenset(_TABLE["mlx_copies"]["organisations"].casefold().split())
 _GGUF_ASIDE = frozenset(_TABLE["gguf"]["aside"].split())
 _GGUF_TYPES = frozenset(_TABLE["gguf"]["types"].split())
@@ -27,7 +31,10 @@ _FLOATS = ("f16", "fp16", "bf16", "f32")
 def derive(name: str) -> Release | None:
     """The release that `name` means by a rule, or None."""
     path, _, tag = name.partition(":")
-    organisation, slash, last = path.partition("/")
+    registry = next((one for one in _REGISTRIES if path.startswith(one)), "")
+    organisation, slash, last = path.removeprefix(registry).partition("/")
+    if registry and not last.casefold().endswith("-gguf"):
+        return None
     if not slash:
         return _from_ollama(path.casefold(), tag.casefold())
     if not organisation or not last or "/" in last:
@@ -36,7 +43,7 @@ def derive(name: str) -> Release | None:
         return None
     parts = last.casefold().split("-")
     if parts[-1] == "gguf":
-        return _from_gguf(name, organisation, last, tag.casefold())
+        return _from_gguf(name.removeprefix(registry), organisation, last, tag.casefold())
     if tag:
         return None
     for suffix, recipe in _suffixes(organisation.casefold()):
@@ -60,8 +67,8 @@ def why_not(name: str) -> str | None:
 
 def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe | None]]:
     """The suffixes of converted copies and what they mean, the organisation's own first."""
-    if organisation in _MLX:
-        for suffix, dtype in _TABLE["mlx_copies"]["suffixes"].items():
+    for suffix, dtype in _TABLE["mlx_copies"]["suffixes"].items():
+        if organisation in _MLX or "mlx" in suffix:
             unknown = {"quant_method": f"mlx{suffix}"} if dtype is None else {}
             yield suffix, Recipe(f"{dtype or 'mixed'} weights of MLX", unknown, dtype=dtype)
     for table in (_TABLE["own_suffixes"].get(organisation, {}), _TABLE["suffixes"]):
@@ -73,13 +80,20 @@ def _converted(name: str, base: Release, suffix: str, recipe: Recipe) -> Release
     return base._replace(name=name, suffix=suffix, recipe=recipe, is_copy=True)
 
 
-def _base(organisation: str, last: str, *, is_copy: bool, name: str | None = None) -> Release | None:
+def _base(
+    organisation: str, last: str, *, is_copy: bool, name: str | None = None, copies: bool = False
+) -> Release | None:
     """The release without quantization that is called `last`, perhaps in another variant. None if it is not certain.
 
-    It must be the organisation's own, or with `is_copy` be copied by an organisation that publishes copies. Some write
-    the publisher before the name (Qwen_Qwen3-8B).
+    It must be the organisation's own, or with `is_copy` be copied by an organisation that publishes copies, or be
+    edited. Some write the publisher before the name (Qwen_Qwen3-8B).
     """
-    copies = is_copy and organisation.casefold() in (_CONVERTERS | _MIRRORS)
+    edited = _EDITED.fullmatch(last)
+    if edited is not None:
+        anybody = name is not None  # without a type of its own
+        found = _base(organisation, edited[1].removeprefix("Huihui-"), is_copy=True, name=name, copies=anybody)
+        return found if found is None else found._replace(aside=edited[2], is_variant=True)
+    copies = copies or (is_copy and organisation.casefold() in (_CONVERTERS | _MIRRORS))
     publisher, underscore, rest = last.partition("_")
     found = _same(last, None if copies else organisation)
     if found is None and copies and underscore:
@@ -113,7 +127,13 @@ def _aliases() -> Iterator[Release]:
 
 
 def _is_of(name: str, organisation: str | None) -> bool:
-    return organisation is None or name.partition("/")[0].casefold() == organisation.casefold()
+    return organisation is None or _today(name.partition("/")[0]) == _today(organisation)
+
+
+def _today(organisation: str) -> str:
+    """The organisation's name now, in lower case."""
+    folded = organisation.casefold()
+    return _RENAMED.get(folded, folded).casefold()
 
 
 def _key(last: str) -> tuple[str, ...]:

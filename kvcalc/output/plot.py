@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import os
 import re
-from typing import TYPE_CHECKING
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.atomic_file import check_target, write_file
 from kvcalc.errors import RunError, UsageError
 from kvcalc.output.report.style import as_file, light_colors
 from kvcalc.output.report.sweep import memory_chart
 from kvcalc.writing import shell
+from kvcalc.writing.html import tree
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -51,14 +51,13 @@ def write_plot(path: str, chart: documents.Chart) -> None:
     svg = memory_chart(chart)
     if not svg:
         raise UsageError("--plot: a line needs two contexts", "for example --context 1k..128k")
-    drawing = ElementTree.fromstring(svg)  # noqa: S314, the text is our own
+    drawing, format = tree(svg), _format_of(path)
     width, height = map(int, (drawing.get("viewBox") or "").split()[2:])
-    format = _format_of(path)
-    whole = as_file(svg, width, height) if format == "svg" else ""
-    write_file(f"{whole}\n".encode() if whole else _traced(drawing, width, height, format), path)
+    is_svg = format == "svg"
+    write_file(as_file(svg, width, height).encode() if is_svg else _traced(drawing, width, height, format), path)
 
 
-def _traced(drawing: ElementTree.Element, width: int, height: int, format: str) -> bytes:
+def _traced(drawing: Any, width: int, height: int, format: str) -> bytes:
     """The lines and the texts of a chart, drawn by matplotlib at their places."""
     import matplotlib
 

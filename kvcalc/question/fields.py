@@ -1,16 +1,19 @@
-"""The fields of a question, and the other values that the commands and the Python functions take, each declared once.
+"""The fields of a question, and the other values that the commands and the Python functions take.
 
-A command makes its options from them (`kvcalc.cli.options`), `kvcalc batch` its keys from the options, and a Python
-function the checks of its arguments (`kvcalc.api.arguments`).
+fields.yaml declares each of them once, with one of the `TYPES` here. A command makes its options from them
+(`kvcalc.cli.options`), `kvcalc batch` its keys from the options, and a Python function the checks of its arguments
+(`kvcalc.api.arguments`).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from kvcalc.errors import UsageError, nearest
+from kvcalc.model.presets import shipped_mapping
 from kvcalc.units import (
     check_count,
     check_text,
@@ -42,10 +45,6 @@ class ValueType:
 
     def __init__(self, check: Check, parse: Parse | None = None) -> None:
         self.check, self.parse = check, parse
-
-
-def _as_typed(text: str, option: str) -> str:
-    return text
 
 
 def _number_in(text: str, option: str, example: str) -> float:
@@ -207,26 +206,46 @@ def _count(least: int = 1, *, at_least: int | None = None) -> ValueType:
 
 
 _COUNT = _count()
-_TOKENS, _VLLM_TOKENS = ValueType(_COUNT.check, parse_tokens), ValueType(_COUNT.check, parse_vllm_tokens)
-_PREFIX_TOKENS = ValueType(
-    _count(0).check, lambda text, option: 0 if text.strip() == "0" else parse_tokens(text, option)
-)  # fmt: skip
-_BYTES, _BYTES_PER_SECOND = ValueType(_count(0).check, parse_size), ValueType(_COUNT.check, parse_bandwidth)
-_FLOPS = ValueType(_COUNT.check, parse_flops)
-_LINK, _LENGTHS = ValueType(_check_count_or_text, _parse_link), ValueType(_check_count_or_text)
+_CHECK_COUNTS, _CHECK_PRICE = _check_list(_COUNT.check), _number(0, 1e9, "a price, a number of at least 0")
 _POSITIVE = _number(0, _MOST, "a number above 0", or_least=False)
-_NUMBER, _SECONDS = ValueType(_POSITIVE, parse_rate), ValueType(_POSITIVE, parse_seconds)
-_LENGTH = ValueType(_POSITIVE, lambda text, option: _number_in(text, option, "2.4"))
-_SHARE = ValueType(_number(0, 1, "a number of at least 0 and below 1"), _parse_share)
-_PRICE = _number(0, 1e9, "a price, a number of at least 0")
-_PIXELS = ValueType(_COUNT.check, _parse_pixels)
-_TEXT = ValueType(check_text, _as_typed)
-_WORD = ValueType(check_text, lambda text, option: text.casefold())
-_STRIPPED = ValueType(check_text, lambda text, option: text.strip().casefold())
-_FLAG, _ROUTER = ValueType(_check_flag), ValueType(_check_router, _parse_router)
-_TEXTS, _COUNTS = ValueType(_check_list(check_text)), ValueType(_check_list(_COUNT.check))
-_BYTES_OF, _PRICES = ValueType(_check_mapping(_COUNT.check)), ValueType(_check_mapping(_PRICE))
-_PAIRS = ValueType(_check_pairs)
+
+TYPES = {
+    # Numbers.
+    "count": _COUNT, "count_from_0": _count(0), "count_from_2": _count(2), "blocks": _count(at_least=1000),
+    "tokens": ValueType(_COUNT.check, parse_tokens), "vllm_tokens": ValueType(_COUNT.check, parse_vllm_tokens),
+    "prefix_tokens": ValueType(
+        _count(0).check, lambda text, option: 0 if text.strip() == "0" else parse_tokens(text, option)
+    ),
+    "bytes": ValueType(_count(0).check, parse_size), "bytes_per_second": ValueType(_COUNT.check, parse_bandwidth),
+    "flops": ValueType(_COUNT.check, parse_flops), "number": ValueType(_POSITIVE, parse_rate),
+    "seconds": ValueType(_POSITIVE, parse_seconds), "price": ValueType(_CHECK_PRICE),
+    "length": ValueType(_POSITIVE, lambda text, option: _number_in(text, option, "2.4")),
+    "share": ValueType(_number(0, 1, "a number of at least 0 and below 1"), _parse_share),
+    # Texts.
+    "text": ValueType(check_text, lambda text, option: text),
+    "word": ValueType(check_text, lambda text, option: text.casefold()),
+    "stripped": ValueType(check_text, lambda text, option: text.strip().casefold()),
+    "router": ValueType(_check_router, _parse_router), "link": ValueType(_check_count_or_text, _parse_link),
+    "lengths": ValueType(_check_count_or_text), "pixels": ValueType(_COUNT.check, _parse_pixels),
+    "flag": ValueType(_check_flag),
+    # Lists and mappings.
+    "texts": ValueType(_check_list(check_text)), "counts": ValueType(_CHECK_COUNTS),
+    "attentions": ValueType(_check_list(lambda value, name: None if value is None else check_text(value, name))),
+    "gpus": ValueType(_check_list(_check_gpu)), "pairs": ValueType(_check_pairs),
+    "bytes_of": ValueType(_check_mapping(_COUNT.check)), "prices": ValueType(_check_mapping(_CHECK_PRICE)),
+    "settings": ValueType(_check_mapping(_check_setting)), "mapping_of_texts": ValueType(_check_mapping(check_text)),
+    "mapping": ValueType(_check_mapping(lambda value, name: None)),
+    # Models, devices and records.
+    "model": ValueType(lambda value, name: None if isinstance(value, str) else _check_model(value, name)),
+    "model_spec": ValueType(_check_model), "devices": ValueType(check_devices),
+    "calibration": ValueType(_check_calibration),
+    "speed": ValueType(_check_record("question.question", "SpeedQuestion")),
+    "images": ValueType(_check_record("question.question", "ImagesAsked")),
+    "reuse": ValueType(_check_record("question.question", "CacheReuse")),
+    "speculation": ValueType(_check_record("model.drafting", "Speculation")),
+    "what_if": ValueType(_check_record("model.variants", "WhatIf")),
+}  # fmt: skip
+"""What a value may be, by the name of its type in fields.yaml."""
 
 
 class Field:
@@ -256,184 +275,19 @@ class Field:
         self.parameter = option.partition(" ")[0].removeprefix("--").replace("-", "_")
 
 
-# Headings in the help.
-_DEVICE, _SPEED, _LOAD, _OUTPUT, _REUSE = "Device", "Speed", "Server load", "Output", "Cache reuse"
-_DRAFTING, _BY_FLAGS = "Speculative decoding", "A model without a config"
 REPEATED = "repeated"
 """Of an option whose values are paths, which may contain commas."""
 
-_FIELDS = (
-    Field("context_tokens", _TOKENS, "--context -c", "N",
-          "Tokens per sequence: 8192, 8k, 1M (k is 1024). Default: 4096, or the model's maximum if that is less. auto "
-          "is the longest that fits, as llama-server and vLLM choose it; it needs --gpu."),
-    Field("max_model_len", _VLLM_TOKENS, "--max-model-len", "N",
-          "The same as --context, read as vLLM reads it: k is 1000, K is 1024."),
-    Field("batch_size", _COUNT, "--batch -b", "B", "Number of sequences.", "1"),
-    Field("dtype", _TEXT, "--dtype", "TYPE",
-          "Type of the weights: bf16, fp16, fp8, int4, nvfp4 and others. Default: the config's type."),
-    Field("kv_dtype", _TEXT, "--kv-dtype --kv-cache-dtype", "TYPE",
-          "Type of the cache: bf16, fp8, q8_0 and others. auto is the type of the weights if it has 16 or 32 bits, "
-          "else the config's.", "auto"),
-    Field("engine", _WORD, "--engine", "NAME[@RELEASE],...", "", "logical", None, True),
-    Field("engine_settings", ValueType(_check_mapping(_check_setting))),
-    Field("encoder_tokens", _TOKENS, "--encoder-tokens", "N",
-          "Tokens of the encoder's output (T5, BART) or of an image (Llama 3.2 Vision). Default: the model's own "
-          "number, else --context."),
-    Field("tensor_parallel_size", _COUNT, "--tp --tensor-parallel-size", "T",
-          "Number of devices that split the heads. Default: --num-gpus divided by --pp and --dp, else 1."),
-    Field("pipeline_parallel_size", _COUNT, "--pp --pipeline-parallel-size", "P",
-          "Number of pipeline stages. Default: 1."),
-    Field("data_parallel_size", _COUNT, "--dp --data-parallel-size", "D",
-          "Number of DP ranks, which divide the requests among them and share the experts. Default: 1. Each "
-          "is split over --tp devices."),
-    Field("kv_memory_bytes", _BYTES, "--kv-memory", "SIZE",
-          "Cache memory per device: 80G, 80GiB. Prints the longest context and the largest batch that fit. With --gpu "
-          "it replaces the computed memory."),
-    Field("model", ValueType(lambda value, name: None if isinstance(value, str) else _check_model(value, name))),
-    # Devices.
-    Field("devices", ValueType(check_devices), "--gpu", "NAME[xN]",
-          "Device, with an optional count: h100, h100x8, rtx-4090. kvcalc gpus lists the names; local is the device in "
-          "this machine.", None, _DEVICE, True),
-    Field("num_devices", _COUNT, "--num-gpus", "N",
-          "Number of devices. Default: the number in --gpu, else --tp times --pp times --dp.", None, _DEVICE),
-    Field("memory_bytes", _BYTES, "--gpu-memory", "SIZE",
-          "Memory of one device: 80G, 80GiB. Describes a device of your own, or replaces the figure of --gpu.",
-          None, _DEVICE),
-    Field("memory_bytes_per_second", _BYTES_PER_SECOND, "--gpu-bandwidth --bandwidth", "RATE",
-          "Memory bandwidth of one device: 3.35TB/s.", None, _DEVICE),
-    Field("flops", _FLOPS, "--flops", "RATE", "Dense bf16 operations per second of one device: 989T.", None, _DEVICE),
-    Field("gpus", ValueType(_check_list(_check_gpu))),
-    # SpeedQuestion.
-    Field("speed", ValueType(_check_record("question.question", "SpeedQuestion"))),
-    Field("expert_parallel_size", _COUNT, "--ep --expert-parallel-size", "E",
-          "Number of devices that each hold whole experts. Default: --dp times --tp if --dp is given, else 1, which "
-          "splits every expert over --tp.", None, _SPEED),
-    Field("calibration", ValueType(_check_calibration), "--calibrate", "FILE",
-          "Your own measurements, from which the speed's constants are corrected: results of a benchmark (those that "
-          "kvcalc score reads), records of kvcalc measure --json on this device, or a folder of them. Several as "
-          "a.json,b.json, or repeated.", None, _SPEED, REPEATED),
-    Field("input_tokens", _TOKENS, "--input-tokens --prompt-tokens", "N",
-          "Tokens per prompt. The context is --input-tokens plus --output-tokens.", None, _LOAD),
-    Field("output_tokens", _TOKENS, "--output-tokens --answer-tokens", "N", "Tokens per answer.", None, _LOAD),
-    Field("concurrency", _COUNT, "--concurrency", "N",
-          "Concurrent requests. Default: as many as fit. Requests that do not fit wait.", None, _LOAD),
-    Field("prefix_hit_rate", _SHARE, "--prefix-hit-rate", "R",
-          "Share of the prompt's tokens that are found in the prefix cache: 0.3 or 30%. They take no prefill, but as "
-          "much memory as before.", None, _LOAD),
-    # ImagesAsked.
-    Field("images", ValueType(_check_record("question.question", "ImagesAsked"))),
-    Field("number", _COUNT, "--images", "N",
-          "Images in every request, with --image-size. Their tokens are a part of the context.", None, _LOAD),
-    Field("pixels", _PIXELS, "--image-size", "WxH", "Size of an image in pixels: 1920x1080.", None, _LOAD),
-    # Speculation.
-    Field("speculative", ValueType(_check_record("model.drafting", "Speculation")), "--speculative", "METHOD:N",
-          "Draft N tokens per step with mtp, eagle (EAGLE-3), eagle1 (EAGLE-1 and 2), dflash, draft or ngram: mtp:3. "
-          "mtp uses the model's own layers, draft a --draft-model.", None, _DRAFTING),
-    Field("acceptance_length", _LENGTH, "--acceptance-length", "L",
-          "Mean number of tokens that a step gives, from 1 to N + 1: 2.4. Engines print it. The speed needs it.",
-          None, _DRAFTING, needs="speculative"),
-    Field("draft_model", ValueType(_check_model), "--draft-model", "MODEL",
-          "Model that drafts, or the config of an EAGLE or DFlash head: a name or a path, as for MODEL.",
-          None, _DRAFTING, needs="speculative"),
-    # CacheReuse.
-    Field("reuse", ValueType(_check_record("question.question", "CacheReuse"))),
-    Field("prefix_tokens", _PREFIX_TOKENS, "--prefix-tokens", "N",
-          "Tokens at the start of every prompt that are the same, such as a system prompt. The engine keeps them once.",
-          None, _REUSE),
-    Field("turns", _count(2), "--turns", "K",
-          "Turns of a session. The lengths are those of the last turn, whose prompt holds the whole session.",
-          None, _REUSE),
-    Field("offload", _PAIRS, "--offload", "TIER=SIZE,...",
-          "Memory that keeps what the device's cache drops, of one replica: cpu=200GiB,disk=2TiB. The tiers are cpu, "
-          "disk and remote.", None, _REUSE),
-    Field("bandwidths", _PAIRS, "--offload-bandwidth", "TIER=RATE,...",
-          "Rate of each tier: cpu=50GB/s,disk=6GB/s. Default: the device's PCIe link for cpu, one NVMe drive for disk. "
-          "cpu is per device, the others are shared.", None, _REUSE, needs="offload"),
-    Field("backend", _STRIPPED, "--offload-backend --kv-offloading-backend", "NAME",
-          "What keeps the tiers: native (the engine itself, the default) or lmcache, in chunks of 256 tokens.",
-          None, _REUSE, needs="offload"),
-    Field("transfer", _LINK, "--transfer-bandwidth", "RATE|LINK",
-          "Rate of one device's link between a prefill and a decode instance: 50GB/s, nvlink, pcie, infiniband-400g, "
-          "ethernet-100g.", None, _REUSE, needs="prefill_replicas"),
-    # WhatIf, and a plain decoder without a config.
-    Field("what_if", ValueType(_check_record("model.variants", "WhatIf"))),
-    Field("attention", _WORD, "--attention", "KIND", "Compute the cache as if the model had mha, mqa, gqa or mla."),
-    Field("num_kv_heads", _COUNT, "--kv-heads", "G",
-          "Number of KV heads, for --attention or for a model described by options."),
-    Field("kv_lora_rank", _COUNT, "--kv-lora-rank", "R", "Width of MLA's latent, for --attention mla."),
-    Field("qk_rope_head_dim", _COUNT, "--qk-rope-head-dim", "D", "Width of MLA's rotary key, for --attention mla."),
-    Field("num_hidden_layers", _COUNT, "--layers", "L", "Number of layers.", None, _BY_FLAGS),
-    Field("num_attention_heads", _COUNT, "--heads", "H", "Number of attention heads.", None, _BY_FLAGS),
-    Field("head_dim", _COUNT, "--head-dim", "D", "Width of a head.", None, _BY_FLAGS),
-    Field("hidden_size", _COUNT, "--hidden-size", "D", "Width of the model.", None, _BY_FLAGS),
-    Field("sliding_window", _COUNT, "--sliding-window", "W", "Window of every layer, in tokens.", None, _BY_FLAGS),
-    Field("report", _TEXT, "--report", "FILE",
-          "Also write the answer as an HTML page, which needs no network and no other file: FILE.html.", None, _OUTPUT),
-    # Lists of which one is a field of a question.
-    Field("attentions", ValueType(_check_list(lambda value, name: None if value is None else check_text(value, name)))),
-    Field("contexts", _COUNTS, excludes="context_tokens"),
-    Field("batches", _COUNTS, excludes="batch_size"),
-    Field("kv_dtypes", _TEXTS, excludes="kv_dtype"),
-    Field("tensor_parallel_sizes", _COUNTS, excludes="tensor_parallel_size"),
-    # Requests that arrive, and the limits of their times. Each command says in its own words what they are for.
-    Field("trace", _TEXT, "--trace", "FILE", excludes="input_tokens output_tokens prompt_tokens answer_tokens seed"),
-    Field("trace_format", _TEXT, "--trace-format", "NAME",
-          "Format of --trace. Default: recognised by its first line.", needs="trace"),
-    Field("scale_rate", _NUMBER, "--scale-rate", "F",
-          "Divide the times between the arrivals of --trace by F.", "1", needs="trace"),
-    Field("requests_per_second", _NUMBER, "--requests-per-second", "R"),
-    Field("burstiness", _NUMBER, "--burstiness", "B", "", "1", needs="requests_per_second"),
-    Field("prompt_tokens", _LENGTHS, "prompt_tokens --input-tokens --prompt-tokens", "LENGTH"),
-    Field("answer_tokens", _LENGTHS, "answer_tokens --output-tokens --answer-tokens", "LENGTH"),
-    Field("requests", _COUNT, "--requests", "N"),
-    Field("distinct_prompts", _COUNT, "--distinct-prompts", "N", excludes="trace prefix_tokens prefix_hit_rate"),
-    Field("router", _ROUTER, "--router", "|".join(ROUTERS), "", "round-robin"),
-    Field("seed", _count(0), "--seed", "N", "", "0"),
-    Field("max_ttft_seconds", _SECONDS, "--max-ttft", "TIME"),
-    Field("max_tpot_seconds", _SECONDS, "--max-tpot", "TIME"),
-    Field("max_e2e_seconds", _SECONDS, "--max-e2e", "TIME"),
-    # plan.
-    Field("confidence", _COUNT, "--confidence", "P", "", "80"),
-    Field("prices", _PRICES, "--price", "LIST", "", None, _DEVICE, True),
-    Field("max_devices", _COUNT, "--max-gpus", "N", "", "1024"),
-    Field("simulate", _COUNT, "--simulate", "N"),
-    Field("headroom", _SHARE, "--headroom", "R", "", "0"),
-    Field("spare_replicas", _count(0), "--spare-replicas", "N", "", "0"),
-    # simulate.
-    Field("replicas", _COUNT, "--replicas", "N"),
-    Field("prefill_replicas", _COUNT, "--prefill-replicas", "N", needs="transfer"),
-    Field("prefill_tensor_parallel_size", _COUNT, "--prefill-tp", "N", needs="prefill_replicas"),
-    Field("prefill_data_parallel_size", _COUNT, "--prefill-dp", "N", needs="prefill_replicas"),
-    Field("prefill_expert_parallel_size", _COUNT, "--prefill-ep", "N", needs="prefill_replicas"),
-    Field("prefill_gpu", _TEXT, "--prefill-gpu", "NAME", needs="prefill_replicas"),
-    Field("step_factor", _NUMBER, "--step-factor", "F", "", "1"),
-    # prefix.
-    Field("cache_memory_bytes", _COUNTS, "--cache-memory", "RANGE", several=True, excludes="cache_tokens"),
-    Field("cache_tokens", _COUNTS, "--cache-tokens", "RANGE", several=True),
-    Field("offload_bytes_per_second", _BYTES_OF, needs="offload_bytes"),
-    Field("price_per_hour", ValueType(_PRICE), needs="devices"),
-    Field("memory_prices_per_gib_hour", _PRICES, needs="devices"),
-    Field("trace_block_tokens", _COUNT, "--trace-block-tokens", "N"),
-    Field("most_blocks", _count(at_least=1000), "--most-blocks", "N", "", "1000000"),
-    Field("after", _SHARE, "--after", "SHARE"),
-    # Arguments of Python's other functions.
-    Field("results", ValueType(_check_mapping(check_text))),
-    Field("config", ValueType(_check_mapping(lambda value, name: None))),
-)  # fmt: skip
 
-# Values that have no option, by what they are.
-_WITHOUT_OPTION = (
-    (_FLAG, "fits_context assume_full_attention cold strict optimal"),
-    (_FLAG, "allow_beyond_limit all_layouts with_front disaggregate"),
-    (_COUNT, "width height ttft_percentile tpot_percentile e2e_percentile"),
-    (_TEXT, "method text command service name source family reference"),
-    (_count(0), "num_tokens"),
-    (_TEXTS, "models engines paths"),
-    (_BYTES_OF, "offload_bytes"),
-)  # fmt: skip
+def declared(rows: Mapping[str, Any]) -> dict[str, Field]:
+    """The fields of fields.yaml by name. Raises KeyError for an unknown type, and TypeError for an unknown key."""
+    fields = dict(rows)
+    for kind, names in fields.pop("_without_option").items():
+        fields.update((name, {"type": kind}) for name in names.split())
+    return {name: Field(name, **{**row, "type": TYPES[row["type"]]}) for name, row in fields.items()}
 
-FIELDS = {field.name: field for field in _FIELDS}
+
+FIELDS = declared(shipped_mapping(os.path.join(os.path.dirname(__file__), "fields.yaml"), "question", "fields"))
 """The fields by name."""
-FIELDS.update((name, Field(name, kind)) for kind, names in _WITHOUT_OPTION for name in names.split())
-OPTIONS = {field.parameter: field for field in _FIELDS if field.option}
+OPTIONS = {field.parameter: field for field in FIELDS.values() if field.option}
 """The fields that are options, by the name of the option's parameter."""

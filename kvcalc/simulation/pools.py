@@ -236,8 +236,8 @@ def _decode_pool(question: Question, needs: Disaggregation, longest: tuple[int, 
     lag = Lag(handover_seconds(needs, constants), constants.ttft_steps)
     # No engine stops decoding for a cache that is received: the request joins the next step.
     schedule = scheduler.rules.schedule
-    if not schedule.mixes:
-        schedule = schedule._replace(name="running first", mixes=True)
+    if schedule.new_tokens is not None:
+        schedule = schedule._replace(name="running first", mixes=True, new_tokens=None)
     rules = scheduler.rules._replace(schedule=schedule, lag=lag, keeps=needs.preempted_keep)
     return found._replace(scheduler=scheduler._replace(rules=rules))
 

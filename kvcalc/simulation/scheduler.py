@@ -5,7 +5,8 @@ from __future__ import annotations
 from fractions import Fraction
 
 from kvcalc.engines import engines_that
-from kvcalc.engines.engine import Engine, RunningPool
+from kvcalc.engines.account import RunningPool
+from kvcalc.engines.engine import Engine
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.planning.cases.case import Case
@@ -53,7 +54,7 @@ class Scheduler(NamedTuple):
         if capacity is None:
             return True
         tokens = request.total_tokens + self.rules.lookahead_tokens
-        if not self.rules.schedule.mixes:
+        if self.rules.schedule.new_tokens is not None:
             return tokens + size < capacity
         place, table = -(-tokens // size), prompt_table or table
         return place < len(table) and table[place] <= capacity
@@ -80,7 +81,7 @@ class Scheduler(NamedTuple):
             prefixes = PrefixCache(
                 pool, tokens, pool.units(tokens), finds_own=self.finds_own, merges=schedule.merges_prefixes
             )
-        kind: type[Replica] = MixedReplica if schedule.mixes else PrefillFirstReplica
+        kind: type[Replica] = MixedReplica if schedule.new_tokens is None else PrefillFirstReplica
         return (SlotsReplica if schedule.has_slots else kind)(self.rules, times, pool, arrivals, prefixes)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvcalc.search import smallest_where
 from kvcalc.throughput.counts import Counts
 from kvcalc.throughput.roofline import Part, SpeedModel, Step
 
@@ -131,13 +132,7 @@ class DraftingModel(SpeedModel):
             if batch >= MOST_BATCH:
                 return None
             paying, batch = batch, min(MOST_BATCH, max(batch + 1, int(batch * _STRIDE)))
-        while batch - paying > 1:
-            middle = (batch + paying) // 2
-            if self.speedup(middle, context_tokens) > 1:
-                paying = middle
-            else:
-                batch = middle
-        return batch
+        return smallest_where(lambda number: self.speedup(number, context_tokens) <= 1, paying + 1, batch)
 
 
 def drafter_model(target: SpeedModel, counts: Counts) -> SpeedModel:

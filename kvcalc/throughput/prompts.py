@@ -50,7 +50,9 @@ class Prompts:
             arriving = per_second * mean_step
             stop = self.beside(self.prompts_of_step(arriving, decoding), decoding, arriving)
             return stop if self._rules.mixes else self._stop_of_ranks(stop, step, arriving, decoding)
-        found = batches(self._together, step, self._work, per_second, ending, self._full, self._batches)
+        # As if all steps until the scheduler looks for requests were one.
+        unseen, ending = self._rules.every * step, self._rules.every * ending
+        found = batches(self._together, unseen, self._work, per_second, ending, self._full, self._batches)
         self._batches = found
         return found.seconds / found.prompts
 
@@ -88,6 +90,12 @@ class Prompts:
     def waits(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
         """How long a prompt waits for steps if `rate` others are computed per second, by all DP ranks."""
         rules = self._rules
+        found = self._waits_of_steps(step, mean_step, decoding, rate)
+        # A request waits until the scheduler looks for requests, and not only for the step that runs.
+        return found._replace(first=found.first + (rules.every - 1) * step / 2)
+
+    def _waits_of_steps(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
+        rules = self._rules
         if self._replicas > 1:
             return self._waits_of_rank(step, mean_step, decoding, rate)
         if rules.mixes:
@@ -96,7 +104,8 @@ class Prompts:
             full = own if most <= 1 else self.beside(most, decoding)
             return mixed_waits(rules, Steps(step, step / 2), mean_step, own, full, rate, most, self._parts)
         each = self._together(max(self._full, 1.0)) / max(self._full, 1.0)
-        return separate_waits(self._batches, step, self._work, self._together(1.0), each, self._full, rules.overlaps)
+        found = self._batches if rules.every == 1 else self._batches._replace(mean=step)
+        return separate_waits(found, step, self._work, self._together(1.0), each, self._full, rules.overlaps)
 
     def _waits_of_rank(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
         """The waits in a DP rank, for its own steps, which are as long as those of the rank with most work.
@@ -111,9 +120,8 @@ class Prompts:
         arriving = rate * (ranks - 1) / ranks * mean_step
         part = min(1.0, most)
         others = min(arriving / part, ranks - 1.0)
-        added = (
-            arriving * self.beside(self.prompts_of_step(arriving, decoding), decoding, arriving) if arriving else 0.0
-        )
+        coming = self.prompts_of_step(arriving, decoding)
+        added = arriving * self.beside(coming, decoding, arriving) if arriving else 0.0
         seconds = step + added
         # A step has prompts or not, so an arriving request finds a longer one than the mean.
         some = -expm1(-arriving / part)

@@ -49,17 +49,24 @@ class StepRules(NamedTuple):
     """How an engine's scheduler puts prompts into steps.
 
     `mixes` is whether prompts are computed in the steps of decoding requests, `divides` whether they are divided over
-    steps, and `overlaps` whether a step is scheduled while the one before it runs.
+    steps, and `overlaps` whether a step is scheduled while the one before it runs. No other prompt joins a step with
+    `enough_tokens` of prompts (0: any number). After decode steps, the scheduler looks for new requests only
+    `every` so many.
     """
 
     step_tokens: int = STEP_TOKENS
     mixes: bool = True
     divides: bool = True
     overlaps: bool = False
+    enough_tokens: int = 0
+    every: int = 1
 
     def prompts_of_step(self, tokens: float, decoding: float) -> float:
         """The prompts of `tokens` tokens that a step has room for, besides those of `decoding` requests."""
         room = max(1.0, self.step_tokens - decoding) if self.mixes else self.step_tokens
+        if self.enough_tokens:
+            # The last prompt that joins may be longer than what is left.
+            room = min(room, self.enough_tokens + tokens / 2)
         return room / tokens if self.divides else float(max(1, int(room / tokens)))
 
 

@@ -15,6 +15,7 @@ from kvcalc.attention.backends import flashinfer as flashinfer_backend
 from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.core import eager_attention
 from tests.attention import library_stubs
+from tests.rows import every_row
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 HERE = ("grouped-sdpa", "grouped-matmul", "native", "repeat-kv")
@@ -59,10 +60,10 @@ def reference(query: torch.Tensor, rows: tuple[torch.Tensor, ...], v_width: int 
 
 
 @pytest.mark.parametrize("name", HERE)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@every_row("shape", SHAPES)
+@every_row("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["dense", "paged", "growing"])
-@pytest.mark.parametrize("tokens", [1, 33, 600])
+@every_row("tokens", [1, 33, 600])
 def test_as_in_fp32(name: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str, tokens: int) -> None:
     heads, kv_heads, k_width, v_width = shape
     shapes = ((kv_heads, k_width), (kv_heads, v_width))
@@ -417,6 +418,7 @@ LATENT = Case(CUDA, torch.bfloat16, 128, 1, 576, 512, is_latent=True)
         ("sdpa-flash", LATENT, "same width for K and V"),
         ("sdpa-flash", HALF._replace(k_width=100), "multiples of 8"),
         ("sdpa-cudnn", HALF._replace(dtype=torch.float32), "16-bit dtype, not float32"),
+        ("sdpa-cudnn", LATENT, "at most 256, not 576"),
         ("sdpa-efficient", HALF._replace(dtype=torch.float32, k_width=6), "multiples of 4"),
         ("triton", HALF._replace(device=CPU), "only runs on CUDA"),
         ("triton", HALF._replace(dtype=torch.float32), "16-bit dtype, not float32"),

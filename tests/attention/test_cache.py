@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvcalc.attention.cache import TokenCache, held_bytes
+from kvcalc.attention.cache import TokenCache, held_bytes, quantize
 
 CPU = torch.device("cpu")
 
@@ -92,3 +92,12 @@ def test_shared_storage_counts_once_and_hidden_storage_counts() -> None:
     # A view keeps its whole storage alive.
     one.tensors = (torch.zeros(2, 3, 20, 4)[:, :, :10],)
     assert held_bytes([one]) == 2 * 3 * 20 * 4 * 4
+
+
+def test_a_scale_is_the_product_with_the_reciprocal() -> None:
+    """As torch divides by a number on CUDA, and not as it does on a CPU: the fused step must give the same bits."""
+    rows = torch.linspace(0.1, 9.0, 500)[:, None].expand(-1, 4)
+    reciprocal = torch.tensor(1 / 127)
+    _, scales = quantize(rows, torch.int8)
+    assert torch.equal(scales, rows[:, :1] * reciprocal)
+    assert not torch.equal(scales, rows[:, :1] / torch.tensor(127.0)), "the two differ on a CPU"

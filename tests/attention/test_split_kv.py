@@ -250,7 +250,9 @@ def test_it_compiles_without_spills_and_fits_shared_memory(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = compiled(target, shape, stored, page)
     assert kernel.metadata.shared <= SHARED[target] << 10
-    assert spilled_bytes(kernel, tmp_path) == 0
+    # Stores and loads of the tile that is faster on an H200 although it spills. The others have none.
+    most_spilled = 640 if (target, shape, stored) == ("sm90", "mla", "fp8") else 0
+    assert spilled_bytes(kernel, tmp_path) <= most_spilled
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -267,8 +269,9 @@ def test_the_small_kernels_compile(target: str, tmp_path: Path, monkeypatch: pyt
     pointers = floats | dict.fromkeys(("query", "part", "out", "key", "front", "value", "cos", "sin"), "*bf16")
     pointers |= {"keys": "*i8", "values": "*i8", "table": "*i32"}
     widths = {"HEADS": 64, "GROUPS": 8, "HALF": 64, "Q": 128, "K": 128, "FRONT": 0, "V": 128, "WIDTH": 128}
+    most_parts = split_kv.merged_at_once(1000, TARGETS[target])
     for kernel, constants in (
-        (split_kv.merge, {"V_WIDTH": 128, "ELEMENTS": 128}),
+        (split_kv.merge, {"V_WIDTH": 128, "ELEMENTS": 128, "PARTS": most_parts}),
         (fused_step.step, {**widths, "PAGE": 16, "MOST": 127}),
         (fused_step.step, {**widths, "FRONT": 512, "K": 64, "WIDTH": 1024, "PAGE": 0, "MOST": 127}),
     ):

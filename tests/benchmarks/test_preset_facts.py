@@ -13,6 +13,7 @@ import pytest
 from kvcalc.model.presets import find_preset
 from kvcalc.model.resolve import load_model
 from tests.documents import estimate
+from tests.rows import every_row
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published_facts.json").read_text())
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "preset_facts.py"
@@ -28,7 +29,7 @@ def script() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", FACTS)
+@every_row("name", FACTS)
 def test_a_preset_has_the_published_facts(name: str, script: ModuleType) -> None:
     preset = find_preset(name)
     assert preset is not None

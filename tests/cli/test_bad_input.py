@@ -17,6 +17,7 @@ from kvcalc.engines.options import engines_with
 from kvcalc.model.reader import MAX_LAYERS
 from kvcalc.model.resolve import MAX_CONFIG_BYTES, MAX_KEYS, MAX_VALUES
 from tests.conftest import ROOT
+from tests.rows import every_row
 
 GOOD: dict[str, Any] = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
 WINDOWED = {**GOOD, "model_type": "gemma3_text", "head_dim": 16, "num_key_value_heads": 2, "sliding_window": 4}
@@ -238,7 +239,7 @@ def test_the_questions_below_are_answered_without_the_bad_option(
     assert result.out != ""
 
 
-@pytest.mark.parametrize(("command", "option", "engine"), bad_options())
+@every_row("command, option, engine", bad_options())
 def test_no_option_takes_nonsense(command: str, option: str, engine: str, tmp_path: Path, kvcalc: Any) -> None:
     if (command, option) == ("measure", "--device"):
         pytest.importorskip("torch")
@@ -249,9 +250,7 @@ def test_no_option_takes_nonsense(command: str, option: str, engine: str, tmp_pa
         check_refused(kvcalc(*words, *(("--engine", engine) if engine else ()), option, value))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+@every_row("words", [
         *((command, "--bogus") for command in COMMANDS),
         *((command, "no-such-thing", "too", "many", "words") for command in COMMANDS if command != "compare"),
         *((command,) for command in ("estimate", "fit", "plan", "compare", "sweep", "audit", "measure")),
@@ -270,8 +269,6 @@ def test_no_option_takes_nonsense(command: str, option: str, engine: str, tmp_pa
         ("sweep", "llama-3-8b", "--context", "1..2..3"), ("sweep", "llama-3-8b", "--context", "1..1E:0"),
         ("compare", "llama-3-8b", "--attention", "mha,nope"), (*PLAN, "--price", "h100"), (*PLAN, "--price", "h100=-2"),
         (*PLAN, "--max-gpus", "0"), ("measure", "llama-3-8b", "--sweep", "context=,batch"),
-    ],
-    ids=lambda words: ascii(" ".join(words))[:60],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_no_command_takes_nonsense(words: tuple[str, ...], kvcalc: Any) -> None:
     check_refused(kvcalc(*words))

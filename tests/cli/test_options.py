@@ -14,6 +14,7 @@ from kvcalc.cli.json_lines import Line
 from kvcalc.engines.declarations import OPTIONS, Option
 from kvcalc.engines.options import engines_with, option_names
 from tests.conftest import ROOT
+from tests.rows import every_row
 
 MODEL = "llama-3-8b"
 # Its draft layers are counted.
@@ -59,7 +60,7 @@ def parameters_of(command: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("command", ASKED)
-@pytest.mark.parametrize(("engine", "option"), DECLARED, ids=lambda v: v if isinstance(v, str) else v.name)
+@every_row("engine, option", DECLARED)
 def test_an_option_is_taken_where_its_engine_is_asked_and_refused_elsewhere(
     kvcalc: Any, command: str, engine: str, option: Option
 ) -> None:

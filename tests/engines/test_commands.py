@@ -12,6 +12,7 @@ from kvcalc.engines import ENGINES, SERVERS, engine_class, start_command
 from kvcalc.engines.command import DECODE, PREFILL, ROLES, ROUTER, Checkpoint, Drafting, Layout, Pools
 from kvcalc.writing.shell import AND, INTO, join
 from tests.conftest import ROOT
+from tests.rows import every_row
 
 OPTIONS = ROOT / "tests" / "engine_options"
 LISTS = {
@@ -63,7 +64,7 @@ def options_of(file: str) -> set[str]:
     return set(lines[1:])
 
 
-@pytest.mark.parametrize(("checkpoint", "layout"), LAYOUTS)
+@every_row("checkpoint, layout", LAYOUTS)
 def test_every_flag_is_the_engines(checkpoint: Checkpoint, layout: Layout) -> None:
     for engine in SERVERS:
         words, file = start_command(engine).words(checkpoint, layout), LISTS[engine]

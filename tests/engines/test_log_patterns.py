@@ -14,6 +14,7 @@ import pytest
 from kvcalc.engines import LOGS
 from kvcalc.engines.log_lines import Pattern, lines_of
 from kvcalc.planning.logs.scan import _ESCAPES
+from tests.rows import every_row
 
 if sys.version_info >= (3, 11):
     from re import _parser as parser  # type: ignore[attr-defined]  # Python's own, without type information
@@ -129,7 +130,7 @@ def test_the_check_finds_a_quadratic_expression(
     assert (suspicious(re.compile(expression)) is not None) is is_slow
 
 
-@pytest.mark.parametrize("one", patterns(), ids=lambda one: f"{one.name}-{one.needle}")
+@every_row("one", patterns())
 def test_every_pattern_matches_an_example_with_its_needle(one: Pattern) -> None:
     """Otherwise the adversarial texts are not near to a match, and a needle could hide a pattern."""
     text = example(parser.parse(one.expression))

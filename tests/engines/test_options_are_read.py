@@ -16,6 +16,7 @@ from kvcalc.engines.declarations import OPTIONS
 from kvcalc.engines.options import option_names
 from kvcalc.writing.shell import join
 from tests.conftest import ROOT
+from tests.rows import every_row
 
 
 class Case(NamedTuple):
@@ -31,6 +32,9 @@ class Case(NamedTuple):
 WINDOWS, HYBRID, EXPERTS, LATENT = "gemma-3-27b", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v3"
 FOUR = {"batch_size": 4, "context_tokens": 8000}
 LOAD = {"speed": kvcalc.SpeedQuestion(input_tokens=3000, output_tokens=500, concurrency=16)}
+# More requests than fit, and prompts that fill most of a step.
+FULL = {"speed": kvcalc.SpeedQuestion(input_tokens=3000, output_tokens=3000, concurrency=200)}
+LONG = {"speed": kvcalc.SpeedQuestion(input_tokens=5000, output_tokens=500, concurrency=16)}
 LARGEST = {"fits_context": True}
 FP8 = {"kv_dtype": "fp8"}
 POOLS = {"engine": "tensorrt-llm@1.3.0rc28"}  # the first release with pools for windows
@@ -41,6 +45,7 @@ CASES: dict[str, dict[str, Case]] = {
     "vllm": {
         "block-size": Case(64, asked=FOUR),
         "max-num-batched-tokens": Case(2048),
+        "num-gpu-blocks-override": Case(500),
         "no-async-scheduling": Case(True, WINDOWS, asked={"context_tokens": 65_536}),
         "enable-prefix-caching": Case(True, "mamba-2.8b", asked=FOUR),
         "no-enable-prefix-caching": Case(True, HYBRID, "h100x8", asked=FOUR),
@@ -75,6 +80,12 @@ CASES: dict[str, dict[str, Case]] = {
         "speculative-num-draft-tokens": Case(2, HYBRID, "h100x8", asked=FOUR),
         "speculative-eagle-topk": Case(4, HYBRID, "h100x8", {"speculative-num-draft-tokens": 4}, FOUR),
         "chunked-prefill-size": Case(2048),
+        "max-prefill-tokens": Case(2000, asked=LOAD),
+        "max-total-tokens": Case(50_000),
+        "schedule-conservativeness": Case(0.5, asked=FULL),
+        "enable-mixed-chunk": Case(True, asked=LOAD),
+        "disable-overlap-schedule": Case(True, asked=LOAD),
+        "scheduler-recv-interval": Case(10, asked=LOAD),
         "attn-cp-size": Case(2, "deepseek-v3.2", "h200x8", asked=FOUR),
         "mem-fraction-static": Case(0.5),
         "max-loras-per-batch": Case(2),
@@ -86,6 +97,9 @@ CASES: dict[str, dict[str, Case]] = {
         "free-gpu-memory-fraction": Case(0.5),
         "max-attention-window": Case("128,32k", EXPERTS, asked={**FOUR, **POOLS}),
         "max-batch-size": Case(2, asked=LOAD),
+        "max-num-tokens": Case(2048),
+        "enable-chunked-prefill": Case(True, asked=LONG),
+        "disable-overlap-scheduler": Case(True, asked=LOAD),
         "avg-seq-len": Case(512, WINDOWS, asked={**FOUR, **POOLS}),
     },
     "llama.cpp": {
@@ -137,7 +151,7 @@ def test_every_option_has_a_question() -> None:
     }
 
 
-@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine, cases in CASES.items() for name in cases])
+@every_row("engine, name", [(engine, name) for engine, cases in CASES.items() for name in cases])
 def test_an_option_changes_a_figure(engine: str, name: str) -> None:
     case = CASES[engine][name]
     assert {name, *case.settings} <= {option.name for option in OPTIONS[engine]}
@@ -150,7 +164,7 @@ NO_FLAGS = {"num-speculative-tokens", "before-pull", "host-memory", "host-bandwi
 GONE, RENAMED = {"mamba-cache-mode"}, {"draft-max": "spec-draft-n-max", "free-gpu-memory-fraction": "free_gpu_memory"}
 
 
-@pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine in SERVERS for name in CASES[engine]])
+@every_row("engine, name", [(engine, name) for engine in SERVERS for name in CASES[engine]])
 def test_an_option_is_in_the_command(engine: str, name: str) -> None:
     value = CASES[engine][name].value
     sizes = {"max-num-seqs": value, "max-running-requests": value, "max-batch-size": value, "parallel": value}

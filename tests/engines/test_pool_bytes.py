@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from kvcalc.engines import ENGINES, load_engine
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.dtypes import DTYPES
@@ -11,9 +9,10 @@ from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.resolve import load_model
 from tests.conftest import preset_names
+from tests.rows import every_row
 
 
-@pytest.mark.parametrize("name", preset_names())
+@every_row("name", preset_names())
 def test_the_short_way_is_the_sum_of_the_parts(name: str) -> None:
     model = load_model(name)
     spec = bind_workload(model, resolve_workload(model, 4096))

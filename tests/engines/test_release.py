@@ -14,6 +14,7 @@ from kvcalc.model.resolve import load_model
 from kvcalc.releases import Release, dates_of, parse_release, release_of, split_engine, step_at
 from tests.documents import estimate
 from tests.engines.models import ask, plain
+from tests.rows import every_row
 
 # Versions of one engine, oldest first. No two of them are equal.
 IN_ORDER = (
@@ -125,14 +126,11 @@ def test_a_name_without_a_known_place_is_the_newest_and_says_so(engine: str, tex
     assert "the place of this name among the releases is not known" in warning["text"]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"])
-@pytest.mark.parametrize(
-    "text",
-    [
+@every_row("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"])
+@every_row("text", [
         "nope", "newest", "0.9.x", "0", "2026-13-45", "1" * 200, "-", "@", "rc1", "v0.9.x", "v0,9", "b6o97",
         "release-0.9.x", "glm5-v0.9.x", "lastest", "glm5 hopper", "ab-1",
-    ],
-)  # fmt: skip
+    ])  # fmt: skip
 def test_what_is_no_release_is_refused_with_an_example(engine: str, text: str) -> None:
     with pytest.raises(UsageError, match="not a release") as caught:
         parse_release(engine, text)

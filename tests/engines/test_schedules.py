@@ -38,6 +38,20 @@ def schedule_of(engine: str, settings: Mapping[str, str], model: str = "llama-3-
         ("sglang", {}, 1, StepRules(8192, mixes=False, overlaps=True)),
         ("tensorrt-llm", {}, 1, StepRules(10_000 + 1200, divides=False, overlaps=True)),
         ("tensorrt-llm", {}, 2, StepRules(2 * 8192, divides=False)),
+        # A number that is given is not raised.
+        ("tensorrt-llm", {"max-num-tokens": "2048"}, 1, StepRules(2048, divides=False, overlaps=True)),
+        ("tensorrt-llm", {"enable-chunked-prefill": ""}, 1, StepRules(8192, overlaps=True)),
+        ("tensorrt-llm", {"disable-overlap-scheduler": ""}, 1, StepRules(10_000 + 1200, divides=False)),
+        ("sglang", {"enable-mixed-chunk": ""}, 1, StepRules(8192, overlaps=True)),
+        ("sglang", {"disable-overlap-schedule": ""}, 1, StepRules(8192, mixes=False)),
+        ("sglang", {"scheduler-recv-interval": "30"}, 1, StepRules(8192, mixes=False, overlaps=True, every=30)),
+        ("sglang", {"max-prefill-tokens": "20000"}, 1, StepRules(8192, mixes=False, overlaps=True)),
+        (
+            "sglang",
+            {"max-prefill-tokens": "4096"},
+            1,
+            StepRules(8192, mixes=False, overlaps=True, enough_tokens=4096),
+        ),
         ("llama.cpp", {}, 1, StepRules(2048)),
     ],
 )
@@ -72,6 +86,14 @@ def test_sglang_expects_a_part_of_the_answers() -> None:
     assert found._asdict() == {
         "first": 0.7, "least": pytest.approx(0.098), "steps": 600, "most_tokens": 4096, "retract_steps": 20
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("factor", "first"), [("1", 0.7), ("0.5", 0.35), ("3.33", 1.0)])
+def test_sglang_multiplies_the_first_part_up_to_1(factor: str, first: float) -> None:
+    """NewTokenRatioTracker.from_config (srt/managers/scheduler_components, 0.5.23)."""
+    found = schedule_of("sglang", {"schedule-conservativeness": factor}).new_tokens
+    assert found is not None
+    assert (found.first, found.least) == pytest.approx((first, first * 0.14))
 
 
 def test_llama_cpp_computes_a_prompt_in_batches_and_saves_windows() -> None:

@@ -126,7 +126,10 @@ def test_the_states_take_a_share_of_the_memory_if_their_number_is_not_given() ->
 def test_requests_with_states_run_as_far_as_their_tokens_have_room() -> None:
     rules = load_engine("sglang", kvcalc.read_config(gated_delta(), "test", "test"))
     memory = 20 * 2**30
-    tokens = rules.blocks(rules.spec, DTYPES["bf16"], 1, 1, memory)["kv_cache_tokens"]
+    pool = rules.blocks(rules.spec, DTYPES["bf16"], 1, 1, memory).pool
+    assert pool is not None
+    assert pool.kv_cache_tokens is not None
+    tokens = pool.kv_cache_tokens
     most = rules.max_running_requests(rules.spec, DTYPES["bf16"], memory)
     assert most is not None
     for length in (1, 1000, 20_000, tokens):

@@ -11,6 +11,7 @@ from kvcalc.engines.vllm.releases import rules_of
 from kvcalc.errors import ModelError, UsageError
 from tests.documents import estimate
 from tests.engines.models import ask, latent, plain
+from tests.rows import every_row
 
 GIB = 1 << 30
 
@@ -103,9 +104,9 @@ def test_pages_of_several_sizes_are_refused_before_0_12() -> None:
         of_release("0.10", "qwen3-next-80b-a3b", 8192)
 
 
-@pytest.mark.parametrize("tokens", [1, 8192, 131_072])
-@pytest.mark.parametrize("release", ["0.6", "0.8.5", "0.9.0", "0.9.2", "0.11", "0.17", "0.20", "0.25", "0.33"])
-@pytest.mark.parametrize("config", [plain(32, 32, 8, 128), latent(27)], ids=["gqa", "mla"])
+@every_row("tokens", [1, 8192, 131_072])
+@every_row("release", ["0.6", "0.8.5", "0.9.0", "0.9.2", "0.11", "0.17", "0.20", "0.25", "0.33"])
+@every_row("config", [plain(32, 32, 8, 128), latent(27)])
 def test_models_of_one_kind_of_layer_are_alike_in_every_release(
     config: dict[str, object], release: str, tokens: int
 ) -> None:

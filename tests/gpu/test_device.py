@@ -12,7 +12,12 @@ from kvcalc.measure import run, runner
 from kvcalc.measure.devices.device import ALLOCATION_UNIT, allocated_by
 from kvcalc.measure.devices.graphs import capture
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    # torch's compiler warns of its own calls, which must not make flex_attention fail.
+    pytest.mark.filterwarnings("default"),
+]
 
 CUDA = torch.device("cuda")
 

@@ -17,7 +17,12 @@ from kvcalc.measure.reference import aimed_query, attend_in_fp32, relative_error
 from kvcalc.model.mixers.attention import AttentionShape
 from tests.simulated_cuda import is_simulated
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    # torch's compiler warns of its own calls, which must not make flex_attention fail.
+    pytest.mark.filterwarnings("default"),
+]
 
 # Of llama-3-70b, llama-7b and deepseek-v3.
 SHAPES = {

@@ -187,6 +187,19 @@ def test_infinity_in_fp16_offers_bf16() -> None:
     faults.check_finite(torch.tensor([65504.0], dtype=torch.float16), "decode")
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("'inductor' raised:\nImportError: no cc\n\nSet VERBOSE=1", "'inductor' raised: ImportError: no cc"),
+        ("one\ntwo", "one"),
+        ("only this:", "only this:"),
+        ("", "RuntimeError"),
+    ],
+)  # fmt: skip
+def test_a_line_that_introduces_another_one_is_not_the_reason(text: str, line: str) -> None:
+    assert faults.first_line(RuntimeError(text)) == line
+
+
 def test_ctrl_c_is_one_line_130_and_no_record(start: Any, tmp_path: Path) -> None:
     before = """
 real = run.prefill

@@ -16,6 +16,7 @@ from kvcalc.model.layers import LayerGroup
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 from tests.conftest import preset_names
+from tests.rows import every_row
 from tests.throughput.conftest import formula_reads
 
 BF16 = DTYPES["bf16"]
@@ -26,7 +27,7 @@ def bound(name: str) -> ModelSpec:
     return bind_workload(model, resolve_workload(model, 4096))
 
 
-@pytest.mark.parametrize("name", preset_names())
+@every_row("name", preset_names())
 def test_every_preset_around_its_corners(name: str) -> None:
     spec = bound(name)
     most_read = [getattr(cache, "most_read_tokens", None) or 1 for cache in all_caches(spec)]

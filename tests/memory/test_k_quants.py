@@ -12,6 +12,7 @@ from kvcalc.memory.weights import quantized_bytes
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import weights_of
 from kvcalc.model.tensors import LINEAR
+from tests.rows import every_row
 
 
 def file_bytes(name: str, file_type: str) -> int:
@@ -127,7 +128,7 @@ FILES = {
 HEADER = 8_300_000
 
 
-@pytest.mark.parametrize(("name", "file_type"), [(name, kind) for name, kinds in FILES.items() for kind in kinds])
+@every_row("name, file_type", [(name, kind) for name, kinds in FILES.items() for kind in kinds])
 def test_the_bytes_are_those_of_a_published_file_within_one_percent(name: str, file_type: str) -> None:
     weights = kvcalc.estimate(name, engine="llama.cpp", dtype=file_type)["weights"]
     assert weights is not None

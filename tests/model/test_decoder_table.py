@@ -17,6 +17,7 @@ from kvcalc.model.families.decoder_table import Decoder, model_types, row, rows
 from kvcalc.model.presets import shipped_table
 from presets.check import check_decoders, check_table
 from tests.conftest import ROOT
+from tests.rows import every_row
 
 
 def test_the_rows_have_the_form_that_the_build_checks() -> None:
@@ -121,7 +122,7 @@ def test_a_row_has_the_facts_of_the_rows_that_it_is_like() -> None:
     assert "gguf" not in row("qwen2_vl_text")
 
 
-@pytest.mark.parametrize("model_type", model_types())
+@every_row("model_type", model_types())
 def test_keys_that_a_family_knows_are_among_those_that_are_read(model_type: str) -> None:
     assert {*Decoder(row(model_type)).own_keys} <= _OWN_KEYS
 

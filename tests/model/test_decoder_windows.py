@@ -9,12 +9,13 @@ import pytest
 from kvcalc.errors import ModelError
 from kvcalc.model.hf_config import read_config
 from tests.model.test_hybrid_families import letters
+from tests.rows import every_row
 
 EIGHT = {"num_hidden_layers": 8, "sliding_window": 5}
 
 
-@pytest.mark.parametrize(
-    ("model_type", "config", "expected"),
+@every_row(
+    "model_type, config, expected",
     [
         ("afmoe", {}, "sssfsssf"),
         ("afmoe", {"global_attn_every_n_layers": 3}, "ssfssfss"),

@@ -10,6 +10,7 @@ from kvcalc.errors import ModelError
 from kvcalc.model.caches import FullAttention, LatentAttention, SlidingWindowAttention
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.type_tables import FAMILIES, REMOTE_FAMILIES, keys_of, module_of, reader_of
+from tests.rows import every_row
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512}
 MISTRAL = {**LLAMA, "model_type": "mistral", "num_key_value_heads": 2}
@@ -140,9 +141,9 @@ def test_keys_that_say_nothing_of_the_cache_pass() -> None:
 BAD_VALUES = ["32", 32.0, True, [32], {}, -1, 0]
 
 
-@pytest.mark.parametrize("config", [LLAMA, MISTRAL, FALCON, BERT, DEEPSEEK], ids=lambda c: c["model_type"])
-@pytest.mark.parametrize("value", BAD_VALUES, ids=repr)
-@pytest.mark.parametrize("key", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
+@every_row("config", [LLAMA, MISTRAL, FALCON, BERT, DEEPSEEK])
+@every_row("value", BAD_VALUES)
+@every_row("key", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
 def test_numbers_of_the_wrong_kind_are_refused_with_key_and_value(
     config: dict[str, Any], key: str, value: object
 ) -> None:

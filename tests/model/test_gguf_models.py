@@ -16,6 +16,7 @@ pytest.importorskip("gguf", reason="the extra `gguf`")
 
 from tests.documents import estimate
 from tests.model.gguf_writing import Pairs, base, config_of, mla, ssm, write
+from tests.rows import every_row
 
 Config = dict[str, Any]
 
@@ -264,7 +265,7 @@ def kept(spec: ModelSpec) -> list[tuple[int, int, list[tuple[str, Any]]]]:
     return [(first, last, [(type(c).__name__, c) for c in caches]) for first, last, caches in cache_runs(spec)]
 
 
-@pytest.mark.parametrize(("preset", "arch", "pairs"), MODELS, ids=[f"{p}-{n}" for n, (p, _, _) in enumerate(MODELS)])
+@every_row("preset, arch, pairs", MODELS)
 def test_a_file_keeps_what_the_config_of_the_same_model_keeps(
     preset: str, arch: str, pairs: Callable[[Config], Pairs], tmp_path: Path
 ) -> None:

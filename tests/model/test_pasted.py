@@ -13,6 +13,7 @@ from kvcalc.model.pasted import find_pasted, nearest_names
 from kvcalc.model.presets import find_preset, shipped_presets, shipped_table
 from kvcalc.model.published import releases, repackaged
 from kvcalc.model.resolve import load_model
+from tests.rows import every_row
 
 # What was pasted -> the preset, what the weights are stored in, and max_position_embeddings. The last two are the
 # published config.json's.
@@ -140,6 +141,22 @@ TAKEN = {
     "ggml-org/gpt-oss-20b-GGUF": ("gpt-oss-20b", "mxfp4", 131_072),
     # Files of other types keep the experts in mxfp4.
     "unsloth/gpt-oss-20b-GGUF:Q4_K_M": ("gpt-oss-20b", None, 131_072),
+    # An old name of an organisation.
+    "THUDM/GLM-4.5-Air": ("glm-4.5-air", "bf16", 131_072),
+    "CohereForAI/c4ai-command-a-03-2025": ("command-a", "bf16", 131_072),
+    # Weights that were edited in place, whoever did it.
+    "someone/Qwen3-32B-abliterated": ("qwen3-32b", "bf16", 40_960),
+    "mlabonne/gemma-3-27b-it-abliterated": ("gemma-3-27b", "bf16", 131_072),
+    "mradermacher/Qwen3-32B-abliterated-v2-GGUF:Q8_0": ("qwen3-32b", "q8_0", 40_960),
+    "huihui-ai/Huihui-Qwen3-32B-abliterated": ("qwen3-32b", "bf16", 40_960),
+    # As ollama and llama.cpp fetch a repository.
+    "hf.co/unsloth/Qwen3-32B-GGUF:Q8_0": ("qwen3-32b", "q8_0", 40_960),
+    "Qwen/Qwen3-32B-MLX-4bit": ("qwen3-32b", "mlx-4bit", 40_960),
+    "unsloth/llama-3-8b-Instruct-bnb-4bit": ("llama-3-8b", "int4", 8_192),
+    "cpatonn/Qwen3-32B-AWQ-8bit": ("qwen3-32b", None, 40_960),
+    "baidu/ERNIE-4.5-300B-A47B-PT": ("ernie-4.5-300b-a47b", "bf16", 131_072),
+    "deepseek-ai/deepseek-math-7b-instruct": ("deepseek-llm-7b", "bf16", 4_096),
+    "stabilityai/StableBeluga2": ("llama-2-70b", "fp16", 4_096),
     # ollama's names: the smaller tags of deepseek-r1 are Qwen and Llama models.
     "gemma3:27b": ("gemma-3-27b", "q4_k_m", 131_072),
     "gemma3": ("gemma-3-4b", "q4_k_m", 131_072),
@@ -187,6 +204,9 @@ REFUSED = {
     "unsloth/Qwen3-32B-FP8:Q8_0": (),
     "mlx-community/Qwen3-8B-7bit": (),
     "bartowski/Foo_Qwen3-32B-GGUF": (),
+    "someone/Qwen3-32B-abliterated-AWQ": (),
+    "abliterated": (),
+    "someone/Foo-8B-abliterated": (),
     # ollama's names.
     "gemma3:28b": (),
     "gemma3:27b-q9_0": (),
@@ -211,7 +231,7 @@ def answer(name: str, **asked: Any) -> Any:
     return kvcalc.estimate(load_model(name), context_tokens=1024, **asked)
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@every_row("name", TAKEN)
 def test_a_certain_name_is_its_preset(name: str) -> None:
     preset, dtype, length = TAKEN[name]
     spec, base = load_model(name), load_model(preset)
@@ -219,7 +239,8 @@ def test_a_certain_name_is_its_preset(name: str) -> None:
     assert (found["weights"]["dtype"], found["model"]["max_position_embeddings"]) == (dtype, length)
     assert found["kv_cache"]["total_bytes"] == answer(preset)["kv_cache"]["total_bytes"]
     # A server is started with the name on the Hub, not with ollama's.
-    assert spec.reference.casefold().endswith(name.casefold()) or ("/" not in name and "/" in spec.reference)
+    own = name.casefold().removeprefix("hf.co/")
+    assert spec.reference.casefold().endswith(own) or ("/" not in name and "/" in spec.reference)
     assert spec.num_layers == base.num_layers
     if spec.name != preset:
         texts = [note["text"] for note in found["warnings"] if note["part"] == "model"]
@@ -250,9 +271,10 @@ def test_an_uncertain_name_is_refused_with_what_to_type(name: str) -> None:
         assert not offered - {own}
 
 
-def test_the_address_of_a_page_is_refused_with_the_id() -> None:
+@pytest.mark.parametrize("address", ["https://huggingface.co/Qwen/Qwen3-32B", "hf.co/Qwen/Qwen3-32B"])
+def test_the_address_of_a_page_is_refused_with_the_id(address: str) -> None:
     with pytest.raises(ModelError) as caught:
-        load_model("https://huggingface.co/Qwen/Qwen3-32B")
+        load_model(address)
     assert "only its id" in (caught.value.hint or "")
 
 

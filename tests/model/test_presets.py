@@ -16,6 +16,7 @@ from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from tests.conftest import preset_names
 from tests.documents import estimate
+from tests.rows import every_row
 
 GOOD = """\
 name: tiny
@@ -54,7 +55,7 @@ def test_names_match_files_and_no_name_or_alias_stands_twice() -> None:
         assert Path(preset.path).stem == preset.name == preset.name.casefold()
 
 
-@pytest.mark.parametrize("name", preset_names())
+@every_row("name", preset_names())
 def test_each_preset_states_its_source_and_is_understood(name: str) -> None:
     preset = load_preset(str(Path(presets_folder()) / f"{name}.yaml"), is_users=False)
     assert preset.family
@@ -136,7 +137,7 @@ def _without_cross_attention(spec: ModelSpec) -> ModelSpec:
     return spec._replace(layers=tuple(group._replace(caches=caches) for group, caches in zip(spec.layers, kept)))
 
 
-@pytest.mark.parametrize("name", BYTES_PER_TOKEN)
+@every_row("name", BYTES_PER_TOKEN)
 def test_what_one_token_adds_by_hand(name: str) -> None:
     spec, bf16 = _without_cross_attention(load_model(name)), DTYPES["bf16"]
     # Past the first token: recurrent states are there from the start.

@@ -12,6 +12,7 @@ from kvcalc.memory.weights import count_parameters
 from kvcalc.model.presets import find_preset
 from kvcalc.model.resolve import spec_of
 from kvcalc.model.spec import weights_of
+from tests.rows import every_row
 
 PUBLISHED = {
     "codegemma-7b": 8.54, "codellama-13b": 13.02, "codellama-70b": 68.98, "codellama-7b": 6.74,
@@ -37,11 +38,15 @@ PUBLISHED = {
     "hunyuan-7b": 7.5, "internlm3-8b": 8.8, "lfm2-2.6b": 2.57, "lfm2.5-1.2b": 1.17, "ling-1t": 1000,
     "ling-flash-2.0": 103, "ling-mini-2.0": 16.26, "minicpm5-1b": 1.0806, "mistral-large-3": 673,
     "mistral-small-3.1-24b": 23.57, "nemotron-mini-4b": 4.19, "olmoe-1b-7b": 6.92, "qwen2-57b-a14b": 57.41,
+    "qwen-1.8b": 1.84, "qwen-14b": 14.17, "qwen-72b": 72.29, "qwen1.5-110b": 111.2, "qwen1.5-32b": 32.5,
+    "deepseek-llm-7b": 6.91, "deepseek-llm-67b": 67.4, "ernie-4.5-300b-a47b": 300, "bloom-3b": 3.0, "bloom-560m": 0.559,
+    "bloom-1b7": 1.72, "open-llama-3b": 3.43, "cwm": 32.6, "olmo-7b": 6.89, "salamandra-2b": 2.25,
+    "stablelm-2-1.6b": 1.64, "stable-code-3b": 2.8, "santacoder": 1.12, "llama-160m": 0.162,
     "seed-oss-36b": 36.15, "solar-10.7b": 10.73, "starcoder": 15.5, "yi-1.5-9b": 8.83, "yi-34b": 34.39,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@every_row("name", PUBLISHED)
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     preset = find_preset(name)
     assert preset is not None

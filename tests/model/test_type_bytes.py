@@ -18,13 +18,14 @@ from kvcalc.model.hf_config import is_remote, known_types, read_config
 from kvcalc.model.layers import LayerGroup
 from kvcalc.model.type_tables import REFUSED
 from tests.documents import estimate
+from tests.rows import every_row
 
 ROWS = [json.loads(line) for line in Path(__file__).with_name("type_bytes.jsonl").read_text().splitlines()]
 PLAIN = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
 KV = {**PLAIN, "num_key_value_heads": 2}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row["config"]["model_type"] for row in ROWS])
+@every_row("row", ROWS)
 def test_a_small_model_keeps_what_transformers_keeps(row: dict[str, Any]) -> None:
     spec = read_config(row["config"], "small", "small")
     answer = estimate(

@@ -11,6 +11,7 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import cache_runs
 from kvcalc.model.variants import VARIANTS, WhatIf, apply, variant
 from tests.conftest import PLAIN_PRESETS
+from tests.rows import every_row
 
 
 def only_cache(spec: kvcalc.ModelSpec) -> object:
@@ -31,8 +32,8 @@ def test_a_models_own_kind_is_the_model_itself(name: str) -> None:
     assert changed == spec
 
 
-@pytest.mark.parametrize("name", PLAIN_PRESETS)
-@pytest.mark.parametrize("kind", VARIANTS)
+@every_row("name", PLAIN_PRESETS)
+@every_row("kind", VARIANTS)
 def test_a_variant_is_of_its_kind_or_says_why_not(name: str, kind: str) -> None:
     changed = variant(kvcalc.load_model(name), kind)
     if isinstance(changed, str):

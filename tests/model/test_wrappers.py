@@ -11,6 +11,7 @@ from kvcalc.errors import ModelError
 from kvcalc.model.hf_config import is_remote, known_types, read_config
 from kvcalc.model.wrappers import INNER_SIZES, REMOTE_WRAPPERS, WRAPPERS
 from tests.model.test_hybrid_families import DELTA, MLA, SMALL
+from tests.rows import every_row
 
 # Keys that some inner families need in addition to the plain facts, or do not accept.
 OWN: dict[str, dict[str, Any]] = {
@@ -46,7 +47,7 @@ def wrapped(outer: str, inner: dict[str, Any], **beside: Any) -> dict[str, Any]:
     return {"model_type": outer, **beside, **inner}
 
 
-@pytest.mark.parametrize("outer", WRAPPERS)
+@every_row("outer", WRAPPERS)
 def test_the_language_model_is_found_inside(outer: str) -> None:
     inner = WRAPPERS[outer].inner or "llama"
     text = WHOLE.get(inner) or {**SMALL, **OWN.get(inner, {})}

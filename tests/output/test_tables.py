@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+from contextlib import redirect_stdout
 from itertools import takewhile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.output.human.console import PlainConsole
+from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import span, text
-from kvcalc.output.human.tables import fold, print_table
+from kvcalc.output.human.styled import Text, cell_len
+from kvcalc.output.human.tables import fold, plain_table
 from kvcalc.output.wrapping import wrapped
 
 
@@ -37,11 +39,11 @@ def test_a_range_has_its_unit_once(low: float | None, high: float | None, expect
 
 
 def printed(width: int, optional: tuple[str, ...] = ("a",)) -> list[str]:
-    console = PlainConsole(file=io.StringIO(), width=width)
     rows = [{"name": "organization/long-model-name", "a": "1" * 10, "b": "2" * 10}]
-    print_table(rows, [("model", "name", text), (">first", "a", text), (">second", "b", text)], console, optional)
-    file = console.file
-    assert isinstance(file, io.StringIO)
+    with redirect_stdout(io.StringIO()) as file:
+        print_table(
+            rows, [("model", "name", text), (">first", "a", text), (">second", "b", text)], Console(width), optional
+        )
     return file.getvalue().splitlines()
 
 
@@ -76,3 +78,31 @@ def test_a_number_keeps_its_unit() -> None:
         joined = "\n".join(wrapped(line, width))
         for kept in ("26.88 GiB", "16 x h100-sxm", "19.7 ms", "97 %"):
             assert kept in joined
+
+
+@given(st.lists(st.text("abcd 表é\u0301", max_size=30), min_size=1, max_size=5), st.integers(40, 80))
+def test_columns_are_aligned_by_what_a_terminal_shows(names: list[str], width: int) -> None:
+    rows = [{"name": name.strip() or "x", "n": place} for place, name in enumerate(names)]
+    with redirect_stdout(io.StringIO()) as file:
+        print_table(rows, [("name", "name", text), (">n", "n", str)], Console(width))
+    ends = {cell_len(line) for line in file.getvalue().splitlines() if line and line[-1].isdigit()}
+    assert len(ends) == 1
+
+
+def test_a_terminal_shows_styles_only_where_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console as Rich
+
+    out = io.StringIO()
+    console = Console(30, Rich(file=out, force_terminal=True, width=30, color_system="standard", highlight=False))
+    console.print(Text.assemble(("fits", "bold green"), ": 35.32 GiB per device for the KV cache of it"))
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("\x1b[1;32mfits\x1b[0m: 35.32 GiB")
+    assert "\x1b" not in lines[1]
+    table = plain_table("name", ">error")
+    table.add_row("a", Text("+30%", "bold red"))
+    table.add_row("b", "+1%", style="dim")
+    console.print(table)
+    heading, first, second = out.getvalue().splitlines()[2:]
+    assert heading.startswith("\x1b[1mname")
+    assert first == "a      \x1b[1;31m+30%\x1b[0m"
+    assert second.startswith("\x1b[2mb")

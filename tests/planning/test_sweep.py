@@ -17,6 +17,7 @@ from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.conftest import preset_names
 from tests.documents import estimate
+from tests.rows import every_row
 
 
 def grid(name: str, contexts: tuple[int, ...] = (4096,), batches: tuple[int, ...] = (1,), **options: Any) -> Sweep:
@@ -48,7 +49,7 @@ def check_against_estimates(name: str, found: Sweep, **options: Any) -> int:
     return compared
 
 
-@pytest.mark.parametrize("name", preset_names())
+@every_row("name", preset_names())
 def test_every_preset_has_the_estimates_figures(name: str) -> None:
     found = grid(name, (1, 127, 4097, 70_001), (1, 7), sizes=(1, 2))
     assert check_against_estimates(name, found) >= 8

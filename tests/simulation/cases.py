@@ -114,6 +114,14 @@ def make_case(seed: int) -> Case:
     schedule = SCHEDULES[engine]._replace(overlaps=draw.random() < 0.5 and engine != "slots")
     if engine == "slots":
         schedule = schedule._replace(step_tokens=step_tokens, part_ends=drafts.choice([(), (12, 4)]))
+    options = Random(seed + 10**6)
+    if engine == "sglang" and schedule.new_tokens is not None:
+        first = options.choice([0.7, 0.7, 0.3, 1.0])
+        schedule = schedule._replace(
+            mixes=options.random() < 0.4, enough_tokens=options.choice([None, None, options.randrange(1, 40)]),
+            new_tokens=schedule.new_tokens._replace(first=first, least=first * 0.14, steps=options.choice([600, 8])),
+        )  # fmt: skip
+    schedule = schedule._replace(receives_every=options.choice([1, 1, 2, 7]))
     rules = Rules(
         schedule, step_tokens, max_running, tokens_per_step=drafted, checked_tokens=1 + num_drafts,
         lookahead_tokens=num_drafts,

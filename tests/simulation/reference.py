@@ -60,7 +60,7 @@ def serve(
     coming = list(jobs if concurrency is None else jobs[:concurrency])
     later = [] if concurrency is None else jobs[concurrency:]
     arrived: list[Job] = []
-    now, visible, decode_steps = 0.0, 0.0, 0
+    now, visible, decode_steps, unseen = 0.0, 0.0, 0, 0
     while coming or arrived or any(server.waiting or server.running for server in servers):
         while coming and coming[0].arrival <= visible:
             arrived.append(coming.pop(0))
@@ -79,7 +79,9 @@ def serve(
                 job.started = now if job.started is None else job.started
         # In a step with prompts, SGLang decodes only where no prompt is computed: plan() says so.
         seconds = step([([job.computed + 1 for job in decoding], [c for _, c in chunks]) for decoding, chunks in plans])
-        visible = now if servers[0].rules.schedule.overlaps else now + seconds
+        unseen = 0 if any(chunks for _, chunks in plans) else (unseen + 1) % servers[0].rules.schedule.receives_every
+        if not unseen:
+            visible = now if servers[0].rules.schedule.overlaps else now + seconds
         now += seconds
         decode_steps += any(decoding for decoding, _ in plans)
         for server, (decoding, chunks) in zip(servers, plans):
@@ -113,7 +115,10 @@ class Server:
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self.chunked: Job | None = None
-        self.is_full, self.ratio = False, 0.7
+        self.is_full = False
+        ratio = self.rules.schedule.new_tokens
+        self.first_ratio, self.least_ratio = (0.0, 0.0) if ratio is None else (ratio.first, ratio.least)
+        self.ratio, self.ratio_steps = self.first_ratio, 1 if ratio is None else ratio.steps
         self.decode_steps = 0
         # The requests in slots, and when each slot was used last.
         self.slots_used: list[Job | None] = [None] * self.rules.max_running
@@ -154,7 +159,7 @@ class Server:
             self.has_let_go = True
             return found
         if not decoding and not chunks:
-            self.ratio = self.ratio if self.has_let_go else 0.7
+            self.ratio = self.ratio if self.has_let_go else self.first_ratio
             for job in self.running:
                 job.unread = 0
         return decoding, chunks
@@ -374,14 +379,16 @@ class Server:
         if self.chunked is not None or (waiting and not self.is_full):
             chunks = self.admit(waiting, running, [*decoding, *self.leaving])
             if chunks:
-                return [], chunks
+                left = self.free(running) - sum(self.of_prompt(job, end) - self.held(job) for job, (_, end) in chunks)
+                sits_out = not self.rules.schedule.mixes or self.growth(decoding) > left
+                return [] if sits_out else decoding, chunks
 
         def growth() -> int:
-            after = [self.units(self.slots(j, j.computed + self.next_tokens())) for j in decoding]
-            return sum(after) - sum(map(self.held, decoding))
+            return self.growth(decoding)
 
         if not decoding or growth() <= self.free(running):
-            self.ratio = max(self.ratio - (0.7 - 0.098) / 600, 0.098) if decoding else self.ratio
+            decay = (self.first_ratio - self.least_ratio) / self.ratio_steps
+            self.ratio = max(self.ratio - decay, self.least_ratio) if decoding else self.ratio
             return decoding, []
         if self.leaving:
             return [], []
@@ -403,17 +410,26 @@ class Server:
         self.is_full = False
         return decoding, []
 
+    def growth(self, decoding: list[Job]) -> int:
+        """The blocks that the next tokens of these jobs take."""
+        after = [self.units(self.slots(j, j.computed + self.next_tokens())) for j in decoding]
+        return sum(after) - sum(map(self.held, decoding))
+
     def admit(self, waiting: list[Job], running: list[Job], decoding: list[Job]) -> list[tuple[Job, tuple[int, int]]]:
         page = self.page
         more = page + self.rules.lookahead_tokens
         paged = lambda tokens: -(-tokens // page) * page  # noqa: E731
-        chunk_left, chunks = self.rules.step_tokens, []
-        total: float = self.free(running)
+        schedule, chunks = self.rules.schedule, []
+        mixed = len(decoding) * self.rules.checked_tokens if schedule.mixes else 0
+        chunk_left, total = self.rules.step_tokens - mixed, float(self.free(running) - mixed)
+        input_left = (schedule.enough_tokens or 10**9) - mixed
+        if chunk_left <= 0:
+            return []
         if self.capacity is not None:
             total -= sum(min(j.answer - j.outputs + j.unread, 4096) * self.ratio for j in decoding)
 
         def add(job: Job, tokens: int) -> None:
-            nonlocal chunk_left, total
+            nonlocal chunk_left, input_left, total
             start, is_new = (job.cached, True) if job not in running else (job.computed, False)
             if is_new:
                 running.append(job)
@@ -421,6 +437,7 @@ class Server:
             end = start + tokens
             chunks.append((job, (start, end)))
             chunk_left -= paged(tokens)
+            input_left -= paged(tokens)
             self.chunked = job if end < job.known else None
             total -= paged(self.slots(job, end)) + page if is_new else paged(tokens) + more
             total -= 0 if self.chunked else min(job.answer, 4096)
@@ -430,7 +447,7 @@ class Server:
             job = self.chunked
             limit = min(chunk_left, int(total)) if int(total) > 0 else chunk_left
             add(job, min(limit, job.known - job.computed))
-        while waiting and chunk_left > 0 and total > 0:
+        while waiting and chunk_left > 0 and total > 0 and input_left > 0:
             job = waiting[0]
             if self.chunked is not None:
                 break

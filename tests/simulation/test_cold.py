@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.engines.engine import RunningPool
+from kvcalc.engines.account import RunningPool
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.replicas.rules import Lag, Rules
 from kvcalc.simulation.scheduler import Scheduler

@@ -108,8 +108,12 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
         rules = Rules(
             SCHEDULES[engine], draw.randrange(8, 60) + running * (1 + drafts) + 50 * (engine == "tensorrt-llm"), running
         )
+        options = Random(seed + 10**6)
         rules = rules._replace(
-            schedule=rules.schedule._replace(overlaps=draw.random() < 0.5),
+            schedule=rules.schedule._replace(
+                overlaps=draw.random() < 0.5, receives_every=options.choice([1, 1, 3]),
+                mixes=engine != "sglang" or options.random() < 0.4,
+            ),
             tokens_per_step=1 + Fraction(draw.randrange(drafts * 4 + 1), 4),
             checked_tokens=1 + drafts, lookahead_tokens=drafts,
         )  # fmt: skip

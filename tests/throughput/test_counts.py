@@ -11,6 +11,7 @@ from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import has_cross_attention, weights_of
 from kvcalc.planning.device.weights import stored_weights
 from kvcalc.throughput.counts import Experts, Matrices, bytes_of, count
+from tests.rows import every_row
 from tests.throughput.conftest import MakeCounts, formula_reads, stored
 
 BF16 = parse_dtype("bf16", "--dtype")
@@ -58,9 +59,9 @@ def test_a_dense_model_reads_all_but_its_input_embedding(counts_of: MakeCounts) 
     assert bytes_of(counts.dense) + bytes_of(counts.head) == 2 * (6_738_415_616 - 32_000 * 4096)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("tokens", [1, 500, 9000])
-@pytest.mark.parametrize("size", [1, 4])
+@every_row("name", MODELS)
+@every_row("tokens", [1, 500, 9000])
+@every_row("size", [1, 4])
 def test_the_cache_is_read_as_the_memory_model_says(counts_of: MakeCounts, name: str, tokens: int, size: int) -> None:
     spec = on_device(load_model(name), size)
     counts = counts_of(name, tensor_parallel_size=size)

@@ -19,6 +19,7 @@ from kvcalc.throughput.hardware import (
     load_gpu,
     own_gpu,
 )
+from tests.rows import every_row
 
 GOOD = """\
 name: tiny
@@ -78,7 +79,7 @@ def test_no_name_or_alias_stands_twice_and_files_are_called_like_their_device() 
             assert find_gpu(name) == gpu
 
 
-@pytest.mark.parametrize("name", [gpu.name for gpu in all_gpus()])
+@every_row("name", [gpu.name for gpu in all_gpus()])
 def test_each_device_is_plausible_and_states_its_source(name: str) -> None:
     found = find_gpu(name)
     assert found.source

@@ -9,21 +9,23 @@ from hypothesis import strategies as st
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.model.resolve import load_model
 from kvcalc.throughput.constants import load_constants
+from kvcalc.throughput.costs import matrix_flops
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_gpu
 from kvcalc.throughput.links import link_bytes_per_second
-from kvcalc.throughput.roofline import SpeedModel, _overlap, matrix_flops
+from kvcalc.throughput.roofline import SpeedModel, _overlap
 from kvcalc.throughput.speed import speed_model
+from tests.rows import every_row
 from tests.throughput.conftest import MakeModel, formula_reads, stored
 
 ENGINES = ("logical", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers")
 MODELS = ("llama-3-8b", "deepseek-v3", "gpt-oss-120b", "gemma-3-27b", "qwen3-next-80b-a3b")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("gpu", ["h100", "a100", "rtx-4090", "m2-ultra", "mi300x", "t4"])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp8", "int4"])
+@every_row("engine", ENGINES)
+@every_row("gpu", ["h100", "a100", "rtx-4090", "m2-ultra", "mi300x", "t4"])
+@every_row("name", MODELS)
+@every_row("dtype", ["bf16", "fp8", "int4"])
 def test_no_step_is_faster_than_the_ideal_roofline(
     model_of: MakeModel, name: str, gpu: str, engine: str, dtype: str
 ) -> None:

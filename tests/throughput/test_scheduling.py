@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from kvcalc.throughput.scheduling import Waits
+from tests.rows import every_row
 
 
 def in_system(waits: Waits, clients: int, seconds: float, rate: float) -> float:
@@ -15,8 +16,8 @@ def in_system(waits: Waits, clients: int, seconds: float, rate: float) -> float:
     return rate * seconds + waits.queue(others * rate)[0] / others
 
 
-@pytest.mark.parametrize("shares", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("seed", range(50))
+@every_row("shares", [0.0, 0.5, 1.0])
+@every_row("seed", range(50))
 def test_all_clients_are_served_or_wait(shares: float, seed: int) -> None:
     draw = Random(seed)
     most = draw.uniform(1, 20)

@@ -9,10 +9,11 @@ import pytest
 from kvcalc.memory.curves import Curve
 from kvcalc.memory.reads import Reads
 from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.costs import matrix_flops
 from kvcalc.throughput.counts import Counts, Experts, Layout, Matrices, Work
 from kvcalc.throughput.hardware import Gpu, Interconnect
 from kvcalc.throughput.links import link_bytes_per_second
-from kvcalc.throughput.roofline import Part, SpeedModel, Step, matrix_flops
+from kvcalc.throughput.roofline import Part, SpeedModel, Step
 
 # 1,000 bytes and 100 operations per second (200 in fp8). A link connects four devices at 50 bytes per second.
 GPU = Gpu(

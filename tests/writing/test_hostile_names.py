@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import struct
+from contextlib import redirect_stdout
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,11 +22,11 @@ from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
 from kvcalc.cli.report import repeated
 from kvcalc.engines import command_key
 from kvcalc.errors import UsageError
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.plan import render
 from kvcalc.output.report import make_report
 from kvcalc.output.rows import tabulate
@@ -204,8 +205,8 @@ def check_screen(plan: dict[str, Any], name: str, path: str) -> None:
     """As many lines as with a plain name, of text that a terminal does not obey."""
     texts = []
     for document in (named(plan, name, path), plan):
-        out = io.StringIO()
-        render(printable_document(document), Console(file=out, width=10**5, markup=False, emoji=False, highlight=False))
+        with redirect_stdout(io.StringIO()) as out:
+            render(printable_document(document), Console(10**5))
         texts.append(re.sub(r" \\\n +", " ", out.getvalue()))
     assert all(line.isprintable() for line in texts[0].split("\n"))
     assert texts[0].count("\n") == texts[1].count("\n")

@@ -19,6 +19,9 @@ _KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 _WIDEST_FLASH_HEAD = 256
+# cuDNN 9.19 on Hopper has no kernel for MLA's 576 elements ("No available kernel", measured on an H200). Its forward
+# pass takes up to 256 (https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html).
+_WIDEST_CUDNN_HEAD = 256
 
 
 class GroupedSdpa(Backend):
@@ -50,6 +53,8 @@ class SdpaKernel(Backend):
             return f"needs head widths that are multiples of {aligned}, not {case.k_width} and {case.v_width}"
         if self._kernel == "flash" and not case.k_width == case.v_width <= _WIDEST_FLASH_HEAD:
             return f"needs the same width for K and V, at most {_WIDEST_FLASH_HEAD}"
+        if self._kernel == "cudnn" and max(case.k_width, case.v_width) > _WIDEST_CUDNN_HEAD:
+            return f"needs heads of at most {_WIDEST_CUDNN_HEAD}, not {max(case.k_width, case.v_width)}"
         return None
 
     def why_not_unasked(self, case: Case) -> str | None:

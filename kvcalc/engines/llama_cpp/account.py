@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from kvcalc.engines.engine import Line, lines_of
+from kvcalc.engines.account import Line, lines_of
 from kvcalc.engines.llama_cpp.architectures import Layers
 from kvcalc.engines.llama_cpp.settings import Settings
 from kvcalc.engines.rounding import round_up

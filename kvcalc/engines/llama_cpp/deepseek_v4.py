@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from math import lcm
 
-from kvcalc.engines.engine import Line, lines_of, not_established
+from kvcalc.engines.account import Line, lines_of
+from kvcalc.engines.engine import not_established
 from kvcalc.engines.llama_cpp.account import Cells, cells_for
 from kvcalc.engines.llama_cpp.engine import LlamaCpp
 from kvcalc.engines.rounding import ceil_div, round_up

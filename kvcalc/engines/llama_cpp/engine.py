@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.account import AutoContext, DividedRows, Line, PoolFigures
 from kvcalc.engines.declarations import types_of
-from kvcalc.engines.engine import AutoContext, DividedRows, Engine, Line, Resolved
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.llama_cpp.account import Cells, account, cells_for, read_row
 from kvcalc.engines.llama_cpp.architectures import layers_of
 from kvcalc.engines.llama_cpp.placement import (
@@ -254,13 +255,13 @@ class LlamaCpp(Engine):
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.chosen.padding
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         made = self.cells(share, tokens, batch)
-        return {
+        return PoolFigures(None, {
             "kv_unified": self.chosen.has_one_stream(batch),
             "n_ctx": made.n_ctx, "n_ctx_seq": made.cells, "n_seq_max": made.slots, "n_stream": made.streams,
             "window_cells": made.window_cells if self.window(share) else None,
-        }  # fmt: skip
+        })  # fmt: skip
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         self.check_types(share, dtype)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from kvcalc.engines.engine import DividedRows
+from kvcalc.engines.account import DividedRows
 from kvcalc.engines.llama_cpp.settings import NO_ROWS, Settings
 from kvcalc.model.spec import ModelSpec, has_states, weights_of
 from kvcalc.model.tensors import HEAD, LINEAR, ROUTER, Block, ModelWeights, Weight

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.engine import Engine, Line, Resolved, lines_of
+from kvcalc.engines.account import Line, lines_of
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.mlx.models import (
     VERSION,
     check_model,

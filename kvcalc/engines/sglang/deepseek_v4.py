@@ -9,9 +9,9 @@ the same rows and states, with states for every 128 tokens instead of 256.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, lines_of, not_established
+from kvcalc.engines.account import BatchLine, BlockPool, Line, PoolFigures, PoolLimit, lines_of
+from kvcalc.engines.engine import Engine, not_established
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.engine import Sglang
 from kvcalc.engines.sglang.settings import Settings, parse_settings
@@ -109,7 +109,7 @@ class DeepseekV4(Sglang):
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return _PAGE * self.ratio.denominator if self.ratio_is_given else _PAGE
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         self.check_context(tokens)
         full = batch * round_up(tokens, _PAGE)
         each = self._bytes_per_token(share)
@@ -118,10 +118,17 @@ class DeepseekV4(Sglang):
             capacity = self._profiled_tokens(share, dtype, memory)
             found = BlockPool(*found[:3], capacity // _PAGE, capacity, capacity / round_up(tokens, _PAGE))
         windows = self._window_slots(full, batch)
-        return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": windows}
+        return PoolFigures(found, {"max_total_num_tokens": full, "swa_max_total_num_tokens": windows})
 
     def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int:
-        return int(max(0, memory - self._fixed_bytes(share)) / self._bytes_per_token(share)) // _PAGE * _PAGE
+        tokens = int(max(0, memory - self._fixed_bytes(share)) / self._bytes_per_token(share))
+        return min(tokens, self.chosen.max_total_tokens or tokens) // _PAGE * _PAGE
+
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        if self.chosen.max_total_tokens is None:
+            return None
+        tokens = self.chosen.max_total_tokens // _PAGE * _PAGE
+        return PoolLimit("max-total-tokens", int(self._fixed_bytes(share) + tokens * self._bytes_per_token(share)))
 
     def _largest_states(self, share: ModelSpec, dtype: Dtype) -> int:
         return 0

@@ -8,10 +8,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kvcalc.engines.account import (
+    BatchLine,
+    BlockPool,
+    DeviceDefault,
+    Line,
+    PoolFigures,
+    PoolLimit,
+    RunningPool,
+    lines_of,
+)
 from kvcalc.engines.declarations import types_of
-from kvcalc.engines.engine import BatchLine, BlockPool, DeviceDefault, Engine, Line, Resolved, RunningPool, lines_of
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
@@ -278,7 +288,7 @@ class Sglang(Engine):
         if length is not None and length < tokens:
             raise UsageError(f"--context-length {length} is shorter than the context of {tokens} tokens")
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         self.check_context(tokens)
         page, pools = self.page, self._pools(share, dtype)
         found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
@@ -287,12 +297,24 @@ class Sglang(Engine):
             if capacity is not None:
                 found = BlockPool(*found[:3], capacity // page, capacity, capacity / self._paged(tokens))
         full, window = self._pool_tokens(pools, tokens, batch)
-        return {**found._asdict(), "max_total_num_tokens": full, "swa_max_total_num_tokens": window or None}
+        return PoolFigures(found, {"max_total_num_tokens": full, "swa_max_total_num_tokens": window or None})
+
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        # States take what they take, and `_profiled_tokens` limits the requests.
+        pools, most = self._pools(share, dtype), self.chosen.max_total_tokens
+        if most is None or pools.state:
+            return None
+        tokens = most // self.page * self.page
+        window = self._window_tokens(tokens) if pools.has_full else tokens
+        size = self.rows_bytes(
+            share, dtype, 1, 1, tokens if pools.has_full else 0, window if pools.widest_window else 0
+        )
+        return PoolLimit("max-total-tokens", size)
 
     def schedule(self) -> Schedule:
         from kvcalc.engines.sglang.scheduler import schedule
 
-        return schedule(self.chosen.chunked_prefill_size)
+        return schedule(self.chosen)
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.
@@ -304,8 +326,9 @@ class Sglang(Engine):
     def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         """The table counts tokens, in whole pages."""
         size = self.block_tokens(share, dtype)
-        found = self.blocks(share, dtype, longest_tokens, batch, memory)
-        return RunningPool(found["kv_cache_tokens"], size, range(0, (-(-longest_tokens // size) + 3) * size, size))
+        pool = self.blocks(share, dtype, longest_tokens, batch, memory).pool
+        capacity = None if pool is None else pool.kv_cache_tokens
+        return RunningPool(capacity, size, range(0, (-(-longest_tokens // size) + 3) * size, size))
 
     def max_running_requests(
         self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
@@ -421,8 +444,8 @@ class Sglang(Engine):
         layers has only the window pool, and the ratio does not apply.
         """
         page, tokens = self.page, tokens + self.encoder
-        full, span = batch * round_up(tokens, page), pools.widest_window
-        return self.sized_pools(pools, full, batch * round_up(min(tokens, span), page)) if span else (full, 0)
+        windows = round_up(min(tokens, pools.widest_window), page)
+        return self.sized_pools(pools, batch * round_up(tokens, page), batch * windows)
 
     def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
         """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""

@@ -92,13 +92,16 @@ def most_requests(settings: Settings, tokens: int | None, longest: int | None) -
 
 
 def profiled_tokens(pools: Pools, settings: Settings, memory: int) -> int | None:
-    """max_total_num_tokens for the memory left for tokens: whole pages, without the dummy page.
+    """max_total_num_tokens for the memory left for tokens: whole pages, without the dummy page, and no more than asked.
 
     None if a pipeline stage has only states.
     """
     share: float = settings.swa_full_tokens_ratio if pools.has_full else 1
     cell = pools.full + share * pools.window if pools.window else pools.full
-    return int(memory // cell) // settings.page_size * settings.page_size if cell else None
+    if not cell:
+        return None
+    tokens, most = int(memory // cell), settings.max_total_tokens
+    return min(tokens, most or tokens) // settings.page_size * settings.page_size
 
 
 # The states that SGLang keeps while drafted tokens are checked, besides those of the cache.

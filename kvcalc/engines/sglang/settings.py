@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.engine import DeviceDefault
+from kvcalc.engines.account import DeviceDefault
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import GIB
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -33,6 +33,12 @@ class Settings(NamedTuple):
     speculative_eagle_topk: int
     chunked_prefill_size: int | None
     attn_cp_size: int
+    max_prefill_tokens: int
+    max_total_tokens: int | None
+    schedule_conservativeness: float
+    enable_mixed_chunk: bool
+    disable_overlap_schedule: bool
+    scheduler_recv_interval: int
 
 
 def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
@@ -51,6 +57,12 @@ def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Setti
         given.count("speculative-eagle-topk"),
         given.optional_count("chunked-prefill-size"),
         given.count("attn-cp-size"),
+        given.count("max-prefill-tokens"),
+        given.optional_count("max-total-tokens"),
+        given.ratio("schedule-conservativeness"),
+        "enable-mixed-chunk" in settings,
+        "disable-overlap-schedule" in settings,
+        given.count("scheduler-recv-interval"),
     )
 
 

@@ -67,6 +67,9 @@ class Command(StartCommand):
             words += ["--ep_size", str(layout.expert_parallel_size)]
         most = -(-layout.max_running // replicas)
         words += ["--max_seq_len", str(layout.context_tokens), "--max_batch_size", str(most)]
+        if "max-num-tokens" in layout.settings:
+            words += ["--max_num_tokens", layout.settings["max-num-tokens"]]
+        words += ["--enable_chunked_prefill"] if "enable-chunked-prefill" in layout.settings else []
         if "free-gpu-memory-fraction" in layout.settings:
             words += ["--free_gpu_memory_fraction", layout.settings["free-gpu-memory-fraction"]]
         settings = {**_settings(checkpoint, layout), **(more or {})}
@@ -110,6 +113,8 @@ def _settings(checkpoint: Checkpoint, layout: Layout) -> dict[str, object]:
         cache["avg_seq_len"] = parse_tokens(layout.settings["avg-seq-len"], "--engine tensorrt-llm")
     if cache:
         settings["kv_cache_config"] = cache
+    if "disable-overlap-scheduler" in layout.settings:
+        settings["disable_overlap_scheduler"] = True
     if layout.data_parallel_size > 1:
         settings["enable_attention_dp"] = True
     if layout.drafting is not None:

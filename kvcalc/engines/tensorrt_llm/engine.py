@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvcalc.engines.account import BlockPool, Line, PoolFigures, PoolLimit, lines_of
 from kvcalc.engines.checkpoint import quantized_cache
 from kvcalc.engines.declarations import unread_types
-from kvcalc.engines.engine import BlockPool, Engine, Line, Resolved, lines_of, not_established
+from kvcalc.engines.engine import Engine, Resolved, not_established
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.kv_cache import stored_cache_bytes
@@ -47,7 +49,8 @@ class Settings(NamedTuple):
 
     `max_attention_window` has the windows of the layers in turn, repeated over the layers. None means one pool.
     `max_batch_size` is the number of requests that may run, for which a hybrid has states. `avg_seq_len` is the length
-    of the requests for which KVCacheManagerV2 divides the memory.
+    of the requests for which KVCacheManagerV2 divides the memory. `max_num_tokens` is the number of tokens in one step,
+    None if it is not given.
     """
 
     tokens_per_block: int
@@ -56,6 +59,13 @@ class Settings(NamedTuple):
     max_attention_window: list[int] | None
     max_batch_size: int | None
     avg_seq_len: int | None
+    max_num_tokens: int | None
+    enable_chunked_prefill: bool
+    disable_overlap_scheduler: bool
+
+    @property
+    def step_tokens(self) -> int:
+        return STEP_TOKENS if self.max_num_tokens is None else self.max_num_tokens
 
 
 class TensorrtLlm(Engine):
@@ -155,7 +165,7 @@ class TensorrtLlm(Engine):
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.block
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         each = token_bytes(share, dtype)
         pools = _window_pools(share, dtype, self.chosen, tokens, memory)
         counts = [pool["num_gpu_blocks"] for pool in pools] or [_fitting_blocks(self.chosen, each, memory)]
@@ -163,12 +173,21 @@ class TensorrtLlm(Engine):
         if None not in counts:
             fitting = min(counts)
             found = BlockPool(*found[:3], fitting, fitting * self.block, fitting / ceil_div(tokens, self.block))
-        return {**found._asdict(), "window_pools": pools or None}
+        return PoolFigures(found, {"window_pools": pools or None})
+
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        if self.chosen.max_tokens is None or self.has_pools or self._has_window_pools:
+            return None
+        tokens = self.chosen.max_tokens // self.block * self.block
+        return PoolLimit("max-tokens", tokens * token_bytes(share, dtype))
 
     def schedule(self) -> Schedule:
         from kvcalc.engines.tensorrt_llm.scheduler import schedule
 
-        return schedule(max(1, len(self.bounds)))
+        return schedule(
+            max(1, len(self.bounds)), self.chosen.max_num_tokens, divides=self.chosen.enable_chunked_prefill,
+            overlaps=not self.chosen.disable_overlap_scheduler,
+        )  # fmt: skip
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """A step is prepared while the last one runs, so requests may grow by the drafted tokens of both.
@@ -204,6 +223,9 @@ def _parse(settings: Mapping[str, str]) -> Settings:
         None if windows is None else [parse_tokens(part, "--max-attention-window") for part in windows.split(",")],
         given.optional_count("max-batch-size"),
         None if average is None else parse_tokens(average, "--avg-seq-len"),
+        given.optional_count("max-num-tokens"),
+        "enable-chunked-prefill" in settings,
+        "disable-overlap-scheduler" in settings,
     )
 
 

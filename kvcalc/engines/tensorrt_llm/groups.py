@@ -12,9 +12,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvcalc.engines.engine import BlockPool, Engine, Line, RunningPool, lines_of, not_established
+from kvcalc.engines.account import BlockPool, Line, PoolFigures, RunningPool, lines_of
+from kvcalc.engines.engine import Engine, not_established
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm, cache_buffers, quota_of, row_bytes
 from kvcalc.engines.tensorrt_llm.pools import (
@@ -28,7 +29,6 @@ from kvcalc.engines.tensorrt_llm.pools import (
     least_slots,
     most_blocks,
 )
-from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
@@ -116,7 +116,7 @@ class LayerGroups(TensorrtLlm):
         slope = sum(sum(kind.token_bytes) for kind in layout.kinds if kind.window is None or kind.window > tokens)
         return growth_at_slope(slope, self.held_bytes(spec, dtype, tokens, 1), tokens)
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         check_average(self.chosen.avg_seq_len, tokens)
         layout = self.layout(share, dtype, tokens)
         division, slots = self._divided(layout, memory)
@@ -134,7 +134,7 @@ class LayerGroups(TensorrtLlm):
             whole = [count for count, group in zip(slots, division.groups) if None in group.windows] or slots
             concurrency = self._concurrency(division, slots, tokens)
             found = BlockPool(*found[:3], min(whole), min(whole) * self.block, concurrency)
-        return {**found._asdict(), "window_pools": pools}
+        return PoolFigures(found, {"window_pools": pools})
 
     def _divided(self, layout: Layout, memory: int | None) -> tuple[Division, list[int] | None]:
         """How the memory is divided, and the slots of each group. None if the memory is not known."""
@@ -219,7 +219,7 @@ class LayerGroups(TensorrtLlm):
             if kind.window is None:
                 held = tokens
             else:
-                held = running * ceil_div(kind.window, self.block) * self.block + min(tokens, STEP_TOKENS)
+                held = running * ceil_div(kind.window, self.block) * self.block + min(tokens, self.chosen.step_tokens)
             total += held * sum(kind.token_bytes)
         return ceil_div(total * 100, RESUMES_BELOW)
 
@@ -259,8 +259,11 @@ class LayerGroups(TensorrtLlm):
             return Division(groups, self.block, (_OTHERWISE,))
         running = self.chosen.max_batch_size or self._default_running
         average = min(average, tokens)
-        typical = (Sequences(STEP_TOKENS, 0), Sequences(average, max(0, average - 1), running - 1))
-        batches = ((Sequences(tokens, tokens - 1), Sequences(1, 0, running - 1)), (Sequences(STEP_TOKENS, 0),))
+        typical = (Sequences(self.chosen.step_tokens, 0), Sequences(average, max(0, average - 1), running - 1))
+        batches = (
+            (Sequences(tokens, tokens - 1), Sequences(1, 0, running - 1)),
+            (Sequences(self.chosen.step_tokens, 0),),
+        )
         return Division(groups, self.block, typical, least_slots(groups, self.block, batches))
 
     def _layers(self, share: ModelSpec, tokens: int) -> list[_Layers]:

@@ -10,10 +10,11 @@ manager of early 2026 that does (CppMambaHybridCacheManager) is not modelled. Si
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvcalc.engines.engine import BlockPool, Line, lines_of, not_established
-from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.account import BlockPool, Line, PoolFigures, lines_of
+from kvcalc.engines.engine import not_established
+from kvcalc.engines.rounding import round_up
 from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm, row_bytes, token_bytes
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
@@ -76,19 +77,14 @@ class Hybrid(TensorrtLlm):
         hint = "leave --prefix-tokens, --turns and --offload out, or use another engine"
         raise ModelError(f"{share.name}: {self.name} finds no prefixes again: {self.no_reuse}", hint)
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         """The figures of the pool of blocks, in the memory that the states leave."""
         left = None if memory is None else max(0, memory - self._num_states(batch) * self._all_states(share))
-        with_rows = attending(share)
+        held, with_rows = self.held_bytes(share, dtype, tokens, 1), attending(share)
         if not with_rows.layers:
-            return {
-                **BlockPool(self.block, 0, self.held_bytes(share, dtype, tokens, 1))._asdict(),
-                "window_pools": None,
-            }
+            return PoolFigures(BlockPool(self.block, 0, held), {"window_pools": None})
         found = super().blocks(with_rows, dtype, tokens, batch, left)
-        if found["num_gpu_blocks"] is not None:
-            found["max_concurrency"] = found["num_gpu_blocks"] / ceil_div(tokens, self.block)
-        return {**found, "request_bytes": self.held_bytes(share, dtype, tokens, 1)}
+        return found._replace(pool=found.pool and found.pool._replace(request_bytes=held))
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
         return self._account(share, dtype, tokens, 1)

@@ -31,8 +31,8 @@ _BLOCKS = ("32", "64", "128", "16")
 def check(from_memory: bool, log: Log, setup: Setup) -> list[Figure]:
     """Check the bytes of the pool's tokens, the blocks they need, and the blocks of the longest sequence."""
     found = setup.pool()
-    block = found["block_size"]
-    token = found["bytes_per_block"] // block
+    block = found.block_size
+    token = found.bytes_per_block // block
     figures: list[Figure] = []
     counts = log.named("pool", "tokens")
     for record in counts:

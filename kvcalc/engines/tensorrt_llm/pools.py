@@ -18,6 +18,7 @@ from functools import cached_property
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
+from kvcalc.search import largest_where, smallest_where
 
 STATE = 0
 """The window of layers that keep a state instead of tokens: one slot for each request."""
@@ -89,10 +90,8 @@ class Division:
         low = enough - step // 2 - 1 if step > 1 else enough - 2
         if low > 0 and self._holds(low * page, needed):
             low = sum(bytes_needed) // page - 1
-        while low + 1 < enough:
-            middle = (low + enough) // 2
-            low, enough = (low, middle) if middle > 0 and self._holds(middle * page, needed) else (middle, enough)
-        return self.rounded(max(enough, 1) * page)
+        enough = smallest_where(lambda pages: self._holds(pages * page, needed), max(low + 1, 1), enough)
+        return self.rounded(enough * page)
 
     def multiple(self, needed: Sequence[int], typical: int) -> int:
         """The bytes of so many typical batches that every group has at least the slots in `needed`.
@@ -226,10 +225,7 @@ def _pages(slots: int, group: Group, page: int) -> int:
 
 def _fitting(pages: int, group: Group, page: int) -> int:
     """The most slots whose pools take at most `pages` pages together."""
-    low, high = 0, pages * page // sum(group.slot_bytes) + 1
+    most = pages * page // sum(group.slot_bytes)
     if len(group.slot_bytes) == 1:
-        return high - 1
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _pages(middle, group, page) <= pages else (low, middle)
-    return low
+        return most
+    return largest_where(lambda slots: _pages(slots, group, page) <= pages, 0, most)

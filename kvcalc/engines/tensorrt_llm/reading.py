@@ -50,6 +50,8 @@ class TensorrtLlmReader(Reader):
         for key, value in rows.items():
             if key in ("kv_cache_config", "speculative_config") or value is None:
                 continue
+            if value is False and str(key).replace("_", "-") in self._own:
+                continue  # a flag that is not set
             name = own.get(key) or _KEYS.get(key, str(key).replace("_", "-"))
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             if key == "dtype" and rows is not config and "kv_cache_config" in config and "dtype" not in config:

@@ -20,7 +20,9 @@ def reserve(question: Question) -> Reserve:
     sampler's buffers, and NCCL with the all-reduce workspaces and CUDA graphs. The values follow from the logs in
     benchmarks/tensorrt_llm_memory.tsv that are marked `used`.
     """
-    activations = question.step_activations(STEP_TOKENS)
-    held = [Held(ACTIVATION, f"activations of {STEP_TOKENS:,} tokens", activations), *question.driver(1024, 3840)]
-    share = SettingsReader("tensorrt-llm", question.settings).share("free-gpu-memory-fraction", 0.9)
+    given = SettingsReader("tensorrt-llm", question.settings)
+    tokens = given.count("max-num-tokens", STEP_TOKENS)
+    activations = question.step_activations(tokens)
+    held = [Held(ACTIVATION, f"activations of {tokens:,} tokens", activations), *question.driver(1024, 3840)]
+    share = given.share("free-gpu-memory-fraction", 0.9)
     return Reserve([part.within(_LOW, _HIGH) for part in held], {}, share=share)

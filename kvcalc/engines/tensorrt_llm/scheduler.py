@@ -6,7 +6,8 @@ which follow capacityScheduler.cpp and microBatchScheduler.cpp of cpp/tensorrt_l
 - A request starts if there are blocks for its prompt and its longest answer beside those that all running ones may
   still take; if not, no later one does. That is the default of capacity_scheduler_policy (llmapi/llm_args.py).
 - A step has one token of each running request and prompts, up to max_num_tokens. Prompts are not divided by default
-  (enable_chunked_prefill), and one that does not fit into the step ends it.
+  (enable_chunked_prefill), and one that does not fit into the step ends it. If max_num_tokens is not given, kvcalc
+  assumes that a server with longer prompts has room for them.
 - The overlap scheduler is on by default (disable_overlap_scheduler). With pipeline stages, other steps are in flight
   instead.
 - Of the requests that arrive together, the longest prompt goes first to the DP rank with the fewest tokens of
@@ -28,9 +29,9 @@ STEP_TOKENS = 8192
 DISAGGREGATION = Disaggregation(2, True, True, 0, 2, (), "device memory that NIXL and UCX take for themselves")
 
 
-def schedule(stages: int) -> Schedule:
-    """The scheduler with so many pipeline stages."""
+def schedule(stages: int, step_tokens: int | None, *, divides: bool, overlaps: bool) -> Schedule:
+    """The scheduler with so many pipeline stages, and `step_tokens` tokens in a step if that number is given."""
     return Schedule(
-        "guaranteed no evict", STEP_TOKENS, stages, divides=False, overlaps=stages == 1, reserves_answer=True,
-        routing=FEWEST_TOKENS,
+        "guaranteed no evict", step_tokens or STEP_TOKENS, stages, divides=divides, overlaps=overlaps and stages == 1,
+        reserves_answer=True, routing=FEWEST_TOKENS, is_exact=step_tokens is not None,
     )  # fmt: skip

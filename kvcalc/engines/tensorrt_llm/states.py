@@ -10,9 +10,8 @@ common.py) at commit 28295084972c; the default since NVIDIA/TensorRT-LLM#16598 o
 
 from __future__ import annotations
 
-from typing import Any
-
-from kvcalc.engines.engine import BlockPool, Engine, Line, lines_of
+from kvcalc.engines.account import BlockPool, Line, PoolFigures, lines_of
+from kvcalc.engines.engine import Engine
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.tensorrt_llm.engine import cache_buffers, quota_of, row_bytes, token_bytes
 from kvcalc.engines.tensorrt_llm.hybrid import Hybrid, attending, state_parts
@@ -25,7 +24,6 @@ from kvcalc.engines.tensorrt_llm.pools import (
     check_average,
     least_slots,
 )
-from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
 from kvcalc.model.caches import RecurrentState
@@ -63,7 +61,7 @@ class HybridPools(Hybrid):
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         return growth_at_slope(token_bytes(attending(spec), dtype), self.held_bytes(spec, dtype, tokens, 1), tokens)
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         check_average(self.chosen.avg_seq_len, tokens)
         division, most = self._division(share, dtype, tokens, batch), self.chosen.max_tokens
         rows = token_bytes(attending(share), dtype)
@@ -74,7 +72,7 @@ class HybridPools(Hybrid):
         if rows and quota is not None:
             slots = division.slots(quota)[0]
             found = BlockPool(*found[:3], slots, slots * self.block, slots / ceil_div(tokens, self.block))
-        return {**found._asdict(), "window_pools": None}
+        return PoolFigures(found, {"window_pools": None})
 
     def _account(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
         sizes = dict.fromkeys(("stored", "different layout or dtype", "blocks rounded up"), 0)
@@ -110,7 +108,10 @@ class HybridPools(Hybrid):
         if average is not None:
             average = min(average, tokens)
             longest = [Sequences(tokens, tokens - 1), Sequences(1, 0, states - 1 - _DUMMIES)]
-            batches += [[*longest, Sequences(0, 0, _DUMMIES)], [Sequences(STEP_TOKENS, 0), Sequences(0, 0, _DUMMIES)]]
+            batches += [
+                [*longest, Sequences(0, 0, _DUMMIES)],
+                [Sequences(self.chosen.step_tokens, 0), Sequences(0, 0, _DUMMIES)],
+            ]
         length = self._typical_blocks(tokens) * block
         typical = (Sequences(length, length - 1, states - _DUMMIES), Sequences(0, 0, _DUMMIES))
         return Division(groups, block, typical, least_slots(groups, block, batches))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 from collections.abc import Mapping
 from functools import partial
 
+from kvcalc.engines.account import PoolFigures
 from kvcalc.engines.engine import Engine
 from kvcalc.engines.options import SettingsReader
 from kvcalc.errors import ModelError
@@ -151,11 +152,11 @@ class Transformers(Engine):
             total -= (batch - 1) * _COUNTER_BYTES * sum(indexers)
         return total
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, object]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         if any(isinstance(cache, CompressedAttention) for cache in all_caches(share)):
-            return {"storage_bytes": None}  # views of views are not modelled
+            return PoolFigures(None, {"storage_bytes": None})  # views of views are not modelled
         count = partial(self.cache_bytes, in_view=False)
-        return {"storage_bytes": batch * sequence_bytes(share, dtype, tokens, count)}
+        return PoolFigures(None, {"storage_bytes": batch * sequence_bytes(share, dtype, tokens, count)})
 
 
 def _refuse_unheld(spec: ModelSpec, kind: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from math import lcm
 
-from kvcalc.engines.engine import Line, lines_of
+from kvcalc.engines.account import Line, lines_of
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.vllm.groups import (
     BUCKETS,

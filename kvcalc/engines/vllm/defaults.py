@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from kvcalc.engines.engine import DeviceDefault
+from kvcalc.engines.account import DeviceDefault
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import Place, is_fp8
 from kvcalc.engines.reserve import GIB, NEWEST

@@ -11,9 +11,10 @@ from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any, cast
 
+from kvcalc.engines.account import BatchLine, BlockPool, Line, PoolFigures, PoolLimit, RunningPool, block_table
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.engines.declarations import unread_types
-from kvcalc.engines.engine import BatchLine, BlockPool, Engine, Line, Resolved, RunningPool, block_table
+from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
@@ -262,12 +263,12 @@ class Vllm(Engine):
         plan = self.plan(share, dtype)
         return gcd(*plan.block_sizes) * self.token_ranks or plan.common_block_tokens
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> dict[str, Any]:
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         plan = self.plan(share, dtype)
         needed, sizes = plan.request_blocks(tokens), plan.block_sizes
         found = BlockPool(max(sizes, default=tokens), plan.block_bytes, needed * plan.block_bytes)
         if memory is not None:
-            fitting = memory // plan.block_bytes
+            fitting = self._num_blocks(plan, memory)
             concurrency = fitting / plan.printed_blocks(tokens)
             # vLLM prints a floating-point quotient, truncated to an integer.
             printed = int(concurrency * tokens)
@@ -276,7 +277,17 @@ class Vllm(Engine):
             if self.rules.tokens == "blocks":
                 concurrency = printed / tokens
             found = BlockPool(*found[:3], fitting, printed, concurrency)
-        return found._asdict()
+        return PoolFigures(found)
+
+    def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
+        number = self.chosen.num_gpu_blocks_override
+        if number is None:
+            return None
+        return PoolLimit("num-gpu-blocks-override", number * self.plan(share, dtype).block_bytes, is_exact=True)
+
+    def _num_blocks(self, plan: Plan, memory: int) -> int:
+        """The blocks in the pool (may_override_num_blocks, v1/core/kv_cache_utils.py)."""
+        return self.chosen.num_gpu_blocks_override or memory // plan.block_bytes
 
     def running_blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, *, decodes: bool) -> int:
         """The blocks of a running request of `tokens` tokens. In windows, a prompt holds those of steps in flight too.
@@ -295,7 +306,7 @@ class Vllm(Engine):
             self.running_blocks(share, dtype, prompt_tokens, decodes=decodes) for decodes in (False, True)
         )
         # One block is never given to a request (null_block, v1/core/block_pool.py).
-        left = memory // plan.block_bytes - 1 - (of_prompt - decoding)
+        left = self._num_blocks(plan, memory) - 1 - (of_prompt - decoding)
         if not shared_tokens:
             return max(left // self.running_blocks(share, dtype, tokens, decodes=True), 0)
         from kvcalc.engines.vllm.reuse import VllmPrefixes
@@ -317,7 +328,7 @@ class Vllm(Engine):
     def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
         size = self.block_tokens(share, dtype)
         # One block is never given to a request (null_block, v1/core/block_pool.py).
-        capacity = memory // self.plan(share, dtype).block_bytes - 1
+        capacity = self._num_blocks(self.plan(share, dtype), memory) - 1
 
         def table_of(numbers: int, *, decodes: bool) -> list[int]:
             running = partial(self.running_blocks, share, dtype, decodes=decodes)

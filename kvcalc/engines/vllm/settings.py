@@ -51,6 +51,7 @@ class Settings(NamedTuple):
     pipeline_parallel_size: int = 1
     prefill_context_parallel_size: int = 1
     overlaps_stages: bool = True
+    num_gpu_blocks_override: int | None = None
 
     @property
     def steps_in_flight(self) -> int:
@@ -103,6 +104,7 @@ def parse_settings(
         settings.get("kv-cache-dtype-skip-layers"),
         prefill_context_parallel_size=given.count("prefill-context-parallel-size", 1),
         overlaps_stages=rules.overlaps_stages,
+        num_gpu_blocks_override=given.optional_count("num-gpu-blocks-override"),
     )
     check_requests(given, found.max_num_batched_tokens)
     return found, states

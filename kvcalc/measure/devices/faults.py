@@ -63,8 +63,13 @@ def explain(error: BaseException) -> RunError | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its type if it has no message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an error's message, or the name of its type if it has no message.
+
+    A line that ends with a colon only introduces the next one (torch.compile: "backend='inductor' raised:").
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    last = next((at for at, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)
+    return " ".join(lines[: last + 1])
 
 
 def check_finite(output: Tensor, what: str) -> None:

@@ -14,6 +14,7 @@ from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, patches, side
 from kvcalc.model.towers.image_rule import ImageRule, Make, processor, tower_size
+from kvcalc.search import largest_where
 
 
 def _rule(vision: ConfigReader, taken: int, patches: int) -> ImageRule:
@@ -102,15 +103,11 @@ def glm5_next(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     unit = integer(vision, 14, "patch_size") * merge
 
     def within(width: int, height: int) -> int:
-        low, high, best = 1, height, 1
-        while low <= high:
-            middle = (low + high) // 2
-            taken = ceil(middle / unit) * ceil(max(1, floor(width * middle / height)) / unit)
-            if taken <= most:
-                best, low = taken, middle + 1
-            else:
-                high = middle - 1
-        return best
+        def taken(scaled: int) -> int:
+            return ceil(scaled / unit) * ceil(max(1, floor(width * scaled / height)) / unit)
+
+        scaled = largest_where(lambda scaled: taken(scaled) <= most, 0, height)
+        return taken(scaled) if scaled else 1
 
     def tokens(width: int, height: int) -> int:
         taken = ceil(height / unit) * ceil(width / unit)

@@ -1,4 +1,4 @@
-"""Prints documents as human-readable text: one renderer per command, using rich."""
+"""Prints documents as human-readable text: one renderer per command."""
 
 from __future__ import annotations
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import percent
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
 from kvcalc.output.human import fit
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import count, duration, requests_per_second
+from kvcalc.output.human.styled import Text
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
+from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import (
     attention,
     count,
@@ -18,7 +17,7 @@ from kvcalc.output.human.figures import (
     text,
     yes_or_no,
 )
-from kvcalc.output.human.tables import Column, print_table
+from kvcalc.output.human.tables import Column
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import count, describe_workload, size, split, text, yes_or_no
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import Column, table_of
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import attention, count, describe_images, describe_workload, name_engine, size, split
 from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
 from kvcalc.output.human.speed import print_drafting, print_speed
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_parameters, format_size
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 
-def render(document: documents.Estimate, console: Console, variants: bool = False, explain: bool = False) -> None:
+def render(document: documents.Estimate, console: Console, variants: bool = False) -> None:
     """Print the estimate document. With a device, the four kinds of attention are shown only if `variants` is true."""
     _heading(document, console)
     fit = document["fit"]
@@ -45,7 +44,7 @@ def render(document: documents.Estimate, console: Console, variants: bool = Fals
 
         print_reuse(document["reuse"], fit, console)
     _weights(document["weights"], console)
-    if explain:
+    if "sources" in document:
         from kvcalc.output.human.explain import print_explained
 
         print_explained(document, console)

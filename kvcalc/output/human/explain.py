@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import count, percent, size
+from kvcalc.output.human.sources import print_reserve, print_sources
 from kvcalc.output.human.speed import duration
-from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_parameters
 
 
 def print_explained(document: Mapping[str, Any], console: Console) -> None:
     """Print the formulas of the cache and the weights, what is exact and estimated, and the evidence of the speed."""
-    console.print(Text("where the figures come from", "bold"))
-    model, cache, weights = document["model"], document["kv_cache"], document["weights"]
-    console.print(f"  model: {model['source']}")
+    cache, weights = document["kv_cache"], document["weights"]
+    print_sources(document["sources"], document["engine"], console)
+    console.print()
     for row in cache["formulas"]:
         console.print(f"  cache of {count(row['num_layers'])} layers = {row['symbols']}")
         console.print(f"    = {row['numbers']} = {count(row['bytes'])} bytes, exact")
@@ -31,20 +29,10 @@ def print_explained(document: Mapping[str, Any], console: Console) -> None:
         parameters = format_parameters(weights["parameters"])
         console.print(f"  weights = {parameters} parameters, {bits} = {count(weights['bytes'])} bytes, exact")
     if document["fit"] is not None and document["fit"]["lines"]:
-        _memory(document["fit"], console)
+        print_reserve(document, console)
     if document["throughput"] is not None:
         _speed(document, console)
     console.print()
-
-
-def _memory(fit: Mapping[str, Any], console: Console) -> None:
-    console.print()
-    table = plain_table("one device", ">bytes", "", ">80 % from", ">to")
-    for line in fit["lines"]:
-        known = "estimated" if line["estimated"] else "exact"
-        ends = [size(line[f"{end}_bytes"]) if line["estimated"] else "" for end in ("low", "high")]
-        table.add_row(f"  {line['name']}", count(line["bytes"]), known, *ends)
-    console.print(table)
 
 
 def _speed(document: Mapping[str, Any], console: Console) -> None:

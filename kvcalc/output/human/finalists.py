@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
+from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import (
     OVERLOADED,
     count,
@@ -17,7 +16,7 @@ from kvcalc.output.human.figures import (
     split,
     text,
 )
-from kvcalc.output.human.tables import Column, print_table
+from kvcalc.output.human.tables import Column
 
 _METRICS = ("ttft", "tpot", "e2e")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import count, describe_images, describe_workload, name_engine, split
 from kvcalc.output.human.memory_bar import print_bar
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 
@@ -49,6 +48,12 @@ def render(document: documents.FitDocument, console: Console) -> None:
         console.print(f"it fits on {count(smallest['num_devices'])} of these devices: {layout}")
     if document["offload"]:
         _offload(document["offload"], console)
+    if "sources" in document:
+        from kvcalc.output.human.sources import print_reserve, print_sources
+
+        console.print()
+        print_sources(document["sources"], document["engine"], console)
+        print_reserve(document, console)
 
 
 def _offload(offload: documents.HostOffload, console: Console) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import count
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 

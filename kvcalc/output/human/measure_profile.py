@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import byte_rate, count, percent, short_duration
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import count, duration, percent, rate, span, text
 from kvcalc.output.human.finalists import (
     layout_of,
@@ -17,7 +15,8 @@ from kvcalc.output.human.finalists import (
     targets_text,
 )  # fmt: skip
 from kvcalc.output.human.judged import has_types, is_simulated, judged_text, name_of_row
-from kvcalc.output.human.tables import Column, print_table
+from kvcalc.output.human.styled import Text
+from kvcalc.output.human.tables import Column
 from kvcalc.writing import shell
 
 _WIDTH = 78

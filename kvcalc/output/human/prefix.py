@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import count, duration, percent, size, split, text
-from kvcalc.output.human.tables import Column, print_table
+from kvcalc.output.human.styled import Text
+from kvcalc.output.human.tables import Column
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
 from kvcalc.output.human.calibration import print_calibration, print_factors
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import count, duration, percent, span, split
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import Table, plain_table
 
 if TYPE_CHECKING:

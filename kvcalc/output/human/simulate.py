@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import (
     OVERLOADED,
     count,
@@ -18,6 +16,7 @@ from kvcalc.output.human.figures import (
     requests_per_second,
 )
 from kvcalc.output.human.fit import describe_devices
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 
 if TYPE_CHECKING:

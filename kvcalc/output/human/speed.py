@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import UNKNOWN_RANGE, byte_rate, count, percent, size
+from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
+from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import byte_rate, count, duration, percent, requests_per_second, size, split
+from kvcalc.output.human.styled import Text
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

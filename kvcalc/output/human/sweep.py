@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from kvcalc.output.chart import draw_chart
+from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import count, duration, rate, size, span, text, yes_or_no
-from kvcalc.output.human.tables import Column, print_table
+from kvcalc.output.human.styled import Text
+from kvcalc.output.human.tables import Column
 
 # A column is printed only if its values differ. Otherwise the heading shows the value, after the word in _WORDS.
 _CHANGING: tuple[Column, ...] = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
-import rich.table
-from rich.cells import cell_len
-from rich.console import Console
+from kvcalc.output.human.styled import Text, cell_len
+from kvcalc.output.wrapping import wrapped
 
 Column = tuple[str, str, Callable[[Any], str]]
 """A table column: its heading for `plain_table`, the key of its values, and the function that formats a value."""
@@ -21,32 +21,35 @@ _WORDS = 20
 _BREAKS = "/-_. "
 
 
-class Table(rich.table.Table):
-    """A table that `PlainConsole` makes fit.
+class Table:
+    """A table that `Console` makes fit. The first row has the headings.
 
     `labels` has a name for each column, and `optional` the names of those to leave out, the first one first. After
     them, columns of numbers are left out from the right.
     """
 
-    labels: list[str]
-    optional: Sequence[str]
-    comfortable = _COMFORTABLE
+    def __init__(self, headings: Sequence[str], labels: Iterable[str], optional: Sequence[str]) -> None:
+        self.labels, self.optional, self.comfortable = [*labels], optional, _COMFORTABLE
+        self._is_right = [heading.startswith(">") for heading in headings]
+        self._rows = [([heading.removeprefix(">") for heading in headings], "bold")]
+
+    def add_row(self, *cells: str, style: str = "") -> None:
+        """Add a row. `style` is that of the whole row. Cells that are not given are empty."""
+        self._rows.append(([*cells, *[""] * (len(self.labels) - len(cells))], style))
 
     def fit(self, width: int) -> list[str]:
         """Leave out columns and fold the first one until the table has `width` columns. Returns what was left out."""
         left_out: list[str] = []
-        names = self.columns[0].justify == "left"
-        for column in self.columns:
-            column.no_wrap = column is self.columns[0] or self._least(column) == self._widest(column)
+        names = not self._is_right[0]
         while self._width(self.comfortable if names else None) > width and (place := self._next()) is not None:
-            del self.columns[place]
+            for cells, _ in self._rows:
+                del cells[place]
+            del self._is_right[place]
             left_out.append(self.labels.pop(place))
         if names and self._width() > width:
             room = max(width - self._width(0), _NARROWEST)
-            first = self.columns[0]
-            first._cells[:] = [fold(cell, room) if isinstance(cell, str) else cell for cell in first._cells]
-        for place, each in enumerate(self.columns):
-            each._index = place
+            for cells, _ in self._rows[1:]:
+                cells[0] = fold(cells[0], room)
         return [label for label in left_out if label]
 
     def _next(self) -> int | None:
@@ -54,39 +57,55 @@ class Table(rich.table.Table):
         for label in self.optional:
             if label in self.labels[1:]:
                 return self.labels.index(label, 1)
-        numbers = [place for place, column in enumerate(self.columns) if place and column.justify == "right"]
-        return numbers[-1] if len(self.columns) > 2 and numbers else None
+        numbers = [place for place, is_right in enumerate(self._is_right) if place and is_right]
+        return numbers[-1] if len(self.labels) > 2 and numbers else None
 
     def _width(self, most_of_first: int | None = None) -> int:
         """The width of the table, with at most this width of the first column."""
-        first, *others = self.columns
-        widest = self._widest(first)
+        widest = self._widest(0)
         own = widest if most_of_first is None else min(widest, most_of_first)
-        return own + sum(_GAP + self._least(column) for column in others)
+        return own + sum(_GAP + self._least(place) for place in range(1, len(self.labels)))
 
-    def _widest(self, column: rich.table.Column) -> int:
-        texts = [str(cell) for cell in column._cells]
-        texts += [str(column.header)] if self.show_header else []
-        return max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
+    def _widest(self, place: int) -> int:
+        return max(cell_len(line) for cells, _ in self._rows for line in cells[place].split("\n"))
 
-    def _least(self, column: rich.table.Column) -> int:
-        """The least width of a column. Text that is wider than a few words may be broken between words."""
-        widest = self._widest(column)
-        if column.justify == "right" or widest <= _WORDS or column is self.columns[0]:
+    def _least(self, place: int, comfortable: int = _WORDS) -> int:
+        """The least width of a column. Text that is wider than is comfortable may be broken between words."""
+        widest = self._widest(place)
+        if self._is_right[place] or widest <= comfortable or place == 0:
             return widest
-        words = [word for cell in column._cells for word in str(cell).split()]
-        return max(min(widest, _WORDS), *map(cell_len, words))
+        words = [word for cells, _ in self._rows for word in wrapped(cells[place], 1)]
+        return max(min(widest, comfortable), *map(cell_len, words))
+
+    def lines(self, width: int) -> Iterator[tuple[Text, str]]:
+        """The lines of a table that fits, each with the style of its row."""
+        least = [self._least(place, 0) for place in range(len(self.labels))]
+        widths = [self._widest(place) for place in range(len(self.labels))]
+        while sum(widths) + _GAP * (len(widths) - 1) > width and widths > least:
+            widths[max(range(len(widths)), key=lambda place: (widths[place] > least[place], widths[place]))] -= 1
+        for cells, style in self._rows[0 if any(self._rows[0][0]) else 1 :]:
+            broken = [[cell] if "\n" not in cell and cell_len(cell) <= most else _broken(cell, most)
+                      for cell, most in zip(cells, widths)]  # fmt: skip
+            for line in zip_longest(*broken, fillvalue=""):
+                yield self._joined(line, widths), style
+
+    def _joined(self, cells: Sequence[str], widths: Sequence[int]) -> Text:
+        parts: list[tuple[str, str]] = []
+        for place, (cell, width) in enumerate(zip(cells, widths)):
+            blanks, gap = " " * (width - cell_len(cell)), " " * _GAP if place else ""
+            own = cell.parts if isinstance(cell, Text) else ((cell, ""),)
+            parts += [(gap + blanks, ""), *own] if self._is_right[place] else [(gap, ""), *own, (blanks, "")]
+        return Text.assemble(*parts)
+
+
+def _broken(cell: str, width: int) -> list[str]:
+    return [line for whole in cell.split("\n") for line in wrapped(whole, width)]
 
 
 def plain_table(*headings: str, optional: Sequence[str] = ()) -> Table:
     """A table without borders. A `>` before a heading right-aligns its column. If all headings are empty, the header is
     not shown."""
-    has_header = any(heading.strip(">") for heading in headings)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", show_header=has_header)
-    table.labels, table.optional = [heading.removeprefix(">") for heading in headings], optional
-    for heading in headings:
-        table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
-    return table
+    return Table(headings, [heading.removeprefix(">") for heading in headings], optional)
 
 
 def table_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], optional: Sequence[str] = ()) -> Table:
@@ -95,21 +114,12 @@ def table_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], optio
     A narrow terminal does not show the columns of the keys in `optional`, the first one first.
     """
     labels = {key: heading.removeprefix(">") or key for heading, key, _ in columns}
-    table = plain_table(
-        *(heading for heading, _, _ in columns), optional=[labels[key] for key in optional if key in labels]
-    )
-    table.labels = list(labels.values())
+    headings = [heading for heading, _, _ in columns]
+    table = Table(headings, [*labels.values()], [labels[key] for key in optional if key in labels])
     for row in rows:
         cells = [print_(row[key]) for _, key, print_ in columns]
         table.add_row(*cells, style="dim" if row.get("reason") else "")
     return table
-
-
-def print_table(
-    rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], console: Console, optional: Sequence[str] = ()
-) -> None:
-    """Print `table_of` rows."""
-    console.print(table_of(rows, columns, optional))
 
 
 def fold(name: str, width: int) -> str:

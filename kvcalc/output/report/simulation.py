@@ -14,7 +14,9 @@ from kvcalc.output.report.parts import Document, devices_of, facts_of, table_of,
 _TIME = Axis("time from the first arrival", duration, is_linear=True)
 _PERCENTILES: list[Any] = [
     ("time", "metric", lambda metric: NAMES.get(metric, metric)),
-    *((f">{name}", f"{name}_seconds", duration_or_overloaded) for name in ("mean", "p50", "p90", "p99", "max")),
+    (">mean", "mean_seconds", duration_or_overloaded), (">p50", "p50_seconds", duration_or_overloaded),
+    (">p90", "p90_seconds", duration_or_overloaded), (">p99", "p99_seconds", duration_or_overloaded),
+    (">max", "max_seconds", duration_or_overloaded),
 ]  # fmt: skip
 
 

@@ -175,10 +175,13 @@ def _describe_engine(case: Case, division: Mapping[str, object], memory: int | N
     engine, workload, allocation = case.engine, case.workload, case.allocation
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
     device = allocation.largest_stage(case.share, dtype, tokens, batch)
-    found = allocation.blocks(device, dtype, tokens, batch, memory)
-    concurrency, most = found.get("max_concurrency"), allocation.max_running_requests(case.share, dtype, memory)
-    if concurrency is not None and most is not None and case.engine_class.limits_concurrency:
-        found["max_concurrency"] = min(concurrency, float(most))
+    figures = allocation.blocks(device, dtype, tokens, batch, memory)
+    pool = figures.pool
+    if pool is not None and pool.max_concurrency is not None and case.engine_class.limits_concurrency:
+        most = allocation.max_running_requests(case.share, dtype, memory)
+        if most is not None:
+            pool = pool._replace(max_concurrency=min(pool.max_concurrency, float(most)))
+    found = figures._replace(pool=pool).describe()
     accounts = {
         "request_lines": allocation.lines(device, dtype, tokens),
         "pool_lines": allocation.pool(device, dtype, tokens, batch),

@@ -34,7 +34,8 @@ class Budget(NamedTuple):
     `offered_bytes` is the memory from which the engine computes its pool. If TensorRT-LLM's fraction was given, the
     engine applies it to `offered_bytes` itself. `host` is the part of the model in host memory, if there is one. If the
     devices have different layers, this is the budget of the one with the least free memory, and `devices` has all.
-    `towers` are the vision and audio towers, or None for a model of text alone.
+    `towers` are the vision and audio towers, or None for a model of text alone. `unused_bytes` are left over because
+    the engine's own options limit the cache.
     """
 
     case: Case
@@ -45,6 +46,7 @@ class Budget(NamedTuple):
     host: Host | None = None
     devices: tuple[Room, ...] = ()
     towers: LoadedTowers | None = None
+    unused_bytes: int = 0
 
     def pool_at(self, tokens: int, sequences: int) -> int:
         """The memory for the cache at another context and batch. Some engines reserve more for longer prompts."""
@@ -232,14 +234,8 @@ def _divide(
         if given > left:
             there = format_size(max(left, 0), capacity=True)
             raise LayoutError(f"--kv-memory {format_size(given)}: only {there} is left after the weights")
-        return Budget(
-            case,
-            weights,
-            Reserve([Held(RESERVE, "not used for the cache (--kv-memory)", left - given)], {}),
-            given,
-            given,
-            towers=towers,
-        )
+        reserve = Reserve([Held(RESERVE, "not used for the cache (--kv-memory)", left - given)], {})
+        return _limited(Budget(case, weights, reserve, given, given, towers=towers))
     replicas = workload.data_parallel_size
     # Whole copies exchange nothing, so each is like a server of its own.
     copies = replicas if replicas > 1 and whole_copies(spec, workload) else 1
@@ -267,7 +263,24 @@ def _divide(
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
     pool = int(left * reserve.share) if left > 0 else left
     offered = left if "free-gpu-memory-fraction" in settings else pool
-    return Budget(case, weights, reserve, pool, offered, towers=towers)
+    return _limited(Budget(case, weights, reserve, pool, offered, towers=towers))
+
+
+def _limited(found: Budget) -> Budget:
+    """The budget with no more memory for the cache than the engine's own options allow."""
+    case = found.case
+    share = case.allocation.largest_stage(case.share, case.workload.kv_dtype, case.workload.context_tokens, 1)
+    limit = case.engine.pool_limit(share, case.workload.kv_dtype)
+    if limit is None or found.pool_bytes <= 0:
+        return found
+    if limit.bytes > found.pool_bytes:
+        if not limit.is_exact:
+            return found
+        needed, there = format_size(limit.bytes), format_size(found.pool_bytes, capacity=True)
+        raise LayoutError(f"--{limit.option}: its cache takes {needed}, and {there} is left for it", "give fewer")
+    unused = found.pool_bytes - limit.bytes
+    held = [*found.reserve.held, Held(RESERVE, f"not used for the cache (--{limit.option})", unused)]
+    return found._replace(pool_bytes=limit.bytes, reserve=found.reserve._replace(held=held), unused_bytes=unused)
 
 
 @remembered
@@ -288,4 +301,7 @@ def free_range(found: Budget, free_bytes: int) -> tuple[int | None, int | None]:
     for part in found.reserve.held:
         if part.low is not None and part.high is not None:
             more, less = more + part.high - part.bytes, less + part.bytes - part.low
+    if found.unused_bytes:
+        # What is left over grows and shrinks first.
+        more, less = max(0, more - found.unused_bytes), 0
     return (free_bytes - more, free_bytes + less) if more or less else (None, None)

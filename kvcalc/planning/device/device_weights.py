@@ -19,7 +19,7 @@ from kvcalc.planning.device.weights import bytes_of, known_weights, language_mod
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
-    from kvcalc.engines.engine import DividedRows
+    from kvcalc.engines.account import DividedRows
 
 
 class DeviceWeights(NamedTuple):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvcalc.engines.placement import PlacementOptions, count_placed_layers, expert_layers
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.device.budget import Budget, budget
+from kvcalc.search import largest_where
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -56,7 +56,7 @@ def _describe(case: Case, option: str, number: int) -> documents.HostOffloadNGpu
 def _most_layers(case: Case) -> int:
     """The largest number of layers on the device with which its part fits; 0 if none does."""
     most, option = count_placed_layers(case.spec) + 1, _options(case).layers
-    return _most(lambda number: _fits(_at(case, option, number)), most)
+    return largest_where(lambda number: _fits(_at(case, option, number)), 0, most)
 
 
 def _fewest_experts(case: Case) -> int | None:
@@ -64,16 +64,7 @@ def _fewest_experts(case: Case) -> int | None:
     most, option = max(expert_layers(case.spec), default=-1) + 1, _options(case).experts
     if not most or not _fits(_at(case, option, most)):
         return None
-    return most - _most(lambda on_device: _fits(_at(case, option, most - on_device)), most)
-
-
-def _most(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` that fits. 0 is taken to fit, and every number below one that fits."""
-    least = 0
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    return least
+    return most - largest_where(lambda on_device: _fits(_at(case, option, most - on_device)), 0, most)
 
 
 def _at(case: Case, option: str, number: int) -> Case:

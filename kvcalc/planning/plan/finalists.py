@@ -21,6 +21,7 @@ from kvcalc.planning.plan.judge import Finalist, Judge, Layout
 from kvcalc.planning.plan.replicas import Option, devices_then_speed, find_options, more_devices, smallest, why_not
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
+from kvcalc.search import smallest_where
 
 # The layouts of one kind of device that are simulated: at least as many as the default search tries at once.
 DEFAULT_FINALISTS = 8
@@ -142,13 +143,10 @@ def _fewest_replicas(judge: Judge, option: Option, best: Finalist | None) -> Fin
             return judge.at(option, (high,))
         low, high, step = high, min(high + step, most), 2 * step
     step = 1
-    while high - low > 1:
-        middle = (low + high) // 2 if low else max(high - step, 1)
-        if misses(middle):
-            low = middle
-        else:
-            high, step = middle, 2 * step
-    return judge.at(option, (high,))
+    while not low and high > 1:
+        fewer = max(high - step, 1)
+        low, high, step = (fewer, high, step) if misses(fewer) else (0, fewer, 2 * step)
+    return judge.at(option, (smallest_where(lambda replicas: not misses(replicas), low + 1, high),))
 
 
 def _one_more(judge: Judge, found: Finalist) -> Finalist | None:

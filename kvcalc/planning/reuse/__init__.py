@@ -21,6 +21,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.question.question import CacheReuse, SpeedQuestion
 from kvcalc.records import NamedTuple
+from kvcalc.search import largest_where, smallest_where
 from kvcalc.units import check_count
 
 if TYPE_CHECKING:
@@ -223,11 +224,7 @@ def longest_kept(memory_bytes: int, bytes_of: Callable[[int], int], most_tokens:
 
     `bytes_of` gives the bytes of a number of tokens, and must not fall as that number grows.
     """
-    least, most = 0, most_tokens // step
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if bytes_of(middle * step) <= memory_bytes else (least, middle - 1)
-    return least * step
+    return largest_where(lambda count: bytes_of(count * step) <= memory_bytes, 0, most_tokens // step) * step
 
 
 def tokens_kept(memory_bytes: int, bytes_of: Callable[[int], int], tokens: int, step: int = 1) -> int | None:
@@ -262,15 +259,9 @@ def break_even_tokens(
     limit = most // step
     if limit < 1 or not pays(limit):
         return None
-    last, count = 0, 1
-    while count < limit:
-        # The lengths are tried up to the end, because moving may pay for a few tokens and then not.
-        last, count = (last if pays(count) else count), 2 * count
-    first = min(2 * last, limit) if last else 1
-    while last + 1 < first:
-        middle = (last + first) // 2
-        last, first = (last, middle) if pays(middle) else (middle, first)
-    return first * step
+    # All powers of two are tried, because moving may pay for a few tokens and then not.
+    longest = max((1 << power for power in range((limit - 1).bit_length()) if not pays(1 << power)), default=0)
+    return smallest_where(pays, longest + 1, min(2 * longest, limit) if longest else 1) * step
 
 
 def tier_rate(name: str, gpu: Gpu | None, given: Mapping[str, int], notes: list[Note], part: str) -> int | None:

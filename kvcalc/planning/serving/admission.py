@@ -127,5 +127,5 @@ def pool_tokens(found: Budget) -> float:
     case = found.case
     allocation, dtype, tokens = case.allocation, case.workload.kv_dtype, case.workload.context_tokens
     device = allocation.largest_stage(case.share, dtype, tokens, 1)
-    pool: int | None = allocation.blocks(device, dtype, tokens, 1, found.offered_bytes)["kv_cache_tokens"]
-    return inf if pool is None else pool
+    pool = allocation.blocks(device, dtype, tokens, 1, found.offered_bytes).pool
+    return inf if pool is None or pool.kv_cache_tokens is None else pool.kv_cache_tokens

@@ -88,7 +88,7 @@ def _with_auto_context(case: Case) -> tuple[Case, Note]:
         )
     batch = case.workload.batch_size
     blocks = case.allocation.blocks(case.share, case.workload.kv_dtype, longest, batch, None)
-    how = case.engine_class.auto_context(case.settings, longest, batch, blocks.get("n_stream") == 1)
+    how = case.engine_class.auto_context(case.settings, longest, batch, blocks.own.get("n_stream") == 1)
     tokens = _longest(case.at(how.most_tokens, how.sequences), how.margin_bytes)
     if tokens < longest:
         tokens = max(tokens - tokens % how.step_tokens, how.least_tokens)

@@ -101,7 +101,7 @@ class LockStep(Server):
         """One step, in which some replica computes a part of a prompt."""
         began = self.now
         decoding = [
-            rank.decoding if not chunks or rank.schedule.mixes else 0 for rank, (chunks, _) in zip(self.ranks, plans)
+            rank.decoding if not chunks or rank.decodes_beside() else 0 for rank, (chunks, _) in zip(self.ranks, plans)
         ]
         seconds = self._slowest([[chunk for _, chunk in chunks] for chunks, _ in plans], decoding)
         seconds, self.first_seconds = seconds + self.first_seconds, 0.0
@@ -113,6 +113,7 @@ class LockStep(Server):
                 rank.now += seconds
         self._count(Run(1, seconds, seconds, seconds, 0.0) if tokens else None, gaps)
         self.now = began + seconds
+        self._unseen = 0
         self._visible = began if self._is_overlapped else self.now
 
     def _count(self, run: Run | None, gaps: int) -> None:
@@ -144,16 +145,17 @@ class LockStep(Server):
         return slowest
 
     def end(self) -> None:
-        began = last = self.now
+        began, steps = self.now, 0
+        last = began
         active = [rank for rank in self.ranks if rank.decoding]
         running = [len(rank.running) for rank in active]
         for run in self._runs():
-            last = self.now + run.all_but_last
+            last, steps = self.now + run.all_but_last, steps + run.steps
             self.now += run.all
             tokens = self.pace.tokens(run.steps)
             self._count(run, sum([rank.run_steps(run, tokens) for rank in active]))
         self._planned, self._foreseen = 0, None
-        self._visible = last if self._is_overlapped else self.now
+        self._look(last if self._is_overlapped else self.now, steps)
         if len(active) < len(self.ranks):
             for rank in self.ranks:
                 rank.now = self.now
@@ -161,14 +163,15 @@ class LockStep(Server):
             rank.end_event(began, number)
 
     def _upcoming(self) -> float | None:
-        return self.arrivals.next_arrival if self.router.needs_arrivals() else None
+        looks_rarely = self.ranks[0].schedule.receives_every > 1
+        return self.arrivals.next_arrival if looks_rarely or self.router.needs_arrivals() else None
 
     def _find_runs(self, upcoming: float | None) -> list[Run]:
         """No prompt can be computed in these steps, and no request waits for admission."""
         active = [rank for rank in self.ranks if rank.decoding]
         steps = min(self._planned, *(rank.steps_to_finish() for rank in active))
         batches, contexts = [rank.decoding for rank in active], [rank.context for rank in active]
-        now, pace, total, runs = self.now, self.pace, sum(batches), list[Run]()
+        now, pace, total, runs, done = self.now, self.pace, sum(batches), list[Run](), 0
         while steps:
             line, place, most = self._lead(batches, contexts, total, pace)
             batch, context, part = batches[place], contexts[place], min(steps, most)
@@ -177,10 +180,10 @@ class LockStep(Server):
                 if upcoming > now:
                     there = steps_until(line, batch, context, now, upcoming, part, pace)
                 if now + run_seconds(line, batch, context, there, pace) >= upcoming:
-                    steps = min(steps, max(there + self._is_overlapped, 1))
+                    steps = min(steps, self._steps_to_look(done, max(there + self._is_overlapped, 1)))
                     part, upcoming = min(part, steps), None
             runs.append(decode_run(line, batch, context, part, pace))
-            steps -= part
+            steps, done = steps - part, done + part
             if steps:
                 now += runs[-1].all
                 tokens = pace.tokens(part)

@@ -1,4 +1,4 @@
-"""Schedulers that compute prompts first, in steps of their own (`Schedule.mixes` is false).
+"""Schedulers that compute prompts first, with a part of the answers kept free (`Schedule.new_tokens`).
 
 A request starts if a ratio of the answers still to come is free besides its own (`Schedule.new_tokens`). If the next
 decode step finds no room, the requests with the shortest answers so far are retracted, and the ratio rises. The rules
@@ -29,7 +29,7 @@ class PrefillFirstReplica(Replica):
         if ratio is None:
             raise ValueError(f"{self.schedule.name}: without a ratio of new tokens")
         self.ratio, self._new_tokens, self._decay = ratio.first, ratio, (ratio.first - ratio.least) / ratio.steps
-        self._is_full = self._has_retracted = False
+        self._is_full = self._has_retracted = self._decodes_beside = False
         self._chunked: Request | None = None
         # What the scheduler does not know yet: the tokens that each decoding request got in the last step or, if that
         # step computed prompts, the requests that got their first tokens.
@@ -56,6 +56,9 @@ class PrefillFirstReplica(Replica):
         if self._chunked is not None or (self.waiting and not self._is_full):
             chunks = self._prompts()
             if chunks:
+                # Decoding requests sit out a step that leaves no room for their tokens.
+                has_room = self.pool.growth(self.pace.tokens(1)) <= self.pool.free
+                self._decodes_beside = self.schedule.mixes and has_room
                 return chunks, 1
         if not self.decoding:
             if not self._leaving:
@@ -78,9 +81,14 @@ class PrefillFirstReplica(Replica):
 
     def _prompts(self) -> list[tuple[Request, Chunk]]:
         """The chunks of a step with prompts. Their tokens are taken."""
-        page, left, most_tokens = self.pool.block_tokens, self.rules.step_tokens, self._new_tokens.most_tokens
+        page, most_tokens = self.pool.block_tokens, self._new_tokens.most_tokens
         more = page + self.rules.lookahead_tokens
-        free = self.pool.free - self._expected()
+        # The tokens of decoding requests that the step computes too.
+        mixed = self._batch_size() * self.rules.checked_tokens if self.schedule.mixes else 0
+        left, free = self.rules.step_tokens - mixed, self.pool.free - self._expected() - mixed
+        inputs = (self.schedule.enough_tokens or self.rules.step_tokens) - mixed
+        if left <= 0:
+            return []
         # A batch that is full without decoding requests is forgotten: the requests that start now take its place.
         fills, has_started, chunks = self._batch_size() > 0, False, []
         if self._chunked is not None:
@@ -89,8 +97,9 @@ class PrefillFirstReplica(Replica):
             taken = min(limit, request.target - request.computed)
             chunks.append(self._chunk(request, taken))
             left, free = left - _pages(taken, page), free - _pages(taken, page) - more
+            inputs -= _pages(taken, page)
             free -= 0 if self._chunked else min(request.answer_tokens, most_tokens)
-        while self.waiting and left > 0 and free > 0:
+        while self.waiting and left > 0 and free > 0 and inputs > 0:
             request = self.waiting[0]
             if self._chunked is not None:
                 break
@@ -113,6 +122,7 @@ class PrefillFirstReplica(Replica):
             chunks.append(self._chunk(request, taken))
             has_started = True
             left, free = left - _pages(taken, page), free - (before - self.pool.free) - page
+            inputs -= _pages(taken, page)
             free -= 0 if self._chunked else min(request.answer_tokens, most_tokens)
         if free <= 0 and (self.waiting or has_started):
             self._is_full = fills
@@ -166,10 +176,16 @@ class PrefillFirstReplica(Replica):
             self._name_blocks(request, request.computed)
         return super()._first_token(request)
 
+    def decodes_beside(self) -> bool:
+        return self._decodes_beside
+
     def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, tokens: int) -> int:
+        ratio = self.ratio
         gaps = super().run_step(chunks, seconds, tokens)
+        if chunks:
+            self.ratio = ratio  # it only falls in steps that decode alone
         if chunks and self.schedule.overlaps:
-            self._unread_tokens = 0
+            self._unread_tokens = tokens
             self._joined = {request: None for request, (_, end) in chunks if end == request.target}
         return gaps
 

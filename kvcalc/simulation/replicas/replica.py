@@ -66,7 +66,7 @@ class Replica(Holder):
             return self._schedule()
         # The step is scheduled before the results of the last one are there, and so are the next ones if it is empty.
         chunks, steps = self._schedule()
-        decodes = steps and (not chunks or self.schedule.mixes)
+        decodes = steps and (not chunks or self.decodes_beside())
         self._let_go(self.pool.growth(self.pace.tokens(1)) if decodes else 0)
         if chunks:
             return chunks, steps
@@ -119,7 +119,7 @@ class Replica(Holder):
 
     def _compute(self, chunks: list[tuple[Request, Chunk]]) -> None:
         """Run one step with chunks of prompts."""
-        began, decoding = self.now, self.decoding if self.schedule.mixes else 0
+        began, decoding = self.now, self.decoding if self.decodes_beside() else 0
         seconds = self.times.prompts([chunk for _, chunk in chunks], decoding)
         if decoding:
             line = self.times.line(decoding, self.context)
@@ -129,7 +129,12 @@ class Replica(Holder):
         if decoding:
             self.gaps.add_run(seconds, seconds, 1, gaps)
             self.pace.advance(1)
+        self._unseen = 0
         self._visible = began if self.schedule.overlaps else self.now
+
+    def decodes_beside(self) -> bool:
+        """Whether the decoding requests get tokens in the next step if it computes prompts."""
+        return self.schedule.mixes
 
     def run_step(self, chunks: list[tuple[Request, Chunk]], seconds: float, tokens: int) -> int:
         """One step of `seconds` computes chunks of prompts, and the next `tokens` tokens of all decoding requests.
@@ -157,23 +162,25 @@ class Replica(Holder):
         return gaps
 
     def end(self) -> None:
-        began, running = self.now, len(self.running)
+        began, running, steps = self.now, len(self.running), 0
         last = self.now
         for run in self._runs():
-            last = self.now + run.all_but_last
+            last, steps = self.now + run.all_but_last, steps + run.steps
             self.gaps.add_run(run.first, run.last, run.steps, self.run_steps(run, self.pace.tokens(run.steps)))
             self.pace.advance(run.steps)
         self._planned, self._foreseen = 0, None
-        self._visible = last if self.schedule.overlaps else self.now
+        self._look(last if self.schedule.overlaps else self.now, steps)
         self.end_event(began, running)
 
     def _upcoming(self) -> float | None:
-        return None if self.waiting or len(self.running) >= self.rules.max_running else self.arrivals.next_arrival
+        waits = self.waiting or len(self.running) >= self.rules.max_running
+        # If it does not look after every step, it must know by which look a request has arrived.
+        return None if waits and self.schedule.receives_every == 1 else self.arrivals.next_arrival
 
     def _find_runs(self, upcoming: float | None) -> list[Run]:
         """No prompt can be computed in these steps, and no request waits for admission."""
         decoding, context, now, pace, runs = self.decoding, self.context, self.now, self.pace, list[Run]()
-        steps = min(self._planned, self.steps_to_finish())
+        steps, done = min(self._planned, self.steps_to_finish()), 0
         while steps:
             line = self.times.line(decoding, context)
             part = min(steps, pace.steps_within((line.end - context) // decoding) + 1)
@@ -183,10 +190,10 @@ class Replica(Holder):
                 if upcoming > now:
                     there = steps_until(line, decoding, context, now, upcoming, part, pace)
                 if now + run_seconds(line, decoding, context, there, pace) >= upcoming:
-                    steps = min(steps, max(there + self.schedule.overlaps, 1))
+                    steps = min(steps, self._steps_to_look(done, max(there + self.schedule.overlaps, 1)))
                     part, upcoming = min(part, steps), None
             runs.append(decode_run(line, decoding, context, part, pace))
-            steps -= part
+            steps, done = steps - part, done + part
             if steps:
                 now += runs[-1].all
                 context += decoding * pace.tokens(part)

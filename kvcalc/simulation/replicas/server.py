@@ -37,6 +37,7 @@ class Server(ABC):
     _planned = 0  # decode steps that may run without another plan, after `begin`
     _is_idle = False  # nothing can run before the next change
     _visible = 0.0  # the scheduler knows the requests that arrived by then
+    _unseen = 0  # decode steps since the scheduler looked for new requests
     _foreseen: tuple[float | None, list[Run]] | None = None  # the runs until the planned steps end, and the arrival
 
     arrivals: Arrivals
@@ -114,6 +115,18 @@ class Server(ABC):
         if self._has_work() and not self._is_idle:
             return self.now
         return max(self.now, self._next_change())
+
+    def _look(self, until: float, steps: int) -> None:
+        """After `steps` decode steps, the scheduler knows the requests that arrived by `until`, if it looks then."""
+        self._unseen = (self._unseen + steps) % self.ranks[0].schedule.receives_every
+        if not self._unseen:
+            self._visible = until
+
+    def _steps_to_look(self, done: int, steps: int) -> int:
+        """At least `steps` decode steps after `done` others: the scheduler then looks for new requests."""
+        every: int = self.ranks[0].schedule.receives_every
+        ran = self._unseen + done
+        return -(-(ran + steps) // every) * every - ran
 
     def _runs(self) -> list[Run]:
         upcoming = self._upcoming()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kvcalc.engines.log import LogReader, Reading
+from kvcalc.engines.log import LogReader
 from kvcalc.engines.log_lines import Log, Passes, Record
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import ModelSpec
@@ -56,11 +54,6 @@ class LlamaCppLog(LogReader):
     """Reads the log of llama.cpp, of its servers, and of Ollama."""
 
     passes = MeasuringPasses
-
-    def readings(self, log: Log, spec: ModelSpec) -> Iterator[Reading]:
-        from kvcalc.engines.llama_cpp.log.readings import readings
-
-        return readings(log, spec)
 
     def model(self, log: Log, name: str) -> ModelSpec | None:
         """A plain decoder with the dimensions in the log. None if one is missing or the model is not plain."""

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kvcalc.engines.log import LogReader, Reading
+from kvcalc.engines.log import LogReader
 from kvcalc.engines.log_lines import Log
-from kvcalc.model.spec import ModelSpec
 
 
 class SglangLog(LogReader):
     """Reads SGLang's log."""
-
-    def readings(self, log: Log, spec: ModelSpec) -> Iterator[Reading]:
-        from kvcalc.engines.sglang.log.readings import readings
-
-        return readings(log, spec)
 
     def tensor_parallel_size(self, log: Log) -> int:
         """The part of --tp-size that splits the heads, after data-parallel ranks and the copies that divide a prompt.

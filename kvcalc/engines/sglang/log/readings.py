@@ -124,7 +124,7 @@ def _check_pool(record: Record, totals: list[Record], layers: list[Layer], setup
     stated = record.parts.get("tokens") or next((total.parts["total"] for total in totals), None)
     if stated is None:
         return []
-    page = setup.pool()["block_size"]
+    page = setup.pool().block_size
     tries = []
     for pool in (FULL, WINDOW):
         rows = [_row(layer, setup) for layer in layers if layer.pool == pool]
@@ -152,7 +152,7 @@ def _row(layer: Layer, setup: Setup) -> Row:
 
 def _check_both_pools(record: Record, log: Log, layers: list[Layer], setup: Setup) -> list[Figure]:
     """Check the bytes of the pools of all tokens and of windows together (SWAKVPool, mem_cache/swa_memory_pool.py)."""
-    tokens, page = _tokens_of_both(record, log, setup), setup.pool()["block_size"]
+    tokens, page = _tokens_of_both(record, log, setup), setup.pool().block_size
     if tokens is None:
         return [record.as_input("both", "both_pools_bytes", "bytes", "an input: the log has no numbers of tokens")]
     total, words = 0, []
@@ -171,7 +171,7 @@ def _tokens_of_both(record: Record, log: Log, setup: Setup) -> dict[str, int] | 
     stated = sorted({int(pool.parts["tokens"]) for pool in log.named("pool") if "tokens" in pool.parts})
     if len(stated) == 2:
         return {WINDOW: stated[0], FULL: stated[1]}
-    totals, page = log.named("max_total_num_tokens"), setup.pool()["block_size"]
+    totals, page = log.named("max_total_num_tokens"), setup.pool().block_size
     if not totals:
         return None
     full = int(totals[0].parts["total"])

@@ -71,7 +71,7 @@ def check_v1(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
     pool = _Pool(block, block_tokens, len(plan.groups), plan.printed_blocks(tokens))
     words = "the smallest with a page that holds a state"
     figures = [
-        record.check_count("block_size", record.name, found["block_size"], "tokens", words)
+        record.check_count("block_size", record.name, found.block_size, "tokens", words)
         for record in log.named("attention_block_size")
     ]
     for record in log.named("request_bytes"):

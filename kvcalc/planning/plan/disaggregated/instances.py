@@ -21,6 +21,7 @@ from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.planning.serving.throughput import Speed, speed_of, unfitted_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
+from kvcalc.search import largest_where
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.serving import host_wait
@@ -136,16 +137,13 @@ def decode_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance 
         alone, longest_alone = seconds_text(tpot(1)), seconds_text(judged_tpot(1))
         alone = alone if alone == longest_alone else f"{alone}, up to {longest_alone},"
         return Trouble(f"{shape}: TPOT of one request is {alone} and the limit is {seconds_text(longest)}")
-    low, high = 1, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if is_fast(middle) else (low, middle - 1)
     schedule, constants = found.case.engine.schedule(), model.constants
     # Its own step, half of the one that runs, and the next one if it is scheduled already.
     steps = 1.5 + (schedule is not None and schedule.overlaps) + constants.ttft_steps
     host = handover_seconds(needs, constants)
     rates = Decode(
-        shape.devices, tpot, low, lengths.output_tokens, found.slots, steps, host, model.tokens_per_step
+        shape.devices, tpot, largest_where(is_fast, 1, most), lengths.output_tokens, found.slots, steps, host,
+        model.tokens_per_step,
     )  # fmt: skip
     return found._replace(rates=rates)
 

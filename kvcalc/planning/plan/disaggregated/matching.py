@@ -26,6 +26,7 @@ from math import ceil, inf
 
 from kvcalc.planning.plan.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
 from kvcalc.records import NamedTuple
+from kvcalc.search import smallest_where
 
 # The share of the time that instances work under the load of `busy_load`.
 _BUSY = 0.9
@@ -139,10 +140,7 @@ class Pair(NamedTuple):
 
         if low is None or last < low or not with_all(last):
             return None
-        while low < last:
-            middle = (low + last) // 2
-            low, last = (low, middle) if with_all(middle) else (middle + 1, last)
-        return low
+        return smallest_where(with_all, low, last)
 
     def _many(self, decodes: int, load: Load) -> int:
         least = self._least_prefills(decodes, load)
@@ -150,18 +148,13 @@ class Pair(NamedTuple):
 
     def fewest_prefills(self, decodes: int, load: Load, meets: Judge, last: int) -> Match | None:
         """The fewest prefill instances, at most `last`, for a number of decode instances. None if none serve it."""
+
+        def serves(prefills: int) -> bool:
+            found = self._at(prefills, decodes, load)
+            return found is not None and meets(found.times)
+
         low = self._least_prefills(decodes, load)
-        found = self._at(last, decodes, load) if low <= last else None
-        if found is None or not meets(found.times):
-            return None
-        while low < last:
-            middle = (low + last) // 2
-            there = self._at(middle, decodes, load)
-            if there is not None and meets(there.times):
-                last, found = middle, there
-            else:
-                low = middle + 1
-        return found
+        return self._at(smallest_where(serves, low, last), decodes, load) if low <= last and serves(last) else None
 
     def _at(self, prefills: int, decodes: int, load: Load) -> Match | None:
         found = self.times(prefills, decodes, load)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import ceil, exp, sqrt
 
 from kvcalc.records import NamedTuple
+from kvcalc.search import largest_where
 
 # A count that is a whole number but for rounding is not rounded up.
 TINY = 1e-9
@@ -81,11 +82,8 @@ class Decode(NamedTuple):
         """The most requests in the batch, with room for those being received. 0 if there is no such number."""
         if self.slots is None:
             return self.most
-        low, high = 0, self.most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.held(middle, transfer) <= self.slots else (low, middle - 1)
-        return low
+        slots = self.slots
+        return largest_where(lambda decoding: self.held(decoding, transfer) <= slots, 0, self.most)
 
     def decoding(self, rate: float) -> float:
         """The mean number of requests in the batch at a rate. It is `most` for a rate that no smaller batch reaches."""
