@@ -9,7 +9,7 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.cases.lengths import one_length
-from kvcalc.planning.plan.replicas import Option, devices_then_speed, find_options, smallest
+from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, smallest
 from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
@@ -89,11 +89,11 @@ def test_leaving_out_early_changes_no_plan(targets: Targets) -> None:
     lengths = one_length(LENGTHS["input_tokens"], LENGTHS["output_tokens"])
     traffic = Traffic(Question(kvcalc.load_model("gpt-oss-120b")), lengths, targets, False, all_layouts=True)
     kind = Platform(H100, 16, "vllm")
-    (found,) = find_options(traffic, kind)
+    (found,) = find_layouts(traffic, kind)
     every = [smallest(traffic.of(shape), kind, shape) for shape in shapes("gpt-oss-120b") if shape.devices <= 16]
-    best = sorted((one for one in every if isinstance(one, Option)), key=devices_then_speed)
+    best = sorted((one for one in every if isinstance(one, OnePool)), key=devices_then_speed)
     assert len(best) > 10
-    assert [(str(one), one.tokens_per_second) for one in found.options[:2]] == [
+    assert [(str(one), one.tokens_per_second) for one in found.layouts[:2]] == [
         (str(one), one.tokens_per_second) for one in best[:2]
     ]
 
