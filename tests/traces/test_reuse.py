@@ -199,6 +199,10 @@ def test_a_sample_is_within_its_stated_error(seed: int) -> None:
             squares = truth.hit_squares / truth.hit_tokens
             assert found.hit_squares / found.hit_tokens == pytest.approx(squares, rel=0.07)
     assert abs(sampled.distinct_blocks / exact.distinct_blocks - 1) < 0.1
+    # A cache without a limit finds what the largest distance finds.
+    (truth,), (found,) = (counts.at([1 << 40]) for counts in (exact, sampled))
+    assert found.low_tokens <= truth.hit_tokens <= found.high_tokens
+    assert found.hit_tokens == pytest.approx(truth.hit_tokens, rel=0.1)
 
 
 def test_the_numbers_of_a_sample_are_bounded() -> None:
