@@ -121,6 +121,7 @@ TESTS = {
     "kvcalc/planning/plan/disaggregated": _SPLIT,
     "kvcalc/planning/reuse": _REUSE,
     "kvcalc/simulation": _SIMULATED,
+    "kvcalc/simulation/planned.py": _tests("planning", "plan_trace") + _SIMULATED,
 }  # fmt: skip
 
 _BINARY: dict[type[ast.operator], type[ast.operator]] = {

@@ -151,6 +151,19 @@ def test_units_of_prefixes_are_either_used_or_not(engine: str, merges: bool, fin
     assert (pool.used, cache.pinned_units) == (0, 0)
 
 
+@pytest.mark.parametrize(("finds_own", "found"), [(True, 16), (False, 0)])
+def test_a_preempted_request_finds_what_it_left_only_if_the_engine_looks(finds_own: bool, found: int) -> None:
+    pool = BlockPool(100, 4, range(102))
+    cache = PrefixCache(pool, 4, 1, finds_own=finds_own)
+    request = Request(0, 0.0, 18, 5)
+    pool.take(5)
+    request.held = 5
+    cache.release(request, 18)
+    # Four whole blocks stay until their memory is needed.
+    assert cache.look_up(request, 0) == 0
+    assert request.cached_tokens == found
+
+
 def prompt(number: int, names: Sequence[int], more: int = 0) -> Request:
     return Request(number, 0.0, 4 * len(names) + more, 5, names=tuple(names))
 

@@ -171,8 +171,8 @@ def cached_tokens(
     """
     if not (reuse.prefix_tokens or reuse.turns):
         return rate * tokens
-    there = reuse._replace(prefix_tokens=min(reuse.prefix_tokens, tokens))
-    return turns_of(there, tokens, tokens, allocation.prefixes(share, dtype))[-1].reused_tokens
+    shorter = reuse._replace(prefix_tokens=min(reuse.prefix_tokens, tokens))
+    return turns_of(shorter, tokens, tokens, allocation.prefixes(share, dtype))[-1].reused_tokens
 
 
 # One NVMe drive on four lanes of PCIe 4.0 reads 6,800 MB/s (Micron 7450, data sheet: 128 KB sequential reads).
