@@ -40,7 +40,7 @@ from kvcalc.engines.vllm.settings import (
     parse_settings,
 )
 from kvcalc.engines.vllm.states import ALL, States, keeps_states
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.reads import Entries
@@ -283,6 +283,19 @@ class Vllm(Engine):
             found = BlockPool(*found[:3], fitting, printed, concurrency)
         return PoolFigures(found)
 
+    def check_context(self, tokens: int) -> None:
+        """Without chunked prefill, a step must have room for the longest request (verify_max_model_len).
+
+        vLLM raises its default to that length; here the number must be given, because it decides the activations.
+        """
+        chosen = self.chosen
+        if not chosen.enable_chunked_prefill and chosen.max_num_batched_tokens < tokens:
+            raise LayoutError(
+                f"--no-enable-chunked-prefill: {chosen.max_num_batched_tokens:,} tokens in a step are fewer than the "
+                f"{tokens:,} of the context",
+                f"--max-num-batched-tokens {tokens}",
+            )
+
     def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
         number = self.chosen.num_gpu_blocks_override
         if number is None:
@@ -290,7 +303,7 @@ class Vllm(Engine):
         return PoolLimit("num-gpu-blocks-override", number * self.plan(share, dtype).block_bytes, is_exact=True)
 
     def _num_blocks(self, plan: Plan, memory: int) -> int:
-        """The blocks in the pool (may_override_num_blocks, v1/core/kv_cache_utils.py)."""
+        """The blocks in the pool (may_override_num_blocks, v1/core/kv_cache_planning.py)."""
         return self.chosen.num_gpu_blocks_override or memory // plan.block_bytes
 
     def running_blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, *, decodes: bool) -> int:

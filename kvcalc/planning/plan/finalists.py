@@ -100,9 +100,10 @@ def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[l
     """The layouts to simulate, in the order of what the closed form says about their means, and why others are not.
 
     All layouts that hold the requests are candidates: a simulated percentile may be below the mean of the closed form.
-    Only of all layouts together, which are hundreds, those are left out whose mean misses a target.
+    Only of layouts with DP ranks and of all layouts together, which are many, those are left out whose mean misses a
+    target.
     """
-    if traffic.all_layouts:
+    if traffic.has_many_layouts(kind.engine):
         for found in find_layouts(traffic, kind, most):
             if found.layouts:
                 yield found.layouts[:most], found.trouble

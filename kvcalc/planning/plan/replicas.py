@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
+from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Probe, Traffic, Trouble, probe, range_of, replica_of
 from kvcalc.records import NamedTuple
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
+_WORTH_IT = 1.02
 
 
 class OnePool(NamedTuple):
@@ -166,6 +167,8 @@ def shapes_of(traffic: Traffic, kind: Platform) -> list[Shape]:
 def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Shape]]:
     if traffic.all_layouts:
         lists = iter([all_shapes(kind.gpu, traffic.question, kind.engine)])
+    elif traffic.divides_experts(kind.engine):
+        lists = expert_shapes(kind.gpu, traffic.question, kind.engine)
     else:
         lists = usual_shapes(kind.gpu, traffic.question.data_parallel_size)
     ranks = traffic.prompt_ranks(kind.engine)
@@ -179,7 +182,7 @@ def _layouts(traffic: Traffic, kind: Platform, shapes: list[Shape], keep: int) -
     trouble = None
     for shape in shapes:
         most = None
-        if traffic.all_layouts and len(layouts) >= keep:
+        if traffic.has_many_layouts(kind.engine) and len(layouts) >= keep:
             most = layouts[keep - 1].num_devices
             if shape.devices > most:
                 break
@@ -209,8 +212,9 @@ def more_devices(kind: Platform, num_devices: int) -> str:
 
 
 def devices_then_speed(layout: OnePool) -> tuple[int, float]:
-    """The order of layouts by the closed form."""
-    return layout.num_devices, -layout.tokens_per_second
+    """The order of layouts by the closed form. Another way to split experts must be faster by more than 2 %."""
+    least = 1.0 if layout.shape.is_plain else _WORTH_IT
+    return layout.num_devices, -layout.tokens_per_second / least
 
 
 def smallest(
@@ -227,8 +231,8 @@ def smallest(
     except LayoutError:
         return None
     except KvcalcError:
-        # What is refused for a part that only --all-layouts tries does not refuse the model.
-        if shape.experts is not None or shape.token_ranks > 1:
+        # What is refused for a part that nobody asked for does not refuse the model.
+        if shape.experts is not None or shape.dp_ranks > 1 or shape.token_ranks > 1:
             return None
         raise
     if alone.trouble is not None:

@@ -135,6 +135,11 @@ def _instances(
             one = make(traffic, kind, shape)
         except LayoutError:
             continue
+        except KvcalcError:
+            # DP ranks that nobody asked for.
+            if shape.dp_ranks > traffic.question.data_parallel_size:
+                continue
+            raise
         if isinstance(one, Trouble):
             trouble = one
         else:
