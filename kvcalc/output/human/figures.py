@@ -56,7 +56,7 @@ def duration(seconds: float | None) -> str:
 
 
 OVERLOADED = "overloaded"
-"""Instead of a time in a queue that grows without end: it would be longer the longer one simulates."""
+"""Instead of a time in a queue that grows without bound: it would be longer the longer one simulates."""
 
 
 def duration_or_overloaded(seconds: float | str | None) -> str:

@@ -157,7 +157,7 @@ def check_joined(prefill: Case, decode: Case) -> None:
         return
     if not join_caches(first, second):
         raise UsageError(
-            f"--prefill-gpu {first.name}: its cache has another layout than that of {second.name}",
+            f"--prefill-gpu {first.name}: its cache has a different layout than that of {second.name}",
             "use two kinds of device of one architecture, such as h100 and h200",
         )
     if cache_of(prefill) != cache_of(decode):
