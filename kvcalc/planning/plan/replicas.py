@@ -108,7 +108,9 @@ class Option(NamedTuple):
 
     def why_more(self, best: Option) -> str | None:
         """What it takes more than the best layout. None if it does not."""
-        return more_devices(self.kind, self.num_devices) if self.num_devices > best.num_devices else None
+        return (
+            more_devices(self.kind, self.num_devices, best.num_devices) if self.num_devices > best.num_devices else None
+        )
 
     def describe(self, row: Mapping[str, object], *, is_alone: bool) -> documents.PlanFinalist:
         """The row of a simulated layout. The number of replicas is null for requests alone."""
@@ -202,10 +204,10 @@ def why_not(options: list[Option], trouble: Trouble | None) -> str | None:
     return f"{second}: {second.why_more(first) or less}"
 
 
-def more_devices(kind: Platform, num_devices: int) -> str:
-    """The number of devices, and their price if it is known."""
+def more_devices(kind: Platform, num_devices: int, fewer: int) -> str:
+    """A larger number of devices than `fewer`, and their price if it is known."""
     cost = "" if kind.price is None else f", {kind.price * num_devices:,.2f} per hour"
-    return f"{num_devices:,} devices{cost}"
+    return f"{num_devices:,} devices instead of {fewer:,}{cost}"
 
 
 def devices_then_speed(option: Option) -> tuple[int, float]:

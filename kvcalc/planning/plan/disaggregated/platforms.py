@@ -75,7 +75,7 @@ class PoolPlatforms(NamedTuple):
         """What pools of so many devices take more than the best ones: money or devices. None if they do not."""
         other, fewer = best
         if not self.is_mixed:
-            return more_devices(self.prefill, sum(devices)) if sum(devices) > sum(fewer) else None
+            return more_devices(self.prefill, sum(devices), sum(fewer)) if sum(devices) > sum(fewer) else None
         cost, least = self.cost_per_hour(devices), other.cost_per_hour(fewer)
         if cost is not None and least is not None and cost > least:
             return f"{cost:,.2f} per hour instead of {least:,.2f}"

@@ -188,7 +188,7 @@ def _why_lost(kind: Platform, first: documents.PlanRow, second: documents.PlanRo
         return str(second["reason"])
     more, fewer = (row["num_devices"] or 0 for row in (second, first))
     if more > fewer:
-        return f"{more_devices(kind, more)}{'' if kind.price is None else ','} instead of {fewer:,}"
+        return more_devices(kind, more, fewer)
     if is_rate:
         slower, faster = (seconds_text(row["tpot_seconds"] or 0.0) for row in (second, first))
         return f"same number of devices, TPOT {slower}, not {faster}"
