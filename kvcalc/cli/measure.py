@@ -300,8 +300,8 @@ def _check_address_space() -> None:
     if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESS_SPACE:
         from kvcalc.units import format_size
 
-        there, needed = format_size(limit, capacity=True), format_size(_LEAST_ADDRESS_SPACE)
-        raise RunError(f"this process may map {there} (ulimit -v), but torch needs {needed}", "ulimit -v unlimited")
+        allowed, needed = format_size(limit, capacity=True), format_size(_LEAST_ADDRESS_SPACE)
+        raise RunError(f"this process may map {allowed} (ulimit -v), but torch needs {needed}", "ulimit -v unlimited")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from kvcalc.attention.backends import BACKENDS
 from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
-from kvcalc.measure.bandwidth import read_roof
+from kvcalc.measure.bandwidth import read_again, read_roof
 from kvcalc.measure.choose import SlowBackends
 from kvcalc.measure.devices.device import ALLOCATION_SLACK, describe_device, free_bytes, release, resolve_device
 from kvcalc.measure.devices.distributed import ALONE, device_of, join, shared_device
@@ -139,11 +139,13 @@ def measure(
             text = f"{layers} of {model.num_layers} layers {chosen}; bytes and times are for these layers"
             notes.append(Note("runs", "layers", text))
         requests = [request._replace(group=group, device=where) for request in requests]
-        runs: list[documents.Run] = []
+        # How to describe each run, because the roof can still rise.
+        ended: list[Callable[[documents.MeasureRoof], documents.Run]] = []
         capacity = None
 
         def document() -> documents.Measure:
             """The document of the runs that have ended."""
+            runs = [describe(roof) for describe in ended]
             remarks = (*remarks_on(cut), *remarks_on_runs(runs, ALLOCATION_SLACK.get(where.type, 0)))
             every_note = [*notes, *_broken_backends(runs), *(Note("runs", "remark", text) for text in remarks)]
             return {
@@ -179,7 +181,7 @@ def measure(
             group.barrier()
             if known_roof is None:
                 progress("read and multiply", 0, 1)
-            roof = known_roof or read_roof(where, requests[0].torch_dtype, effort)
+            roof: documents.MeasureRoof = known_roof or read_roof(where, requests[0].torch_dtype, effort)
             every = [(kind, spec, request) for request in requests for kind, spec in wanted]
             plans, known = [], set[str]()
             for kind, spec, request in every:
@@ -193,7 +195,9 @@ def measure(
                     skipped.append({"attention": kind, "reason": reason})
                 else:
                     whole = apply(model, what_if) if not all_variants else _same_kind(model, what_if, kind)
-                    runs.append(_run(kind, spec, whole, request, roof, progress, slow))
+                    ended.append(_run(kind, spec, whole, request, roof, progress, slow))
+                    if known_roof is None:
+                        read_again(roof, where, request.torch_dtype, effort)
                     if keep is not None and number < len(every):
                         keep(document())
             if until_full is not None:
@@ -325,8 +329,11 @@ def _too_large(spec: ModelSpec, request: Request) -> str | None:
 def _run(
     kind: str, whole: ModelSpec, model: ModelSpec, request: Request, roof: documents.MeasureRoof, progress: Progress,
     slow: SlowBackends,
-) -> documents.Run:  # fmt: skip
-    """Measure this rank's share of one kind of attention, and free its memory. `model` has all layers of the model."""
+) -> Callable[[documents.MeasureRoof], documents.Run]:  # fmt: skip
+    """Measure this rank's share of one kind of attention, and free its memory. `model` has all layers of the model.
+
+    Returns the run's row for a roof.
+    """
     spec, group = share_of_spec(whole, request.group.size), request.group
 
     if request.storage.kind == "none":
@@ -336,17 +343,21 @@ def _run(
     checked = _verified(whole, found.stack, request)
     found.stack.clear()
     release(request.device)
-    row: documents.Run = describe_run(kind, spec, request, roof, found)
     # The bytes on each rank and the read rate of its device, as the same list on every rank. It does not name machines.
+    row = describe_run(kind, spec, request, roof, found)
     held = {key: row[key] for key in ("predicted_bytes", "held_bytes", "allocator_bytes")}
     rate = roof["read_bytes_per_second"]
     mine: Any = {"rank": group.rank, "device": str(request.device), **held, "read_bytes_per_second": rate}
-    row.update({
+    rest = {
         "scaled": scaled(model, whole, request, found.decode),
         "verified": checked,
         "ranks": group.gather(mine) if group.size > 1 else None,
-    })  # fmt: skip
-    return row
+    }
+
+    def describe(roof: documents.MeasureRoof) -> documents.Run:
+        return cast("documents.Run", {**describe_run(kind, spec, request, roof, found), **rest})
+
+    return describe
 
 
 def _verified(whole: ModelSpec, stack: Stack, request: Request) -> documents.RunVerified:

@@ -12,7 +12,7 @@ import pytest
 
 from kvcalc.cli import counting_bar
 
-SIZES = ("--input-tokens", "500", "--output-tokens", "50", "--max-ttft", "1s@p99")
+SIZES = ("--input-tokens", "500", "--output-tokens", "50", "--max-ttft", "1s@p99", "--requests", "300")
 
 
 def test_runs_are_counted_together() -> None:

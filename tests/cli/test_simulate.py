@@ -323,3 +323,12 @@ def test_the_tokens_of_a_prefill_step_are_those_that_are_given(kvcalc: Any) -> N
         words = ("--gpu", "h100", "--requests-per-second", "1", "--input-tokens", "4000", "--output-tokens", "10",
                  "--requests", "5", "--engine", engine, option, "2048", "--get", "engine.step_tokens")  # fmt: skip
         assert kvcalc("simulate", "llama-3.1-8b", *words).out == "2048\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"), [("--output-tokens", "--input-tokens"), ("--input-tokens", "--output-tokens")]
+)
+def test_the_missing_length_is_named(kvcalc: Any, given: str, missing: str) -> None:
+    result = kvcalc("simulate", "llama-3-8b", "--gpu", "h100", "--requests-per-second", "5", given, "100")
+    assert result.status == 2
+    assert f"{missing} is missing" in result.err

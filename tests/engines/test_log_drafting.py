@@ -102,6 +102,10 @@ def test_sglang_keeps_a_state_for_every_drafted_token(kvcalc: Any, tmp_path: Pat
     unsaid = run(kvcalc, tmp_path, gated_delta(), SGLANG_STATES.format(drafts="", ssm="48.75", conv="9.99"), "--json")
     assert unsaid.status == 0
     assert verdicts(unsaid)["intermediate_ssm_bytes"] == "input"
+    # Neither do sizes that round to nothing say it.
+    nothing = run(kvcalc, tmp_path, gated_delta(), SGLANG_STATES.format(drafts="", ssm="0.00", conv="0.00"), "--json")
+    assert nothing.status == 0
+    assert verdicts(nothing)["intermediate_ssm_bytes"] == verdicts(nothing)["intermediate_conv_bytes"] == "input"
 
 
 def test_both_pools_of_a_model_with_windows(kvcalc: Any, tmp_path: Path) -> None:

@@ -56,9 +56,36 @@ def test_the_latent_is_cached_since_0_30_6(engine: str, elements: int) -> None:
     assert total(latent(), engine, 1024) == 3 * 1024 * elements * 2
 
 
+# The caches of MLA in the classes of mlx_lm/models at the tags v0.30.4 to v0.30.7: which classes cached the latent.
+CACHES_THE_LATENT = {
+    "0.30.4": "", "0.30.5": "glm4_moe_lite", "0.30.6": "glm4_moe_lite deepseek_v3 kimi_k2 deepseek_v32 glm_moe_dsa",
+    "0.30.7": "glm4_moe_lite deepseek_v3 kimi_k2 deepseek_v32 glm_moe_dsa",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("release", CACHES_THE_LATENT)
+def test_each_class_caches_the_latent_since_its_own_release(release: str) -> None:
+    for name in ("deepseek-v3", "kimi-k2", "deepseek-v3.2", "glm-5", "glm-4.7-flash"):
+        spec = kvcalc.load_model(name)
+        found, now = (estimate(spec, engine=engine)["kv_cache"]["total_bytes"] for engine in (f"mlx@{release}", "mlx"))
+        if spec.model_type in CACHES_THE_LATENT[release].split():
+            assert found == now, name
+        else:
+            # K and V of every head instead of one latent for all.
+            assert found > 10 * now, name
+
+
 def test_deepseek_v2_keeps_every_head_and_its_older_releases_too() -> None:
     for engine in ("mlx", "mlx@0.28"):
         assert total(latent(model_type="deepseek_v2"), engine, 1024) == 3 * 1024 * 16 * (192 + 128) * 2
+
+
+def test_only_models_with_windows_whose_class_has_no_rotating_cache_keep_them_whole() -> None:
+    said = "keeps all tokens in the windowed layers"
+    for config, keeps in (
+        (plain(), False), (gpt_oss(24), False), (plain(model_type="mistral", sliding_window=512), True),
+    ):  # fmt: skip
+        assert any(said in text for text in texts(ask(config, "mlx", 1024))) is keeps, config["model_type"]
 
 
 def test_an_indexer_has_a_cache_of_its_own() -> None:

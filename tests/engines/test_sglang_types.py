@@ -125,6 +125,13 @@ def test_llama_vision_has_one_table_for_image_and_text() -> None:
     assert found["kv_cache"]["total_bytes"] == 28 * 64 * 4 * ROW
 
 
+def test_only_minimax_m3s_own_nvfp4_packs_its_pages() -> None:
+    plain = total(minimax_m3(), "sglang", 200)
+    assert total(minimax_m3(quantization_config={"quant_method": "fp8"}), "sglang", 200) == plain
+    with pytest.raises(ModelError, match="minimax_m3_nvfp4 on Blackwell only"):
+        total(minimax_m3(quantization_config={"quant_method": "minimax_m3_nvfp4"}), "sglang", 200)
+
+
 def test_minimax_m3_keeps_index_keys_in_the_models_dtype() -> None:
     # 200 tokens take 2 pages of 128, plus a dummy page. 4 layers of 2,048 bytes, and 3 of them have 256 bytes more.
     assert total(minimax_m3(), "sglang", 200) == 3 * 128 * (4 * 2048 + 3 * 256)

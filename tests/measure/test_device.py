@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +91,18 @@ def test_roofs_are_as_large_as_the_device_needs_or_as_asked(monkeypatch: pytest.
     assert roof["read_bytes_per_second"] > 1e8
     assert roof["matmul_flop_per_second"] > 1e8
     assert bandwidth.read_roof(CPU, torch.float32, Effort(1 << 22, 64))["buffer_bytes"] == 1 << 22
+
+
+def test_a_roof_only_rises() -> None:
+    small = Effort(1 << 22, 64)
+    roof = bandwidth.read_roof(CPU, torch.float32, small)
+    slow: Any = {**roof, "read_bytes_per_second": 1.0}
+    fast: Any = {**roof, "read_bytes_per_second": 1e18, "matmul_flop_per_second": 1e18}
+    for given in (slow, fast):
+        bandwidth.read_again(given, CPU, torch.float32, small)
+    assert slow["read_bytes_per_second"] > 1e6
+    assert slow["matmul_flop_per_second"] >= roof["matmul_flop_per_second"]
+    assert (fast["read_bytes_per_second"], fast["matmul_flop_per_second"]) == (1e18, 1e18)
 
 
 def test_percentiles_are_times_that_were_taken() -> None:

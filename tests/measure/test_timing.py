@@ -98,7 +98,7 @@ def test_matrices_are_random(monkeypatch: pytest.MonkeyPatch, device: str, secon
         return Timings([9.0, 1.0, 2.0, 2.0, 0.5], None, "wall clock")
 
     monkeypatch.setattr(bandwidth, "time_calls", timed)
-    assert bandwidth._matmul_rate(torch.device(device), torch.float32, 64, Effort()) == 2 * 64**3 / seconds
+    assert bandwidth._matmul_rate(torch.device(device), torch.float32, 64, Effort(), 0.1) == 2 * 64**3 / seconds
     assert len(seen) == 2
     for matrix in seen if device == "cpu" else ():
         assert matrix.unique().numel() > 4000
@@ -176,6 +176,23 @@ def test_the_allocators_rounding_is_part_of_what_is_expected(
     assert any("the allocator reports" in warning["text"] for warning in result.json["warnings"])
 
 
+def test_a_roof_that_rises_after_a_run_counts_for_every_run(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that other programs slowed while its roof was measured."""
+    from kvcalc.measure import runner
+
+    def rises(roof: dict[str, Any], *ignored: object) -> None:
+        roof["read_bytes_per_second"] *= 10
+
+    monkeypatch.setattr(runner, "read_again", rises)
+    options = ("--layers", "1", "--steps", "3", "--device", "cpu", "--hidden-size", "64", "--heads",
+               "16", "--head-dim", "16", "--sweep", "context=64:128")  # fmt: skip
+    document = kvcalc("measure", *options, "--json").json
+    assert len(document["runs"]) == 2
+    for row in document["runs"]:
+        share = row["kv_read_bytes_per_second"] / document["roof"]["read_bytes_per_second"]
+        assert row["fraction_of_roof"]["attention_core"] == pytest.approx(share)
+
+
 def test_the_roof_that_binds_is_named(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many query heads on one KV stream are limited by arithmetic, and read as a bad kernel if only reading counts."""
     from kvcalc.measure import runner
@@ -186,6 +203,7 @@ def test_the_roof_that_binds_is_named(kvcalc: Any, monkeypatch: pytest.MonkeyPat
     for multiplies, name in ((1e9, "matmul"), (1e15, "read")):
         given = {**roof, "matmul_flop_per_second": multiplies}
         monkeypatch.setattr(runner, "read_roof", lambda *ignored, given=given: given)
+        monkeypatch.setattr(runner, "read_again", lambda *ignored: None)
         (found,) = kvcalc("measure", *options, "--json").json["runs"]
         seconds = found["attention_core_seconds"]["p50"]
         best = 64 * 2 * 16 * 4 / 1e12 if name == "read" else 64 * 16 * 4 * 16 / multiplies

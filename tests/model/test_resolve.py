@@ -188,6 +188,19 @@ def test_what_a_quantizer_wrote_beside_the_config_counts(tmp_path: Path) -> None
         load_model(str(tmp_path))
 
 
+def test_the_attention_of_llama_4_stays_in_16_bits_in_red_hats_fp8() -> None:
+    """ignore in its quantization_config: all self_attn, routers, the vision tower and the head."""
+    found = estimate(load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"))
+    assert found["weights"] is not None
+    assert found["weights"]["bytes"] == 112_898_254_848
+    # Its 3.0 billion parameters of attention take twice as much as in fp8.
+    whole = estimate(load_model("llama-4-scout"), dtype="fp8")["weights"]
+    assert whole is not None
+    more = 112_898_254_848 - (whole["bytes"] or 0)
+    assert more == pytest.approx(48 * 5120 * 128 * (40 + 40 + 8 + 8), rel=0.02)
+    assert not [note for note in found["warnings"] if "was not read" in note["text"]]
+
+
 @pytest.mark.parametrize(
     ("name", "bits"),
     [

@@ -131,10 +131,12 @@ def test_a_list_with_a_path_that_is_not_there_is_refused(kvcalc: Any, slower: Pa
     assert "none.json" in result.err or "an empty name in the list" in result.err
 
 
-@pytest.mark.parametrize("backend", ["openai", "openai-chat", "vllm", "sglang", "lmdeploy"])
-def test_the_engine_is_the_questions_whatever_the_client(kvcalc: Any, slower: Path, backend: str) -> None:
+@pytest.mark.parametrize("clients", [("openai", "openai-chat", "vllm", "sglang"), ("lmdeploy",) * len(LOADS)])
+def test_the_engine_is_the_questions_whatever_the_client(kvcalc: Any, slower: Path, clients: tuple[str, ...]) -> None:
     rows = [json.loads(line) for line in slower.read_text().splitlines()]
-    slower.write_text("\n".join(json.dumps({**row, "backend": backend, "endpoint_type": backend}) for row in rows))
+    named = [{**row, "backend": name, "endpoint_type": name} for row, name in zip(rows, clients)]
+    assert len(named) == len(rows) == len(LOADS)
+    slower.write_text("\n".join(map(json.dumps, named)))
     found = estimate(kvcalc, "--engine", "sglang", "--calibrate", slower)
     assert found["throughput"]["calibration"]["applied"] == "all"
     assert not any("not used" in text for text in texts(found))

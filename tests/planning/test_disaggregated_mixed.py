@@ -14,7 +14,7 @@ from kvcalc.planning.plan.disaggregated.instances import transfer_bytes
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair
 from kvcalc.planning.plan.disaggregated.platforms import join_caches, joined_kinds
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, find_split
-from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
 from kvcalc.planning.reuse import move_seconds
@@ -98,7 +98,7 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
                         if times is not None and meets(times):
                             cheapest = cost
     assert cheapest is not None
-    assert isinstance(found, Split)
+    assert isinstance(found, TwoPools)
     used = found.devices_of(found.numbers)
     of = [weights[kinds.index(kind)] for kind in (found.kinds.prefill, found.kinds.decode)]
     assert used[0] * of[0] + used[1] * of[1] == pytest.approx(cheapest)

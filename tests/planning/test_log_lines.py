@@ -52,8 +52,9 @@ def test_the_same_lines_are_found_as_by_a_search_of_each_line(seed: int) -> None
 
 
 def test_every_marker_is_found_alone() -> None:
+    found = Markers(map(str.encode, MARKERS))
     for marker in MARKERS:
-        assert list(Markers(map(str.encode, MARKERS)).lines(marker.encode())) == [(0, len(marker.encode()))]
+        assert list(found.lines(marker.encode())) == [(0, len(marker.encode()))]
 
 
 def test_a_marker_with_a_digit_is_found_among_lines_like_others() -> None:

@@ -57,6 +57,7 @@ def test_bursts_of_a_trace_need_more_than_its_mean_rate(bursts: str) -> None:
     even: Any = kvcalc.plan(
         MODEL, ["h100"], input_tokens=lengths["input_tokens"], output_tokens=lengths["output_tokens"],
         requests_per_second=trace["requests_per_second"], max_ttft_seconds=0.3, ttft_percentile=99,
+        requests=trace["requests"],
     )  # fmt: skip
     assert recorded["best"]["num_devices"] > even["best"]["num_devices"]
 

@@ -9,7 +9,7 @@ from kvcalc.engines import ENGINES
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
-from tests.conftest import preset_names
+from tests.conftest import one_of_each_type, preset_names
 from tests.documents import estimate, texts
 
 
@@ -19,7 +19,11 @@ from tests.documents import estimate, texts
 )
 def test_no_more_run_than_fit(engine: str, gpu: str) -> None:
     question, served = SpeedQuestion(input_tokens=3000, output_tokens=1096), 0
-    for name in preset_names():
+    # Other presets of a type have one of the two devices.
+    each_type, place = {*one_of_each_type()}, [*ENGINES].index(engine) + (gpu == "l4")
+    for number, name in enumerate(preset_names()):
+        if name not in each_type and gpu != "m4-max" and (number + place) % 2:
+            continue
         try:
             answer = estimate(
                 kvcalc.load_model(name), context_tokens=4096, engine=engine, devices=find_devices(gpu), speed=question

@@ -73,6 +73,17 @@ def test_clients_that_start_together_wait_for_their_first_step_and_requests_at_r
     assert longest_ttft(together) - longest_ttft(alone) == pytest.approx(constants.first_seconds, rel=0.3)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_a_cold_server_has_the_first_step_that_is_fitted_to_the_99th_percentile(engine: str) -> None:
+    """The constant of a warm server is fitted to means, and is no part of it: it may be the longer one."""
+    constants, _ = load_constants(engine, find_gpu("h200"))
+    for load in (Load(concurrency=4, num_requests=40), Load(requests_per_second=1.0, cold=True)):
+        assert load.first_seconds(constants) == constants.cold_seconds
+    assert Load(concurrency=4, cold=False).first_seconds(constants) == constants.first_seconds
+    longer = constants._replace(first_seconds=2 * constants.cold_seconds)
+    assert Load(concurrency=4, cold=True).first_seconds(longer) == constants.cold_seconds
+
+
 def test_only_requests_of_clients_wait_for_the_others_of_their_group() -> None:
     rules = Rules(SCHEDULES["vllm"], 2048, 8, Lag(0.25, request_seconds=0.5))
     scheduler = Scheduler(rules, RunningPool(None), False, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from random import Random
 
 import pytest
@@ -12,7 +13,7 @@ from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.lock_step import LockStep, OfRank
 from kvcalc.simulation.replicas.mixed import MixedReplica
-from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.pool import BlockPool, PoolError
 from kvcalc.simulation.replicas.prefill_first import PrefillFirstReplica
 from kvcalc.simulation.replicas.prefix_cache import PrefixCache
 from kvcalc.simulation.replicas.replica import Replica
@@ -55,6 +56,38 @@ def test_every_token_after_the_first_has_a_time_since_the_one_before(engine: str
     assert 0 <= counted <= retracted
     assert server.finished == sum(rank.finished for rank in ranks) == len(requests)
     assert [rank.pool.used for rank in ranks] == [0] * num_ranks
+
+
+class Checked(PieceTimes):
+    """Step times that check the chunks they are asked for."""
+
+    def prompts(self, chunks: Sequence[tuple[int, int]], batch: int) -> float:
+        assert all(start < end for start, end in chunks), chunks
+        return super().prompts(chunks, batch)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_prompt_waits_if_checked_drafts_fill_the_steps(seed: int) -> None:
+    """Eight requests check 32 tokens in a step, and a step has only 24: then no prompt goes on."""
+    draw = Random(seed)
+    requests = sorted(drawn(draw, 40), key=lambda request: request.arrival)
+    for number, request in enumerate(requests):
+        request.number = number
+    rules = Rules(SCHEDULES["vllm"], 24, 8, tokens_per_step=Fraction(2), checked_tokens=4, lookahead_tokens=3)
+    replica = MixedReplica(rules, Checked(draw), BlockPool(10_000, 1, range(10_100)), Arrivals(requests))
+    replica.run()
+    assert replica.finished == len(requests)
+    assert replica.pool.used == 0
+
+
+def test_blocks_that_no_request_holds_are_noticed() -> None:
+    replica = MixedReplica(
+        Rules(SCHEDULES["vllm"], 100, 8), PieceTimes(Random(1)), BlockPool(100, 1, range(109)), Arrivals([])
+    )
+    replica.check()
+    replica.pool.take(1)
+    with pytest.raises(PoolError, match="requests hold 0 blocks, but 1 are taken"):
+        replica.check()
 
 
 def test_a_long_simulation_says_how_far_it_is() -> None:
@@ -116,6 +149,19 @@ def test_units_of_prefixes_are_either_used_or_not(engine: str, merges: bool, fin
     KINDS[engine](Rules(SCHEDULES[engine], 64, 16), PieceTimes(draw), pool, Arrivals(requests), cache).run()
     assert any(request.found_tokens for request in requests)
     assert (pool.used, cache.pinned_units) == (0, 0)
+
+
+@pytest.mark.parametrize(("finds_own", "found"), [(True, 16), (False, 0)])
+def test_a_preempted_request_finds_what_it_left_only_if_the_engine_looks(finds_own: bool, found: int) -> None:
+    pool = BlockPool(100, 4, range(102))
+    cache = PrefixCache(pool, 4, 1, finds_own=finds_own)
+    request = Request(0, 0.0, 18, 5)
+    pool.take(5)
+    request.held = 5
+    cache.release(request, 18)
+    # Four whole blocks stay until their memory is needed.
+    assert cache.look_up(request, 0) == 0
+    assert request.cached_tokens == found
 
 
 def prompt(number: int, names: Sequence[int], more: int = 0) -> Request:

@@ -202,3 +202,22 @@ def test_what_cannot_be_simulated_is_refused(kvcalc: Any, options: tuple[str, ..
                     "100", "--output-tokens", "10", *options)  # fmt: skip
     assert result.status == 2
     assert message in result.err
+
+
+def test_prefill_instances_keep_a_common_prefix() -> None:
+    asked: Any = {
+        "prompt_tokens": 4000, "answer_tokens": 50, "requests_per_second": 2.0, "requests": 200,
+        "prefill_replicas": 1, "transfer": LINK,
+    }  # fmt: skip
+    own, shared = (
+        kvcalc.simulate("llama-3.1-8b", "h100", **asked, reuse=reuse)
+        for reuse in (None, kvcalc.CacheReuse(prefix_tokens=2000))
+    )
+    assert own["results"]["cached_tokens"] == 0
+    # 125 blocks of 16 tokens are found by all requests but those before the first one has computed them.
+    assert 190 * 2000 <= shared["results"]["cached_tokens"] <= 200 * 2000
+    assert own["prefill"] is not None
+    assert shared["prefill"] is not None
+    assert shared["prefill"]["mean_prefill_seconds"] < 0.7 * own["prefill"]["mean_prefill_seconds"]
+    # The whole prompt is sent in any case.
+    assert shared["prefill"]["sent_bytes"] == own["prefill"]["sent_bytes"]

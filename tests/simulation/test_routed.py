@@ -59,15 +59,15 @@ def test_replicas_that_know_nothing_of_each_other_may_run_one_after_the_other(
 
 
 def test_random_waits_longest() -> None:
-    """Requests at random come in groups that others do not have to wait for: 8 of 10 seeds at least."""
+    """Requests at random come in groups that others do not have to wait for: 4 of 5 seeds at least."""
     worse = 0
-    for seed in range(10):
+    for seed in range(5):
         each = {
             name: times(simulated(router=name, requests_per_second=44.0, seed=seed))["p99_seconds"]
             for name in ("round-robin", "random", "least-loaded")
         }
         worse += each["random"] > max(each["round-robin"], each["least-loaded"])
-    assert worse >= 8
+    assert worse >= 4
 
 
 def test_one_replica_needs_no_router() -> None:

@@ -55,7 +55,7 @@ def check_model(spec: ModelSpec, release: Release | None) -> None:
         raise ModelError(f"{spec.name}: mlx-lm's cache of {kind} is not modelled", "count with --engine logical")
     for cache in all_caches(spec):
         if isinstance(cache, (CompressedAttention, CrossAttention)) or (
-            isinstance(cache, LatentAttention) and (kind not in _LATENT_SINCE or cache.window is not None)
+            isinstance(cache, LatentAttention) and kind not in _LATENT_SINCE
         ):
             raise not_established(spec, "mlx-lm", cache.kind)
     is_older = release is not None and release < _FP32_STATES_SINCE

@@ -444,8 +444,8 @@ class Sglang(Engine):
         layers has only the window pool, and the ratio does not apply.
         """
         page, tokens = self.page, tokens + self.encoder
-        full, span = batch * round_up(tokens, page), pools.widest_window
-        return self.sized_pools(pools, full, batch * round_up(min(tokens, span), page)) if span else (full, 0)
+        windows = round_up(min(tokens, pools.widest_window), page)
+        return self.sized_pools(pools, batch * round_up(tokens, page), batch * windows)
 
     def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
         """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""

@@ -52,6 +52,7 @@ class Settings(NamedTuple):
     prefill_context_parallel_size: int = 1
     overlaps_stages: bool = True
     num_gpu_blocks_override: int | None = None
+    enable_chunked_prefill: bool = True
 
     @property
     def steps_in_flight(self) -> int:
@@ -105,6 +106,7 @@ def parse_settings(
         prefill_context_parallel_size=given.count("prefill-context-parallel-size", 1),
         overlaps_stages=rules.overlaps_stages,
         num_gpu_blocks_override=given.optional_count("num-gpu-blocks-override"),
+        enable_chunked_prefill="no-enable-chunked-prefill" not in settings,
     )
     check_requests(given, found.max_num_batched_tokens)
     return found, states

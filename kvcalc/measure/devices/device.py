@@ -47,18 +47,18 @@ def resolve_device(name: str) -> torch.device:
             return torch.device(kind, int(number))
         visible = ", ".join(f"cuda:{n}" for n in range(count)) or "no CUDA device"
         raise UsageError(f"--device {name[:40]}: not available (torch {torch.__version__})", f"available: {visible}")
-    there = ["cpu"]
+    devices_here = ["cpu"]
     if torch.backends.mps.is_available():
-        there.insert(0, "mps")
+        devices_here.insert(0, "mps")
     if torch.cuda.is_available():
-        there.insert(0, "cuda")
+        devices_here.insert(0, "cuda")
     if name == "auto":
-        return torch.device(there[0])
+        return torch.device(devices_here[0])
     if name not in KINDS:
         raise UsageError(f"--device {name[:40]!a}: not a device", f"one of {', '.join(KINDS)}")
-    if name not in there:
+    if name not in devices_here:
         raise UsageError(
-            f"--device {name}: not available (torch {torch.__version__})", f"available: {', '.join(there)}"
+            f"--device {name}: not available (torch {torch.__version__})", f"available: {', '.join(devices_here)}"
         )
     return torch.device(name)
 

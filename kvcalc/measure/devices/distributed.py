@@ -153,12 +153,12 @@ def device_of(device: torch.device, place: Place) -> torch.device:
         return device
     if device.index is None and place.size == 1:
         return torch.device("cuda", torch.cuda.current_device())
-    there = torch.cuda.device_count()
-    number = device.index if device.index is not None else 0 if there == 1 else place.local_rank
-    if number >= there:
+    num_devices = torch.cuda.device_count()
+    number = device.index if device.index is not None else 0 if num_devices == 1 else place.local_rank
+    if number >= num_devices:
         raise UsageError(
-            f"{place.local_size} processes on this machine, but {there} CUDA devices",
-            f"use --nproc-per-node {there} or --device cpu",
+            f"{place.local_size} processes on this machine, but {num_devices} CUDA devices",
+            f"use --nproc-per-node {num_devices} or --device cpu",
         )
     own = torch.device("cuda", number)
     torch.cuda.set_device(own)

@@ -55,9 +55,9 @@ def check_size(place: Place, tensor_parallel_size: int) -> None:
             f"{place.size} processes but no --tp",
             f"use --tp {place.size} to split the heads over them, or unset WORLD_SIZE to run a single process",
         )
-    there = "there is 1 process" if place.size == 1 else f"there are {place.size} processes"
+    processes = "there is 1 process" if place.size == 1 else f"there are {place.size} processes"
     raise UsageError(
-        f"--tp {tensor_parallel_size} needs {tensor_parallel_size} processes, but {there}",
+        f"--tp {tensor_parallel_size} needs {tensor_parallel_size} processes, but {processes}",
         f"torchrun --nproc-per-node {tensor_parallel_size} -m kvcalc measure ... --tp {tensor_parallel_size}",
     )
 

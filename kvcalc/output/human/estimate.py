@@ -70,8 +70,8 @@ def _heading(document: documents.Estimate, console: Console) -> None:
     if engine["kv_dtype_reason"]:
         console.print(f"{document['kv_cache']['dtype']}: {engine['kv_dtype_reason']}", style="dim")
     for row in engine["device_defaults"] or ():
-        there = ", ".join(f"{_value(one['value'])} on {one['devices']}" for one in row["on_devices"])
-        console.print(f"--{row['option']} {_value(row['value'])}: {there}", style="dim")
+        on_devices = ", ".join(f"{_value(one['value'])} on {one['devices']}" for one in row["on_devices"])
+        console.print(f"--{row['option']} {_value(row['value'])}: {on_devices}", style="dim")
     console.print()
 
 

@@ -95,8 +95,8 @@ def _host(host: documents.HostShare, console: Console) -> None:
     parts = [f"weights {format_size(host['weights_bytes'])}", f"cache {format_size(host['kv_cache_bytes'])}"]
     line = f"{format_size(host['host_bytes'])}: {', '.join(parts)}"
     if host["memory_bytes"] is not None:
-        there = format_size(host["memory_bytes"], capacity=True)
-        line += f"; {'fits' if (host['host_free_bytes'] or 0) >= 0 else 'does not fit'} in {there}"
+        memory = format_size(host["memory_bytes"], capacity=True)
+        line += f"; {'fits' if (host['host_free_bytes'] or 0) >= 0 else 'does not fit'} in {memory}"
     where = [f"-ngl {host['n_gpu_layers']}"]
     where += [f"--n-cpu-moe {host['n_cpu_moe']}"] if host["n_cpu_moe"] else []
     where += [] if host["kv_offload"] else ["--no-kv-offload"]

@@ -224,8 +224,8 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         return factors[key]
 
     def at(tokens: int, batch: int) -> Row:
-        there = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
-        model = first if isinstance(there, str) else there.model
+        speed_here = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
+        model = first if isinstance(speed_here, str) else speed_here.model
         step = model.decode(batch, tokens).seconds
         low, high = range_at(batch)
         if found.calibration is not None:

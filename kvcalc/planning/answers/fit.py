@@ -59,8 +59,8 @@ def _smallest(case: Case) -> documents.SmallestLayout | None:
     first = (asked.tensor_parallel_size or 1) + 1
     for size in range(first, min(heads, _MOST_RANKS) + 1):
         if heads % size == 0:
-            there = case.devices._replace(num_devices=size)
-            within, stages = over_machines(asked, there) if asked.pipeline_parallel_size == 1 else (None, 1)
+            devices = case.devices._replace(num_devices=size)
+            within, stages = over_machines(asked, devices) if asked.pipeline_parallel_size == 1 else (None, 1)
             split = asked._replace(
                 tensor_parallel_size=within or size, pipeline_parallel_size=asked.pipeline_parallel_size * stages
             )
@@ -76,12 +76,12 @@ def _fewest_stages(case: Case) -> documents.SmallestLayout | None:
     settings = {name: text for name, text in given.items() if name not in ("tensor-split", "split-mode")}
     first, most = case.question.pipeline_parallel_size + 1, min(case.spec.num_layers, _MOST_RANKS)
     for stages in range(first, most + 1):
-        there = case.question._replace(
+        split = case.question._replace(
             devices=case.devices._replace(num_devices=stages), tensor_parallel_size=1, pipeline_parallel_size=stages,
             engine_settings=settings,
         )  # fmt: skip
         try:
-            found = budget(make_case(there))
+            found = budget(make_case(split))
         except UsageError:
             return None
         if not isinstance(found, str) and all(room.free_bytes() >= 0 for room in found.devices):

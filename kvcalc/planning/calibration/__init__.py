@@ -107,12 +107,12 @@ class Calibration:
                 unused[reason] = unused.get(reason, 0) + 1
                 continue
             try:
-                there = case_of_run(run.point, _given(run, case, notes))
-                seen = observe(run, number, there, lambda speed: _with_record(speed, record))
+                own = case_of_run(run.point, _given(run, case, notes))
+                seen = observe(run, number, own, lambda speed: _with_record(speed, record))
             except KvcalcError as error:
                 notes.append(Note("calibration", "refused", f"{run.file}, run {run.point.run}: {error.message}"))
                 continue
-            nearness = 2 if _dtype_of(there) != speed.weight_dtype else 0 if _is_same(there.model, case.model) else 1
+            nearness = 2 if _dtype_of(own) != speed.weight_dtype else 0 if _is_same(own.model, case.model) else 1
             found[nearness].extend(seen)
         for (code, what), times in unused.items():
             runs = "1 run is" if times == 1 else f"{times} runs are"

@@ -108,8 +108,8 @@ class Case(NamedTuple):
         asked = self.question
         if self.encoder_follows_context:
             # make_case accepts only the requests' own context, and this may be another one: check without the requests.
-            there = asked._replace(context_tokens=context_tokens, batch_size=batch_size, speed=None)
-            return make_case(there)._replace(question=there._replace(speed=asked.speed))
+            alike = asked._replace(context_tokens=context_tokens, batch_size=batch_size, speed=None)
+            return make_case(alike)._replace(question=alike._replace(speed=asked.speed))
         self.engine.check_context(context_tokens)
         return self._replace(workload=self.workload._replace(context_tokens=context_tokens, batch_size=batch_size))
 
@@ -122,10 +122,10 @@ class Case(NamedTuple):
         spec = bind_workload(self.spec, workload)
         cached, allocation = allocation_of(self.question, spec, workload, self.settings)
         share = on_device(cached, workload.tensor_parallel_size)
-        there = self._replace(spec=spec, cached=cached, share=share, allocation=allocation, workload=workload)
+        longer = self._replace(spec=spec, cached=cached, share=share, allocation=allocation, workload=workload)
         if self.device is None:
-            return there
-        return there.of_devices()[self.device]
+            return longer
+        return longer.of_devices()[self.device]
 
     def of_devices(self) -> list[Case]:
         """The case for each device: its layers, which are not divided any more. For devices with their own layers."""
@@ -149,8 +149,8 @@ class Case(NamedTuple):
         The sequences are those of one DP rank. The encoder's input follows the context if nothing else is
         asked for.
         """
-        there = self.of_length(tokens) if self.encoder_follows_context else self
-        return there.allocation.batch_bytes(there.share, there.workload.kv_dtype, tokens, sequences)
+        case = self.of_length(tokens) if self.encoder_follows_context else self
+        return case.allocation.batch_bytes(case.share, case.workload.kv_dtype, tokens, sequences)
 
     def prefixes(self) -> Prefixes:
         """The engine's prefix cache on a device of the largest pipeline stage. Raises what `Engine.prefixes` raises."""
@@ -165,8 +165,8 @@ class Case(NamedTuple):
         If the engine asks for more before it starts, that is what is needed.
         """
         is_other = tokens != self.workload.context_tokens and self.encoder_follows_context
-        there = self.of_length(tokens) if is_other else self
-        allocation, share, dtype = there.allocation, there.share, there.workload.kv_dtype
+        case = self.of_length(tokens) if is_other else self
+        allocation, share, dtype = case.allocation, case.share, case.workload.kv_dtype
         held = [allocation.batch_bytes(share, dtype, length, sequences) for length in largest_at(share, tokens)]
         return max(allocation.start_bytes(share, dtype, tokens), *held)
 

@@ -232,8 +232,8 @@ def _divide(
     if given is not None:
         left = gpu.memory_bytes - weights.bytes
         if given > left:
-            there = format_size(max(left, 0), capacity=True)
-            raise LayoutError(f"--kv-memory {format_size(given)}: only {there} is left after the weights")
+            left_size = format_size(max(left, 0), capacity=True)
+            raise LayoutError(f"--kv-memory {format_size(given)}: only {left_size} is left after the weights")
         reserve = Reserve([Held(RESERVE, "not used for the cache (--kv-memory)", left - given)], {})
         return _limited(Budget(case, weights, reserve, given, given, towers=towers))
     replicas = workload.data_parallel_size
@@ -276,8 +276,8 @@ def _limited(found: Budget) -> Budget:
     if limit.bytes > found.pool_bytes:
         if not limit.is_exact:
             return found
-        needed, there = format_size(limit.bytes), format_size(found.pool_bytes, capacity=True)
-        raise LayoutError(f"--{limit.option}: its cache takes {needed}, and {there} is left for it", "give fewer")
+        needed, left_size = format_size(limit.bytes), format_size(found.pool_bytes, capacity=True)
+        raise LayoutError(f"--{limit.option}: its cache takes {needed}, and {left_size} is left for it", "give fewer")
     unused = found.pool_bytes - limit.bytes
     held = [*found.reserve.held, Held(RESERVE, f"not used for the cache (--{limit.option})", unused)]
     return found._replace(pool_bytes=limit.bytes, reserve=found.reserve._replace(held=held), unused_bytes=unused)

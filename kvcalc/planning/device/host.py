@@ -94,8 +94,8 @@ class Host(NamedTuple):
         free, memory = self.free_bytes(), self.placement.host_memory_bytes
         if free is None or memory is None or free >= 0:
             return None
-        there, needed = format_size(memory, capacity=True), format_size(memory - free)
-        return f"the host needs {needed} for its part of the model, but has only {there}"
+        memory_size, needed = format_size(memory, capacity=True), format_size(memory - free)
+        return f"the host needs {needed} for its part of the model, but has only {memory_size}"
 
 
 def divide_bytes(case: Case, placement: Placement) -> Divided | str:

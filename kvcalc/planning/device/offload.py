@@ -46,9 +46,9 @@ def _options(case: Case) -> PlacementOptions:
 
 def _describe(case: Case, option: str, number: int) -> documents.HostOffloadNGpuLayers | None:
     """The option's number and the bytes that the host then holds. None if that does not fit after all."""
-    there = _at(case, option, number)
-    found = _budget_of(there)
-    if found.host is None or not _fits(there) or found.host.shortage() is not None:
+    placed = _at(case, option, number)
+    found = _budget_of(placed)
+    if found.host is None or not _fits(placed) or found.host.shortage() is not None:
         return None
     return {"value": number, "host_bytes": found.host.describe()["host_bytes"]}
 
@@ -74,11 +74,11 @@ def _at(case: Case, option: str, number: int) -> Case:
     dropped = options if option == options.experts else (options.layers,)
     settings = {name: text for name, text in given.items() if name not in dropped}
     question = case.question._replace(engine_settings={**settings, option: str(number)})
-    there = make_case(question)
+    placed = make_case(question)
     workload = case.workload
-    if (there.workload.context_tokens, there.workload.batch_size) != (workload.context_tokens, workload.batch_size):
-        there = there.at(workload.context_tokens, workload.batch_size)
-    return there
+    if (placed.workload.context_tokens, placed.workload.batch_size) != (workload.context_tokens, workload.batch_size):
+        placed = placed.at(workload.context_tokens, workload.batch_size)
+    return placed
 
 
 def _fits(case: Case) -> bool:

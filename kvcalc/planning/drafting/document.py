@@ -54,9 +54,9 @@ def describe_speculative(case: Case, served: Case | None) -> documents.Speculati
 def _added_cache(case: Case) -> int:
     """Bytes that drafting adds to the cache of the batch on one device: its layers, its states and its slots."""
     workload = case.workload
-    there = case.question._replace(
+    without_drafts = case.question._replace(
         speculative=None, speed=None, context_tokens=workload.context_tokens, batch_size=workload.batch_size
     )
-    plain = make_case(there)
+    plain = make_case(without_drafts)
     sizes = (workload.kv_dtype, workload.context_tokens, workload.batch_size)
     return case.allocation.batch_bytes(case.share, *sizes) - plain.allocation.batch_bytes(plain.share, *sizes)

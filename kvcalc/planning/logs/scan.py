@@ -16,6 +16,7 @@ import codecs
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import chain
 from math import prod
 
@@ -56,7 +57,7 @@ class Scanner:
         self._chunks = chunks
         self._left = {needle: needle.encode() for needle in needles}
         self._counts: Counter[str] = Counter()
-        self._markers = Markers(self._left.values())
+        self._markers = _markers_of(frozenset(self._left.values()))
         self._repeats = _Repeats(self._left.values())
         self.num_lines = 1
 
@@ -98,7 +99,13 @@ class Scanner:
         for needle in exhausted:
             del self._left[needle]
         if exhausted:
-            self._markers = Markers(self._left.values())
+            self._markers = _markers_of(frozenset(self._left.values()))
+
+
+@lru_cache(maxsize=8)
+def _markers_of(needles: frozenset[bytes]) -> Markers:
+    """The tables for these needles. Making them takes longer than searching a short log."""
+    return Markers(needles)
 
 
 class _Repeats:

@@ -18,7 +18,7 @@ from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.plan.pareto import best_of, commands, front, given_up, ranked_by
-from kvcalc.planning.plan.replicas import Option, find_layout
+from kvcalc.planning.plan.replicas import OnePool, find_layout
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import MOST_BUSY, Platform, Traffic, Trouble, describe_cost
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
@@ -233,7 +233,7 @@ def parse_price(text: str) -> tuple[str, float]:
 
 
 def _notes(
-    traffic: Traffic, kinds: Sequence[Platform], found: Sequence[Option | Trouble | KvcalcError],
+    traffic: Traffic, kinds: Sequence[Platform], found: Sequence[OnePool | Trouble | KvcalcError],
     checkpoint: Checkpoint | None,
 ) -> list[Note]:  # fmt: skip
     notes = [Note("model", "remark", text) for text in traffic.question.model.remarks]
@@ -244,7 +244,7 @@ def _notes(
     about_rows = [
         RowNote((kind.engine, kind.gpu.name), note, kind.gpu)
         for kind, one in zip(kinds, found)
-        if isinstance(one, Option) and one.probe.speed is not None
+        if isinstance(one, OnePool) and one.probe.speed is not None
         for note in one.probe.speed.notes
         if note.part in ("throughput", "calibration") or note.code == RELEASE
     ]
@@ -272,11 +272,15 @@ def _simulation_notes(kinds: Sequence[Platform], judges: Sequence[Judge | None])
 
 
 def _row(
-    traffic: Traffic, kind: Platform, found: Option | Trouble | KvcalcError, judge: Judge | None, checkpoint: Checkpoint
+    traffic: Traffic,
+    kind: Platform,
+    found: OnePool | Trouble | KvcalcError,
+    judge: Judge | None,
+    checkpoint: Checkpoint,
 ) -> documents.PlanRow:
     row: Any = dict.fromkeys(ROW)
     row.update(model=traffic.question.model.name, gpu=kind.gpu.name, engine=kind.engine, price_per_hour=kind.price)
-    if not isinstance(found, Option):
+    if not isinstance(found, OnePool):
         trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
         row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
         return cast("documents.PlanRow", row)
@@ -356,7 +360,7 @@ ROW = (
 
 def _search_or_refuse(
     traffic: Traffic, kind: Platform, judge: Judge | None, num_simulated: int | None
-) -> Option | Trouble | KvcalcError:
+) -> OnePool | Trouble | KvcalcError:
     try:
         if judge is None:
             return find_layout(traffic, kind)

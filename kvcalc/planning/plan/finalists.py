@@ -16,16 +16,16 @@ from kvcalc.errors import UsageError
 from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
 from kvcalc.planning.plan.disaggregated.search import Instances, find_split, find_splits
-from kvcalc.planning.plan.disaggregated.split import Split
+from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
-from kvcalc.planning.plan.replicas import Option, devices_then_speed, find_options, more_devices, smallest, why_not
+from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, more_devices, smallest, why_not
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.search import smallest_where
 
 # The layouts of one kind of device that are simulated: at least as many as the default search tries at once.
 DEFAULT_FINALISTS = 8
-L = TypeVar("L", "Option", "Split")
+L = TypeVar("L", "OnePool", "TwoPools")
 
 
 def find_simulated(
@@ -80,85 +80,86 @@ def find_simulated(
     return trouble or Trouble("the model cannot be split over these devices")
 
 
-def find_replicas(traffic: Traffic, kind: Platform, judge: Judge, num_simulated: int | None) -> Option | Trouble:
+def find_replicas(traffic: Traffic, kind: Platform, judge: Judge, num_simulated: int | None) -> OnePool | Trouble:
     """The replicas of `find_layout`, judged by simulations if these decide. At most `num_simulated` are simulated."""
     if judge.decides:
         traffic = traffic._replace(most_busy=1.0)
         most = num_simulated or DEFAULT_FINALISTS
         return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
     trouble, most = None, num_simulated or 1
-    for found in find_options(traffic, kind, max(most, 2)):
+    for found in find_layouts(traffic, kind, max(most, 2)):
         trouble = found.trouble
-        if found.options:
-            first, *_ = [judge.at(option, option.numbers) for option in found.options[:most]]
-            best: Option = found.options[0] if first is None else first.layout
+        if found.layouts:
+            first, *_ = [judge.at(layout, layout.numbers) for layout in found.layouts[:most]]
+            best: OnePool = found.layouts[0] if first is None else first.layout
             return best._replace(next_layout=why_not(*found))
     return trouble or Trouble("the model cannot be split over these devices")
 
 
-def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[list[Option], Trouble | None]]:
+def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[list[OnePool], Trouble | None]]:
     """The layouts to simulate, in the order of what the closed form says about their means, and why others are not.
 
     All layouts that hold the requests are candidates: a simulated percentile may be below the mean of the closed form.
-    Only of all layouts together, which are hundreds, those are left out whose mean misses a target.
+    Only of layouts with DP ranks and of all layouts together, which are many, those are left out whose mean misses a
+    target.
     """
-    if traffic.all_layouts:
-        for found in find_options(traffic, kind, most):
-            if found.options:
-                yield found.options[:most], found.trouble
+    if traffic.has_many_layouts(kind.engine):
+        for found in find_layouts(traffic, kind, most):
+            if found.layouts:
+                yield found.layouts[:most], found.trouble
                 return
-    for found in find_options(traffic.without_limits(), kind, most):
-        options = [_first_guess(traffic, option) for option in found.options]
-        options.sort(key=devices_then_speed)
-        yield options[:most], found.trouble
+    for found in find_layouts(traffic.without_limits(), kind, most):
+        layouts = [_first_guess(traffic, layout) for layout in found.layouts]
+        layouts.sort(key=devices_then_speed)
+        yield layouts[:most], found.trouble
 
 
-def _first_guess(traffic: Traffic, option: Option) -> Option:
+def _first_guess(traffic: Traffic, layout: OnePool) -> OnePool:
     """The number of replicas to simulate first: that of the closed form, or as many as there can be if it has none."""
-    guess = smallest(traffic.of(option.shape), option.kind, option.shape)
-    return guess if isinstance(guess, Option) else option.at((_most_replicas(option, option.kind.max_devices),))
+    guess = smallest(traffic.of(layout.shape), layout.kind, layout.shape)
+    return guess if isinstance(guess, OnePool) else layout.at((_most_replicas(layout, layout.kind.max_devices),))
 
 
-def _fewest_replicas(judge: Judge, option: Option, best: Finalist | None) -> Finalist | None:
+def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Finalist | None:
     """The layout with the fewest replicas that meet the targets, or one that does not.
 
     With a `best` so far it has no more devices than that, and None is a layout of which one replica has more.
     """
-    most = _most_replicas(option, option.kind.max_devices if best is None else best.layout.num_devices)
+    most = _most_replicas(layout, layout.kind.max_devices if best is None else best.layout.num_devices)
     if not most:
         return None
     # With a best layout, one simulation usually decides. Without, doubling would go on to the last device.
-    first = judge.alone(option) if best is None else judge.at(option, (most,))
+    first = judge.alone(layout) if best is None else judge.at(layout, (most,))
     if first is None or first.missed is not None:
         return first
 
     def misses(replicas: int) -> bool:
-        found = judge.at(option, (replicas,))
+        found = judge.at(layout, (replicas,))
         return found is None or found.missed is not None
 
-    high, low, step = min(option.replicas, most), 0, 1
+    high, low, step = min(layout.replicas, most), 0, 1
     while misses(high):
         if high == most:
-            return judge.at(option, (high,))
+            return judge.at(layout, (high,))
         low, high, step = high, min(high + step, most), 2 * step
     step = 1
     while not low and high > 1:
         fewer = max(high - step, 1)
         low, high, step = (fewer, high, step) if misses(fewer) else (0, fewer, 2 * step)
-    return judge.at(option, (smallest_where(lambda replicas: not misses(replicas), low + 1, high),))
+    return judge.at(layout, (smallest_where(lambda replicas: not misses(replicas), low + 1, high),))
 
 
 def _one_more(judge: Judge, found: Finalist) -> Finalist | None:
     """The layout with one more replica, None if there are not so many devices."""
-    option: Option = found.layout
-    more = option.replicas + 1
-    return judge.at(option, (more,)) if more <= _most_replicas(option, option.kind.max_devices) else None
+    layout: OnePool = found.layout
+    more = layout.replicas + 1
+    return judge.at(layout, (more,)) if more <= _most_replicas(layout, layout.kind.max_devices) else None
 
 
-def _most_replicas(option: Option, num_devices: int) -> int:
+def _most_replicas(layout: OnePool, num_devices: int) -> int:
     """The most replicas on so many devices. In a closed loop, every replica has a client."""
-    most = num_devices // option.shape.devices - option.traffic.spare_replicas
-    clients = option.traffic.targets.concurrency
+    most = num_devices // layout.shape.devices - layout.traffic.spare_replicas
+    clients = layout.traffic.targets.concurrency
     return most if clients is None else min(most, clients)
 
 
@@ -177,9 +178,9 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
         return f"{second}: {second.layout.why_more(best.layout) or less}"
     if missed:
         # Pairs of layouts are in the order in which the closed form prefers them.
-        second = min(missed, key=_rank) if isinstance(best.layout, Option) else missed[0]
+        second = min(missed, key=_rank) if isinstance(best.layout, OnePool) else missed[0]
         return f"{second}: {second.missed}"
-    if larger and isinstance(larger[0], Option):
+    if larger and isinstance(larger[0], OnePool):
         one = larger[0]._replace(replicas=1)
         return f"{one}: {more_devices(one.kind, one.num_devices, best.layout.num_devices)}"
     return None
@@ -194,7 +195,7 @@ _HELPS = 0.95
 _HALVINGS = 6
 
 
-def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, most: int | None) -> Split | Trouble:
+def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, most: int | None) -> TwoPools | Trouble:
     """The pools that `find_split` finds, judged by simulations if these decide.
 
     At most `most` pairs of layouts are simulated. Raises what `find_split` raises, and UsageError (exit 2) if no pair
@@ -205,12 +206,12 @@ def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, 
         candidates = ([], guesses) if isinstance(guesses, Trouble) else (guesses, None)
         return find_simulated(judge, [candidates], _fewest_instances, _more_instances)
     found = find_split(known, joined)
-    if isinstance(found, Split):
+    if isinstance(found, TwoPools):
         judge.at(found, found.numbers)
     return found
 
 
-def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, keep: int) -> list[Split] | Trouble:
+def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, keep: int) -> list[TwoPools] | Trouble:
     """The pairs to simulate. Where to begin is what the closed form says about means, or without limits if it has none.
 
     A simulated percentile may be below the mean of the closed form, so the layouts themselves have no limit. If there
@@ -239,7 +240,7 @@ def _of_shape(instances: Sequence[Instance], shape: Shape) -> Instance:
     return next(one for one in instances if one.shape == shape)
 
 
-def _fewest_instances(judge: Judge, guess: Split, best: Finalist | None) -> Finalist | None:
+def _fewest_instances(judge: Judge, guess: TwoPools, best: Finalist | None) -> Finalist | None:
     """The fewest instances of two layouts that meet the targets, or some that do not.
 
     With a `best` so far they count no more than that. None if the first guess does.
@@ -264,7 +265,7 @@ def _fewest_instances(judge: Judge, guess: Split, best: Finalist | None) -> Fina
     return found
 
 
-def _larger(judge: Judge, guess: Split, found: Finalist, most: float | None) -> Finalist | None:
+def _larger(judge: Judge, guess: TwoPools, found: Finalist, most: float | None) -> Finalist | None:
     """Pools with a quarter more instances of one kind: prefill instances for TTFT, if they help. None if none helps."""
     prefills, decodes = found.layout.numbers
     more, others = (prefills + max(1, prefills // 4), decodes), (prefills, decodes + max(1, decodes // 4))
@@ -283,7 +284,7 @@ def _more_instances(judge: Judge, found: Finalist) -> Finalist | None:
     return _larger(judge, found.layout, found, None)
 
 
-def _with_fewer(judge: Judge, guess: Split, found: Finalist, role: int) -> Finalist:
+def _with_fewer(judge: Judge, guess: TwoPools, found: Finalist, role: int) -> Finalist:
     """The fewest instances in one pool that still meet all targets. More are not slower."""
     step = max(1, found.layout.numbers[role] // 4)
     while step:

@@ -17,10 +17,10 @@ from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
-    from kvcalc.planning.plan.disaggregated.split import Split
-    from kvcalc.planning.plan.replicas import Option
+    from kvcalc.planning.plan.disaggregated.split import TwoPools
+    from kvcalc.planning.plan.replicas import OnePool
 
-Layout = Union["Option", "Split"]
+Layout = Union["OnePool", "TwoPools"]
 """A layout has one pool, of replicas, or two, of prefill and of decode instances. Both have the same methods."""
 
 # At least so many requests are beyond a percentile, and a run has so many times the requests that run at once.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
+from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Probe, Traffic, Trouble, probe, range_of, replica_of
 from kvcalc.records import NamedTuple
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
+_WORTH_IT = 1.02
 
 
-class Option(NamedTuple):
+class OnePool(NamedTuple):
     """A layout with one pool, of replicas. `traffic` is that of the shape.
 
     `next_layout` is the second choice, and why it was not chosen. `most_running` is the limit of running requests of an
@@ -84,7 +85,7 @@ class Option(NamedTuple):
         """The estimates of TTFT and TPOT with the ends of their ranges, None if they are not known."""
         return {metric: range_of(self.probe.serving, metric) for metric in ("ttft", "tpot")}
 
-    def at(self, numbers: tuple[int, ...], targets: Targets | None = None, *, is_trace: bool = False) -> Option:
+    def at(self, numbers: tuple[int, ...], targets: Targets | None = None, *, is_trace: bool = False) -> OnePool:
         """The layout with the closed form's figures for another number of replicas."""
         (replicas,) = numbers
         if self.replicas == replicas:
@@ -93,20 +94,20 @@ class Option(NamedTuple):
             replicas=replicas, probe=with_replicas(self.traffic.without_limits(), self.kind, self.shape, replicas)
         )
 
-    def alone(self) -> Option:
+    def alone(self) -> OnePool:
         """The layout for requests one after the other."""
         return self.at((1,))
 
     def run(
         self, simulation: Simulates, targets: Targets, num_requests: int, step_factor: float, *, is_alone: bool
-    ) -> tuple[Option, Simulated]:
+    ) -> tuple[OnePool, Simulated]:
         """The layout with what its simulation says, and the simulation."""
         question = replica_of(self.traffic, self.kind, self.shape.tensor, self.shape.stages, self.replicas)
         replicas = None if is_alone else self.replicas
         found = simulation.run(question, targets, replicas, num_requests, step_factor)
         return self._replace(most_running=found.most_running), found
 
-    def why_more(self, best: Option) -> str | None:
+    def why_more(self, best: OnePool) -> str | None:
         """What it takes more than the best layout. None if it does not."""
         return (
             more_devices(self.kind, self.num_devices, best.num_devices) if self.num_devices > best.num_devices else None
@@ -131,19 +132,19 @@ class Option(NamedTuple):
 class Found(NamedTuple):
     """The layouts that serve the traffic, the best first, and why the largest of the others does not, or None."""
 
-    options: list[Option]
+    layouts: list[OnePool]
     trouble: Trouble | None
 
 
-def find_layout(traffic: Traffic, kind: Platform) -> Option | Trouble:
+def find_layout(traffic: Traffic, kind: Platform) -> OnePool | Trouble:
     """The fastest of the layouts with the fewest devices, or why the largest layout does not serve the traffic."""
-    for found in find_options(traffic, kind):
-        if found.options:
-            return found.options[0]._replace(next_layout=why_not(*found))
+    for found in find_layouts(traffic, kind):
+        if found.layouts:
+            return found.layouts[0]._replace(next_layout=why_not(*found))
     return found.trouble or Trouble("the model cannot be split over these devices")
 
 
-def find_options(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Found]:
+def find_layouts(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Found]:
     """The layouts that serve the traffic, for each list of shapes. A list is tried only if the next one is asked for.
 
     With all layouts, those that cannot be among the best `keep` are left out.
@@ -153,7 +154,7 @@ def find_options(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Fo
         return
     trouble = None
     for shapes in _lists_of_shapes(traffic, kind):
-        found = _options(traffic, kind, shapes, keep)
+        found = _layouts(traffic, kind, shapes, keep)
         trouble = found.trouble or trouble
         yield found._replace(trouble=trouble)
     if trouble is None and traffic.question.data_parallel_size > 1:
@@ -168,6 +169,8 @@ def shapes_of(traffic: Traffic, kind: Platform) -> list[Shape]:
 def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Shape]]:
     if traffic.all_layouts:
         lists = iter([all_shapes(kind.gpu, traffic.question, kind.engine)])
+    elif traffic.divides_experts(kind.engine):
+        lists = expert_shapes(kind.gpu, traffic.question, kind.engine)
     else:
         lists = usual_shapes(kind.gpu, traffic.question.data_parallel_size)
     ranks = traffic.prompt_ranks(kind.engine)
@@ -176,32 +179,37 @@ def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Shape]]:
         yield [shape for shape in of_ranks if shape.devices <= kind.max_devices]
 
 
-def _options(traffic: Traffic, kind: Platform, shapes: list[Shape], keep: int) -> Found:
-    options: list[Option] = []
+def _layouts(traffic: Traffic, kind: Platform, shapes: list[Shape], keep: int) -> Found:
+    layouts: list[OnePool] = []
     trouble = None
     for shape in shapes:
         most = None
-        if traffic.all_layouts and len(options) >= keep:
-            most = options[keep - 1].num_devices
+        if traffic.has_many_layouts(kind.engine) and len(layouts) >= keep:
+            most = layouts[keep - 1].num_devices
             if shape.devices > most:
                 break
         one = smallest(traffic.of(shape), kind, shape, most)
-        if isinstance(one, Option):
-            options.append(one)
-            options.sort(key=devices_then_speed)
+        if isinstance(one, OnePool):
+            layouts.append(one)
+            layouts.sort(key=devices_then_speed)
         else:
             trouble = one or trouble
-    return Found(options, trouble)
+    return Found(layouts, trouble)
 
 
-def why_not(options: list[Option], trouble: Trouble | None) -> str | None:
+def why_not(layouts: list[OnePool], trouble: Trouble | None) -> str | None:
     """Why the second choice lost. If only one layout serves, the largest of the others is the second choice."""
-    if len(options) == 1:
+    if len(layouts) == 1:
         return None if trouble is None else trouble.reason
-    first, second = options[:2]
-    slower, faster = second.tokens_per_second, first.tokens_per_second
-    less = f"same number of devices, {slower:,.0f} tokens per second, not {faster:,.0f}"
-    return f"{second}: {second.why_more(first) or less}"
+    first, second = layouts[:2]
+    return f"{second}: {second.why_more(first) or as_many_devices(second.tokens_per_second, first.tokens_per_second)}"
+
+
+def as_many_devices(slower: float, faster: float) -> str:
+    """Why a layout lost that needs the same number of devices: by its tokens per second, if these differ as printed."""
+    texts = f"{slower:,.0f}", f"{faster:,.0f}"
+    speed = "same speed" if texts[0] == texts[1] else f"{texts[0]} tokens per second, not {texts[1]}"
+    return f"same number of devices, {speed}"
 
 
 def more_devices(kind: Platform, num_devices: int, fewer: int) -> str:
@@ -210,14 +218,15 @@ def more_devices(kind: Platform, num_devices: int, fewer: int) -> str:
     return f"{num_devices:,} devices instead of {fewer:,}{cost}"
 
 
-def devices_then_speed(option: Option) -> tuple[int, float]:
-    """The order of layouts by the closed form."""
-    return option.num_devices, -option.tokens_per_second
+def devices_then_speed(layout: OnePool) -> tuple[int, float]:
+    """The order of layouts by the closed form. Another way to split experts must be faster by more than 2 %."""
+    least = 1.0 if layout.shape.is_plain else _WORTH_IT
+    return layout.num_devices, -layout.tokens_per_second / least
 
 
 def smallest(
     traffic: Traffic, kind: Platform, shape: Shape, most_devices: int | None = None
-) -> Option | Trouble | None:
+) -> OnePool | Trouble | None:
     """The fewest replicas of this shape, or why it does not serve. `traffic` is that of the shape.
 
     None if the model cannot be split this way, or if more than `most_devices` are needed.
@@ -229,8 +238,8 @@ def smallest(
     except LayoutError:
         return None
     except KvcalcError:
-        # What is refused for a part that only --all-layouts tries does not refuse the model.
-        if shape.experts is not None or shape.token_ranks > 1:
+        # What is refused for a part that nobody asked for does not refuse the model.
+        if shape.experts is not None or shape.dp_ranks > 1 or shape.token_ranks > 1:
             return None
         raise
     if alone.trouble is not None:
@@ -248,7 +257,7 @@ def smallest(
         reason = f"{replicas:,} replicas of {shape} need {needed:,} devices, but the limit is {kind.max_devices:,}"
         return Trouble(reason, more)
     running = _at_replicas(traffic, at, most, replicas).running
-    return Option(traffic, kind, shape, replicas, probe(traffic, kind, shape.tensor, shape.stages, running))
+    return OnePool(traffic, kind, shape, replicas, probe(traffic, kind, shape.tensor, shape.stages, running))
 
 
 def with_replicas(traffic: Traffic, kind: Platform, shape: Shape, replicas: int) -> Probe:

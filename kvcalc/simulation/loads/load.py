@@ -66,9 +66,13 @@ class Load(NamedTuple):
         return self.num_requests is not None and self.num_requests <= _FEW_PER_CLIENT * self.concurrency
 
     def first_seconds(self, c: Constants) -> float:
-        """How much longer the first step with prompts takes."""
-        together = 0.0 if self.concurrency is None or self.has_run else c.first_seconds
-        return max(together, c.cold_seconds) if self.is_cold else together
+        """How much longer the first step with prompts takes.
+
+        `cold_seconds` are fitted to the 99th percentile of benchmarks with few requests, and `first_seconds` to means.
+        """
+        if self.is_cold:
+            return c.cold_seconds
+        return 0.0 if self.concurrency is None or self.has_run else c.first_seconds
 
     @property
     def kind(self) -> str:

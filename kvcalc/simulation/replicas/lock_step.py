@@ -176,11 +176,11 @@ class LockStep(Server):
             line, place, most = self._lead(batches, contexts, total, pace)
             batch, context, part = batches[place], contexts[place], min(steps, most)
             if upcoming is not None:
-                there = 0
+                steps_to_end = 0
                 if upcoming > now:
-                    there = steps_until(line, batch, context, now, upcoming, part, pace)
-                if now + run_seconds(line, batch, context, there, pace) >= upcoming:
-                    steps = min(steps, self._steps_to_look(done, max(there + self._is_overlapped, 1)))
+                    steps_to_end = steps_until(line, batch, context, now, upcoming, part, pace)
+                if now + run_seconds(line, batch, context, steps_to_end, pace) >= upcoming:
+                    steps = min(steps, self._steps_to_look(done, max(steps_to_end + self._is_overlapped, 1)))
                     part, upcoming = min(part, steps), None
             runs.append(decode_run(line, batch, context, part, pace))
             steps, done = steps - part, done + part

@@ -186,11 +186,11 @@ class Replica(Holder):
             part = min(steps, pace.steps_within((line.end - context) // decoding) + 1)
             if upcoming is not None:
                 # The request arrives in step `there`. With overlap, the step after it is scheduled already.
-                there = 0
+                steps_to_end = 0
                 if upcoming > now:
-                    there = steps_until(line, decoding, context, now, upcoming, part, pace)
-                if now + run_seconds(line, decoding, context, there, pace) >= upcoming:
-                    steps = min(steps, self._steps_to_look(done, max(there + self.schedule.overlaps, 1)))
+                    steps_to_end = steps_until(line, decoding, context, now, upcoming, part, pace)
+                if now + run_seconds(line, decoding, context, steps_to_end, pace) >= upcoming:
+                    steps = min(steps, self._steps_to_look(done, max(steps_to_end + self.schedule.overlaps, 1)))
                     part, upcoming = min(part, steps), None
             runs.append(decode_run(line, decoding, context, part, pace))
             steps, done = steps - part, done + part

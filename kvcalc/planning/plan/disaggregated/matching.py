@@ -208,11 +208,11 @@ class Pair(NamedTuple):
         low, high = 0.0, clients / decodes
         for _ in range(ROUNDS):
             middle = (low + high) / 2
-            there = self._timed((prefills, decodes), decodes * self.decode.rate(middle), middle, clients)
+            at_middle = self._timed((prefills, decodes), decodes * self.decode.rate(middle), middle, clients)
             inside = inf
-            if there is not None:
-                beside = there.queue_seconds + there.prefill_seconds + self._beside(middle)
-                inside = there.requests_per_second * beside + decodes * middle
+            if at_middle is not None:
+                beside = at_middle.queue_seconds + at_middle.prefill_seconds + self._beside(middle)
+                inside = at_middle.requests_per_second * beside + decodes * middle
             low, high = (low, middle) if inside >= clients else (middle, high)
         return self._timed((prefills, decodes), decodes * self.decode.rate(low), low, clients)
 

@@ -22,13 +22,13 @@ from kvcalc.planning.plan.disaggregated.matching import Load
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, joined_kinds, same_kind
 from kvcalc.planning.plan.disaggregated.search import Instances, candidates_of, find_judge, find_split, pair_of
 from kvcalc.planning.plan.disaggregated.split import (
-    Split,
+    TwoPools,
     describe_energy,
     describe_pools,
     describe_transfer,
     prompts_held,
 )
-from kvcalc.planning.plan.replicas import more_devices
+from kvcalc.planning.plan.replicas import as_many_devices, more_devices
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.serving.transfer import check_link
@@ -118,7 +118,7 @@ def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[docu
     for kind, row in zip(kinds, rows):
         judge = asked.judge()
         try:
-            found: Split | Trouble | KvcalcError = _find(asked, [same_kind(kind, asked.transfer)], judge)
+            found: TwoPools | Trouble | KvcalcError = _find(asked, [same_kind(kind, asked.transfer)], judge)
         except KvcalcError as error:
             found = error
         split, notes = describe_split(asked, row, found, judge)
@@ -142,7 +142,7 @@ def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) ->
             continue
         finally:
             finalists += judge.describe() if judge is not None else []
-        if not isinstance(found, Split):
+        if not isinstance(found, TwoPools):
             continue
         name = found.kinds.text
         beside = next(row for row in rows.rows if row["engine"] == engine)
@@ -156,7 +156,7 @@ def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) ->
     return SplitRows([*rows.rows, *added], notes, [*rows.finalists, *finalists])
 
 
-def _find(asked: SplitPlan, joined: Sequence[PoolPlatforms], judge: Judge | None) -> Split | Trouble:
+def _find(asked: SplitPlan, joined: Sequence[PoolPlatforms], judge: Judge | None) -> TwoPools | Trouble:
     if judge is None:
         return find_split(asked.known, joined)
     from kvcalc.planning.plan.finalists import find_pools
@@ -192,17 +192,16 @@ def _why_lost(kind: Platform, first: documents.PlanRow, second: documents.PlanRo
     if is_rate:
         slower, faster = (seconds_text(row["tpot_seconds"] or 0.0) for row in (second, first))
         return f"same number of devices, TPOT {slower}, not {faster}"
-    slower, faster = (f"{row['tokens_per_second']:,.0f}" for row in (second, first))
-    return f"same number of devices, {slower} tokens per second, not {faster}"
+    return as_many_devices(second["tokens_per_second"] or 0.0, first["tokens_per_second"] or 0.0)
 
 
 def describe_split(
-    asked: SplitPlan, beside: documents.PlanRow, found: Split | Trouble | KvcalcError, judge: Judge | None
+    asked: SplitPlan, beside: documents.PlanRow, found: TwoPools | Trouble | KvcalcError, judge: Judge | None
 ) -> tuple[documents.PlanRow, list[Note]]:
     """The row of two pools, and its notes. `beside` has the keys of a row, and its model, device, engine and price."""
     row: Any = dict.fromkeys((*beside, "disaggregated", "next_mode"))
     row.update({name: beside[name] for name in ("model", "gpu", "engine", "price_per_hour")})
-    if not isinstance(found, Split):
+    if not isinstance(found, TwoPools):
         trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
         row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
         return row, []
@@ -252,7 +251,7 @@ def describe_split(
     return row, [*_notes(found.kinds.decode, answers), *(judge.notes() if judge is not None else ())]
 
 
-def _pools_of(traffic: Traffic, found: Split, checkpoint: Checkpoint) -> Pools:
+def _pools_of(traffic: Traffic, found: TwoPools, checkpoint: Checkpoint) -> Pools:
     prompts = min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
     running = found.decode.rates.largest(found.match.times.transfer_seconds)
     layouts = {PREFILL: _layout(traffic, found.prefill, prompts), DECODE: _layout(traffic, found.decode, running)}
@@ -324,7 +323,7 @@ def _points(
     instances that keep up with them within the targets, busy for at most 90 % of the time.
     """
 
-    def worth(split: Split) -> float:
+    def worth(split: TwoPools) -> float:
         return split.tokens_per_second / ((priced and split.cost_per_hour) or split.num_devices)
 
     for prefill, decode in layouts:
@@ -343,13 +342,13 @@ def _points(
                     min(kinds.most[0], kinds.most[2] - used) // prefill.shape.devices,
                 )
                 if match is not None and used <= kinds.most[1]:
-                    found.append(Split(prefill, decode, kinds, moved, match))
+                    found.append(TwoPools(prefill, decode, kinds, moved, match))
             if found:
                 yield _point(max(found, key=worth), running)
             running *= 2
 
 
-def _point(split: Split, running: int) -> documents.ParetoPoint:
+def _point(split: TwoPools, running: int) -> documents.ParetoPoint:
     times, shape, cost = split.match.times, split.decode.shape, split.cost_per_hour
     return {
         "gpu": split.kinds.text,

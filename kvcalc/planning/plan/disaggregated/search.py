@@ -19,8 +19,8 @@ from kvcalc.planning.plan.disaggregated.instances import (
 )
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, cache_of
-from kvcalc.planning.plan.disaggregated.split import Split, ttft_range
-from kvcalc.planning.plan.replicas import shapes_of
+from kvcalc.planning.plan.disaggregated.split import TwoPools, ttft_range
+from kvcalc.planning.plan.replicas import as_many_devices, shapes_of
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
@@ -53,7 +53,7 @@ class Instances:
         return self._found[key]
 
 
-def find_split(known: Instances, joined: Sequence[PoolPlatforms]) -> Split | Trouble:
+def find_split(known: Instances, joined: Sequence[PoolPlatforms]) -> TwoPools | Trouble:
     """The pools that cost the least, and among these the most tokens per second, or why there are none.
 
     `joined` are the kinds of device to try. What counts is what `PoolPlatforms.weights` say: the cost or the number of
@@ -67,7 +67,7 @@ def find_split(known: Instances, joined: Sequence[PoolPlatforms]) -> Split | Tro
 
 def find_splits(
     known: Instances, joined: Sequence[PoolPlatforms], targets: Targets, keep: int = 2
-) -> list[Split] | Trouble:  # fmt: skip
+) -> list[TwoPools] | Trouble:  # fmt: skip
     """The best `keep` pairs of layouts with their smallest pools, the best first, or why there are none.
 
     The load and the limits are those of `targets`. Raises what `find_split` raises.
@@ -75,7 +75,7 @@ def find_splits(
     if known.traffic.refusal is not None:
         return known.traffic.refusal
     load = Load(targets.requests_per_second, targets.concurrency)
-    found: list[Split] = []
+    found: list[TwoPools] = []
     for kinds in joined:
         for bound, prefill, decode in candidates_of(known, kinds, targets):
             worst = found[-1].weight if len(found) >= keep else inf
@@ -84,7 +84,7 @@ def find_splits(
             pair, moved = pair_of(prefill, decode, kinds.link)
             match = pair.cheapest(load, find_judge(targets, prefill, decode), kinds.most, kinds.weights, worst)
             if match is not None:
-                found.append(Split(prefill, decode, kinds, moved, match))
+                found.append(TwoPools(prefill, decode, kinds, moved, match))
                 found.sort(key=_rank)
                 del found[keep:]
     return found or _why_none(known, joined, targets)
@@ -135,6 +135,11 @@ def _instances(
             one = make(traffic, kind, shape)
         except LayoutError:
             continue
+        except KvcalcError:
+            # DP ranks that nobody asked for.
+            if shape.dp_ranks > traffic.question.data_parallel_size:
+                continue
+            raise
         if isinstance(one, Trouble):
             trouble = one
         else:
@@ -164,17 +169,17 @@ def find_judge(targets: Targets, prefill: Instance, decode: Instance) -> Callabl
     return (lambda _: True) if first is None and whole is None else meets
 
 
-def _rank(split: Split) -> tuple[float, float, float]:
+def _rank(split: TwoPools) -> tuple[float, float, float]:
     speed = split.tokens_per_second
     # On two kinds of device, rates that differ by less than a token per second count as equal.
     return split.weight, -round(speed) if split.kinds.is_mixed else -speed, split.match.times.ttft_seconds
 
 
-def _why_not(first: Split, second: Split) -> str:
+def _why_not(first: TwoPools, second: TwoPools) -> str:
     more = second.why_more(first)
     slower, faster = second.tokens_per_second, first.tokens_per_second
     if more is None and round(slower) < round(faster) and not first.kinds.is_mixed:
-        more = f"same number of devices, {slower:,.0f} tokens per second, not {faster:,.0f}"
+        more = as_many_devices(slower, faster)
     if more is None:
         times = (seconds_text(one.match.times.ttft_seconds) for one in (second, first))
         more = f"same number of devices, TTFT {', not '.join(times)}"

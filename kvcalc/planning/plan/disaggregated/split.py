@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 
-class Split(NamedTuple):
+class TwoPools(NamedTuple):
     """A layout with two pools, and the kinds of their devices.
 
     `transfer_bytes` are those of the busiest device. `next_layout` is the second choice, and why it was not chosen.
@@ -71,7 +71,7 @@ class Split(NamedTuple):
         """The times of both instances, without their numbers."""
         return Pair(self.prefill.rates, self.decode.rates, self.match.times.transfer_seconds)
 
-    def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> Split | None:
+    def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> TwoPools | None:
         """The same layouts with other numbers of instances. None if these cannot serve the load.
 
         The closed form counts no prefixes of a trace, and takes its busiest minute for the whole. So with a trace fewer
@@ -90,12 +90,12 @@ class Split(NamedTuple):
         devices = self.devices_of(numbers)
         return self.kinds.allow(devices) and (most is None or self.kinds.weigh(devices) <= most)
 
-    def alone(self) -> Split:
+    def alone(self) -> TwoPools:
         return self
 
     def run(
         self, simulation: Simulates, targets: Targets, num_requests: int, step_factor: float, *, is_alone: bool
-    ) -> tuple[Split, Simulated]:
+    ) -> tuple[TwoPools, Simulated]:
         questions = _question(self.prefill), _question(self.decode)
         pools = Pools(*questions, None if is_alone else self.numbers, self.kinds.link.bytes_per_second)
         return self, simulation.run_pools(pools, targets, num_requests, step_factor)
@@ -104,7 +104,7 @@ class Split(NamedTuple):
         """The devices of each pool with other numbers of instances."""
         return numbers[0] * self.prefill.shape.devices, numbers[1] * self.decode.shape.devices
 
-    def why_more(self, best: Split) -> str | None:
+    def why_more(self, best: TwoPools) -> str | None:
         used, fewer = (one.devices_of(one.numbers) for one in (self, best))
         return self.kinds.why_more(used, (best.kinds, fewer))
 
@@ -158,7 +158,7 @@ def _question(one: Instance) -> Question:
     )  # fmt: skip
 
 
-def prompts_held(found: Split) -> int:
+def prompts_held(found: TwoPools) -> int:
     """The prompts in the cache of a prefill instance: those of a step, and those being sent."""
     times = found.match.times
     sent = times.requests_per_second / found.match.prefills * times.transfer_seconds
@@ -167,7 +167,7 @@ def prompts_held(found: Split) -> int:
 
 
 def describe_pools(
-    found: Split, answers: tuple[Answer, Answer], held: tuple[int, int]
+    found: TwoPools, answers: tuple[Answer, Answer], held: tuple[int, int]
 ) -> dict[str, documents.SplitPool]:
     """The `prefill` and `decode` parts of a row. `answers` are the estimates with the requests `held` in each cache."""
     match, times = found.match, found.match.times
@@ -196,7 +196,7 @@ def describe_pools(
     }
 
 
-def describe_transfer(traffic: Traffic, found: Split) -> documents.SplitPoolsTransfer:
+def describe_transfer(traffic: Traffic, found: TwoPools) -> documents.SplitPoolsTransfer:
     """The `transfer` part of a row."""
     return {
         "link": found.kinds.link.name,
@@ -208,7 +208,7 @@ def describe_transfer(traffic: Traffic, found: Split) -> documents.SplitPoolsTra
     }
 
 
-def describe_energy(found: Split, lengths: Lengths) -> dict[str, float]:
+def describe_energy(found: TwoPools, lengths: Lengths) -> dict[str, float]:
     """The power of all devices, and the energy of the output tokens. Empty if the device's TDP is not known.
 
     Prefills are bound by operations, and a prefill instance is idle between them. A decode instance is idle if no
