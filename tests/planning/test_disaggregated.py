@@ -125,7 +125,7 @@ def test_why_a_layout_lost_has_its_price() -> None:
         output_tokens=200,
     )  # fmt: skip
     first, second = document["plans"]
-    lost = f"{second['num_devices']} devices, {second['cost_per_hour']:.2f} per hour, instead of {first['num_devices']}"
+    lost = f"{second['num_devices']} devices instead of {first['num_devices']}, {second['cost_per_hour']:.2f} per hour"
     assert first["next_mode"].endswith(f": {lost}")
     assert row["next_layout"].endswith(" per hour")
 
