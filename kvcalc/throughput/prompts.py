@@ -78,7 +78,7 @@ class Prompts:
     def beside(self, prompts: float, decoding: float, arriving: float = 0.0) -> float:
         """The seconds that each of `prompts` prompts adds to a step that computes them and `decoding` requests.
 
-        `arriving` prompts come during a step in the mean, or none but these if it is 0.
+        `arriving` prompts come during a step on average, or only these if it is 0.
         """
         part = Part(self._cached, self._input, 1.0, prompts)
         if self._replicas > 1 and arriving:
