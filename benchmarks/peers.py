@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -254,18 +255,30 @@ def describe(
     }
 
 
+_ALL_ENGINES = "all engines"
+
+
 def markdown(document: dict[str, Any]) -> str:
-    """The table of docs/concepts/throughput.md: mean (median) errors and the share within 25 %."""
-    columns = ("peer", "measured", "points", "peer's error", "kvcalc's error", "kvcalc's, family left out")
+    """The table of docs/concepts/throughput.md: the mean of the cells' mean errors, and of points the median in
+    brackets and the share within 25 %.
+
+    A cell has the points of one family and engine in one collection, and counts once, as many points are alike.
+    """
+    columns = ("peer", "measured", "points", "cells", "peer's error", "kvcalc's error", "kvcalc's, family left out")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for peer in document["peers"]:
-        for part in (*peer["by_engine"], *({**part, "engine": "all engines"} for part in peer["all"])):
+        for part in (*peer["by_engine"], *({**part, "engine": _ALL_ENGINES} for part in peer["all"])):
             cells = [
-                f"{part[who]['mean']:.0%} ({part[who]['median']:.0%}), {part[who]['within_25_percent']:.0%}"
+                cell for cell in peer["by_family"]
+                if cell["metric"] == part["metric"] and part["engine"] in (cell["engine"], _ALL_ENGINES)
+            ]  # fmt: skip
+            texts = [
+                f"{statistics.mean(cell[who]['mean'] for cell in cells):.0%} ({part[who]['median']:.0%}), "
+                f"{part[who]['within_25_percent']:.0%}"
                 for who in ("peer", "kvcalc", "kvcalc_family_left_out")
             ]
             head = f"{peer['name']} {peer['release']} | {part['metric'].upper()}, {part['engine']} | {part['points']:,}"
-            lines.append(f"| {head} | {' | '.join(cells).replace('%', ' %')} |")
+            lines.append(f"| {head} | {len(cells)} | {' | '.join(texts).replace('%', ' %')} |")
     return "\n".join(lines)
 
 

@@ -176,7 +176,9 @@ class CompressedAttention(NamedTuple):
     half of the last full run is kept too. An indexer then keeps its own entries and buffers at its own width, and a
     step reads `index_topk` entries. Otherwise a step reads all entries. If `compress_rate` is 0, there is only the
     window.
-    Source: DeepseekV4CSACache and DeepseekV4HCACache, Transformers 5.23.0.
+    In DeepSeek-V4.1, `index_from_entries` is set: entries do not overlap, and index keys are made from them. The
+    entries of one layer are read by `readers` layers, and its index keys by the indexers of `scorers` layers.
+    Source: DeepseekV4CSACache and DeepseekV4HCACache, Transformers 5.23.0, and models/deepseek_v41, vLLM 0.33.0.
     """
 
     window: int
@@ -184,6 +186,9 @@ class CompressedAttention(NamedTuple):
     compress_rate: int = 0
     index_head_dim: int = 0
     index_topk: int = 0
+    index_from_entries: bool = False
+    readers: int = 1
+    scorers: int = 1
 
     @property
     def kind(self) -> str:
@@ -199,6 +204,7 @@ class CompressedAttention(NamedTuple):
         width = self.head_dim
         if self.index_head_dim:
             parts = (*parts, ("index keys", entries * self.index_head_dim))
+        if self.index_head_dim and not self.index_from_entries:
             width += self.index_head_dim
             overlap = self.compress_rate if entries else 0
             return (*parts, ("buffers", 2 * width * (2 * waiting + overlap)))
@@ -212,7 +218,7 @@ class CompressedAttention(NamedTuple):
         entries = tokens // self.compress_rate if self.compress_rate else 0
         if not self.index_head_dim:
             return (min(tokens, self.window), entries, 0)
-        return (min(tokens, self.window), min(entries, self.index_topk), entries)
+        return (min(tokens, self.window), min(entries, self.index_topk) * self.readers, entries * self.scorers)
 
     def token_rows(self) -> tuple[int, ...]:
         return (self.head_dim, self.index_head_dim) if self.index_head_dim else (self.head_dim,)

@@ -126,7 +126,7 @@ def test_unknown_options_are_named_once(kvcalc: Any) -> None:
         (["vllm", "serve", "no/such", "--gpu", "h100"], 3, "is not known"),
         (["vllm", "serve", "--gpu", "h100"], 2, "names no model"),
         (["vllm", "serve", LLAMA], 2, "needs a device"),
-        (["echo", "hi", "--gpu", "h100"], 2, "no command of a server"),
+        (["echo", "hi", "--gpu", "h100"], 2, "not a server command"),
         (["vllm", "serve", LLAMA, "--max-model-len", "--gpu", "h100"], 2, "max-model-len"),
         (["vllm", "serve", LLAMA, "--speculative-config", "{", "--gpu", "h100"], 2, "not a JSON object"),
         (["vllm", "serve", LLAMA, "-tp", "3", "--gpu", "h100"], 4, "does not start"),
@@ -295,3 +295,22 @@ def test_llama_cpp_without_fit_takes_the_models_context(kvcalc: Any) -> None:
     )
     assert int(kvcalc(*words).out) < 131_072
     assert int(kvcalc(*words, "--fit", "off").out) == 131_072
+
+
+@pytest.mark.parametrize(("more", "experts"), [([], "1"), (["--enable-expert-parallel"], "8")])
+def test_dp_ranks_have_whole_experts_only_if_they_are_told(kvcalc: Any, more: list[str], experts: str) -> None:
+    """ParallelConfig of vLLM (config/parallel.py), in which enable_expert_parallel is off by default."""
+    words = (
+        "check",
+        "--gpu",
+        "h200x8",
+        "--get",
+        "engine.expert_parallel_size",
+        "vllm",
+        "serve",
+        "deepseek-v3",
+        "-dp",
+        "8",
+    )
+    assert kvcalc(*words, *more).out == f"{experts}\n"
+    assert kvcalc("check", "--gpu", "h100x2", "vllm", "serve", LLAMA, "-dp", "2").status == 0

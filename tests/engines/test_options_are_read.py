@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Case]] = {
     "vllm": {
         "block-size": Case(64, asked=FOUR),
         "max-num-batched-tokens": Case(2048),
+        "no-enable-chunked-prefill": Case(True, asked=LONG),
         "num-gpu-blocks-override": Case(500),
         "no-async-scheduling": Case(True, WINDOWS, asked={"context_tokens": 65_536}),
         "enable-prefix-caching": Case(True, "mamba-2.8b", asked=FOUR),

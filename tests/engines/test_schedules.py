@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+import kvcalc
 from kvcalc import load_model
 from kvcalc.engines import disaggregation_of, engines_that, load_engine
 from kvcalc.engines.engine import Engine
 from kvcalc.engines.scheduler import Schedule
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.throughput.scheduling import StepRules
 from tests.conftest import ROOT
 
@@ -32,6 +33,7 @@ def schedule_of(engine: str, settings: Mapping[str, str], model: str = "llama-3-
         ("vllm", {}, 1, StepRules(8192, overlaps=True)),
         ("vllm", {"no-async-scheduling": "true"}, 1, StepRules(8192)),
         ("vllm", {"max-num-batched-tokens": "2048"}, 2, StepRules(4096)),
+        ("vllm", {"no-enable-chunked-prefill": ""}, 1, StepRules(8192, divides=False, overlaps=True)),
         # 300 running requests have four tokens each in a step.
         ("vllm", {"max-num-batched-tokens": "512"}, 1, StepRules(1200, overlaps=True)),
         ("sglang", {"chunked-prefill-size": "512"}, 2, StepRules(512, mixes=False, overlaps=True)),
@@ -86,6 +88,17 @@ def test_sglang_expects_a_part_of_the_answers() -> None:
     assert found._asdict() == {
         "first": 0.7, "least": pytest.approx(0.098), "steps": 600, "most_tokens": 4096, "retract_steps": 20
     }  # fmt: skip
+
+
+def test_vllm_needs_steps_for_whole_requests_if_it_does_not_divide_prompts() -> None:
+    """verify_max_model_len (config/scheduler.py of vLLM 0.33.0)."""
+    asked: dict[str, Any] = {"engine": "vllm", "devices": kvcalc.find_devices("h100"), "context_tokens": 10_000}
+    whole = {"no-enable-chunked-prefill": True}
+    with pytest.raises(LayoutError, match="8,192 tokens in a step are fewer than the 10,000"):
+        kvcalc.estimate("llama-3.1-8b", engine_settings=whole, **asked)
+    found = kvcalc.estimate("llama-3.1-8b", engine_settings={**whole, "max-num-batched-tokens": 10_000}, **asked)
+    assert found["fit"] is not None
+    assert found["fit"]["fits"]
 
 
 @pytest.mark.parametrize(("factor", "first"), [("1", 0.7), ("0.5", 0.35), ("3.33", 1.0)])

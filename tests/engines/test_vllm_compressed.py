@@ -8,6 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError
+from kvcalc.model.caches import CompressedAttention
 from tests.documents import estimate
 from tests.engines.test_vllm_states import GIB, start
 
@@ -181,3 +182,80 @@ def test_what_vllm_refuses_for_dots3_note() -> None:
     for release, asked in (("", {"kv_dtype": "fp8"}), ("@0.28", {})):
         with pytest.raises(KvcalcError, match=r"in 16 bits|before 0\.29"):
             start("dots3-note", 8192, release, **asked)
+
+
+@pytest.mark.parametrize(
+    ("device", "tokens", "block_size", "block", "request_bytes"),
+    [
+        ("h200x8", 8192, 64, 116_928, 225_437_184),
+        ("h200x8", 131_072, 64, 116_928, 662_747_904),
+        ("b200x8", 8192, 128, 136_224, 183_902_400),
+        ("b200x8", 131_072, 128, 136_224, 491_768_640),
+    ],
+)
+def test_deepseek_v41(device: str, tokens: int, block_size: int, block: int, request_bytes: int) -> None:
+    """vLLM 0.33.0's own planner (get_kv_cache_groups with the layout BLHNC) for the specs of models/deepseek_v41.
+
+    On Hopper a row of a window has 584 bytes, on B200 528 and an entry 288. Four layers keep entries and index keys of
+    132 bytes; three of these have a ring of 8 rows of 1,024 numbers in fp32.
+    """
+    found = estimate(
+        kvcalc.load_model("deepseek-v4.1-flash"), engine="vllm", context_tokens=tokens, tensor_parallel_size=8,
+        devices=kvcalc.find_devices(device), engine_settings={"max-num-batched-tokens": "8192"},
+    )["engine"]  # fmt: skip
+    assert (found["block_size"], found["bytes_per_block"], found["request_bytes"]) == (block_size, block, request_bytes)
+
+
+def test_what_is_refused_for_deepseek_v41() -> None:
+    for device, asked, match in (
+        ("rtx-5090x8", {}, "this device"), ("mi355xx8", {}, "this device"), ("h200x8", {"kv_dtype": "bf16"}, "in fp8"),
+        ("b200x8", {"kv_dtype": "fp8_ds_mla"}, "on B200"), ("h200x8", {"engine": "vllm@0.32"}, r"before 0\.33"),
+    ):  # fmt: skip
+        full: dict[str, Any] = {"engine": "vllm", "tensor_parallel_size": 8, **asked}
+        with pytest.raises(KvcalcError, match=match):
+            estimate(
+                kvcalc.load_model("deepseek-v4.1-flash"),
+                context_tokens=8192,
+                devices=kvcalc.find_devices(device),
+                **full,
+            )
+
+
+def test_only_the_source_layers_of_deepseek_v41_keep_entries() -> None:
+    """Three layers with an entry per two tokens and one with an entry per token, each of 512 and a key of 128 numbers.
+
+    The 20 layers after layer 20 read its entries, and five of them score its keys.
+    """
+    spec = kvcalc.load_model("deepseek-v4.1-flash")
+    kept = {n: c for group in spec.layers for c in group.caches for n in range(group.first, group.last + 1)}
+    sources = {number: cache for number, cache in kept.items() if isinstance(cache, CompressedAttention) and cache[2]}
+    assert {number: (cache.compress_rate, cache.readers, cache.scorers) for number, cache in sources.items()} == {
+        2: (2, 6, 1), 8: (2, 6, 1), 14: (2, 6, 1), 20: (1, 20, 5),
+    }  # fmt: skip
+    found = estimate(spec, context_tokens=8192)["kv_cache"]
+    entries = (3 * 4096 + 8192) * (512 + 128) * 2
+    assert found["stored_bytes"] == 40 * 128 * 512 * 2 + entries
+    # An open entry of one token: its key and its gate.
+    assert estimate(spec, context_tokens=8193)["kv_cache"]["stored_bytes"] == found["stored_bytes"] + 640 * 2 + 3 * 2048
+    reads = 40 * 128 * 512 + (18 + 20) * 512 * 512 + (3 * 4096 + 5 * 8192) * 128
+    assert found["decode_read_bytes"] == 2 * reads
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ranks", "block", "request_bytes"),
+    [(8192, 1, 1_441_792, 21_792_686_080), (131_072, 4, 360_448, 12_244_058_112)],
+)
+def test_inkling(tokens: int, ranks: int, block: int, request_bytes: int) -> None:
+    """vLLM 0.33.0's own planner for the specs of models/inkling.
+
+    The inputs of a layer's convolutions are a window of four tokens. Eleven layers keep all tokens, so there are
+    groups of eleven: one and five of attention, and as many of convolutions.
+    """
+    found = start("inkling", tokens, settings={"max_num_batched_tokens": "8192"}, tensor_parallel_size=ranks)
+    assert (found["block_size"], found["bytes_per_block"], found["request_bytes"]) == (32, block, request_bytes)
+
+
+def test_what_vllm_refuses_for_inkling() -> None:
+    for release, ranks, match in (("", 16, "KV heads"), ("@0.32", 1, r"before 0\.33")):
+        with pytest.raises(KvcalcError, match=match):
+            start("inkling", 8192, release, tensor_parallel_size=ranks)

@@ -28,6 +28,11 @@ OWN: dict[str, dict[str, Any]] = {
 MAMBA = {"mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 8, "num_hidden_layers": 2}
 WHOLE: dict[str, dict[str, Any]] = {
     "bart": {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "encoder_layers": 2},
+    "deepseek_v41_text": {
+        **SMALL, "num_key_value_heads": 1, "num_hidden_layers": 2, "head_dim": 8, "qk_rope_head_dim": 4,
+        "sliding_window": 4, "compress_ratios": [2, 1], "kv_source_layer_ids": [0], "index_source_layer_ids": [0, 1],
+        "index_head_dim": 8, "index_topk": 2,
+    },
     "kosmos_2_text_model": {"embed_dim": 32, "layers": 2, "attention_heads": 4},
     "kosmos_2_5_text_model": {"embed_dim": 32, "layers": 2, "attention_heads": 4},
     "nemotron_h": {**SMALL, **MAMBA, "hybrid_override_pattern": "M*"},

@@ -33,7 +33,8 @@ def test_a_point_is_the_estimate_of_its_replica(kvcalc: Any) -> None:
     for point in points[:: max(1, len(points) // 4)]:
         found = kvcalc(
             "estimate", "gpt-oss-120b", "--engine", "vllm", "--gpu", f"{point['gpu']}x{point['num_devices']}",
-            "--tp", point["tensor_parallel_size"], *LENGTHS,
+            "--tp", point["tensor_parallel_size"], "--dp", point["data_parallel_size"],
+            "--ep", point["expert_parallel_size"], *LENGTHS,
             "--concurrency", point["requests_per_replica"], "--json",
         ).json["throughput"]["serving"]  # fmt: skip
         assert found["tpot_seconds"] == pytest.approx(point["tpot_seconds"])

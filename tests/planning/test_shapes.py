@@ -9,8 +9,8 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.cases.lengths import one_length
-from kvcalc.planning.plan.replicas import OnePool, find_layouts, smallest
-from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
+from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, smallest
+from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
 from kvcalc.question.question import Question
@@ -34,6 +34,30 @@ def test_all_layouts_have_those_of_the_default_search_and_no_layout_twice(gpu: A
     assert len(set(found)) == len(found)
     assert [shape.devices for shape in found] == sorted(shape.devices for shape in found)
     assert {shape for few in usual_shapes(gpu, 1) for shape in few} <= set(found)
+
+
+def test_the_default_search_tries_dp_ranks_of_experts_within_the_fast_link() -> None:
+    (first, *others) = expert_shapes(H100, Question(kvcalc.load_model("qwen3-30b-a3b")), "vllm")
+    assert {shape.devices for shape in first} == {1, 2, 4, 8}
+    assert {(shape.tensor, shape.dp_ranks) for shape in first if shape.devices == 8} == {(8, 1), (4, 2), (2, 4), (1, 8)}
+    assert {shape.experts for shape in first if shape.dp_ranks == 8} == {None, 1}
+    assert {shape.stages for shape in first} == {1}
+    assert others == list(usual_shapes(H100, 1))[1:]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "ranks"),
+    [
+        ("deepseek-v3", {}, {2, 4, 8}),
+        ("deepseek-v3", {"data_parallel_size": 4}, {4}),
+        ("llama-3.3-70b", {}, {1}),
+    ],
+)
+def test_dp_ranks_are_tried_if_nobody_asks_for_others(model: str, asked: dict[str, Any], ranks: set[int]) -> None:
+    """DeepSeek's latent is on every tensor-parallel rank, so DP ranks hold more requests on the same devices."""
+    load: dict[str, Any] = {"input_tokens": 2000, "output_tokens": 300, "requests_per_second": 20.0}
+    best: Any = kvcalc.plan(model, ["h200"], **load, **asked)["best"]
+    assert best["data_parallel_size"] in ranks
 
 
 def test_the_tokens_are_divided_only_among_ranks_with_the_same_heads() -> None:
@@ -67,9 +91,7 @@ def test_leaving_out_early_changes_no_plan(targets: Targets) -> None:
     kind = Platform(H100, 16, "vllm")
     (found,) = find_layouts(traffic, kind)
     every = [smallest(traffic.of(shape), kind, shape) for shape in shapes("gpt-oss-120b") if shape.devices <= 16]
-    best = sorted(
-        (one for one in every if isinstance(one, OnePool)), key=lambda one: (one.num_devices, -one.tokens_per_second)
-    )
+    best = sorted((one for one in every if isinstance(one, OnePool)), key=devices_then_speed)
     assert len(best) > 10
     assert [(str(one), one.tokens_per_second) for one in found.layouts[:2]] == [
         (str(one), one.tokens_per_second) for one in best[:2]

@@ -52,10 +52,14 @@ def meets(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> bool
 def _meets(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> bool:
     pools = row["disaggregated"]
     prefill, decode = (pools[role] for role in ROLES)
+    speed = asked.pop("speed", SpeedQuestion())
     found: Any = kvcalc.simulate(
         asked.pop("model", MODEL), decode["gpu"], replicas=numbers[1], prefill_replicas=numbers[0],
-        tensor_parallel_size=decode["tensor_parallel_size"], transfer=LINK, prefill_gpu=prefill["gpu"],
-        prefill_tensor_parallel_size=prefill["tensor_parallel_size"], **asked,
+        tensor_parallel_size=decode["tensor_parallel_size"], data_parallel_size=decode["data_parallel_size"],
+        transfer=LINK, prefill_gpu=prefill["gpu"], prefill_tensor_parallel_size=prefill["tensor_parallel_size"],
+        prefill_data_parallel_size=prefill["data_parallel_size"],
+        prefill_expert_parallel_size=prefill["expert_parallel_size"], **asked,
+        speed=speed._replace(expert_parallel_size=decode["expert_parallel_size"]),
     )  # fmt: skip
     times = {one["metric"]: one for one in found["times"]}
     return all(

@@ -13,8 +13,9 @@ from typing import cast
 
 from kvcalc.engines.account import DeviceDefault
 from kvcalc.engines.options import SettingsReader
-from kvcalc.engines.place import Place, is_fp8
+from kvcalc.engines.place import ANYWHERE, Place, is_fp8
 from kvcalc.engines.reserve import GIB, NEWEST
+from kvcalc.engines.vllm.deepseek_v41 import V41, v41_step
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
@@ -73,6 +74,7 @@ MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
 # Its only kernels read rows of 16 bits (FlashAttnMLASparseBackend, v1/attention/backends/mla/flashattn_mla_sparse.py).
 DOTS3 = ("dots3_note_text",)
 QWEN4 = ("qwen4_exp_text",)
+INKLING = ("inkling_text",)
 # The kernel of its indexer reads pages of 32 or 64 keys, each of 16 tokens (Glm5NextIndexerBackend,
 # v1/attention/backends/mla/indexer.py).
 GLM5_NEXT, _INDEX_PAGE = ("glm5_next_text",), 32
@@ -109,6 +111,8 @@ def step_of(spec: ModelSpec) -> int:
         return M3_BLOCK
     if spec.model_type in GLM5_NEXT:
         return _INDEX_PAGE * cast(int, spec.stated["index_kpool"])
+    if spec.model_type in V41:
+        return v41_step(ANYWHERE)
     return COMPRESSED_BLOCK if has_compressed(spec) else BLOCK
 
 
@@ -118,6 +122,8 @@ def default_block(spec: ModelSpec, kv_type: object, place: Place) -> int:
 
     Without a device, only what the model decides on every device counts.
     """
+    if spec.model_type in V41:
+        return v41_step(place)
     if is_sparse(spec):
         return step_of(spec) if spec.model_type in GLM5_NEXT else _SPARSE
     if latent_of(spec) is not None:

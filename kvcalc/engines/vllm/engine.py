@@ -18,6 +18,7 @@ from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
+from kvcalc.engines.vllm.deepseek_v41 import V41, check_v41_device, v41_rows
 from kvcalc.engines.vllm.defaults import (
     QWEN4,
     check_block,
@@ -38,15 +39,15 @@ from kvcalc.engines.vllm.settings import (
     check_token_ranks,
     parse_settings,
 )
-from kvcalc.engines.vllm.states import ALL, States
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.engines.vllm.states import ALL, States, keeps_states
+from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
 from kvcalc.model.caches import Cache, FullAttention, LatentAttention, RecurrentState
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, has_states, period
+from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.releases import Release, RequestedRelease, parse_release
 
@@ -130,7 +131,7 @@ class Vllm(Engine):
     @classmethod
     def default_block(cls, spec: ModelSpec, kv_dtype: str, place: Place) -> int | None:
         """Beside states, blocks are as large as a state needs."""
-        return None if has_states(spec) else default_block(spec, kv_dtype, place)
+        return None if keeps_states(spec) else default_block(spec, kv_dtype, place)
 
     @classmethod
     def known_releases(cls) -> list[str]:
@@ -184,6 +185,8 @@ class Vllm(Engine):
         since 0.14), or has a kv_cache_scheme, which gives fp8 (layers/attention/attention.py).
         """
         found, reason = _resolve(spec, asked, dtype, place)
+        if spec.model_type in V41:
+            return own_dtype(v41_rows(spec, found if isinstance(found, str) else found.name, place)), reason
         return (RAW_FP8 if is_fp8(found) and has_raw_rows(spec, place) else found), reason
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
@@ -192,6 +195,7 @@ class Vllm(Engine):
     def check_start(self, start: Start) -> None:
         if start.gpu is not None:
             check_block(self.spec, self.chosen.block_size, start.gpu.device_class)
+            check_v41_device(self.spec, start.gpu.device_class)
         super().check_start(start)
 
     def rules_used(self, asked: RequestedRelease) -> str | None:
@@ -279,6 +283,19 @@ class Vllm(Engine):
             found = BlockPool(*found[:3], fitting, printed, concurrency)
         return PoolFigures(found)
 
+    def check_context(self, tokens: int) -> None:
+        """Without chunked prefill, a step must have room for the longest request (verify_max_model_len).
+
+        vLLM raises its default to that length; here the number must be given, because it decides the activations.
+        """
+        chosen = self.chosen
+        if not chosen.enable_chunked_prefill and chosen.max_num_batched_tokens < tokens:
+            raise LayoutError(
+                f"--no-enable-chunked-prefill: {chosen.max_num_batched_tokens:,} tokens in a step are fewer than the "
+                f"{tokens:,} of the context",
+                f"--max-num-batched-tokens {tokens}",
+            )
+
     def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
         number = self.chosen.num_gpu_blocks_override
         if number is None:
@@ -286,7 +303,7 @@ class Vllm(Engine):
         return PoolLimit("num-gpu-blocks-override", number * self.plan(share, dtype).block_bytes, is_exact=True)
 
     def _num_blocks(self, plan: Plan, memory: int) -> int:
-        """The blocks in the pool (may_override_num_blocks, v1/core/kv_cache_utils.py)."""
+        """The blocks in the pool (may_override_num_blocks, v1/core/kv_cache_planning.py)."""
         return self.chosen.num_gpu_blocks_override or memory // plan.block_bytes
 
     def running_blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, *, decodes: bool) -> int:
@@ -404,7 +421,7 @@ def _model_notes(spec: ModelSpec) -> tuple[Note, ...]:
 
 def _notes(spec: ModelSpec, chosen: Settings, states: States, is_asked: bool) -> tuple[Note, ...]:
     """The default that a user may not expect: prefix caching takes more states than a request needs."""
-    if is_asked or not chosen.enable_prefix_caching or not has_states(spec):
+    if is_asked or not chosen.enable_prefix_caching or not keeps_states(spec):
         return ()
     kept = "a state for every block" if states.mode == ALL else f"{states.kept} states per request"
     text = f"vLLM caches prefixes by default, with {kept}; --no-enable-prefix-caching takes fewer"

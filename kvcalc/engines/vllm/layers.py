@@ -13,7 +13,8 @@ from typing import cast
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
-from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, GLM5_NEXT, MINIMAX_M3, QWEN4
+from kvcalc.engines.vllm.deepseek_v41 import V41, v41_pages
+from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, GLM5_NEXT, INKLING, MINIMAX_M3, QWEN4
 from kvcalc.engines.vllm.groups import BUCKETS
 from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, RING, SLIDING, STATE, Page
 from kvcalc.engines.vllm.releases import Rules
@@ -49,7 +50,7 @@ _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # sources of 0.14 to 0.18 the pages of these windows do not fit with the others.
 _MIMO, _MIMO_SINCE = ("mimo_v2", "mimo_v2_flash"), (0, 20, 0)
 
-# The first release whose layout of Qwen4-Exp and GLM-5-Next was read.
+# The first release whose layout of Qwen4-Exp, GLM-5-Next and Inkling was read.
 _QWEN4_SINCE = (0, 33, 0)
 
 _PAGES = {
@@ -87,7 +88,7 @@ def layers_of(
     if spec.model_type in GLM5_NEXT and dtype.name not in ("fp16", "bf16", RAW_FP8.name):
         text = f"--kv-dtype {dtype.name}: vLLM's rows for {spec.name} on this device are not known"
         raise UsageError(text, "use bf16; or fp8 on B200 and B300")
-    if spec.model_type in (*QWEN4, *GLM5_NEXT) and rules.since < _QWEN4_SINCE:
+    if spec.model_type in (*QWEN4, *GLM5_NEXT, *INKLING) and rules.since < _QWEN4_SINCE:
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.33 is not modelled")
     if spec.model_type in _MIMO and rules.since < _MIMO_SINCE:
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.20 is not modelled")
@@ -96,7 +97,9 @@ def layers_of(
     for group in spec.layers:
         pages: list[tuple[Cache, Page, str | None]] = []
         for cache in group.caches:
-            if isinstance(cache, RecurrentState):
+            if isinstance(cache, RecurrentState) and spec.model_type in INKLING:
+                pages.append((cache, _inkling_page(spec, group, cache), None))
+            elif isinstance(cache, RecurrentState):
                 if not rules.states:
                     raise ModelError(f"{spec.name}: recurrent states are only modelled for vLLM 0.11 and later")
                 # The convolution's inputs have one more column per speculative token.
@@ -109,7 +112,11 @@ def layers_of(
                 if not rules.packing:
                     text = f"{spec.name}: vLLM before 0.20 does not run {spec.model_type}"
                     raise ModelError(text, "use --engine vllm")
-                parts = compressed_pages(spec, cache, dtype, settings.block_size)
+                parts = (
+                    v41_pages(spec, cache, dtype, settings.block_size, settings.num_speculative_tokens, place)
+                    if spec.model_type in V41
+                    else compressed_pages(spec, cache, dtype, settings.block_size)
+                )
                 pages += [(cache, page, part) for part, page in parts]
             elif isinstance(cache, IndexerKeys) and spec.model_type in QWEN4:
                 pages += [(cache, *page) for page in _qwen4_pages(spec, cache, settings)]
@@ -250,6 +257,27 @@ def _qwen4_pages(spec: ModelSpec, cache: IndexerKeys, settings: Settings) -> lis
         (Page(MLA, settings.block_size, key, width=(0, cache.head_dim), rate=rate), None),
         (Page(RING, round_up(rate + settings.num_speculative_tokens, rate), ring), RING),
     ]
+
+
+def _inkling_page(spec: ModelSpec, group: LayerGroup, cache: RecurrentState) -> Page:
+    """The inputs of a layer's four convolutions, in 16 bits: a window of as many tokens as the kernel is wide.
+
+    A KV head has its keys, its values, and its share of the outputs of attention and of the MLP, padded to a power of
+    two. Raises UsageError (exit 2) if a device has less than one KV head.
+
+    Source: InklingConvState, models/inkling/nvidia/sconv_swa_attn.py, vLLM 0.33.0.
+    """
+    (attention,) = (kept for kept in group.caches if isinstance(kept, HEADS_CACHES))
+    heads, width = attention.num_kv_heads, spec.attention.hidden_size or 0
+    # The width of the model is divided by the KV heads of all devices, of which this one has `heads` if none is copied.
+    outputs = cache.conv_channels - 2 * heads * attention.k_head_dim
+    if outputs <= 0 or (2 * width * heads) % outputs:
+        raise UsageError(
+            f"{spec.name}: vLLM divides its KV heads among devices and does not copy them", "use a lower --tp"
+        )
+    padded = 1 << (cache.conv_channels // heads - 1).bit_length()
+    token_bytes = bytes_of(heads * padded, DTYPES["bf16"])
+    return Page(SLIDING, cache.conv_kernel, token_bytes, cache.conv_kernel, (heads, padded))
 
 
 def _glm5_pages(spec: ModelSpec, cache: IndexerKeys, settings: Settings) -> list[tuple[Page, str | None]]:

@@ -28,9 +28,10 @@ from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.vllm.account import Plan
 from kvcalc.engines.vllm.groups import kinds_of_groups
 from kvcalc.engines.vllm.pages import CHUNKED, CROSS, EVERY_TOKEN, RING, SLIDING, STATE, Page, running_blocks
+from kvcalc.engines.vllm.states import keeps_states
 from kvcalc.errors import UsageError
 from kvcalc.model.drafting import DFLASH, MTP, Speculation
-from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states, windows
+from kvcalc.model.spec import ModelSpec, has_cross_attention, windows
 from kvcalc.releases import Release
 
 _LOOKS_AHEAD = Release.of(0, 33)
@@ -58,7 +59,7 @@ class VllmReuse(Reuse):
         """If prompts are divided, MTP layers of one module alone draft (PCPManager.validate_config, v1/worker/gpu)."""
         if "prefill-context-parallel-size" in settings and asked.method != MTP:
             raise UsageError(
-                f"--speculative {asked}: vLLM does not draft so with --prefill-context-parallel-size",
+                f"--speculative {asked}: vLLM does not support this with --prefill-context-parallel-size",
                 f"use --speculative mtp:{asked.num_tokens}",
             )
 
@@ -67,7 +68,7 @@ class VllmReuse(Reuse):
         has_several = asked.method == MTP and min(spec.num_draft_layers or 1, asked.num_tokens) > 1
         if is_older or moved:
             drops = asked.method in OF_HIDDEN_STATES or (is_older and asked.method == DFLASH)
-            if drops and (windows(spec) or has_states(spec)):
+            if drops and (windows(spec) or keeps_states(spec)):
                 # The block is dropped in the groups of the drafting layers, and the others follow.
                 what = "this release" if is_older else "vLLM with another tier or instance"
                 raise UsageError(

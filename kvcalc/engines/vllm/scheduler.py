@@ -7,7 +7,7 @@ Source: vLLM 0.33.0, Scheduler.schedule (v1/core/sched/scheduler.py).
   that it still finds in the prefix cache.
 - If none was preempted, requests start in the order of their arrival while there are tokens in the step, fewer than
   max_num_seqs run, and there are free blocks for the whole prompt (scheduler_reserve_full_isl). max_num_batched_tokens
-  is at least max_num_seqs.
+  is at least max_num_seqs. Without enable_chunked_prefill, one whose prompt does not fit into the step ends it.
 - With asynchronous scheduling, the default, requests that end with a step keep their places and blocks until the next
   step is scheduled. With pipeline stages, other steps are in flight instead.
 - When a request ends, its whole blocks are freed from the last one to the first, to the end of the queue of free
@@ -37,6 +37,7 @@ def schedule(chosen: Settings) -> Schedule:
     """The scheduler with these settings."""
     stages = chosen.pipeline_parallel_size
     return Schedule(
-        "running first", chosen.max_num_batched_tokens, stages, overlaps=chosen.async_scheduling and stages == 1,
-        finds_preempted=chosen.enable_prefix_caching,
+        "running first", chosen.max_num_batched_tokens, stages, divides=chosen.enable_chunked_prefill,
+        overlaps=chosen.async_scheduling and stages == 1, finds_preempted=chosen.enable_prefix_caching,
+        is_exact=not chosen.enable_chunked_prefill,
     )  # fmt: skip

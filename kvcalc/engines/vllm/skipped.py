@@ -15,10 +15,11 @@ from kvcalc.engines.vllm.cache_dtypes import TURBOQUANT
 from kvcalc.engines.vllm.defaults import BLOCK
 from kvcalc.engines.vllm.pages import FULL, SLIDING, Page
 from kvcalc.engines.vllm.settings import Settings, is_number_of_layers
+from kvcalc.engines.vllm.states import keeps_states
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention, RecurrentState, SlidingWindowAttention
-from kvcalc.model.spec import ModelSpec, all_caches, has_states
+from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.records import NamedTuple
 
 _WINDOWS = "sliding_window"
@@ -83,7 +84,7 @@ class Skipped(NamedTuple):
 def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Place) -> Skipped | None:
     """The layers that the settings or the type leave out. None if there are none.
 
-    Raises UsageError (exit 2) for words that are no layers, and ModelError (exit 3) for models in which the layout is
+    Raises UsageError (exit 2) for words that are not layers, and ModelError (exit 3) for models in which the layout is
     not modelled.
     """
     asked, packs = settings.kv_cache_dtype_skip_layers, dtype.name in TURBOQUANT
@@ -96,7 +97,7 @@ def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Pla
         elif word != _WINDOWS:
             last = spec.num_layers - 1
             raise UsageError(f"{_ASKED} {word[:40]!a}: not a layer", f"use numbers from 0 to {last}, or {_WINDOWS}")
-    beside_states = has_states(spec)
+    beside_states = keeps_states(spec)
     if beside_states and not place.since(*(_HYBRIDS_SINCE if asked is None else _ASKED_BESIDE_STATES_SINCE)):
         raise ModelError(
             f"{spec.name}: {dtype.name if asked is None else _ASKED} is not modelled beside recurrent states"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.engines.place import ANYWHERE, Place
+from kvcalc.engines.vllm.defaults import INKLING
 from kvcalc.engines.vllm.releases import Rules
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.mixers.recurrent import Recurrence
@@ -52,16 +53,21 @@ class States(NamedTuple):
     alignment: int = 1
 
 
+def keeps_states(spec: ModelSpec) -> bool:
+    """Whether vLLM keeps recurrent states of the model. The inputs of Inkling's convolutions are pages of a window."""
+    return has_states(spec) and spec.model_type not in INKLING
+
+
 def uses_qwen_delta_nets(spec: ModelSpec) -> bool:
     """Whether the model has gated delta nets of Qwen's class, whose prefill kernel changes what is kept."""
-    return spec.model_type in _QWEN and has_states(spec)
+    return spec.model_type in _QWEN and keeps_states(spec)
 
 
 def caches_prefixes(spec: ModelSpec, rules: Rules) -> bool:
     """Whether prefix caching is on by default: not with an encoder, nor if the model has states but no attention."""
     if has_cross_attention(spec):
         return False
-    return not has_states(spec) or (rules.hybrid_prefixes and spec.attention.num_heads > 0)
+    return not keeps_states(spec) or (rules.hybrid_prefixes and spec.attention.num_heads > 0)
 
 
 def states_of(

@@ -87,6 +87,45 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     return spec if ahead is None else spec._replace(draft_mixers=kept[ahead])
 
 
+def read_deepseek_v41(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Every layer has a window. Only `kv_source_layer_ids` keep entries and index keys, which later layers read.
+
+    An entry is made from as many tokens as compress_ratios says, one or two. Source: models/deepseek_v41/attention.py
+    and compressor.py, vLLM 0.33.0.
+    """
+    num_layers, num_heads = config.num_layers("num_hidden_layers"), config.integer("num_attention_heads")
+    if config.optional_integer("num_key_value_heads") not in (None, 1):
+        raise config.error("num_key_value_heads is not 1: K and V are shared by all heads in this family")
+    head_dim, window, last = config.integer("head_dim"), config.integer("sliding_window"), num_layers - 1
+    sources = sorted(config.integers("kv_source_layer_ids", most=last))
+    indexers = sorted(config.integers("index_source_layer_ids", most=last))
+    rates = config.integers("compress_ratios")[:num_layers]
+    if len(rates) < num_layers or not {*rates} <= {0, 1, 2}:
+        raise config.error(f"compress_ratios must give 0, 1 or 2 for each of {num_layers} layers")
+    if not {*sources} <= {*indexers} or any(rates[number] == 0 for number in indexers):
+        raise config.error("kv_source_layer_ids must be in index_source_layer_ids, and these must compress")
+    compressed = [number for number, rate in enumerate(rates) if rate]
+    if compressed and (not sources or compressed[0] < sources[0]):
+        raise config.error("kv_source_layer_ids must have a layer before each that compresses")
+
+    def of_source(number: int) -> CompressedAttention:
+        until = next((later for later in sources if later > number), num_layers)
+        readers, scorers = (sum(number <= one < until for one in layers) for layers in (compressed, indexers))
+        return CompressedAttention(
+            window, head_dim, rates[number], config.integer("index_head_dim"), config.integer("index_topk"), True,
+            readers, scorers,
+        )  # fmt: skip
+
+    plain = CompressedAttention(window, head_dim)
+    caches = [of_source(number) if number in sources else plain for number in range(num_layers)]
+    shape = AttentionShape(
+        num_heads, 1, head_dim, head_dim, config.integer("hidden_size"),
+        q_lora_rank=config.optional_integer("q_lora_rank") or 0, rope_dim=config.integer("qk_rope_head_dim"),
+    )  # fmt: skip
+    spec = config.model(model_type, [(CompressedMixer(cache, num_heads),) for cache in caches], attention=shape)
+    return spec._replace(draft_mixers=(CompressedMixer(plain, num_heads),))
+
+
 def _body(config: ConfigReader, width: int, num_layers: int) -> Body:
     """Experts, and the weights that mix the residual streams. Source: DeepseekV4DecoderLayer, Transformers 5.23.0."""
     for key in ("attention_bias", "mlp_bias"):

@@ -11,6 +11,7 @@ from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
+from kvcalc.planning.cases.dp_attention import most_experts
 from kvcalc.question.fields import FIELDS
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.throughput.hardware import Devices
@@ -38,6 +39,9 @@ def asked_by(
                 values[name] = text
         elif text.strip():
             values[name] = _parsed(name, text, reader)
+    if values.get("data_parallel_size", 1) > 1 and most_experts(spec):
+        # Unlike kvcalc, no engine distributes whole experts over its DP ranks without being told.
+        values.setdefault("expert_parallel_size", 1)
     served = (speed or SpeedQuestion())._replace(**{name: values.pop(name) for name in _SPEED if name in values})
     fits_context = "max_model_len" in values and values["max_model_len"] is None
     context = values.pop("context_tokens", None) or values.pop("max_model_len", None)

@@ -63,7 +63,7 @@ def check_speculation(asked: Speculation, has_device: bool) -> None:
     if length is not None and not 1 <= length <= most:
         raise UsageError(
             f"--acceptance-length {length:g}: must be from 1 to {most}",
-            f"a step gives 1 token, and at most the {asked.num_tokens} drafted ones in addition",
+            f"a step gives 1 token, plus at most the {asked.num_tokens} drafted ones",
         )
     if asked.method in (DRAFT, DFLASH) and asked.draft_model is None:
         raise UsageError(f"--speculative {asked}: the draft model is missing", "--draft-model MODEL")
@@ -76,7 +76,7 @@ def check_speculation(asked: Speculation, has_device: bool) -> None:
 
 def matching_of(asked: Speculation, engine: str, spec: ModelSpec, reuse: CacheReuse) -> Matching:
     """The prefixes that an engine finds while it drafts. UsageError (exit 2) if that is not known for the method."""
-    if reuse.offload and reuse.backend == LMCACHE and asked.method != NGRAM:
+    if reuse.backend == LMCACHE and asked.method != NGRAM:
         raise UsageError(
             f"--offload-backend {LMCACHE}: what it keeps of drafts is not modelled", "use --offload-backend native"
         )

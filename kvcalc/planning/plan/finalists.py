@@ -100,9 +100,10 @@ def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[l
     """The layouts to simulate, in the order of what the closed form says about their means, and why others are not.
 
     All layouts that hold the requests are candidates: a simulated percentile may be below the mean of the closed form.
-    Only of all layouts together, which are hundreds, those are left out whose mean misses a target.
+    Only of layouts with DP ranks and of all layouts together, which are many, those are left out whose mean misses a
+    target.
     """
-    if traffic.all_layouts:
+    if traffic.has_many_layouts(kind.engine):
         for found in find_layouts(traffic, kind, most):
             if found.layouts:
                 yield found.layouts[:most], found.trouble
@@ -181,7 +182,7 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
         return f"{second}: {second.missed}"
     if larger and isinstance(larger[0], OnePool):
         one = larger[0]._replace(replicas=1)
-        return f"{one}: {more_devices(one.kind, one.num_devices)}"
+        return f"{one}: {more_devices(one.kind, one.num_devices, best.layout.num_devices)}"
     return None
 
 

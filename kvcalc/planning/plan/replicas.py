@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.planning.plan.shapes import Shape, all_shapes, usual_shapes
+from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Probe, Traffic, Trouble, probe, range_of, replica_of
 from kvcalc.records import NamedTuple
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
+_WORTH_IT = 1.02
 
 
 class OnePool(NamedTuple):
@@ -108,7 +109,9 @@ class OnePool(NamedTuple):
 
     def why_more(self, best: OnePool) -> str | None:
         """What it takes more than the best layout. None if it does not."""
-        return more_devices(self.kind, self.num_devices) if self.num_devices > best.num_devices else None
+        return (
+            more_devices(self.kind, self.num_devices, best.num_devices) if self.num_devices > best.num_devices else None
+        )
 
     def describe(self, row: Mapping[str, object], *, is_alone: bool) -> documents.PlanFinalist:
         """The row of a simulated layout. The number of replicas is null for requests alone."""
@@ -166,6 +169,8 @@ def shapes_of(traffic: Traffic, kind: Platform) -> list[Shape]:
 def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Shape]]:
     if traffic.all_layouts:
         lists = iter([all_shapes(kind.gpu, traffic.question, kind.engine)])
+    elif traffic.divides_experts(kind.engine):
+        lists = expert_shapes(kind.gpu, traffic.question, kind.engine)
     else:
         lists = usual_shapes(kind.gpu, traffic.question.data_parallel_size)
     ranks = traffic.prompt_ranks(kind.engine)
@@ -179,7 +184,7 @@ def _layouts(traffic: Traffic, kind: Platform, shapes: list[Shape], keep: int) -
     trouble = None
     for shape in shapes:
         most = None
-        if traffic.all_layouts and len(layouts) >= keep:
+        if traffic.has_many_layouts(kind.engine) and len(layouts) >= keep:
             most = layouts[keep - 1].num_devices
             if shape.devices > most:
                 break
@@ -197,20 +202,26 @@ def why_not(layouts: list[OnePool], trouble: Trouble | None) -> str | None:
     if len(layouts) == 1:
         return None if trouble is None else trouble.reason
     first, second = layouts[:2]
-    slower, faster = second.tokens_per_second, first.tokens_per_second
-    less = f"same number of devices, {slower:,.0f} tokens per second, not {faster:,.0f}"
-    return f"{second}: {second.why_more(first) or less}"
+    return f"{second}: {second.why_more(first) or as_many_devices(second.tokens_per_second, first.tokens_per_second)}"
 
 
-def more_devices(kind: Platform, num_devices: int) -> str:
-    """The number of devices, and their price if it is known."""
+def as_many_devices(slower: float, faster: float) -> str:
+    """Why a layout lost that needs the same number of devices: by its tokens per second, if these differ as printed."""
+    texts = f"{slower:,.0f}", f"{faster:,.0f}"
+    speed = "same speed" if texts[0] == texts[1] else f"{texts[0]} tokens per second, not {texts[1]}"
+    return f"same number of devices, {speed}"
+
+
+def more_devices(kind: Platform, num_devices: int, fewer: int) -> str:
+    """A larger number of devices than `fewer`, and their price if it is known."""
     cost = "" if kind.price is None else f", {kind.price * num_devices:,.2f} per hour"
-    return f"{num_devices:,} devices{cost}"
+    return f"{num_devices:,} devices instead of {fewer:,}{cost}"
 
 
 def devices_then_speed(layout: OnePool) -> tuple[int, float]:
-    """The order of layouts by the closed form."""
-    return layout.num_devices, -layout.tokens_per_second
+    """The order of layouts by the closed form. Another way to split experts must be faster by more than 2 %."""
+    least = 1.0 if layout.shape.is_plain else _WORTH_IT
+    return layout.num_devices, -layout.tokens_per_second / least
 
 
 def smallest(
@@ -227,8 +238,8 @@ def smallest(
     except LayoutError:
         return None
     except KvcalcError:
-        # What is refused for a part that only --all-layouts tries does not refuse the model.
-        if shape.experts is not None or shape.token_ranks > 1:
+        # What is refused for a part that nobody asked for does not refuse the model.
+        if shape.experts is not None or shape.dp_ranks > 1 or shape.token_ranks > 1:
             return None
         raise
     if alone.trouble is not None:

@@ -1,8 +1,9 @@
 """The layouts that a plan tries: how one replica of the model may be split over devices of one kind.
 
-By default a plan tries tensor parallelism within a box, then as far as the fast link reaches, then pipeline stages.
-With all layouts, it tries every combination of tensor parallelism, pipeline stages, DP ranks, expert
-parallelism, and vLLM's decode context parallelism.
+By default a plan tries tensor parallelism within a box, then as far as the fast link reaches, then pipeline stages. For
+a model with experts, it tries DP ranks and both ways to divide the experts as far as the fast link reaches. With all
+layouts, it tries every combination of tensor parallelism, pipeline stages, DP ranks, expert parallelism, and vLLM's
+decode context parallelism.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class Shape(NamedTuple):
         """The devices of one replica."""
         return self.tensor * self.stages * self.dp_ranks * self.prompt_ranks
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has tensor parallelism and pipeline stages alone."""
+        return self.dp_ranks == self.token_ranks == 1 and self.experts is None
+
     def of(self, question: Question) -> Question:
         """The question with the parts of the shape that are not its tensor-parallel size and its stages."""
         settings = question.engine_settings
@@ -83,6 +89,14 @@ def usual_shapes(gpu: Gpu, dp_ranks: int) -> Iterator[list[Shape]]:
     yield [Shape(size, 1, dp_ranks) for size in within]
     yield [Shape(size, 1, dp_ranks) for size in _WIDE_SIZES if size <= joined]
     yield [Shape(within[-1], stages, dp_ranks) for stages in _STAGES]
+
+
+def expert_shapes(gpu: Gpu, question: Question, engine: str) -> Iterator[list[Shape]]:
+    """The shapes of the default search for a model with experts, in lists like those of `usual_shapes`."""
+    joined = joined_devices(gpu)
+    found = all_shapes(gpu, question, engine)
+    yield [one for one in found if one.stages == one.token_ranks == 1 and one.devices <= joined]
+    yield from list(usual_shapes(gpu, 1))[1:]
 
 
 def all_shapes(gpu: Gpu, question: Question, engine: str) -> list[Shape]:

@@ -13,7 +13,7 @@ from kvcalc.engines.options import settings_of
 from kvcalc.errors import ModelError
 from kvcalc.planning.answers.estimate import Answer, answer_case
 from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.cases.dp_attention import whole_copies
+from kvcalc.planning.cases.dp_attention import most_experts, whole_copies
 from kvcalc.planning.cases.layout import prompt_ranks_of
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.budget import Budget, budget, free_range
@@ -37,7 +37,7 @@ of 0.33.0). Numbers in between lie between the points of their neighbours."""
 
 MOST_BUSY = 0.9
 """Requests at random come in groups. For replicas that are busier than this, the means of the closed form hide that a
-queue grows without end, so only a simulation may choose them."""
+queue grows without bound, so only a simulation may choose them."""
 
 
 class Platform(NamedTuple):
@@ -154,6 +154,15 @@ class Traffic(NamedTuple):
     def of(self, shape: Shape) -> Traffic:
         """The traffic for replicas of this shape."""
         return self._replace(question=shape.of(self.question))
+
+    def divides_experts(self, engine: str) -> bool:
+        """Whether DP ranks and the ways to divide experts are tried: nobody asked for ranks of either kind."""
+        ranks = self.question.data_parallel_size * self.prompt_ranks(engine)
+        return ranks == 1 and most_experts(self.question.model) > 0
+
+    def has_many_layouts(self, engine: str) -> bool:
+        """Whether those that cannot be among the best are left out by the closed form."""
+        return self.all_layouts or self.divides_experts(engine)
 
     def without_limits(self) -> Traffic:
         """The same load without limits on its times."""

@@ -13,11 +13,11 @@ from kvcalc.engines.vllm.defaults import is_sparse
 from kvcalc.engines.vllm.log.pool import check_v0, check_v1
 from kvcalc.engines.vllm.releases import RELEASES, Rules
 from kvcalc.engines.vllm.settings import XPU_BLOCK
-from kvcalc.engines.vllm.states import caches_prefixes, uses_qwen_delta_nets
+from kvcalc.engines.vllm.states import caches_prefixes, keeps_states, uses_qwen_delta_nets
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
 from kvcalc.model.drafting import EAGLE, drafter_of, with_drafter
-from kvcalc.model.spec import ModelSpec, has_compressed, has_states, latent_of, map_caches, windows
+from kvcalc.model.spec import ModelSpec, has_compressed, latent_of, map_caches, windows
 from kvcalc.releases import parse_release
 
 _V1_DEFAULT = (0, 8, 0)
@@ -93,7 +93,7 @@ def _rules(log: Log, spec: ModelSpec) -> list[Rules]:
         # "0.20.2rc1.dev9" is a pre-release and may already have the rules of the next release.
         between = re.search(r"[a-z]", log.text("version") or "") is not None
         known = known[max(0, place - between) : place + 1]
-    mixed, states, packs = bool(windows(spec)), has_states(spec), has_compressed(spec)
+    mixed, states, packs = bool(windows(spec)), keeps_states(spec), has_compressed(spec)
     stages = log.text("pipeline_parallel_size") not in (None, "1") or log.text("pp_layer_partition") is not None
     alike: dict[object, Rules] = {}
     for rules in known:
@@ -152,7 +152,7 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     if log.named("attention_block_size"):
         # The log prints the block size after it was raised. The size before that is the default.
         plain.pop("block-size", None)
-    if _platform(log) == "xpu" and has_states(spec):
+    if _platform(log) == "xpu" and keeps_states(spec):
         plain.setdefault("block-size", str(XPU_BLOCK))
     choices: list[list[_Choice]] = []
     sizes: tuple[str, ...] = _LATENT_BLOCKS if latent_of(spec) is not None else ()
@@ -160,7 +160,7 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
         sizes = _LONG_BLOCKS
     if "block-size" not in plain and sizes:
         choices.append([("block-size", n, f"blocks of {n} tokens") for n in sizes])
-    if has_states(spec):
+    if keeps_states(spec):
         choices.append(_switch(log, "enable_prefix_caching", *_PREFIX_CACHING, caches_prefixes(spec, rules)))
         if uses_qwen_delta_nets(spec) and "delta" in rules.checkpoints:
             choices.append([("gdn-prefill-backend", name, f"{name} prefill") for name in ("flashinfer", "triton")])
