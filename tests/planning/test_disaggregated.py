@@ -262,3 +262,12 @@ def test_only_dp_ranks_that_share_experts_are_planned() -> None:
     assert row["disaggregated"]["decode"]["data_parallel_size"] == 2
     with pytest.raises(UsageError, match="--dp: copies of a model without experts are instances of their own"):
         planned("llama-3.1-8b", **asked)
+
+
+def test_up_to_four_decode_instances_share_a_prefill_instance() -> None:
+    """Short prompts with long answers leave a prefill instance idle for most of the time."""
+    document = kvcalc.plan(
+        "llama-3.1-8b", ["h100"], input_tokens=500, output_tokens=3000, concurrency=64, disaggregate=True,
+        transfer="nvlink", with_front=True,
+    )  # fmt: skip
+    assert "1 x tp 1 prefill + 4 x tp 1 decode" in [point["layout"] for point in document["pareto"] or ()]
