@@ -14,23 +14,8 @@ from textwrap import wrap
 from typing import Any
 
 from kvcalc.cli import ENGINE_PANEL
+from kvcalc.cli.tables import essential
 from kvcalc.records import NamedTuple
-
-# The options that -h shows, by command. A command that is not listed shows all of its options.
-ESSENTIAL = {
-    "estimate": "context batch dtype kv-dtype gpu engine tp input-tokens output-tokens concurrency json get",
-    "fit": "context batch dtype kv-dtype gpu engine tp input-tokens output-tokens concurrency json get",
-    "check": "file gpu num-gpus gpu-memory input-tokens output-tokens max-ttft max-tpot json get",
-    "plan": "input-tokens output-tokens concurrency requests-per-second max-ttft max-tpot gpu price engine json get",
-    "compare": "context batch dtype kv-dtype gpu engine tp attention json get",
-    "sweep": "context batch kv-dtype tp gpu engine kv-memory plot format get",
-    "prefix": "gpu engine tp kv-dtype cache-memory offload price format json get",
-    "simulate": "requests-per-second concurrency trace input-tokens output-tokens max-ttft max-tpot gpu engine tp "
-    "replicas json get",
-    "score": "model gpu engine tp dtype kv-dtype json get",
-    "models": "family max-weights gpu engine context batch dtype most json get",
-    "measure": "context batch steps layers attention device dtype tp save json get",
-}
 
 # The commands, as `kvcalc -h` groups them.
 GROUPS = {
@@ -66,7 +51,7 @@ def help_of(command: Any, ctx: Any, arguments: Sequence[str]) -> str:
     elif "--help" in arguments:
         _write_all(screen, command, ctx, engines_in(arguments))
     else:
-        _write_short(screen, command, ctx, ESSENTIAL.get(name))
+        _write_short(screen, command, ctx, essential(name))
     return screen.text
 
 

@@ -5,7 +5,6 @@ A command gets its options from its class, `@app.command(cls=taking(*declared("f
 start, because typer evaluates them.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Optional, Union
@@ -14,8 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from kvcalc.cli import ENGINE_PANEL
+from kvcalc.cli.tables import table_of
 from kvcalc.errors import UsageError
-from kvcalc.model.presets import shipped_mapping
 from kvcalc.question.fields import OPTIONS, REPEATED
 
 _MODEL_HELP = (
@@ -169,17 +168,16 @@ def flag(names: str, help: str, panel: Optional[str] = None) -> Declared:
 def declared(command: str) -> list[Declared]:
     """The options of a command, as commands/COMMAND.yaml lists them.
 
-    A text there is a list for `shared`. The first key of a mapping is the function here that makes the option, with its
-    first argument; the other keys are the other arguments.
+    A text there is a list for `shared`, and `essential` are those that -h shows. The first key of a mapping is the
+    function here that makes the option, with its first argument; the other keys are the other arguments.
     """
     return [lambda: [option for build in _listed(command) for option in build()]]
 
 
 def _listed(command: str) -> list[Declared]:
-    path = os.path.join(os.path.dirname(__file__), "commands", f"{command}.yaml")
     make: dict[str, Callable[..., Declared]] = {"option": option, "value": value, "flag": flag}
     found: list[Declared] = []
-    for row in shipped_mapping(path, "commands", command)["options"]:
+    for row in table_of(command)["options"]:
         if isinstance(row, str):
             found += shared(row)
         else:

@@ -188,7 +188,7 @@ def simulate_pools(
         "times": describe_times(pools.answers, decoding),
         "timeline": describe_timeline(decoding),
         "step_factor": step_factor,
-        "step_range": describe_range(decode.case, decode.speed, results["mean_running_requests"] / replicas),
+        "step_range": describe_range(decode.speed, results["mean_running_requests"] / replicas),
         "prefill": _describe_prefill(prefills, prefill.case, pools, rate, results["duration_seconds"]),
         "warnings": describe_notes(notes),
     }

@@ -97,7 +97,7 @@ def simulate(
         "times": describe_times(fitting, ranks),
         "timeline": describe_timeline(ranks),
         "step_factor": step_factor,
-        "step_range": describe_range(case, speed, results["mean_running_requests"] / number),
+        "step_range": describe_range(speed, results["mean_running_requests"] / number),
         "warnings": describe_notes(notes),
     }
 
@@ -260,7 +260,7 @@ def describe_load(load: Load, requests: Sequence[Request], refused: int) -> docu
     }
 
 
-def describe_range(case: Case, speed: Speed, batch: float) -> documents.SimulateStepRange:
+def describe_range(speed: Speed, batch: float) -> documents.SimulateStepRange:
     """The 80 % range of a decode step at the mean batch, as factors on its time. None if it is not known."""
     factors = range_factors(speed.model, speed.regime.ranges, speed.weight_dtype, max(1.0, batch), False)
     low, high = known_range(*factors)

@@ -331,3 +331,15 @@ def test_on_a_gpu_all_four_kinds_hold_what_the_formula_says(kvcalc: Any, dtype: 
     for run in result.json["runs"]:
         assert run["predicted_bytes"] == run["held_bytes"] == run["allocator_bytes"]
         assert run["verified"]["ok"]
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out"), [("gpt-oss-20b", ["sink"]), ("gemma-2-9b", ["softcap"]), ("gemma-3-4b", [])]
+)
+def test_what_attention_leaves_out_is_said(name: str, left_out: list[str]) -> None:
+    """Sinks and limits on scores change no bytes, and a little of the time."""
+    from kvcalc.measure.layers.parts import remarks_on
+
+    said = [remark for remark in remarks_on(library.load_model(name)) if "left out" in remark]
+    assert len(said) == len(left_out)
+    assert all(word in remark for word, remark in zip(left_out, said))

@@ -135,6 +135,16 @@ def test_a_tower_without_a_rule_is_named(tower: dict[str, object], said: str) ->
     assert said in str(found.reason)
 
 
+def test_moonvit_is_counted_by_hand() -> None:
+    """Kimi K2.5: 27 layers of 1,152, a table of 64 x 64 positions, and two layers over 2 x 2 patches."""
+    (tower,) = towers_of(kvcalc.load_model("kimi-k2.5"))
+    layer_vectors = (3 * 1152 + 1152) + (4304 + 1152) + 2 * (2 * 1152)  # biases of attention and MLP, two layer norms
+    around = (3 * 14 * 14 * 1152 + 1152) + 64 * 64 * 1152 + 2 * 1152  # patches, positions, the last norm
+    projector = 2 * 1152 + (4608 * 4608 + 4608) + (4608 * 7168 + 7168)
+    assert tower.split_parameters == 27 * (4 * 1152 * 1152 + 2 * 1152 * 4304)
+    assert tower.whole_parameters == 27 * layer_vectors + around + projector
+
+
 def test_a_rank_holds_a_share_of_the_matrices() -> None:
     (tower,) = towers_of(kvcalc.load_model("qwen2.5-vl-7b"))
     assert tower.on_rank(1) == tower.parameters

@@ -27,7 +27,7 @@ def test_tokens_kept_are_those_of_a_count_one_by_one(memory: int, tokens: int, r
 
 def test_a_context_of_no_bytes_has_no_limit() -> None:
     assert tiers.contexts_kept(100, 0) is None
-    assert tiers.tokens_kept(100, lambda _: 0, 8) is None
+    assert tiers.tokens_kept(100, lambda _: 0, 8, 1) is None
 
 
 @given(
@@ -56,6 +56,8 @@ def test_a_length_that_pays_between_others_is_not_the_answer() -> None:
     pays = {1, 2, 3, 40, 41, 42, 43, 44, 45, 46, 47, 48}
     assert tiers.break_even_tokens(lambda n: 0.0 if n in pays else 2.0, lambda _: 1.0, 1, 48) == 40
     assert tiers.break_even_tokens(lambda n: 0.0 if n in pays else 2.0, lambda _: 1.0, 1, 30) is None
+    # No context of up to 8 tokens has a whole unit of 16.
+    assert tiers.break_even_tokens(lambda n: 0.0, lambda _: 1.0, 16, 8) is None
 
 
 @pytest.mark.parametrize(

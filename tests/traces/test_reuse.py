@@ -195,7 +195,14 @@ def test_a_sample_is_within_its_stated_error(seed: int) -> None:
         # The range says something: from a quarter of the kept blocks on, its ends are within 7 % of all tokens.
         if truth.cache_blocks >= 1024:
             assert found.high_tokens - found.low_tokens < 0.14 * exact.num_tokens
+            # So are the squares that a found token stands for: where in its prompt it is.
+            squares = truth.hit_squares / truth.hit_tokens
+            assert found.hit_squares / found.hit_tokens == pytest.approx(squares, rel=0.07)
     assert abs(sampled.distinct_blocks / exact.distinct_blocks - 1) < 0.1
+    # A cache without a limit finds what the largest distance finds.
+    (truth,), (found,) = (counts.at([1 << 40]) for counts in (exact, sampled))
+    assert found.low_tokens <= truth.hit_tokens <= found.high_tokens
+    assert found.hit_tokens == pytest.approx(truth.hit_tokens, rel=0.1)
 
 
 def test_the_numbers_of_a_sample_are_bounded() -> None:

@@ -80,6 +80,10 @@ def remarks_on(spec: ModelSpec) -> list[str]:
     if any(isinstance(cache, RecurrentState) for cache in caches):
         found.append("recurrent layers run with plain torch operations: the bytes of their states are exact, but they "
                      "are slower than fused kernels")  # fmt: skip
+    names = [mixer.names for group in spec.layers for mixer in group.layer.mixers if isinstance(mixer, Attention)]
+    left_out = [("sink in each softmax", any(each.has_sinks for each in names)),
+                ("limit on attention scores (softcap)", any(each.caps_scores for each in names))]  # fmt: skip
+    found += [f"the model's {what} is left out: it changes no bytes" for what, has_it in left_out if has_it]
     return found
 
 

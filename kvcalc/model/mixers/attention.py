@@ -72,7 +72,8 @@ class Projections(NamedTuple):
     `has_key` and `has_value` are False if a layer reads an earlier layer's K and V, or if K also serves as V.
     `reads_encoder`: keys and values were computed when the encoder ran, so a decode step does not read their
     projections. `qk_norm` is the kind of norm on queries and keys: one scale shared by all heads ("head"), the same
-    with a shift ("head_bias"), or one scale as wide as all heads together ("width").
+    with a shift ("head_bias"), or one scale as wide as all heads together ("width"). `has_sinks`: a weight for each
+    head is one more term of its softmax. `caps_scores`: scores are limited by a tanh, which has no weight.
     """
 
     prefix: str = "self_attn"
@@ -88,6 +89,7 @@ class Projections(NamedTuple):
     qk_norm: str = ""
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     has_sinks: bool = False
+    caps_scores: bool = False
 
 
 class Indexer(NamedTuple):

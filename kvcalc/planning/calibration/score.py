@@ -28,7 +28,7 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.throughput.bench_results import MAX_RESULT_BYTES, Measured, Point, read_results
+from kvcalc.throughput.bench_results import MAX_RESULT_BYTES, Measured, read_results
 from kvcalc.throughput.calibrate import is_record
 from kvcalc.throughput.factor_fit import LEAST_RUNS, fit
 from kvcalc.throughput.factors import Factors
@@ -158,13 +158,13 @@ def _score_run(run: Run, number: int, given: Given, notes: list[Note]) -> Scored
     rows: list[documents.ScoreRow] = []
     for time, seen in zip(point.times, observed):
         before = seen.observation.predict(Factors()) if given.calibration is not None else None
-        row = _compared(time, _predicted(time.metric, point, case, throughput, speed))
+        row = _compared(time, _predicted(time.metric, case, throughput, speed))
         others = {"uncalibrated_seconds": before, "left_out_seconds": left_out.get((point.run, time.metric))}
         rows.append(cast("documents.ScoreRow", {**alike, **row, **others}))
     return Scored(rows, observed, throughput["calibration"])
 
 
-def _predicted(metric: str, point: Point, case: Case, throughput: documents.Throughput, speed: Speed) -> Predicted:
+def _predicted(metric: str, case: Case, throughput: documents.Throughput, speed: Speed) -> Predicted:
     """The prediction of the estimate for one time, and its parts."""
     model, serving = speed.model, cast("documents.Serving", throughput["serving"])
     seconds = predicted_seconds(throughput, metric)

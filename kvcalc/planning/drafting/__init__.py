@@ -76,7 +76,7 @@ def check_speculation(asked: Speculation, has_device: bool) -> None:
 
 def matching_of(asked: Speculation, engine: str, spec: ModelSpec, reuse: CacheReuse) -> Matching:
     """The prefixes that an engine finds while it drafts. UsageError (exit 2) if that is not known for the method."""
-    if reuse.offload and reuse.backend == LMCACHE and asked.method != NGRAM:
+    if reuse.backend == LMCACHE and asked.method != NGRAM:
         raise UsageError(
             f"--offload-backend {LMCACHE}: what it keeps of drafts is not modelled", "use --offload-backend native"
         )

@@ -188,9 +188,6 @@ _NETWORKS = {
     "ethernet": (10, 25, 40, 50, 100, 200, 400, 800),
 }  # fmt: skip
 
-# The longest context that the search for a break-even length tries.
-_MOST_TOKENS = 1 << 24
-
 
 class Tier(NamedTuple):
     """A tier of `memory_bytes`, which is read at `bytes_per_second`, or None if that is not known."""
@@ -219,7 +216,7 @@ def contexts_kept(memory_bytes: int, context_bytes: int) -> int | None:
     return max(memory_bytes, 0) // context_bytes if context_bytes else None
 
 
-def longest_kept(memory_bytes: int, bytes_of: Callable[[int], int], most_tokens: int, step: int = 1) -> int:
+def longest_kept(memory_bytes: int, bytes_of: Callable[[int], int], most_tokens: int, step: int) -> int:
     """The most tokens of one context, up to `most_tokens`, whose bytes fit. It is a multiple of `step`.
 
     `bytes_of` gives the bytes of a number of tokens, and must not fall as that number grows.
@@ -227,7 +224,7 @@ def longest_kept(memory_bytes: int, bytes_of: Callable[[int], int], most_tokens:
     return largest_where(lambda count: bytes_of(count * step) <= memory_bytes, 0, most_tokens // step) * step
 
 
-def tokens_kept(memory_bytes: int, bytes_of: Callable[[int], int], tokens: int, step: int = 1) -> int | None:
+def tokens_kept(memory_bytes: int, bytes_of: Callable[[int], int], tokens: int, step: int) -> int | None:
     """The tokens kept in contexts of `tokens` tokens each: of as many whole contexts as fit, and of one more in part.
 
     None if a context takes nothing. `bytes_of` and `step` are those of `longest_kept`.
@@ -245,7 +242,7 @@ def move_seconds(num_bytes: float, bytes_per_second: float) -> float:
 
 
 def break_even_tokens(
-    move: Callable[[int], float], compute: Callable[[int], float], step: int = 1, most: int = _MOST_TOKENS
+    move: Callable[[int], float], compute: Callable[[int], float], step: int, most: int
 ) -> int | None:
     """The shortest context from which on moving it back takes no longer than computing it. None if no context does.
 

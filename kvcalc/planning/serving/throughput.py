@@ -176,13 +176,8 @@ def _describe_energy(
     found = energy_per_token(model.gpu, model.layout.devices, share, rate, time_range)
     if found is None:
         return None
-    return {
-        "watts": found.watts,
-        "joules_per_token": found.joules_per_token,
-        "low_joules_per_token": found.low_joules_per_token,
-        "high_joules_per_token": found.high_joules_per_token,
-        "kwh_per_million_tokens": found.kwh_per_million_tokens,
-    }
+    figures = {**found._asdict(), "kwh_per_million_tokens": found.kwh_per_million_tokens}
+    return cast("documents.Energy", figures)
 
 
 def _describe_serving(
@@ -218,10 +213,6 @@ def unfitted_of(case: Case, speed: Speed, batch_size: int) -> list[str]:
     """
     found = outside(speed.model, speed.regime, speed.weight_dtype, batch_size)
     return found if case.question.speculative is None else [*found, "drafted tokens"]
-
-
-# The most speeds that are remembered for one model. Each device with figures of its own has another one.
-_MOST_SPEEDS = 256
 
 
 @remembered_of_two

@@ -46,7 +46,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     If the model has an indexer, also readings without the indexer's keys.
     """
     if spec.model_type == "deepseek_v4":
-        yield from _of_deepseek_v4(log)
+        yield from _of_deepseek_v4()
         return
     ratio, sparse = log.text("swa_full_tokens_ratio"), is_sparse(spec)
     settings = {} if ratio is None else {"swa-full-tokens-ratio": ratio}
@@ -236,7 +236,7 @@ _RULES = {
 }
 
 
-def _of_deepseek_v4(log: Log) -> Iterator[Reading]:
+def _of_deepseek_v4() -> Iterator[Reading]:
     """The newest rules first."""
     for rules, words in _RULES.items():
         yield Reading({}, (words,), partial(best_stage, partial(_check, rules)))
