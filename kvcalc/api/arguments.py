@@ -102,7 +102,7 @@ def _check_fields(function: str, name: str, record: Any, used: Sequence[str], na
     for field, value in record._asdict().items():
         if field not in used and value != record._field_defaults.get(field):
             hint = f"give {field} itself" if field in names else f"kvcalc.estimate uses it, kvcalc.{function} does not"
-            raise UsageError(f"{name}.{field}: kvcalc.{function} has no use for it", hint)
+            raise UsageError(f"{name}.{field}: kvcalc.{function} does not use it", hint)
 
 
 def asked(given: Mapping[str, Any]) -> Question:

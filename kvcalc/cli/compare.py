@@ -6,7 +6,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.question import calibration_of, devices_of, output_of, question_of
-from kvcalc.errors import RunError, UsageError
+from kvcalc.errors import KvcalcError, RunError, UsageError
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -56,4 +56,5 @@ def compare(
     answered = {row["model"] for row in document["models"] if row["reason"] is None}
     without = [row for row in document["models"] if row["model"] not in answered]
     if without:
-        raise RunError(f"no answer for {without[0]['model']}: {without[0]['reason']}")
+        hint = next((found.hint for _, found in loaded if isinstance(found, KvcalcError)), None)
+        raise RunError(f"no answer for {without[0]['model']}: {without[0]['reason']}", hint)

@@ -33,7 +33,7 @@ def score(
     if [*files, given["model"]].count("-") > 1:
         raise UsageError("only one FILE or --model can be read from stdin")
     if engine is not None and ("," in engine or engine.casefold() == "all"):
-        raise UsageError(f"--engine {engine[:60]}: a result is of one engine", "for example --engine vllm")
+        raise UsageError(f"--engine {engine[:60]}: a result comes from one engine", "for example --engine vllm")
     texts = [
         ("stdin", read_stdin(MAX_RESULT_BYTES)) if file == "-" else (file, read_text(file, MAX_RESULT_BYTES))
         for file in files

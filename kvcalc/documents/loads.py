@@ -332,7 +332,7 @@ class PlanFinalist(SimulatedTimes):
     reason: str | None
     """the target that is missed most; null if all are met"""
     keeps_up: bool
-    """false if the queue grows without end: TTFT and whole requests then take longer the longer one simulates"""
+    """false if the queue grows without bound: TTFT and whole requests then take longer the longer one simulates"""
     requests: Count
     """simulated requests"""
     seed: Whole | None
@@ -577,7 +577,7 @@ class SimulateResults(TypedDict):
     tokens_per_second: Amount
     """tokens of answers"""
     keeps_up: bool
-    """false if the queue grows without end: its times then grow with the length of the simulation"""
+    """false if the queue grows without bound: its times then grow with the length of the simulation"""
     good_requests: Whole | None
     """requests that meet the limits; null without limits"""
     goodput_requests_per_second: Amount | None

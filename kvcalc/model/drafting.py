@@ -97,7 +97,7 @@ def drafter_of(spec: ModelSpec, draft_model: ModelSpec | None, method: str) -> D
         )
     if reads_cache(draft_model) and draft_model.stated.get("backbone_hidden_size") != spec.attention.hidden_size:
         raise UsageError(
-            f"--draft-model {draft_model.name}: it drafts for a model of another width than {spec.name}",
+            f"--draft-model {draft_model.name}: it drafts for a model of a different width than {spec.name}",
             "give the drafter of this model",
         )
     weights = weights_of(draft_model)

@@ -15,9 +15,9 @@ class Experts:
     """The experts of a family: the keys for their sizes, the names of their weights, and which layers have experts.
 
     `layers` is `all`, `step` (by decoder_sparse_step and mlp_only_layers), `first_dense` (all layers after the first
-    first_k_dense_replace), `listed` (the same, unless mlp_layer_types lists them) or `interval` (every
-    moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index). `shared`: each layer also has
-    n_shared_experts experts that every token reads; `shared_bias` is the key for their biases. `gated_shared`: each
+    first_k_dense_replace or num_dense_layers), `listed` (the same, unless mlp_layer_types lists them) or `interval`
+    (every moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index). `shared`: each layer also
+    has n_shared_experts experts that every token reads; `shared_bias` is the key for their biases. `gated_shared`: each
     layer also has one expert of shared_expert_intermediate_size, with a gate. `corrects`: each layer adds a number per
     expert to the scores.
     """
@@ -56,7 +56,8 @@ def with_defaults(config: ConfigReader, defaults: Mapping[str, object]) -> Confi
 def sparse_layers(config: ConfigReader, rule: Experts, num_layers: int) -> Collection[int]:
     """Return the numbers of the layers that have experts, by the keys of `rule`."""
     if rule.layers in ("first_dense", "listed"):
-        after = range(min(config.integer("first_k_dense_replace", least=0), num_layers), num_layers)
+        first = config.integer("first_k_dense_replace", "num_dense_layers", least=0)
+        after = range(min(first, num_layers), num_layers)
         return listed_sparse_layers(config, num_layers, after) if rule.layers == "listed" else after
     if rule.layers == "interval":
         step, first = config.integer("moe_layer_interval"), config.integer("moe_layer_start_index", least=0)

@@ -66,7 +66,7 @@ def shipped_table(name: str) -> dict[str, Any]:
 
 
 def shipped_mapping(path: str, kind: str, name: str) -> dict[str, Any]:
-    """The mapping in a shipped YAML file that is no preset. The build's copy of it is compiled/KIND/NAME.json."""
+    """The mapping in a shipped YAML file that is not a preset. The build's copy of it is compiled/KIND/NAME.json."""
     text = read_text(path, MAX_PRESET_BYTES)
     found: Any = same_text(_compiled(kind, f"{name}.json"), text)
     return _parsed(text, path) if found is None else dict(found)

@@ -37,7 +37,9 @@ class WhatIf(NamedTuple):
         kind = self.attention
         if kind is not None and kind not in VARIANTS:
             several = all(one.strip() in (*VARIANTS, "all") for one in kind.split(","))
-            hint = f"several: kvcalc compare MODEL --attention {kind}" if several else f"one of {', '.join(VARIANTS)}"
+            hint = f"one of {', '.join(VARIANTS)}"
+            if several:
+                hint = f"kvcalc compare takes several: --attention {kind}; measure takes one, or all"
             raise UsageError(f"--attention {kind!r}: not a kind of attention", hint)
         if has_ranks and (kind not in (None, "mla") or self.num_kv_heads is not None):
             raise UsageError("--kv-lora-rank and --qk-rope-head-dim belong to mla, which has no KV heads")

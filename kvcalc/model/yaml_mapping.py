@@ -59,7 +59,7 @@ def _check_events(events: object, yaml: object, name: str) -> None:
             if kind == "ScalarEvent" and not event.style and _OLD_NUMBER.fullmatch(event.value):
                 line = event.start_mark.line + 1
                 raise UsageError(
-                    f"{name}: line {line}: {event.value[:40]} is another number in YAML 1.1 than in YAML 1.2",
+                    f"{name}: line {line}: {event.value[:40]} is a different number in YAML 1.1 than in YAML 1.2",
                     "write it in decimal digits, or in quotes if it is text",
                 )
             if kind != "ScalarEvent":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 """A point: `load`, and for `ttft` and `tpot` the `mean` and the `p99` in seconds. They are None if the server is
-overloaded: its queue grows without end, so the times depend on how long one looks."""
+overloaded: its queue grows without bound, so the times depend on how long one looks."""
 
 # The loads of a curve, as shares of the one that was asked for, and the requests of each simulation. Open loads grow
 # until the server is overloaded. The clients of a closed loop wait for it, so their curve has no such end.

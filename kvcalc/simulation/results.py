@@ -65,7 +65,7 @@ def tpot_of(request: Request) -> float | None:
 
 
 def is_good(request: Request, limits: Limits) -> bool:
-    """Whether a request keeps to all limits."""
+    """Whether a request meets all limits."""
     tpot = tpot_of(request) or 0.0
     return (limits.max_ttft_seconds is None or ttft_of(request) <= limits.max_ttft_seconds) and (
         limits.max_tpot_seconds is None or tpot <= limits.max_tpot_seconds

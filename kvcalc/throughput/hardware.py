@@ -169,7 +169,7 @@ def _hinted(wanted: str) -> str | None:
 def _unknown(name: str) -> GpuError:
     known = [known for gpu in all_gpus() for known in (gpu.name, *gpu.aliases)]
     hint = (
-        f"{nearest(name, known) or 'list them: kvcalc gpus'}; or describe one: "
+        f"{nearest(name, known) or 'kvcalc gpus lists them.'} To describe one: "
         "--gpu-memory 80GB --gpu-bandwidth 3.35TB/s --flops 989T"
     )
     return GpuError(f"device {name[:60]!r} is not known", hint)

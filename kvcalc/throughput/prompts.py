@@ -78,14 +78,26 @@ class Prompts:
     def beside(self, prompts: float, decoding: float, arriving: float = 0.0) -> float:
         """The seconds that each of `prompts` prompts adds to a step that computes them and `decoding` requests.
 
-        `arriving` prompts come during a step in the mean, or none but these if it is 0.
+        `arriving` prompts come during a step on average, or only these if it is 0.
         """
-        share = 1.0
+        part = Part(self._cached, self._input, 1.0, prompts)
         if self._replicas > 1 and arriving:
             # A prompt that is longer than a step has tokens for is computed in several parts.
-            share = busiest_share(arriving / min(1.0, self._full), self._replicas)
-        part = Part(self._cached, self._input, share, prompts)
+            coming = arriving / min(1.0, self._full)
+            part = self._of_ranks(prompts, busiest_share(coming, self._replicas), some_of(coming))
         return self._model.beside([part], decoding).seconds / prompts
+
+    def _of_ranks(self, prompts: float, share: float, ranks: float) -> Part:
+        """So many prompts, of which the busiest DP rank computes `share`, while `ranks` of them compute prompts.
+
+        If each computes a part, the latest one attends to most tokens. Of n parts, it is n / (n + 1) through its prompt
+        on average.
+        """
+        if self._full >= 1:
+            return Part(self._cached, self._input, share, prompts)
+        tokens, ranks = self._full * self.missed, min(ranks, float(self._replicas))
+        start = self._cached + (self.missed - tokens) * ranks / (ranks + 1)
+        return Part(start, start + tokens, share, prompts / self._full)
 
     def waits(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
         """How long a prompt waits for steps if `rate` others are computed per second, by all DP ranks."""
@@ -130,7 +142,8 @@ class Prompts:
 
         def own(prompts: float) -> float:
             """What each of so many own prompts adds to a step which has those of others anyway."""
-            work = Part(self._cached, self._input, prompts / (prompts + others * part), prompts + others * part)
+            together = prompts + others * part
+            work = self._of_ranks(together, prompts / together, 1 + others)
             return max(0.0, without + self._model.beside([work], decoding, busiest=busiest).seconds - seconds) / prompts
 
         burst = self._model.beside([self._of_all(most)], decoding).seconds

@@ -33,7 +33,7 @@ def parse_script(text: str) -> Script:
     """The statements of a script. Variables have the values that the script itself gives them.
 
     What is no shell is skipped line by line, so that the script may be a page with text around its commands. Raises
-    UsageError (exit 2) if it has one line only and that has a quote without its end.
+    UsageError (exit 2) if it has one line only and that has an unclosed quote.
     """
     files: dict[str, str] = {}
     variables: dict[str, str] = {}
@@ -58,7 +58,7 @@ def parse_script(text: str) -> Script:
             words = words_of(line)
         if words is None:
             if is_alone:
-                raise UsageError("the command has a quote without its end", "put the whole command in quotes")
+                raise UsageError("the command has an unclosed quote", "put the whole command in quotes")
             continue
         found += _statements(words, variables, files)
     return Script(found, files)

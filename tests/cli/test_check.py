@@ -126,7 +126,7 @@ def test_unknown_options_are_named_once(kvcalc: Any) -> None:
         (["vllm", "serve", "no/such", "--gpu", "h100"], 3, "is not known"),
         (["vllm", "serve", "--gpu", "h100"], 2, "names no model"),
         (["vllm", "serve", LLAMA], 2, "needs a device"),
-        (["echo", "hi", "--gpu", "h100"], 2, "no command of a server"),
+        (["echo", "hi", "--gpu", "h100"], 2, "not a server command"),
         (["vllm", "serve", LLAMA, "--max-model-len", "--gpu", "h100"], 2, "max-model-len"),
         (["vllm", "serve", LLAMA, "--speculative-config", "{", "--gpu", "h100"], 2, "not a JSON object"),
         (["vllm", "serve", LLAMA, "-tp", "3", "--gpu", "h100"], 4, "does not start"),

@@ -42,6 +42,8 @@ PUBLISHED = {
     "deepseek-llm-7b": 6.91, "deepseek-llm-67b": 67.4, "ernie-4.5-300b-a47b": 300, "bloom-3b": 3.0, "bloom-560m": 0.559,
     "bloom-1b7": 1.72, "open-llama-3b": 3.43, "cwm": 32.6, "olmo-7b": 6.89, "salamandra-2b": 2.25,
     "stablelm-2-1.6b": 1.64, "stable-code-3b": 2.8, "santacoder": 1.12, "llama-160m": 0.162,
+    "trinity-large": 398, "trinity-mini": 26.1, "trinity-nano": 6.1, "hy3": 295, "mellum2-12b-a2.5b": 12.15,
+    "mistral-small-4-119b": 119, "gemma-4-12b": 11.9, "jais-2-8b": 8.09, "iquest-coder-v1-40b": 39.8,
     "seed-oss-36b": 36.15, "solar-10.7b": 10.73, "starcoder": 15.5, "yi-1.5-9b": 8.83, "yi-34b": 34.39,
 }  # fmt: skip
 

@@ -57,6 +57,12 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {**GQA, **BIAS, "mlp_bias": True, **TIED}),
     ("llama", {k: v for k, v in GQA.items() if k not in ("vocab_size", "intermediate_size")}),
     ("starcoder2", {**KV, "use_bias": False, **UNTIED}),
+    ("afmoe", {**GQA, **MOE, **WINDOW, "num_dense_layers": 1, "num_shared_experts": 2}),
+    ("iquestcoder", {**GQA, **BIAS, "mlp_bias": True}),
+    ("mellum", {**GQA, **MOE, **WINDOW}),
+    ("gemma4_unified_text", {**GQA, **WINDOW, "global_head_dim": 16}),
+    ("jais2", {**KV, "attention_bias": False, "mlp_bias": False}),
+    ("hy_v3", {**GQA, **MOE, "mlp_layer_types": ["sparse", *["dense"] * (GQA["num_hidden_layers"] - 1)]}),
     ("phi", {**KV, "qk_layernorm": True}),
     ("phimoe", {**KV, **EXPERTS, **BIAS, "lm_head_bias": True}),
     ("qwen2", {**KV, **TIED}),
@@ -247,6 +253,7 @@ TEXT_MODELS = [
     ("qwen3_vl_text", "qwen3_vl", "Qwen3VLText"),
     ("qwen3_vl_moe_text", "qwen3_vl_moe", "Qwen3VLMoeText"),
     ("qwen3_omni_moe_text", "qwen3_omni_moe", "Qwen3OmniMoeThinkerText"),
+    ("mistral4", "mistral4", "Mistral4"),
 ]
 
 
@@ -259,6 +266,8 @@ def test_language_models_of_multimodal_ones(model_type: str, module: str, name: 
 
     folder = f"transformers.models.{module}"
     config = {**KV, **MOE, **({"head_dim": 8, **BIAS} if module.startswith("qwen3") else {})}
+    if model_type == "mistral4":
+        config = {**MLA, **ROUTED, "first_k_dense_replace": 1}
     built = getattr(import_module(f"{folder}.configuration_{module}"), f"{name.replace('Thinker', '')}Config")(**config)
     with torch.device("meta"):
         model = getattr(import_module(f"{folder}.modeling_{module}"), f"{name}Model")._from_config(built)
@@ -273,7 +282,7 @@ _FAMILIES_NOT_COUNTED = (
 ).split()
 NOT_COUNTED = set(
     (
-        "axk1 axk2 diffusion_gemma_text gemma4_unified_assistant gemma4_unified_text gpt_neo hy_v4 jetmoe mistral4 "
+        "axk1 axk2 diffusion_gemma_text gemma4_unified_assistant gpt_neo hy_v4 jetmoe "
         "modernbert-decoder recurrent_gemma rwkv6 step3p5 youtu"
     ).split()
 ) | {model_type for model_type, module in FAMILIES.items() if module in _FAMILIES_NOT_COUNTED and model_type != "bert"}

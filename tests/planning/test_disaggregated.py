@@ -125,7 +125,7 @@ def test_why_a_layout_lost_has_its_price() -> None:
         output_tokens=200,
     )  # fmt: skip
     first, second = document["plans"]
-    lost = f"{second['num_devices']} devices, {second['cost_per_hour']:.2f} per hour, instead of {first['num_devices']}"
+    lost = f"{second['num_devices']} devices instead of {first['num_devices']}, {second['cost_per_hour']:.2f} per hour"
     assert first["next_mode"].endswith(f": {lost}")
     assert row["next_layout"].endswith(" per hour")
 
@@ -254,3 +254,20 @@ def test_the_screen_shows_both_pools(kvcalc: Any) -> None:
     for text in ("P: prefill instances, D: decode instances", "TTFT  ", " = host ", "h100-sxm, not ", "router:"):
         assert text in out
     assert kvcalc(*PLAN, "--format", "csv").out.splitlines()[0].endswith(",disaggregated,next_mode")
+
+
+def test_only_dp_ranks_that_share_experts_are_planned() -> None:
+    asked: dict[str, Any] = {"requests_per_second": 4.0, "data_parallel_size": 2, "input_tokens": 2000}
+    _, row = planned("qwen3-30b-a3b", **asked)
+    assert row["disaggregated"]["decode"]["data_parallel_size"] == 2
+    with pytest.raises(UsageError, match="--dp: copies of a model without experts are instances of their own"):
+        planned("llama-3.1-8b", **asked)
+
+
+def test_up_to_four_decode_instances_share_a_prefill_instance() -> None:
+    """Short prompts with long answers leave a prefill instance idle for most of the time."""
+    document = kvcalc.plan(
+        "llama-3.1-8b", ["h100"], input_tokens=500, output_tokens=3000, concurrency=64, disaggregate=True,
+        transfer="nvlink", with_front=True,
+    )  # fmt: skip
+    assert "1 x tp 1 prefill + 4 x tp 1 decode" in [point["layout"] for point in document["pareto"] or ()]

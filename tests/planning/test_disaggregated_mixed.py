@@ -52,6 +52,12 @@ def test_cheap_prefill_and_fast_decode_are_combined(usual: Any) -> None:
     assert " on h" in row["next_layout"]
 
 
+def test_what_the_rows_of_one_kind_say_is_not_said_again(usual: Any) -> None:
+    texts = [warning["text"] for warning in usual["warnings"]]
+    assert sum("no measurement of separate prefill and decode instances" in text for text in texts) == 1
+    assert not [text for text in texts if BOTH in text]
+
+
 def test_the_times_are_those_of_each_kind(usual: Any) -> None:
     """A decode step is that of the decode instances' device, and the cache has the bytes of the model."""
     (row,) = mixed_rows(usual)

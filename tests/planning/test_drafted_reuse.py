@@ -165,7 +165,7 @@ def test_devices_keep_one_copy_only_if_the_drafts_are_mla_too() -> None:
     )
     assert own["session_bytes"] // 4096 == (own["loaded_bytes_per_device"] + own["unit_bytes"]) // 4096
     assert mixed["session_bytes"] == 8 * mixed["loaded_bytes_per_device"]
-    with pytest.raises(ModelError, match="drafts that are no MLA"):
+    with pytest.raises(ModelError, match="drafts that are not MLA"):
         ask("deepseek-v3", "sglang", head, **asked)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import kvcalc
 from kvcalc.planning.plan.finalists import _fewest_instances, _fewest_replicas
 
 
@@ -107,3 +108,17 @@ def test_instances_do_not_help_a_request_that_is_too_slow_alone() -> None:
     judge: Any = KnownJudge((2, 2), alone_misses=True)
     found: Any = _fewest_instances(judge, split((3, 3)), None)
     assert (found.missed, judge.simulated) == ("too slow", [])
+
+
+def test_the_finalists_are_the_last_that_misses_and_the_first_that_meets() -> None:
+    """Of the replicas of a layout that were simulated, the table has the two next to the limit."""
+    document = kvcalc.plan(
+        "llama-3.1-8b", ["h100"], input_tokens=1024, output_tokens=100, requests_per_second=150.0, requests=400,
+        ttft_percentile=99, max_ttft_seconds=0.2,
+    )  # fmt: skip
+    rows: Any = document["finalists"]
+    alone = [row for row in rows if row["tensor_parallel_size"] == 1]
+    missed, met = sorted(alone, key=lambda row: row["passes"])
+    assert not missed["passes"]
+    assert met["passes"]
+    assert met["replicas"] - missed["replicas"] == 1

@@ -105,7 +105,7 @@ def test_a_plan_starts_the_copies() -> None:
         ({"pcp": 2, "dcp": 4}, LayoutError, "it must be 2 or 16"),
         ({"pcp": 2, "dcp": 2}, ModelError, "for sparse MLA only"),
         ({"pcp": 2, "settings": {"max-lora-rank": "8"}}, UsageError, "with LoRA"),
-        ({"pcp": 2, "speculative": Speculation("ngram", 3, 1.5)}, UsageError, "does not draft so"),
+        ({"pcp": 2, "speculative": Speculation("ngram", 3, 1.5)}, UsageError, "does not support this"),
         ({"pcp": 2, "engine": "sglang"}, UsageError, "has no such setting"),
     ],
 )

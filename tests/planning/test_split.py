@@ -273,3 +273,15 @@ def test_a_sweep_asks_every_device(kvcalc: Any) -> None:
 def test_each_device_needs_a_share(gpu: str, shares: str) -> None:
     with pytest.raises(UsageError, match=rf"--tensor-split {shares} has \d shares, but there are {gpu[-1]} devices"):
         split(gpu, tensor_split=shares)
+
+
+def test_a_plan_takes_a_split_on_one_device_alone() -> None:
+    def planned(sizes: str) -> Any:
+        return kvcalc.plan(
+            "llama-3.1-8b", ["rtx-4090"], input_tokens=500, output_tokens=100, concurrency=2, engine="llama.cpp",
+            engine_settings={"tensor-split": sizes}, dtype="q4_k_m",
+        )  # fmt: skip
+
+    assert planned("1")["best"]["num_devices"] == 1
+    with pytest.raises(UsageError, match="--tensor-split 3,1: plan chooses the number of devices"):
+        planned("3,1")

@@ -1,7 +1,8 @@
 """Recorded figures: what the engines held and served when each question was recorded.
 
     python -m tests.recorded            which figures are different now?
-    python -m tests.recorded --write    draw the questions again and record today's answers
+    python -m tests.recorded --write    record today's answers to the same questions
+    python -m tests.recorded --draw     draw other questions and record their answers
 
 The oracles (published figures, vLLM's own planner, Transformers) say what is right, for some questions. The recorded
 figures of many random questions say what has changed, for every engine and option. A change that is meant is recorded
@@ -107,6 +108,12 @@ def differences(recorded: Recorded) -> str:
     length = max(len(old), len(new))
     pairs = zip(paths, old + [None] * (length - len(old)), new + [None] * (length - len(new)))
     return ", ".join(f"{path} {before} -> {now}" for path, before, now in pairs if before != now)
+
+
+def answered_again(recorded: Recorded) -> Recorded:
+    """The same question with today's figures, or as it was if it is refused now."""
+    document = asked(recorded.command, recorded.model, recorded.options)
+    return recorded if document is None else recorded._replace(figures=figures_of(recorded.command, document))
 
 
 def path_of(kind: str, engine: str) -> Path:

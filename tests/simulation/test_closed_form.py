@@ -127,6 +127,19 @@ def test_so_are_those_of_dp_ranks_that_stop_for_long_prompts(engine: str, client
     assert found["results"]["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=0.15)
 
 
+def test_so_are_those_of_dp_ranks_whose_prompts_take_several_steps() -> None:
+    """Every step waits for the rank whose part of a prompt attends to most tokens."""
+    asked: dict[str, Any] = {"data_parallel_size": 8}
+    found = kvcalc.simulate(
+        "deepseek-v3", "h200x8", engine="sglang", prompt_tokens=about(16_000), answer_tokens=about(500), concurrency=64,
+        requests=640, **asked,
+    )  # fmt: skip
+    closed = estimated("deepseek-v3", "h200x8", "sglang", 16_000, 500, 64, **asked)
+    times = {row["metric"]: row["mean_seconds"] for row in found["times"]}
+    assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.1)
+    assert found["results"]["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.1)
+
+
 def test_an_answer_whose_requests_are_preempted_names_the_simulation() -> None:
     for engine, load, is_named in (("vllm", 512, True), ("vllm", 64, False), ("tensorrt-llm", 512, False)):
         question = kvcalc.SpeedQuestion(input_tokens=1000, output_tokens=1000, concurrency=load)

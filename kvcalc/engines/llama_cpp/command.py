@@ -10,7 +10,7 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
 
 SPEC_TYPES = {MTP: "draft-mtp", EAGLE: "draft-eagle3", DRAFT: "draft-simple", NGRAM: "ngram-mod"}
-# kvcalc's options that are no options of llama-server, and one that it has under another name.
+# kvcalc's options that are not options of llama-server, and one that it has under another name.
 _NOT_FLAGS = ("before-pull", "host-memory", "host-bandwidth")
 _RENAMED = {"draft-max": "spec-draft-n-max"}
 _FLOATS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}

@@ -50,7 +50,7 @@ class SglangReuse(Reuse):
         copies = super().tier_copies(spec, share, ranks)
         if copies > 1 and is_latent(spec):
             raise ModelError(
-                f"{spec.name}: --offload with drafts that are no MLA is not modelled for SGLang on several devices",
+                f"{spec.name}: --offload with drafts that are not MLA is not modelled for SGLang on several devices",
                 "leave --speculative out",
             )
         return copies

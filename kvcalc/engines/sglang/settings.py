@@ -127,7 +127,7 @@ def check_devices(spec: ModelSpec, copies: int, size: int) -> None:
     """Raise LayoutError (exit 2) if a copy cannot be split over `size` devices."""
     if spec.model_type in _LATENT and size > 1:
         raise LayoutError(
-            f"--{OPTION} {copies} --tp {size}: SGLang has MLA without an indexer whole on every device then",
+            f"--{OPTION} {copies} --tp {size}: SGLang then keeps MLA without an indexer whole on every device",
             f"use --{OPTION} {copies * size} --tp 1",
         )
     if spec.model_type in _SPARSE and copies * size > _MOST_SPARSE:

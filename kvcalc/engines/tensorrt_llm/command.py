@@ -30,7 +30,7 @@ from kvcalc.releases import Release
 from kvcalc.units import parse_tokens
 from kvcalc.writing.shell import written_first
 
-# Where the settings are written that are no options of trtllm-serve. JSON is YAML too.
+# Where the settings are written that are not options of trtllm-serve. JSON is YAML too.
 _FILE = "trtllm.yaml"
 _FILES = {PREFILL: "prefill.yaml", DECODE: "decode.yaml", ROUTER: "router.yaml"}
 # With MTP, num_nextn_predict_layers was the number of drafted tokens. Pull request 12341 of NVIDIA/TensorRT-LLM (2026)

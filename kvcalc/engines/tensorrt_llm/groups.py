@@ -153,7 +153,7 @@ class LayerGroups(TensorrtLlm):
         check_average(self.chosen.avg_seq_len, longest_tokens)
         division, slots = self._divided(self.layout(share, dtype, longest_tokens), memory)
         if slots is None:
-            raise ValueError("the slots of a known memory are known")
+            raise ValueError("internal: slots need a memory")
         free = [max(1, count - self._beyond(group, longest_tokens)) for count, group in zip(slots, division.groups)]
         most, block = max(free), self.block
 

@@ -59,7 +59,7 @@ class VllmReuse(Reuse):
         """If prompts are divided, MTP layers of one module alone draft (PCPManager.validate_config, v1/worker/gpu)."""
         if "prefill-context-parallel-size" in settings and asked.method != MTP:
             raise UsageError(
-                f"--speculative {asked}: vLLM does not draft so with --prefill-context-parallel-size",
+                f"--speculative {asked}: vLLM does not support this with --prefill-context-parallel-size",
                 f"use --speculative mtp:{asked.num_tokens}",
             )
 

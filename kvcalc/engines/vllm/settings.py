@@ -230,7 +230,9 @@ def check_prompt_ranks(spec: ModelSpec, settings: Mapping[str, str], chosen: Set
     if not place.since(0, 26):
         raise UsageError(f"{asked}: no attention kernel of this release has it", "it runs in vLLM 0.26 and later")
     if chosen.pipeline_parallel_size > 1 and not place.since(0, 32):
-        raise UsageError(f"{asked}: this release has it without pipeline stages only", "vLLM 0.32 has it with --pp")
+        raise UsageError(
+            f"{asked}: this release supports it only without pipeline stages", "vLLM 0.32 has it with --pp"
+        )
     if any(name in settings for name in ("max-loras", "max-lora-rank")):
         raise UsageError(f"{asked}: vLLM does not support it with LoRA adapters", "leave out --max-lora-rank")
     caches = all_caches(spec)

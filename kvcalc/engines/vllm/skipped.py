@@ -84,7 +84,7 @@ class Skipped(NamedTuple):
 def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Place) -> Skipped | None:
     """The layers that the settings or the type leave out. None if there are none.
 
-    Raises UsageError (exit 2) for words that are no layers, and ModelError (exit 3) for models in which the layout is
+    Raises UsageError (exit 2) for words that are not layers, and ModelError (exit 3) for models in which the layout is
     not modelled.
     """
     asked, packs = settings.kv_cache_dtype_skip_layers, dtype.name in TURBOQUANT

@@ -86,6 +86,7 @@ def _shape(config: ConfigReader, row: Decoder) -> AttentionShape:
     return AttentionShape(
         num_heads, _kv_heads(config, row, num_heads), head_dim, config.optional_integer("v_head_dim") or head_dim,
         hidden_size, qkv_bias=_flag(config, row.qkv_bias), output_bias=_flag(config, row.output_bias),
+        output_gate=row.output_gate,
         rope_dim=head_dim if rotary else 0, rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
 

@@ -25,7 +25,8 @@ class Decoder:
     directions together. `refused` maps unsupported keys to the reason. `grouped` is False if every query head has its
     own K and V. `states_kv_heads`: the config must give num_key_value_heads. `derives_head_dim`: the width of a head is
     always hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded
-    down. `num_kv_heads` is set if the family's own module has determined the number.
+    down. `output_gate`: each output of the heads has a gate. `num_kv_heads` is set if the family's own module has
+    determined the number.
 
     Weights: `vocab_size` is None if the family's weights are not counted. `tied` is the default of tie_word_embeddings.
     `qk_norm` is as in Projections; if `qk_norm_key` is set, it applies only if the config has that key set to true.
@@ -64,6 +65,7 @@ class Decoder:
     rotary: bool = True
     qkv_bias: bool | str = "attention_bias"
     output_bias: bool | str = "attention_bias"
+    output_gate: bool = False
 
     vocab_size: int | None = None
     vocab: tuple[str, ...] = ("vocab_size",)

@@ -15,7 +15,7 @@ from kvcalc.model.type_tables import defaults_of
 
 # Types whose weights are not counted. For longcat_flash the reason is that Transformers 5.23.0 counts matrices for
 # experts that compute nothing, and the published count does not.
-_NOT_COUNTED = ("axk1", "axk2", "hy_v4", "longcat_flash", "mistral4", "sarvam_mla", "youtu", "youtu_llm")
+_NOT_COUNTED = ("axk1", "axk2", "hy_v4", "longcat_flash", "sarvam_mla", "youtu", "youtu_llm")
 # Types whose configs may list the kind of MLP of every layer.
 _LISTED = ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
 # The kinds in layer_types without and with an indexer. The second name with an indexer is that of older releases.

@@ -70,8 +70,8 @@ def read(config: ConfigReader, model_type: str, of_drafter: Sequence[Weight] = (
         for kind, mixer in plain.items()
     }
     mixers = [(sharing if number >= own else keeping)[kind] for number, kind in enumerate(kinds)]
-    not_counted = ("diffusion_gemma_text", "gemma4_unified_text")
-    body = None if model_type in not_counted else lambda: _body(config, model_type, num_layers, own, of_drafter)
+    is_counted = model_type != "diffusion_gemma_text"
+    body = None if not is_counted else lambda: _body(config, model_type, num_layers, own, of_drafter)
     return config.model(model_type, mixers, body, attention=shape)
 
 

@@ -1,4 +1,4 @@
-"""The Llamas that are no plain decoders: Llama 3.2 Vision and Llama 4."""
+"""The Llamas that are not plain decoders: Llama 3.2 Vision and Llama 4."""
 
 from __future__ import annotations
 

@@ -16,10 +16,15 @@ def patches_3d(vision: ConfigReader, width: int, patch: int) -> int:
     return integer(vision, 3, "in_channels", "in_chans", "num_channels") * frames * size * size * width
 
 
-def vit(vision: ConfigReader) -> tuple[int, int, Counted]:
-    """The width, the MLP's width, and the layers of a vision transformer with biases and norms in every layer."""
-    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
-    number = num_layers(vision, 12, "num_hidden_layers")
+def vit(
+    vision: ConfigReader, number: int = 12, width: int = 768, inner: int = 3072, depth: str = "num_hidden_layers"
+) -> tuple[int, int, Counted]:
+    """The width, the MLP's width, and the layers of a vision transformer with biases and layer norms in every layer.
+
+    The sizes are the defaults of its class, and `depth` is its key for the number of layers.
+    """
+    width, inner = integer(vision, width, "hidden_size"), integer(vision, inner, "intermediate_size")
+    number = num_layers(vision, number, depth)
     return width, inner, layers(number, width, inner, biases=5 * width + inner, norms=4 * width)
 
 

@@ -25,8 +25,7 @@ def _area(config: ConfigReader, key: str, default: int) -> int:
 
 def ernie(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """Two mergers, in space and over two frames, and a linear layer between two norms."""
-    width, inner = integer(vision, 1280, "hidden_size"), integer(vision, 5120, "intermediate_size")
-    tower = layers(num_layers(vision, 32, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
+    width, _, tower = vit(vision, 32, 1280, 5120, "depth")
     patch = integer(vision, 14, "patch_size")
     merged = width * integer(vision, 2, "spatial_merge_size") ** 2
     frames = merged * integer(vision, 2, "temporal_merge_size")

@@ -135,10 +135,7 @@ def phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 
 def step3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP's layers without norms around them, and two convolutions that halve both sides (step3_vl.py)."""
-    width, inner = integer(vision, 1792, "hidden_size"), integer(vision, 3072, "intermediate_size")
-    tower = layers(
-        num_layers(vision, 63, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
-    )  # fmt: skip
+    width, _, tower = vit(vision, 63, 1792, 3072)
     number, patch = patches(vision, 728, 14)
     out = integer(vision, 4096, "output_hidden_size")
     whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + (number + 2) * width

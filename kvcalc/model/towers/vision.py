@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection
-from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip
+from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip, vit
 
 
 def qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -45,8 +45,7 @@ def qwen3_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 
 
 def _qwen3(vision: ConfigReader, text: int, levels: int) -> Counted:
-    width, inner = integer(vision, 1152, "hidden_size"), integer(vision, 4304, "intermediate_size")
-    body = layers(num_layers(vision, 27, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
+    width, _, body = vit(vision, 27, 1152, 4304, "depth")
     positions = integer(vision, 2304, "num_position_embeddings") * width
     mergers = _merger(vision, width, text, 2 * width)
     mergers += levels * _merger(vision, width, text, 2 * width * integer(vision, 2, "spatial_merge_size") ** 2)
@@ -129,10 +128,7 @@ def internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
 
 def llama4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """A vision transformer with a class token, an adapter of two layers, and a linear layer."""
-    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 5632, "intermediate_size")
-    body = layers(
-        num_layers(vision, 34, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
-    )  # fmt: skip
+    width, inner, body = vit(vision, 34, 768, 5632)
     number, patch = patches(vision, 448, 14)
     whole = width + (number + 1) * width + integer(vision, 3, "num_channels") * patch * patch * width + 4 * width
     adapter = inner * integer(vision, 4096, "projector_input_dim") + integer(vision, 4096, "projector_output_dim") ** 2
@@ -216,10 +212,7 @@ def gemma4_unified(vision: ConfigReader, text: int, outer: ConfigReader) -> Coun
 
 def minimax_m3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """CLIP's layers over patches of two frames; the published config calls it clip_vision_model."""
-    width, inner = integer(vision, 1280, "hidden_size"), integer(vision, 5120, "intermediate_size")
-    body = layers(
-        num_layers(vision, 32, "num_hidden_layers"), width, inner, biases=5 * width + inner, norms=4 * width
-    )  # fmt: skip
+    width, _, body = vit(vision, 32, 1280, 5120)
     hidden = integer(outer, text, "projector_hidden_size")
     merged = hidden * integer(vision, 2, "spatial_merge_size") ** 2
     projector = projection(width, hidden) + projection(hidden, text) + projection(merged, hidden)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.output.human.console import Console
-from kvcalc.output.human.figures import count, percent, size
+from kvcalc.output.human.figures import count, duration, percent, size
 from kvcalc.output.human.sources import print_reserve, print_sources
-from kvcalc.output.human.speed import duration
 from kvcalc.units import format_parameters
 
 

@@ -44,16 +44,19 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds with three digits, in milliseconds below one second, or a dash for None."""
+    """Seconds with three digits in a suitable unit, such as `840 us` and `11.4 ms`, or a dash for None."""
     if seconds is None:
         return "-"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
+    if seconds >= 999.5:
+        return f"{seconds:,.0f} s"
+    unit, scale = (
+        ("s", 1.0) if seconds >= 0.9995 or not seconds else ("ms", 1e3) if seconds >= 0.9995e-3 else ("us", 1e6)
+    )
+    return f"{seconds * scale:.3g} {unit}"
 
 
 OVERLOADED = "overloaded"
-"""Instead of a time in a queue that grows without end: it would be longer the longer one simulates."""
+"""Instead of a time in a queue that grows without bound: it would be longer the longer one simulates."""
 
 
 def duration_or_overloaded(seconds: float | str | None) -> str:
@@ -64,11 +67,6 @@ def duration_or_overloaded(seconds: float | str | None) -> str:
 def requests_per_second(value: float) -> str:
     """A rate of requests with three digits, such as `1 request per second`."""
     return f"{rate(value)} request{'' if value == 1 else 's'} per second"
-
-
-def short_duration(seconds: float | None) -> str:
-    """A duration with three digits, in microseconds below one millisecond, or a dash for None."""
-    return f"{seconds * 1e6:.3g} us" if seconds is not None and seconds < 0.9995e-3 else duration(seconds)
 
 
 def rate(value: float | None) -> str:

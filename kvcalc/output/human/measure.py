@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console
-from kvcalc.output.human.figures import byte_rate, count, describe_workload, flop_rate, percent, short_duration
+from kvcalc.output.human.figures import byte_rate, count, describe_workload, duration, flop_rate, percent
 from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
@@ -52,7 +52,7 @@ def _curve(rows: list[documents.CurveRow], console: Console) -> None:
     last = None
     for row in rows:
         kind, step = row["attention"].upper(), row["decode_step_seconds"]
-        point = [count(row["context_tokens"]), count(row["batch_size"]), short_duration(step)]
+        point = [count(row["context_tokens"]), count(row["batch_size"]), duration(step)]
         bar = "#" * max(1, round(_BAR_COLUMNS * step / longest))
         read = byte_rate(row["kv_read_bytes_per_second"])
         share = percent(row["fraction_of_binding_roof"])
@@ -84,8 +84,8 @@ def _times(document: documents.Measure, console: Console) -> None:
     for run in document["runs"]:
         check, core = run["verified"], run["attention_core_seconds"] or {"p50": None}
         passed = Text("ok", "green") if check["ok"] else Text(f"off by {check['max_abs_error']}", "bold red")
-        steps = [short_duration(run["decode_step_seconds"][quantile]) for quantile in ("p50", "p90")]
-        read = [short_duration(core["p50"]), byte_rate(run["kv_read_bytes_per_second"])]
+        steps = [duration(run["decode_step_seconds"][quantile]) for quantile in ("p50", "p90")]
+        read = [duration(core["p50"]), byte_rate(run["kv_read_bytes_per_second"])]
         table.add_row(run["attention"].upper(), *steps, _share(run, "step"), *read, passed)
     console.print(table)
 
@@ -122,7 +122,7 @@ def _notes(document: documents.Measure, console: Console) -> None:
                 f"{percent(run['fraction_of_matmul_roof']['prefill'])} of the matmul roof"
             )
         timed = [
-            f"{row['name']} {short_duration(row['seconds'])}"
+            f"{row['name']} {duration(row['seconds'])}"
             for row in run["backends"]
             if row["seconds"] is not None and row["layer"] == run["backends"][0]["layer"]
         ]
@@ -131,7 +131,7 @@ def _notes(document: documents.Measure, console: Console) -> None:
         if scaled:
             console.print(
                 f"scaled to all {scaled['num_layers']} layers, {kind}: {count(scaled['predicted_bytes'])} bytes, "
-                f"step {short_duration(scaled['decode_step_seconds'])}"
+                f"step {duration(scaled['decode_step_seconds'])}"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console
-from kvcalc.output.human.figures import byte_rate, short_duration
+from kvcalc.output.human.figures import byte_rate, duration
 from kvcalc.output.human.tables import plain_table
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _value(figure: str, value: float) -> str:
     if any(part.startswith("fraction_of_") for part in parts):
         return f"{value:.1%}"
     if any(part.endswith("_seconds") for part in parts):
-        return short_duration(value)
+        return duration(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 

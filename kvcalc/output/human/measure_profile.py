@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.output.human.console import Console
-from kvcalc.output.human.figures import byte_rate, count, percent, short_duration
+from kvcalc.output.human.figures import byte_rate, count, duration, percent
 from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
@@ -17,11 +17,11 @@ def render(document: dict[str, Any], console: Console) -> None:
     console.print(Text.assemble(("profile", "bold"), f" of {device['kind']} ({device['name']})"))
     rate = f"{roof['matmul_flop_per_second'] / 1e12:,.3g} TFLOP/s in {roof['matmul_dtype']}"
     replayed = launch["replayed_seconds"]
-    graph = "" if replayed is None else f", {short_duration(replayed)} in a graph"
+    graph = "" if replayed is None else f", {duration(replayed)} in a graph"
     console.print(f"reads {byte_rate(roof['read_bytes_per_second'])}, multiplies {rate}", style="dim")
-    console.print(f"a launch takes {short_duration(launch['launched_seconds'])}{graph}", style="dim")
+    console.print(f"a launch takes {duration(launch['launched_seconds'])}{graph}", style="dim")
     for row in document["all_reduces"]:
-        taken = short_duration(row["seconds"])
+        taken = duration(row["seconds"])
         console.print(
             f"an all-reduce of {format_size(row['bytes'])} on {row['ranks']} ranks takes {taken}", style="dim"
         )
@@ -53,4 +53,4 @@ def render(document: dict[str, Any], console: Console) -> None:
 
 
 def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else short_duration(seconds)
+    return "-" if seconds is None else duration(seconds)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcalc.output.human.console import Console
-from kvcalc.output.human.figures import byte_rate, count, percent, size
-from kvcalc.output.human.speed import duration
+from kvcalc.output.human.figures import byte_rate, count, duration, percent, size
 from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 

@@ -115,7 +115,7 @@ def describe_state(document: Mapping[str, Any]) -> list[str]:
     """How many requests run and wait, how full the cache becomes, and how many requests are preempted."""
     engine, results = document["engine"], document["results"]
     running, waiting = rate(results["mean_running_requests"]), rate(results["mean_waiting_requests"])
-    lines = [] if results["keeps_up"] else ["overloaded: the queue grows without end, and TTFT with it"]
+    lines = [] if results["keeps_up"] else ["overloaded: the queue grows without bound, and TTFT with it"]
     lines += [
         f"on average {running} requests run and {waiting} wait; steps run {results['busy_share']:.0%} of the time"
     ]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console
-from kvcalc.output.human.figures import UNKNOWN_RANGE, byte_rate, count, percent, size
+from kvcalc.output.human.figures import UNKNOWN_RANGE, byte_rate, count, duration, percent, rate, size
 from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 def print_speed(speed: documents.Throughput, workload: documents.Workload, console: Console) -> None:
     """Print the `throughput` part of a document."""
-    step, rate = speed["decode_step_seconds"], speed["decode_tokens_per_second"]
+    step, tokens = speed["decode_step_seconds"], speed["decode_tokens_per_second"]
     spread = _range(speed["low_seconds"], speed["high_seconds"])
-    bound = f" ({spread}), bound by {_name(speed['bound_by'])}"
+    bound = f" ({spread}), bound by {name_of_part(speed['bound_by'])}"
     console.print(Text.assemble(("decode step", "bold"), "  ", (duration(step), "bold"), bound))
     table = plain_table("", ">", ">")
     parts: Any = speed["parts"]
     for key, seconds in parts.items():
         if seconds:
-            table.add_row(f"  {_name(key.removesuffix('_seconds'))}", duration(seconds), f"{seconds / step:.0%}")
+            table.add_row(f"  {name_of_part(key.removesuffix('_seconds'))}", duration(seconds), f"{seconds / step:.0%}")
     table.add_row("  ideal roofline", duration(speed["roofline_decode_step_seconds"]), "", style="dim")
     console.print(table)
     each = batch = ""
     if workload["batch_size"] > 1:
-        each = f", {number(speed['tokens_per_second_per_sequence'])} per sequence"
+        each = f", {rate(speed['tokens_per_second_per_sequence'])} per sequence"
         batch = f"{count(workload['batch_size'])} x "
     prefill = f"prefill of {batch}{count(workload['context_tokens'])} tokens {duration(speed['prefill_seconds'])}"
-    console.print(f"{number(rate)} tokens/s{each}; {prefill}")
+    console.print(f"{rate(tokens)} tokens/s{each}; {prefill}")
     if speed["host"] is not None:
         _host(speed["host"], step, console)
     if speed["serving"] is not None:
@@ -63,7 +63,7 @@ def print_drafting(drafting: documents.Speculative, speed: documents.Throughput 
                 table.add_row(f"  {label}", duration(seconds), f"{seconds / step:.0%} of the step")
         plain = duration(drafting["seconds_without_drafting"] or 0.0)
         each = duration(step / (drafting["acceptance_length"] or 1.0))
-        table.add_row("  per output token", each, f"{plain} without drafting: {number(drafting['speedup'])}x")
+        table.add_row("  per output token", each, f"{plain} without drafting: {rate(drafting['speedup'])}x")
         batch = drafting["break_even_batch"]
         table.add_row("  stops paying at", "no batch" if batch is None else f"batch {count(batch)}", "")
     if drafting["weights_bytes"]:
@@ -90,9 +90,9 @@ def _transfer(transfer: documents.KvTransfer, console: Console) -> None:
 
 
 def _energy(energy: documents.Energy, console: Console) -> None:
-    spread = _range(energy["low_joules_per_token"], energy["high_joules_per_token"], number)
-    line = f"{number(energy['joules_per_token'])} J per output token ({spread}), "
-    line += f"{number(energy['kwh_per_million_tokens'])} kWh per million, {number(energy['watts'])} W"
+    spread = _range(energy["low_joules_per_token"], energy["high_joules_per_token"], rate)
+    line = f"{rate(energy['joules_per_token'])} J per output token ({spread}), "
+    line += f"{rate(energy['kwh_per_million_tokens'])} kWh per million, {rate(energy['watts'])} W"
     console.print(Text.assemble(("energy", "bold"), f"  {line}"))
 
 
@@ -112,27 +112,13 @@ def _serving(serving: documents.Serving, console: Console) -> None:
     if serving["steady_ttft_seconds"] < 0.95 * serving["ttft_seconds"]:
         spread += f"; {duration(serving['steady_ttft_seconds'])} in a steady load"
     table.add_row("  time to first token", duration(serving["ttft_seconds"]), spread)
-    each = _range(serving["tokens_per_second_low"], serving["tokens_per_second_high"], number)
+    each = _range(serving["tokens_per_second_low"], serving["tokens_per_second_high"], rate)
     if serving["tokens_per_second_per_device"] != serving["tokens_per_second"]:
-        each += f"; {number(serving['tokens_per_second_per_device'])} per device"
-    table.add_row("  output tokens/s", number(serving["tokens_per_second"]), each)
+        each += f"; {rate(serving['tokens_per_second_per_device'])} per device"
+    table.add_row("  output tokens/s", rate(serving["tokens_per_second"]), each)
     console.print(table)
 
 
-def _name(part: str) -> str:
+def name_of_part(part: str) -> str:
+    """The name of a part of a step: that of its key without the unit, in words."""
     return "KV cache" if part == "kv" else part
-
-
-def duration(seconds: float) -> str:
-    """Seconds with three digits in a suitable unit: `840 us`, `11.4 ms`, `2.03 s`."""
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if seconds * scale >= 0.9995:
-            return f"{number(seconds * scale)} {unit}"
-    return f"{seconds * 1e6:.0f} us"
-
-
-def number(value: float) -> str:
-    """A number with three digits, or as a whole number from 100 on: `2.03`, `88.1`, `4,120`."""
-    if value >= 99.95:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvcalc.output.human.figures import (
-    byte_rate,
-    count,
-    describe_workload,
-    duration,
-    percent,
-    rate,
-    short_duration,
-    size,
-    text,
-)
+from kvcalc.output.human.figures import byte_rate, count, describe_workload, duration, percent, rate, size, text
 from kvcalc.output.paths import scalars
 from kvcalc.output.report.charts import Axis, Line, bars, lines
 from kvcalc.output.report.deployment import check, money, plan
@@ -98,13 +88,13 @@ def _measure(document: Document) -> Answer:
     columns: list[Any] = [
         ("attention", "attention", str.upper), (">predicted bytes", "predicted_bytes", count),
         (">held bytes", "held_bytes", count), (">tokens/s", "tokens_per_second", rate),
-        (">step p50", "step", short_duration), (">p90", "p90", short_duration),
+        (">step p50", "step", duration), (">p90", "p90", duration),
         (">KV read", "kv_read_bytes_per_second", byte_rate), ("kernel", "backend", text),
         ("self-check", "verified", lambda check: "ok" if check["ok"] else f"off by {check['max_abs_error']}"),
     ]  # fmt: skip
     sections = []
     if runs:
-        svg = bars("Time of a step", [(row["attention"].upper(), row["step"]) for row in rows], short_duration)
+        svg = bars("Time of a step", [(row["attention"].upper(), row["step"]) for row in rows], duration)
         sections.append(Section("Runs", [Figure(svg, table_of("Predicted and measured", rows, columns))]))
     if document["curve"]:
         sections.append(Section("Over the context", [_measured_curve(document["curve"])]))
@@ -123,7 +113,7 @@ def _measure(document: Document) -> Answer:
 def _measured_curve(rows: list[Document]) -> Figure | Table:
     columns: list[Any] = [
         ("attention", "attention", str.upper), (">tokens", "context_tokens", count), (">batch", "batch_size", count),
-        (">step p50", "decode_step_seconds", short_duration), (">tokens/s", "tokens_per_second", rate),
+        (">step p50", "decode_step_seconds", duration), (">tokens/s", "tokens_per_second", rate),
         ("kernel", "backend", text),
     ]  # fmt: skip
     table = table_of("Steps", rows, columns)
@@ -132,7 +122,7 @@ def _measured_curve(rows: list[Document]) -> Figure | Table:
         label = f"{row['attention'].upper()}, batch {row['batch_size']}"
         series.setdefault(label, []).append((row["context_tokens"], row["decode_step_seconds"]))
     drawn = [Line(label, points) for label, points in series.items()]
-    svg = lines("Time of a step over the context", TOKENS, Axis("time of a step", short_duration), drawn)
+    svg = lines("Time of a step over the context", TOKENS, Axis("time of a step", duration), drawn)
     return Figure(svg, table) if svg else table
 
 

@@ -44,7 +44,7 @@ def plan(document: Document) -> Answer:
     asked = facts_of([
         ("requests", question_of(document)),
         ("targets", wanted or "none: the fewest devices"),
-        ("compared", judged_text(document) if wanted else None),
+        ("method", judged_text(document) if wanted else None),
         ("headroom", percent(document["headroom"]) if document["headroom"] else None),
         ("router", document["router"]),
     ])  # fmt: skip

@@ -34,8 +34,9 @@ def load_section(
     shown = [name for name in _STATISTICS if any(row.get(f"ttft_{name}_seconds") is not None for row in known)]
     parts: list[Part] = []
     columns = [row for row in _COLUMNS if row[1] == "load" or any(f"_{name}_" in row[1] for name in shown)]
+    how = "; a short simulation of each load" if "p99" in shown else ""
     table = Table(
-        f"Times over the load in {unit}, at the estimate", [heading for heading, _ in columns],
+        f"Times over the load in {unit}, at the estimate{how}", [heading for heading, _ in columns],
         [[rate(row["load"]), *(_written(row, key) for _, key in columns[1:])] for row in rows],
     )  # fmt: skip
     marks = [(mark, asked)] if asked is not None else []

@@ -12,12 +12,14 @@ from kvcalc.output.human.figures import (
     describe_workload,
     duration,
     name_engine,
+    percent,
     rate,
     room,
     size,
     span,
     split,
 )
+from kvcalc.output.human.speed import name_of_part
 from kvcalc.output.report.charts import bar
 from kvcalc.output.report.page import Facts, Figure, Section, Table
 
@@ -107,10 +109,14 @@ def _range(times: Mapping[str, Any], metric: str) -> str:
 
 def step_section(throughput: Document) -> Section:
     """The time of a decode step and its parts, and serving."""
-    parts = [(name.removesuffix("_seconds"), seconds) for name, seconds in throughput["parts"].items() if seconds]
+    parts = [
+        (name_of_part(name.removesuffix("_seconds")), seconds)
+        for name, seconds in throughput["parts"].items()
+        if seconds
+    ]
     total = throughput["decode_step_seconds"]
     classes = [f"f{place}" for place in range(len(parts))]
-    rows = [(name, duration(seconds), f"{100 * seconds / total:.1f} %") for name, seconds in parts]
+    rows = [(name, duration(seconds), percent(seconds / total)) for name, seconds in parts]
     table = Table(f"One step of {duration(total)}", ["part", ">time", ">share"], rows, swatches=classes)
     svg = bar("Parts of a decode step", [(name, seconds, kind) for (name, seconds), kind in zip(parts, classes)])
     found: list[Any] = [

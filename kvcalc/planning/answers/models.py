@@ -87,7 +87,7 @@ def choose_presets(wanted: Wanted) -> tuple[list[Preset], list[Note]]:
 
 
 def is_part_of_names(text: str) -> bool:
-    """Whether a text is no model's name, but a part of names."""
+    """Whether a text is only a part of model names."""
     folded = text.casefold()
     return find_preset(text) is None and any(
         folded in name.casefold() for preset in list_presets().presets for name in names_of(preset)

@@ -185,7 +185,9 @@ def sweep(
         engine_class(engine)
     check_settings(engines, settings, has_device=bool(gpus))
     if settings.get("n-gpu-layers") == "auto":
-        raise UsageError("-ngl auto: every point of a sweep would have another number of layers", "for example -ngl 20")
+        raise UsageError(
+            "-ngl auto: every point of a sweep would have a different number of layers", "for example -ngl 20"
+        )
     if question.speed is not None and not gpus:
         raise UsageError(
             "serving options, --prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100"

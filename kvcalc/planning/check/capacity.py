@@ -25,7 +25,7 @@ def capacity_of(
 ) -> documents.CheckCapacity | None:
     """The `capacity` part of the document: the largest rate, and the times there. None if the speed is not known.
 
-    A rate is kept if the targets are met and the queue does not grow without end.
+    A rate is kept if the targets are met and the queue does not grow without bound.
     """
     speed = (question.speed or SpeedQuestion())._replace(
         input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None

@@ -80,7 +80,7 @@ def choose_server(text: str, service: str | None) -> Server:
 def no_server() -> UsageError:
     """The error for a text without a command that is read."""
     return UsageError(
-        "no command of a server that kvcalc reads",
+        "not a server command that kvcalc reads",
         "vllm serve, python -m sglang.launch_server, trtllm-serve, llama-server or mlx_lm.server",
     )
 
@@ -206,7 +206,7 @@ def _list(value: Any) -> list[str]:
     if isinstance(value, str):
         words = words_of(value.replace("\\\n", " "))
         if words is None:
-            raise UsageError(f"{value[:40]!a}: a quote without its end")
+            raise UsageError(f"{value[:40]!a}: an unclosed quote")
         return words
     return [str(word) for word in value] if isinstance(value, list) else []
 

@@ -107,7 +107,7 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
 
             return read_mlx(spec.quantization, spec.model_type, model_dtype.block_bytes)
         if spec.quantization.get("quant_method") == "bitsandbytes" and count_experts(spec):
-            # Transformers 5 has experts in one parameter, which is no linear layer; older checkpoints quantize them.
+            # Transformers 5 has experts in one parameter, which is not a linear layer; older checkpoints quantize them.
             raise UnknownSchemeError("quant_method bitsandbytes of a model with experts")
         return with_expert_dtype(read_scheme(spec.quantization, model_dtype.block_bytes), spec.expert_dtype)
     except UnknownSchemeError as error:

@@ -63,7 +63,7 @@ def check_speculation(asked: Speculation, has_device: bool) -> None:
     if length is not None and not 1 <= length <= most:
         raise UsageError(
             f"--acceptance-length {length:g}: must be from 1 to {most}",
-            f"a step gives 1 token, and at most the {asked.num_tokens} drafted ones in addition",
+            f"a step gives 1 token, plus at most the {asked.num_tokens} drafted ones",
         )
     if asked.method in (DRAFT, DFLASH) and asked.draft_model is None:
         raise UsageError(f"--speculative {asked}: the draft model is missing", "--draft-model MODEL")

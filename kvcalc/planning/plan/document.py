@@ -216,7 +216,7 @@ def refuse_empty(document: documents.Plan) -> None:
         first, *others = document["plans"]
         if all(row["reason"] == first["reason"] for row in others):
             raise DoesNotFitError(f"no layout serves this load: {first['reason']}", first["hint"])
-        more = f"; {len(others)} more without a layout" if others else ""
+        more = f"; {len(others)} more without a layout"
         raise DoesNotFitError(f"no layout serves this load: {first['gpu']}: {first['reason']}{more}", first["hint"])
 
 

@@ -182,7 +182,7 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
         return f"{second}: {second.missed}"
     if larger and isinstance(larger[0], OnePool):
         one = larger[0]._replace(replicas=1)
-        return f"{one}: {more_devices(one.kind, one.num_devices)}"
+        return f"{one}: {more_devices(one.kind, one.num_devices, best.layout.num_devices)}"
     return None
 
 

@@ -109,7 +109,9 @@ class OnePool(NamedTuple):
 
     def why_more(self, best: OnePool) -> str | None:
         """What it takes more than the best layout. None if it does not."""
-        return more_devices(self.kind, self.num_devices) if self.num_devices > best.num_devices else None
+        return (
+            more_devices(self.kind, self.num_devices, best.num_devices) if self.num_devices > best.num_devices else None
+        )
 
     def describe(self, row: Mapping[str, object], *, is_alone: bool) -> documents.PlanFinalist:
         """The row of a simulated layout. The number of replicas is null for requests alone."""
@@ -200,15 +202,20 @@ def why_not(layouts: list[OnePool], trouble: Trouble | None) -> str | None:
     if len(layouts) == 1:
         return None if trouble is None else trouble.reason
     first, second = layouts[:2]
-    slower, faster = second.tokens_per_second, first.tokens_per_second
-    less = f"same number of devices, {slower:,.0f} tokens per second, not {faster:,.0f}"
-    return f"{second}: {second.why_more(first) or less}"
+    return f"{second}: {second.why_more(first) or as_many_devices(second.tokens_per_second, first.tokens_per_second)}"
 
 
-def more_devices(kind: Platform, num_devices: int) -> str:
-    """The number of devices, and their price if it is known."""
+def as_many_devices(slower: float, faster: float) -> str:
+    """Why a layout lost that needs the same number of devices: by its tokens per second, if these differ as printed."""
+    texts = f"{slower:,.0f}", f"{faster:,.0f}"
+    speed = "same speed" if texts[0] == texts[1] else f"{texts[0]} tokens per second, not {texts[1]}"
+    return f"same number of devices, {speed}"
+
+
+def more_devices(kind: Platform, num_devices: int, fewer: int) -> str:
+    """A larger number of devices than `fewer`, and their price if it is known."""
     cost = "" if kind.price is None else f", {kind.price * num_devices:,.2f} per hour"
-    return f"{num_devices:,} devices{cost}"
+    return f"{num_devices:,} devices instead of {fewer:,}{cost}"
 
 
 def devices_then_speed(layout: OnePool) -> tuple[int, float]:

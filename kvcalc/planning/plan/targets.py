@@ -132,7 +132,7 @@ class Simulated(NamedTuple):
     """What one simulation found: for `ttft`, `tpot` and `e2e` the seconds of `mean`, `p50`, `p90`, `p95` and `p99`.
 
     `most_running` is the limit of running requests of a DP rank. `refused` of the `requests` can never run.
-    `backlog_seconds` is the longest wait in the queue if the queue grows without end, None if the replicas keep up.
+    `backlog_seconds` is the longest wait in the queue if the queue grows without bound, None if the replicas keep up.
     `notes` are about what was simulated in another way than asked.
     """
 

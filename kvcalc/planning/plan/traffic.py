@@ -37,7 +37,7 @@ of 0.33.0). Numbers in between lie between the points of their neighbours."""
 
 MOST_BUSY = 0.9
 """Requests at random come in groups. For replicas that are busier than this, the means of the closed form hide that a
-queue grows without end, so only a simulation may choose them."""
+queue grows without bound, so only a simulation may choose them."""
 
 
 class Platform(NamedTuple):

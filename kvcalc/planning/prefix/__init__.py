@@ -98,7 +98,9 @@ def prefix_curve(
         raise UsageError(f"more than {_MOST_ROWS:,} sizes", "use fewer")
     read = partial(read_trace, path, format, block_tokens, _TOKEN_ID_BLOCK if prefixes is None else step)
     if after and path == "-":
-        raise UsageError("--after: how many requests a trace from stdin has is not known before its end", "use a file")
+        raise UsageError(
+            "--after: a share needs a file, because the length of a trace from stdin is not known", "use a file"
+        )
     warm_up = int(after * sum(1 for _ in read())) if after else 0
     found = profile(read(), step, most_blocks, report, warm_up, optimal)
     setup = None

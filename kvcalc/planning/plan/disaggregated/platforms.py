@@ -75,7 +75,7 @@ class PoolPlatforms(NamedTuple):
         """What pools of so many devices take more than the best ones: money or devices. None if they do not."""
         other, fewer = best
         if not self.is_mixed:
-            return more_devices(self.prefill, sum(devices)) if sum(devices) > sum(fewer) else None
+            return more_devices(self.prefill, sum(devices), sum(fewer)) if sum(devices) > sum(fewer) else None
         cost, least = self.cost_per_hour(devices), other.cost_per_hour(fewer)
         if cost is not None and least is not None and cost > least:
             return f"{cost:,.2f} per hour instead of {least:,.2f}"
@@ -157,7 +157,7 @@ def check_joined(prefill: Case, decode: Case) -> None:
         return
     if not join_caches(first, second):
         raise UsageError(
-            f"--prefill-gpu {first.name}: its cache has another layout than that of {second.name}",
+            f"--prefill-gpu {first.name}: its cache has a different layout than that of {second.name}",
             "use two kinds of device of one architecture, such as h100 and h200",
         )
     if cache_of(prefill) != cache_of(decode):

@@ -28,7 +28,7 @@ from kvcalc.planning.plan.disaggregated.split import (
     describe_transfer,
     prompts_held,
 )
-from kvcalc.planning.plan.replicas import more_devices
+from kvcalc.planning.plan.replicas import as_many_devices, more_devices
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, Trouble, describe_cost, seconds_text
 from kvcalc.planning.serving.transfer import check_link
@@ -188,12 +188,11 @@ def _why_lost(kind: Platform, first: documents.PlanRow, second: documents.PlanRo
         return str(second["reason"])
     more, fewer = (row["num_devices"] or 0 for row in (second, first))
     if more > fewer:
-        return f"{more_devices(kind, more)}{'' if kind.price is None else ','} instead of {fewer:,}"
+        return more_devices(kind, more, fewer)
     if is_rate:
         slower, faster = (seconds_text(row["tpot_seconds"] or 0.0) for row in (second, first))
         return f"same number of devices, TPOT {slower}, not {faster}"
-    slower, faster = (f"{row['tokens_per_second']:,.0f}" for row in (second, first))
-    return f"same number of devices, {slower} tokens per second, not {faster}"
+    return as_many_devices(second["tokens_per_second"] or 0.0, first["tokens_per_second"] or 0.0)
 
 
 def describe_split(

@@ -20,7 +20,7 @@ from kvcalc.planning.plan.disaggregated.instances import (
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, cache_of
 from kvcalc.planning.plan.disaggregated.split import TwoPools, ttft_range
-from kvcalc.planning.plan.replicas import shapes_of
+from kvcalc.planning.plan.replicas import as_many_devices, shapes_of
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
@@ -179,7 +179,7 @@ def _why_not(first: TwoPools, second: TwoPools) -> str:
     more = second.why_more(first)
     slower, faster = second.tokens_per_second, first.tokens_per_second
     if more is None and round(slower) < round(faster) and not first.kinds.is_mixed:
-        more = f"same number of devices, {slower:,.0f} tokens per second, not {faster:,.0f}"
+        more = as_many_devices(slower, faster)
     if more is None:
         times = (seconds_text(one.match.times.ttft_seconds) for one in (second, first))
         more = f"same number of devices, TTFT {', not '.join(times)}"
