@@ -1,7 +1,7 @@
 """What compose and Kubernetes accept, as far as kvcalc prints it: the fields of objects and the form of their values.
 
-Compared field by field with the published schemas, and each field that these require is required here: the models of the
-Kubernetes client 37.0.2 (PyPI), generated from the OpenAPI document of release-1.37;
+Compared field by field with the published schemas; each field that these require is required here. The schemas are the
+models of the Kubernetes client 37.0.2 (PyPI), generated from the OpenAPI document of release-1.37;
 config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml of kubernetes-sigs/lws at 060ab4da (August 2026);
 schema/compose-spec.json of compose-spec at 170098ba.
 """
