@@ -48,6 +48,10 @@ class LayoutError(UsageError):
     """A model cannot be split over devices in the given layout, or its engine refuses to start so. Another may work."""
 
 
+class SettingError(UsageError):
+    """An engine's setting that cannot be parsed, whatever the model is. It refuses all rows of a list."""
+
+
 class ModelError(KvcalcError):
     """An unknown model, or a well-formed config that is not supported."""
 

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from kvcalc.engines.declarations import OPTIONS, Option
-from kvcalc.errors import UsageError, nearest
+from kvcalc.errors import SettingError, UsageError, nearest
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count
 
@@ -54,7 +54,7 @@ class SettingsReader(NamedTuple):
     """An engine's settings, option name to text, and methods that parse them.
 
     A setting that is not given has the value `otherwise`, or else the default that its option declares. Every method
-    raises UsageError (exit 2) for text that it cannot parse.
+    raises SettingError (exit 2) for text that it cannot parse.
     """
 
     engine: str
@@ -64,7 +64,10 @@ class SettingsReader(NamedTuple):
         """A whole number of at least 1."""
         if otherwise is not None and name not in self.settings:
             return otherwise
-        return parse_count(self._text(name), f"--{name}")
+        try:
+            return parse_count(self._text(name), f"--{name}")
+        except UsageError as error:
+            raise SettingError(error.message, error.hint) from None
 
     def optional_count(self, name: str) -> int | None:
         """A whole number of at least 1, or None if it is not given."""
@@ -74,7 +77,7 @@ class SettingsReader(NamedTuple):
         """One of the words in the option's metavar. `what` names it in the error."""
         text, known = self._text(name), (self._option(name).metavar or "").split("|")
         if text not in known:
-            raise UsageError(f"--{name} {text!r}: not {what}", f"one of {', '.join(known)}")
+            raise SettingError(f"--{name} {text!r}: not {what}", f"one of {', '.join(known)}")
         return text
 
     def share(self, name: str, otherwise: float | None = None, *, below_one: bool = False) -> float:
@@ -85,7 +88,7 @@ class SettingsReader(NamedTuple):
         if not 0 < value <= 1 or (below_one and value == 1):
             hint = None if otherwise is None else f"the default is {otherwise:g}"
             most = "below" if below_one else "at most"
-            raise UsageError(f"--{name} {text[:40]!a}: must be above 0 and {most} 1", hint)
+            raise SettingError(f"--{name} {text[:40]!a}: must be above 0 and {most} 1", hint)
         return value
 
     def ratio(self, name: str) -> float:
@@ -93,7 +96,7 @@ class SettingsReader(NamedTuple):
         value = self._number(name)
         if not 0 < value < 1e9:
             hint = f"the default is {self._option(name).default}"
-            raise UsageError(f"--{name} {self._text(name)[:40]!a}: must be a number above 0 and below 1e9", hint)
+            raise SettingError(f"--{name} {self._text(name)[:40]!a}: must be a number above 0 and below 1e9", hint)
         return value
 
     def _number(self, name: str) -> float:

@@ -176,3 +176,25 @@ def test_every_engine_is_cut_into_stages_by_either_name(kvcalc: Any, command: st
     assert {result.status for result in found} == {0}, found[0].err
     assert found[0].out == found[1].out
     assert kvcalc(*words).out != found[0].out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", MODEL, "--gpu", "h100"),
+        ("sweep", MODEL, "--gpu", "h100"),
+        ("plan", MODEL, "--gpu", "h100", "--input-tokens", "100", "--output-tokens", "50", "--concurrency", "4"),
+    ],
+)
+def test_a_typo_in_one_engines_setting_refuses_the_command(kvcalc: Any, words: tuple[str, ...]) -> None:
+    for name, text in (("mem-fraction-static", "1,2"), ("page-size", "six")):
+        refused = kvcalc(*words, "--engine", "vllm,sglang", f"--{name}", text)
+        assert refused.status == 2
+        assert refused.err.startswith(f"kvcalc: --{name}")
+
+
+def test_a_sweep_refuses_an_average_that_an_estimate_refuses(kvcalc: Any) -> None:
+    words = ("gemma-3-27b", "--engine", "tensorrt-llm@1.3", "--gpu", "h200", "--context", "1000", "--avg-seq-len")
+    for command in ("estimate", "sweep"):
+        assert "longer than the context of 1000 tokens" in kvcalc(command, *words, "2000").err
+        assert kvcalc(command, *words, "500").status == 0

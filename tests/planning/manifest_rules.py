@@ -1,8 +1,9 @@
 """What compose and Kubernetes accept, as far as kvcalc prints it: the fields of objects and the form of their values.
 
-Sources: api/openapi-spec/swagger.json of Kubernetes 1.31 (Deployment, StatefulSet, Service, PersistentVolumeClaim,
-Pod); config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml of kubernetes-sigs/lws 0.7;
-schema/compose-spec.json of compose-spec.
+Compared field by field with the published schemas; each field that these require is required here. The schemas are the
+models of the Kubernetes client 37.0.2 (PyPI), generated from the OpenAPI document of release-1.37;
+config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml of kubernetes-sigs/lws at 060ab4da (August 2026);
+schema/compose-spec.json of compose-spec at 170098ba.
 """
 
 from __future__ import annotations

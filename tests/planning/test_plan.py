@@ -375,3 +375,12 @@ def test_several_types_of_weights_are_a_row_each(kvcalc: Any) -> None:
     for option in (("--pareto",), ("--disaggregate", "--transfer-bandwidth", "nvlink")):
         refused = kvcalc(*words, "--dtype", "bf16,fp8", *option)
         assert (refused.status, "one type of weights at a time" in refused.err) == (2, True)
+
+
+def test_the_printed_limit_of_clients_lets_a_replica_run_more_than_the_mean() -> None:
+    """A router at random sends some replicas more clients than others, and there is memory for them."""
+    load: dict[str, Any] = {"input_tokens": 500, "output_tokens": 250, "concurrency": 200, "max_tpot_seconds": 0.04}
+    best: Any = kvcalc.plan("llama-3.1-8b", ["l40s"], **load)["best"]
+    assert best["replicas"] > 1
+    limit = int(best["vllm"].split("--max-num-seqs ")[1].split()[0])
+    assert best["requests_per_replica"] < limit == min(200, best["max_batch_size"])

@@ -116,8 +116,10 @@ class LayerGroups(TensorrtLlm):
         slope = sum(sum(kind.token_bytes) for kind in layout.kinds if kind.window is None or kind.window > tokens)
         return growth_at_slope(slope, self.held_bytes(spec, dtype, tokens, 1), tokens)
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
+    def check_context(self, tokens: int) -> None:
         check_average(self.chosen.avg_seq_len, tokens)
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         layout = self.layout(share, dtype, tokens)
         division, slots = self._divided(layout, memory)
         pools = [

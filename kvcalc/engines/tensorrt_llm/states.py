@@ -61,8 +61,10 @@ class HybridPools(Hybrid):
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         return growth_at_slope(token_bytes(attending(spec), dtype), self.held_bytes(spec, dtype, tokens, 1), tokens)
 
-    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
+    def check_context(self, tokens: int) -> None:
         check_average(self.chosen.avg_seq_len, tokens)
+
+    def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         division, most = self._division(share, dtype, tokens, batch), self.chosen.max_tokens
         rows = token_bytes(attending(share), dtype)
         if most is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kvcalc.errors import KvcalcError
+from kvcalc.errors import KvcalcError, SettingError
 from kvcalc.memory.curves import Curve, stored_curve
 from kvcalc.memory.workload import BEYOND_MODEL, ENCODER_AS_CONTEXT
 from kvcalc.model.spec import period
@@ -143,6 +143,8 @@ def combine(question: Question, largest_batch: int, notes: list[Note]) -> Combin
     )  # fmt: skip
     try:
         return _combine(found, question, largest_batch, notes)
+    except SettingError:
+        raise
     except KvcalcError as error:
         return found._replace(refusal=error)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvcalc.engines import RELEASE, engine_class
 from kvcalc.engines.options import check_settings, settings_of
-from kvcalc.errors import KvcalcError, ModelError, UsageError
+from kvcalc.errors import KvcalcError, ModelError, SettingError, UsageError
 from kvcalc.memory.workload import DEFAULT_CONTEXT_TOKENS
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
@@ -156,6 +156,8 @@ def _answer(row: Row, question: Question) -> Answer | KvcalcError:
     what_if = WhatIf(row.attention)
     try:
         return answer(question._replace(model=row.model, engine=row.engine, devices=row.devices, what_if=what_if))
+    except SettingError:
+        raise
     except KvcalcError as error:
         return error
 

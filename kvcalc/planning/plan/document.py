@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcalc.engines import RELEASE, SERVERS, command_key, engine_class, start_command
 from kvcalc.engines.command import Checkpoint, Layout
 from kvcalc.engines.options import check_settings
-from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
+from kvcalc.errors import DoesNotFitError, KvcalcError, SettingError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
@@ -319,9 +319,11 @@ def _row(
     paid = row["tokens_per_second"] / (1 + traffic.headroom)
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
     replicas = memory.document["engine"]["data_parallel_size"]
+    own, clients = found.most_running, traffic.targets.concurrency
+    limit = found.probe.most_running(clients) if own is None else own * replicas
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
-        found.probe.most_running if found.most_running is None else found.most_running * replicas,
+        limit,
         memory.document["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
         drafting_of(question.speculative),
         replicas, memory.document["engine"]["expert_parallel_size"],
@@ -367,5 +369,7 @@ def _search_or_refuse(
         from kvcalc.planning.plan.finalists import find_replicas
 
         return find_replicas(traffic, kind, judge, num_simulated)
+    except SettingError:
+        raise
     except KvcalcError as error:
         return error

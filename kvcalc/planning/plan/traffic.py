@@ -97,14 +97,14 @@ class Probe(NamedTuple):
         low = self.memory.fit["free_low_bytes"]
         return low is not None and low < 0
 
-    @property
-    def most_running(self) -> int:
-        """The limit of running requests for the engine's command.
+    def most_running(self, clients: int | None) -> int:
+        """The limit of running requests for the engine's command. `clients` are those of all replicas, if known.
 
-        At a rate, `running` is only the mean. Requests that come in groups would queue for a limit like that while
-        there is memory for them, so the limit is what fits.
+        `running` is only the mean: at a rate, requests come in groups, and a router sends some replicas more clients
+        than others. They would queue for a limit like that while there is memory for them, so the limit is what fits.
         """
-        return max(self.running, self.memory.fit["max_batch_size"] or 0) if self.is_steady else self.running
+        most = max(self.running, self.memory.fit["max_batch_size"] or 0)
+        return most if clients is None else max(self.running, min(most, clients))
 
     @property
     def serving(self) -> documents.Serving:
