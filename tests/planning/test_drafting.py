@@ -431,7 +431,7 @@ def test_gemma_4s_own_drafter_adds_weights_and_no_cache(engine: str) -> None:
 def test_gemma_4s_own_drafter_is_for_its_model_and_for_engines_that_let_it_read_the_cache() -> None:
     drafter = kvcalc.read_config(ASSISTANT, "assistant", "x")
     asked = Speculation("draft", 4, 2.0, drafter)
-    with pytest.raises(UsageError, match="for a model of another width than gemma-4-e2b"):
+    with pytest.raises(UsageError, match="for a model of a different width than gemma-4-e2b"):
         ask("gemma-4-e2b", asked, engine="vllm")
     with pytest.raises(UsageError, match="reads the model's cache is not modelled for sglang"):
         ask("gemma-4-31b", asked, engine="sglang")

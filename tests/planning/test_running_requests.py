@@ -193,7 +193,7 @@ def test_a_plan_starts_no_more_than_run(kvcalc: Any) -> None:
     given = ("--gpu", "h200", "--max-gpus", "8", "--mem-fraction-static", "0.8")
     best = kvcalc("plan", HYBRID, *load, *given, "--max-mamba-cache-size", "300", "--json").json["best"]
     assert best["requests_per_replica"] <= best["max_batch_size"] == 60
-    assert f"--max-running-requests {best['requests_per_replica']} " in best["sglang"]
+    assert f"--max-running-requests {best['max_batch_size']} " in best["sglang"]
 
 
 def test_a_plan_with_dp_ranks_starts_what_was_simulated(kvcalc: Any) -> None:

@@ -82,7 +82,7 @@ def test_a_plan_starts_the_copies() -> None:
     [
         ("llama-3-70b", {}, ModelError, "is modelled only for"),
         ("nemotron-3-nano", {}, ModelError, "SGLang does not run Nemotron-H"),
-        (R1, {}, LayoutError, "--attn-cp-size 2 --tp 4: SGLang has MLA without an indexer whole"),
+        (R1, {}, LayoutError, "--attn-cp-size 2 --tp 4: SGLang then keeps MLA without an indexer whole"),
         (V32, {"gpus": "h200x16"}, LayoutError, "on 8 devices at most"),
         (QWEN, {"pipeline_parallel_size": 2}, UsageError, "not modelled with pipeline stages"),
         (QWEN, {"data_parallel_size": 2}, UsageError, "not modelled with DP ranks"),

@@ -45,7 +45,10 @@ def _questions() -> list[tuple[str, int]]:
 
 def _engine_options() -> list[tuple[str, int]]:
     """The same for the counts that belong to an engine. Those of tokens have the bound of tokens."""
-    tokens = {"context-length", "max-tokens", "max-kv-size", "before-pull", "fit-ctx", "avg-seq-len"}
+    tokens = {
+        "context-length", "max-tokens", "max-kv-size", "before-pull", "fit-ctx", "avg-seq-len", "max-total-tokens",
+        "max-prefill-tokens", "max-num-tokens", "num-gpu-blocks-override", "scheduler-recv-interval",
+    }  # fmt: skip
     found = []
     for engine, options in OPTIONS.items():
         gpu = "m3-ultra" if engine == "mlx" else "h100"

@@ -96,6 +96,6 @@ def test_numbers_of_yaml_1_1_are_refused(kvcalc: Any, tmp_path: Path, value: str
     preset.write_text(text)
     result = kvcalc("estimate", preset)
     assert result.status == 2
-    assert f"line 4: {value} is another number in YAML 1.1" in result.err
+    assert f"line 4: {value} is a different number in YAML 1.1" in result.err
     preset.write_text(text.replace(value, "64").replace("my notes", f"'{value}'"))
     assert kvcalc("estimate", preset).status == 0

@@ -11,6 +11,7 @@ from math import lcm
 
 from kvcalc.engines.place import Place
 from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.vllm.defaults import V41
 from kvcalc.engines.vllm.pages import MLA, RING, SLIDING, Page
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -18,7 +19,6 @@ from kvcalc.model.caches import CompressedAttention
 from kvcalc.model.spec import ModelSpec
 from kvcalc.records import NamedTuple
 
-V41 = ("deepseek_v41_text",)
 _SINCE = (0, 33, 0)
 _HEAD_DIM, _ROPE_DIM, _WINDOW_BLOCK = 512, 64, 32
 _LEAST_RING = 8
@@ -36,11 +36,6 @@ class _Rows(NamedTuple):
 
 _V4, _NVFP4 = _Rows(584, 584, 576), _Rows(528, 288, 512)
 NVFP4 = "nvfp4_ds_mla"
-
-
-def v41_step(place: Place) -> int:
-    """The tokens of the smallest block, of which all others are multiples."""
-    return 128 if place.is_sm100 else 64
 
 
 def v41_rows(spec: ModelSpec, name: str, place: Place) -> str:

@@ -15,7 +15,6 @@ from kvcalc.engines.account import DeviceDefault
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place, is_fp8
 from kvcalc.engines.reserve import GIB, NEWEST
-from kvcalc.engines.vllm.deepseek_v41 import V41, v41_step
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
@@ -75,6 +74,7 @@ MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
 DOTS3 = ("dots3_note_text",)
 QWEN4 = ("qwen4_exp_text",)
 INKLING = ("inkling_text",)
+V41 = ("deepseek_v41_text",)
 # The kernel of its indexer reads pages of 32 or 64 keys, each of 16 tokens (Glm5NextIndexerBackend,
 # v1/attention/backends/mla/indexer.py).
 GLM5_NEXT, _INDEX_PAGE = ("glm5_next_text",), 32
@@ -112,7 +112,7 @@ def step_of(spec: ModelSpec) -> int:
     if spec.model_type in GLM5_NEXT:
         return _INDEX_PAGE * cast(int, spec.stated["index_kpool"])
     if spec.model_type in V41:
-        return v41_step(ANYWHERE)
+        return _v41_step(ANYWHERE)
     return COMPRESSED_BLOCK if has_compressed(spec) else BLOCK
 
 
@@ -123,13 +123,18 @@ def default_block(spec: ModelSpec, kv_type: object, place: Place) -> int:
     Without a device, only what the model decides on every device counts.
     """
     if spec.model_type in V41:
-        return v41_step(place)
+        return _v41_step(place)
     if is_sparse(spec):
         return step_of(spec) if spec.model_type in GLM5_NEXT else _SPARSE
     if latent_of(spec) is not None:
         return _latent_block(kv_type, place)
     wide = place.device_class == "hopper" and is_fp8(kv_type) and place.since(*_WIDE_SINCE)
     return _WIDE_BLOCK if wide and _has_wide_heads(spec) else step_of(spec)
+
+
+def _v41_step(place: Place) -> int:
+    """The tokens of the smallest block, of which all others are multiples (sparse_mla.py of models/deepseek_v41)."""
+    return 128 if place.is_sm100 else 64
 
 
 def _latent_block(kv_type: object, place: Place) -> int:

@@ -18,9 +18,10 @@ from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
 from kvcalc.engines.vllm.cache_dtypes import check_dtype, own_dtype
-from kvcalc.engines.vllm.deepseek_v41 import V41, check_v41_device, v41_rows
+from kvcalc.engines.vllm.deepseek_v41 import check_v41_device, v41_rows
 from kvcalc.engines.vllm.defaults import (
     QWEN4,
+    V41,
     check_block,
     default_block,
     default_cache,

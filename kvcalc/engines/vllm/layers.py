@@ -13,8 +13,8 @@ from typing import cast
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.vllm.cache_dtypes import heads_bytes, latent_bytes
-from kvcalc.engines.vllm.deepseek_v41 import V41, v41_pages
-from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, GLM5_NEXT, INKLING, MINIMAX_M3, QWEN4
+from kvcalc.engines.vllm.deepseek_v41 import v41_pages
+from kvcalc.engines.vllm.defaults import BLOCK, COMPRESSED_BLOCK, DOTS3, GLM5_NEXT, INKLING, MINIMAX_M3, QWEN4, V41
 from kvcalc.engines.vllm.groups import BUCKETS
 from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, RING, SLIDING, STATE, Page
 from kvcalc.engines.vllm.releases import Rules

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvcalc.engines import engine_class
+from kvcalc.engines.options import SettingsReader
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.workload import Workload
 from kvcalc.question.question import Question, SpeedQuestion
@@ -24,7 +25,6 @@ from kvcalc.throughput.hardware import (
     own_gpu,
 )
 from kvcalc.throughput.speed import check_layout
-from kvcalc.units import parse_count
 
 # The engines' options for copies of the attention that divide a prompt.
 _PROMPT_RANKS = ("prefill-context-parallel-size", "attn-cp-size")
@@ -55,7 +55,7 @@ def prompt_ranks_of(settings: Mapping[str, Any] | None) -> int:
     if settings:
         for name in _PROMPT_RANKS:
             if name in settings:
-                return parse_count(str(settings[name]), f"--{name}")
+                return SettingsReader("", {name: str(settings[name])}).count(name)
     return 1
 
 
