@@ -54,11 +54,23 @@ print(status, needs[0].total_bytes, peak)
     ],
 )
 def test_the_peak_is_within_a_tenth_of_the_need(arguments: str) -> None:
-    """The need has what Python and torch take, the weights, the caches, and the largest phase's temporaries."""
+    """The need has what Python and torch take, the weights, the caches, and the largest phase's temporaries.
+
+    The C library keeps up to 64 MiB of freed memory, another amount in each run. So a peak outside is measured twice
+    more, and the median counts.
+    """
+    need, peak = need_and_peak(arguments)
+    if abs(need / peak - 1) > 0.1:
+        peak = sorted([peak, *(need_and_peak(arguments)[1] for _ in range(2))])[1]
+    assert abs(need / peak - 1) <= 0.1, f"needs {need >> 20} MiB, peak {peak >> 20} MiB"
+
+
+def need_and_peak(arguments: str) -> tuple[int, int]:
+    """The bytes that kvcalc asks for, and the peak of a process that measures."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, *arguments.split()], capture_output=True, text=True, timeout=300, check=True,
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     status, need, peak = map(int, done.stdout.split())
     assert status == 0
-    assert abs(need / peak - 1) <= 0.1, f"needs {need >> 20} MiB, peak {peak >> 20} MiB"
+    return need, peak
