@@ -48,11 +48,12 @@ class Console:
             return
         from rich.text import Text as Rich
 
-        shown, place = Rich(line), 0
+        # The style of the text, not of printing, because some releases of rich then style the end of the line too.
+        shown, place = Rich(line, style=style), 0
         for part, own in styled.parts if styled is not None else ():
             shown.stylize(own, place, place + len(part))
             place += len(part)
-        self._terminal.print(shown, style=style or None, soft_wrap=True)
+        self._terminal.print(shown, soft_wrap=True)
 
 
 def make_console(color: bool) -> Console:
