@@ -27,7 +27,7 @@ from kvcalc.measure.layers.storage import check_goes_with, parse_storage
 from kvcalc.measure.prefill import KINDS as PREFILLS
 from kvcalc.measure.progress import Progress
 from kvcalc.measure.run import run_with_cache, run_without_cache
-from kvcalc.measure.sizes.budget import check_fits, layers_that_fit
+from kvcalc.measure.sizes.budget import check_fits, layers_that_fit, predicted_bytes
 from kvcalc.measure.sizes.capacity import check_axis, find_capacity
 from kvcalc.measure.sweep import Sweep, curve
 from kvcalc.measure.verify import verify, verify_state
@@ -344,10 +344,11 @@ def _run(
     found.stack.clear()
     release(request.device)
     # The bytes on each rank and the read rate of its device, as the same list on every rank. It does not name machines.
-    row = describe_run(kind, spec, request, roof, found)
-    held = {key: row[key] for key in ("predicted_bytes", "held_bytes", "allocator_bytes")}
-    rate = roof["read_bytes_per_second"]
-    mine: Any = {"rank": group.rank, "device": str(request.device), **held, "read_bytes_per_second": rate}
+    mine: Any = {
+        "rank": group.rank, "device": str(request.device), "predicted_bytes": predicted_bytes(spec, request),
+        "held_bytes": found.held_bytes, "allocator_bytes": found.allocator_bytes,
+        "read_bytes_per_second": roof["read_bytes_per_second"],
+    }  # fmt: skip
     rest = {
         "scaled": scaled(model, whole, request, found.decode),
         "verified": checked,

@@ -149,9 +149,9 @@ def merge(part, log_sum, out, splits, V_WIDTH: tl.constexpr, ELEMENTS: tl.conste
 def tile(architecture: int, each: int, row_width: int, is_latent: bool, is_paged: bool, is_scaled: bool) -> Tile:
     """The tile for `each` query heads per KV head, and `row_width` elements of K and V (or of the latent) per token.
 
-    `architecture` is CUDA's compute capability times ten, or 0 for ROCm. But for one that says so, the tiles compile
-    without spilled registers. They fit the shared memory of a thread block: 227 KiB on 90 and 100, 99 on consumer GPUs,
-    64 on ROCm.
+    `architecture` is CUDA's compute capability times ten, or 0 for ROCm. All tiles fit the shared memory of a thread
+    block: 227 KiB on 90 and 100, 99 on consumer GPUs, 64 on ROCm. All but the one for 8-bit latents on Hopper compile
+    without spilled registers.
     """
     heads = max(16, triton.next_power_of_2(each))
     # The number of a page must be read before its rows, so loads begin earlier.
