@@ -156,7 +156,7 @@ def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.C
     question = question_of_command(server, devices, None, speed, value_of(given, "acceptance_length"))
     around = targets._replace(requests_per_second=capacity["requests_per_second"])
     rows = curve_of_server(load, question, around, 1)
-    return {"targets": targets._asdict(), "load_curve": rows}
+    return {"targets": targets.describe(), "load_curve": rows}
 
 
 def _servers(words: list[str], file: Optional[str]) -> "list[Server]":

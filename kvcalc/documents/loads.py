@@ -111,6 +111,9 @@ class PlanCommand(TypedDict):
     command: str
     nodes: list[str] | None
     """what starts on each machine of a replica, if it needs several; node-0, node-1, ... stand for their names"""
+    router: str | None
+    """the command of the simulated router in front of the replicas; replica-0, replica-1, ... stand for the names of
+    their machines; null for one replica, without a simulation, and if the engine has no such router"""
 
 
 class PlanTrace(TypedDict):
@@ -336,9 +339,9 @@ class PlanFinalist(SimulatedTimes):
     requests: Count
     """simulated requests"""
     seed: Whole | None
-    """seed of the arrivals and the lengths: that of the run with the longest times"""
+    """seed of the arrivals and the lengths: that of the longest run, or of the one with the longest times"""
     seeds: Count
-    """runs with different seeds; the layouts that win have three, one of them for 20 minutes"""
+    """runs with different seeds; the layouts that win have two to five, one of them for 20 minutes"""
     max_running_requests: Count
     """the engine's limit per replica"""
     step_factor: Positive

@@ -12,10 +12,13 @@ from kvcalc.engines.declarations import OPTIONS, Option
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, release_of
 
-PREFILL, DECODE, ROUTER, NODE = "prefill", "decode", "router", "node"
+PREFILL, DECODE, ROUTER, NODE, REPLICA = "prefill", "decode", "router", "node", "replica"
 ROLES = (PREFILL, DECODE, ROUTER)
 PORT = 8000
 LISTENING = ("--host", "0.0.0.0", "--port", str(PORT))  # noqa: S104 - clients are on other machines
+# Which replica gets a request -> --policy of the routers of vLLM and SGLang (RouterArgs, router_args.py of vllm-router
+# 0.1.17 and sglang-router 0.3.2). Neither sends it to the one with the fewest requests of all.
+_POLICIES = {"round-robin": "round_robin", "random": "random", "prefix-aware": "cache_aware"}
 # kvcalc's name for a type with 16 or 32 bits -> the name in PyTorch.
 _FLOATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -138,7 +141,8 @@ class StartCommand(ABC):
     program: str  # the name of its command in `kvcalc plan --emit`
     image: str | None = None
     health_path = "/health"  # answers when the server is ready (vLLM, SGLang, trtllm-serve and llama-server alike)
-    router_package: str | None = None  # on PyPI, with the router of separate instances, if the engine's own has none
+    router_package: str | None = None  # on PyPI, with the router of replicas and of separate instances
+    router_program: tuple[str, ...] = ()  # starts the router of the package
     rank_option = (
         ""  # for the number of a machine, if several run one replica and their commands differ in nothing else
     )
@@ -155,6 +159,16 @@ class StartCommand(ABC):
     def node_words(self, words: list[str]) -> list[list[str]]:
         """The words for each machine of a replica, given those of the first. One if that starts the others."""
         return [words]
+
+    def router_words(self, router: str, hosts: Sequence[str]) -> list[str] | None:
+        """The words of the command of a `router` (`question.fields.ROUTERS`) in front of replicas on these hosts.
+
+        None if the engine's project has no such router.
+        """
+        if not self.router_program or router not in _POLICIES:
+            return None
+        urls = [f"http://{host}:{PORT}" for host in hosts]
+        return [*self.router_program, "--policy", _POLICIES[router], "--worker-urls", *urls, *LISTENING]
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
         """The words of the command of each of `ROLES`. Instances of a role differ in the name of their machine only.

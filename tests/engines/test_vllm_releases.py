@@ -9,6 +9,7 @@ import pytest
 import kvcalc
 from kvcalc.engines.vllm.releases import rules_of
 from kvcalc.errors import ModelError, UsageError
+from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate
 from tests.engines.models import ask, latent, plain
 from tests.rows import every_row
@@ -62,6 +63,19 @@ def test_kimi_linears_block_was_a_multiple_of_64() -> None:
     assert (found["block_size"], found["kv_cache_tokens"], round(found["max_concurrency"], 2)) == (960, 75_840, 2.48)
     newest = ask(KIMI_LINEAR, "vllm", 120_000, tensor_parallel_size=2)["engine"]
     assert newest["block_size"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("release", "gpu", "block"),
+    [("0.33", "mi300x", 16), ("0.19", "mi355x", 16), ("0.14", "mi300x", 1), ("0.33", "h200", 64)],
+)
+def test_sparse_attention_on_rocm_keeps_the_default_block(release: str, gpu: str, block: int) -> None:
+    """get_supported_kernel_block_sizes of rocm_aiter_mla_sparse.py and indexer.py: any size on ROCm, 64 on CUDA."""
+    answer = estimate(
+        kvcalc.load_model("deepseek-v3.2"), context_tokens=32_768, engine=f"vllm@{release}",
+        devices=find_devices(f"{gpu}x8"), tensor_parallel_size=8,
+    )  # fmt: skip
+    assert answer["engine"]["block_size"] == block
 
 
 def test_chunks_were_kept_whole_before_0_10() -> None:

@@ -69,7 +69,7 @@ def test_the_first_requests_wait_for_a_cold_server_and_no_other(model: str, gpu:
 def test_clients_that_start_together_wait_for_their_first_step_and_requests_at_random_do_not() -> None:
     constants, _ = load_constants("vllm", find_gpu("h100"))
     alone = simulated(requests_per_second=0.2, requests=20)
-    together = simulated(concurrency=1, requests=20, cold=False)
+    together = simulated(concurrency=1, requests=20)
     assert longest_ttft(together) - longest_ttft(alone) == pytest.approx(constants.first_seconds, rel=0.3)
 
 
@@ -79,7 +79,8 @@ def test_a_cold_server_has_the_first_step_that_is_fitted_to_the_99th_percentile(
     constants, _ = load_constants(engine, find_gpu("h200"))
     for load in (Load(concurrency=4, num_requests=40), Load(requests_per_second=1.0, cold=True)):
         assert load.first_seconds(constants) == constants.cold_seconds
-    assert Load(concurrency=4, cold=False).first_seconds(constants) == constants.first_seconds
+    assert Load(concurrency=4, num_requests=41).first_seconds(constants) == constants.first_seconds
+    assert Load(concurrency=4, cold=False).first_seconds(constants) == 0
     longer = constants._replace(first_seconds=2 * constants.cold_seconds)
     assert Load(concurrency=4, cold=True).first_seconds(longer) == constants.cold_seconds
 

@@ -45,6 +45,7 @@ class Command(StartCommand):
     program = "sglang"
     image = "lmsysorg/sglang:v0.5.23"
     router_package = "sglang-router==0.3.2"
+    router_program = ("python", "-m", "sglang_router.launch_router")
     rank_option = "--node-rank"
 
     def words(self, checkpoint: Checkpoint, layout: Layout) -> list[str]:
@@ -86,7 +87,7 @@ class Command(StartCommand):
         return [words, *(with_value(words, "--node-rank", str(rank)) for rank in range(1, nodes))]
 
     def pool_words(self, pools: Pools) -> dict[str, list[str]]:
-        start = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+        start = [*self.router_program, "--pd-disaggregation"]
         found = {ROUTER: [*start, *pools.router_flags([str(_BOOTSTRAP_PORT)])]}
         for role, layout in pools.layouts.items():
             mode = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl"]

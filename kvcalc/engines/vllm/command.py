@@ -49,6 +49,7 @@ class Command(StartCommand):
     program = "vllm"
     image = "vllm/vllm-openai:v0.33.0"
     router_package = "vllm-router==0.1.17"
+    router_program = ("vllm-router",)
     rank_option = "--node-rank"
     address_variable = "VLLM_NIXL_SIDE_CHANNEL_HOST"  # where an instance's cache can be read (vllm/envs.py)
 
@@ -107,7 +108,7 @@ class Command(StartCommand):
         return {
             PREFILL: [f"{self.address_variable}={host_of(PREFILL, 0)}", *serve(PREFILL, "kv_producer")],
             DECODE: serve(DECODE, "kv_consumer"),
-            ROUTER: ["vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl", *pools.router_flags()],
+            ROUTER: [*self.router_program, "--vllm-pd-disaggregation", "--kv-connector", "nixl", *pools.router_flags()],
         }
 
 

@@ -79,8 +79,10 @@ V41 = ("deepseek_v41_text",)
 # v1/attention/backends/mla/indexer.py).
 GLM5_NEXT, _INDEX_PAGE = ("glm5_next_text",), 32
 
-# The indexer of sparse attention reads blocks of 64 tokens, and so does FlashMLA. FlashInfer's MLA reads 32 or 64, and
-# CUTLASS's 128.
+# The indexer of sparse attention reads blocks of 64 tokens on CUDA, and so does FlashMLA. FlashInfer's MLA reads 32 or
+# 64, and CUTLASS's 128. On ROCm, both kernels of sparse attention read blocks of any size, so they keep vLLM's default.
+# Before vLLM chose blocks by kernel, these kernels took --block-size 1 only (get_attn_backend_cls of platforms/rocm.py
+# in 0.14.0; get_supported_kernel_block_sizes of rocm_aiter_mla_sparse.py and indexer.py in 0.19.0 to 0.33.0).
 _SPARSE, _FLASHMLA, _FLASHINFER_MLA, _CUTLASS_MLA = 64, 64, 32, 128
 _BY_KERNEL, _FLASHINFER_SINCE = (0, 18), (0, 15)
 # FlashAttention 4 reads an fp8 cache of heads of 512 elements in blocks of 64 on Hopper (Gemma 4).
@@ -125,7 +127,10 @@ def default_block(spec: ModelSpec, kv_type: object, place: Place) -> int:
     if spec.model_type in V41:
         return _v41_step(place)
     if is_sparse(spec):
-        return step_of(spec) if spec.model_type in GLM5_NEXT else _SPARSE
+        if spec.model_type in GLM5_NEXT:
+            return step_of(spec)
+        on_rocm = BLOCK if place.since(*_BY_KERNEL) else 1
+        return on_rocm if place.device_class in _AMD else _SPARSE
     if latent_of(spec) is not None:
         return _latent_block(kv_type, place)
     wide = place.device_class == "hopper" and is_fp8(kv_type) and place.since(*_WIDE_SINCE)

@@ -127,7 +127,8 @@ class Vllm(Engine):
         if "block-size" in settings:
             return settings
         block = default_block(spec, kv_dtype, place)
-        return settings if block == step_of(spec) else {**settings, "block-size": str(block)}
+        is_known = block == step_of(spec) == default_block(spec, None, ANYWHERE)
+        return settings if is_known else {**settings, "block-size": str(block)}
 
     @classmethod
     def default_block(cls, spec: ModelSpec, kv_dtype: str, place: Place) -> int | None:

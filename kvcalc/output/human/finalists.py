@@ -17,6 +17,7 @@ from kvcalc.output.human.figures import (
     text,
 )
 from kvcalc.output.human.tables import Column
+from kvcalc.planning.plan.judge import OTHER_SEEDS
 
 _METRICS = ("ttft", "tpot", "e2e")
 
@@ -74,7 +75,8 @@ def finalist_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not row["keeps_up"]:
             # These times grow for as long as one simulates.
             row = {key: OVERLOADED if key.startswith(("ttft_", "e2e_")) else value for key, value in row.items()}
-        rows.append({**row, "layout": layout, "verdict": "passes" if row["passes"] else "misses"})
+        others = OTHER_SEEDS if OTHER_SEEDS in (row["reason"] or "") else ""
+        rows.append({**row, "layout": layout, "verdict": "passes" if row["passes"] else f"misses{others}"})
     return rows
 
 
@@ -87,7 +89,7 @@ def print_finalists(document: dict[str, Any], console: Console) -> None:
     numbers = sorted({row["requests"] for row in rows if row["num_devices"] is not None} or {rows[0]["requests"]})
     requests = count(numbers[0]) if len(numbers) == 1 else f"{count(numbers[0])} to {count(numbers[-1])}"
     seeds = max(row["seeds"] for row in rows)
-    again = f", what won with {seeds} seeds" if seeds > 1 else ""
+    again = f", what won with up to {seeds} seeds" if seeds > 1 else ""
     console.print(f"\nSimulated with {requests} requests{again}:\n")
     columns = finalist_columns(document)
     print_table(rows, columns, console)

@@ -59,6 +59,8 @@ def render(document: dict[str, Any], console: Console) -> None:
                 _print_command(f"{where}{each}:", row["command"], console)
             for number, command in enumerate(row["nodes"] or ()):
                 _print_command(f"{where}{each}, machine node-{number}:", command, console)
+            if row["router"] is not None:
+                _print_command("router, in front of replica-0, replica-1, ...:", row["router"], console)
 
 
 def _layouts(document: dict[str, Any], console: Console) -> None:

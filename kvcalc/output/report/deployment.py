@@ -87,7 +87,10 @@ def plan(document: Document) -> Answer:
         sections.append(memory_section(document["fit"]))
     if best is not None:
         own = (best.get("disaggregated") or {}).get("commands", {})
-        started = (command for row in document["commands"] for command in row["nodes"] or [row["command"]])
+        started = (
+            command for row in document["commands"]
+            for command in (*(row["nodes"] or [row["command"]]), row["router"]) if command is not None
+        )  # fmt: skip
         commands = [Code(command) for command in (*own.values(), *started)]
         each = f", each of {count(best['replicas'])} replicas" if (best["replicas"] or 1) > 1 else ""
         sections.append(Section(f"Commands for {best['gpu']}{each}", commands))

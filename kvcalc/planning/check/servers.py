@@ -93,9 +93,13 @@ def servers_of_script(text: str) -> list[Server]:
 
 
 def server_of(
-    words: Sequence[str], environment: Mapping[str, str], files: Mapping[str, str], image: str | None = None
-) -> list[Server]:
-    """The server that the words start, with what is around them: an interpreter, a shell or a container."""
+    words: Sequence[str], environment: Mapping[str, str], files: Mapping[str, str], image: str | None = None, *,
+    is_program: bool = False,
+) -> list[Server]:  # fmt: skip
+    """The server that the words start, with what is around them: an interpreter, a shell or a container.
+
+    They are options of the image's own program, unless they begin with a program of theirs (`is_program`).
+    """
     words = list(words)
     program = os.path.basename(words[0]) if words else ""
     if program in ("bash", "sh", "zsh"):
@@ -104,7 +108,9 @@ def server_of(
         return [
             server
             for one in script.statements
-            for server in server_of(one.words, {**environment, **one.variables}, {**files, **script.files}, image)
+            for server in server_of(
+                one.words, {**environment, **one.variables}, {**files, **script.files}, image, is_program=True
+            )
         ]
     if program in _RUNNERS and "run" in words[:3]:
         return _in_container(words[words.index("run") + 1 :], environment, files)
@@ -113,7 +119,7 @@ def server_of(
         if place is not None:
             number = _mpi_ranks(words[:place])
             return [Server(reader, words[place:], environment, files, None, _release(image), number)]
-    own = None if image is None else _of_image(image)
+    own = None if image is None or is_program else _of_image(image)
     if own is not None:
         return [Server(own, words, environment, files, release=_release(image))]
     return []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvcalc.engines import SERVERS, start_command
-from kvcalc.engines.command import NODE, host_of
+from kvcalc.engines.command import NODE, REPLICA, ROUTER, host_of
 from kvcalc.errors import UsageError, nearest
 from kvcalc.planning.manifests.compose import compose
 from kvcalc.planning.manifests.kubernetes import kubernetes
@@ -58,12 +58,19 @@ def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> st
         found = next((row for row in document["commands"] if _names([row["engine"]]) == [COMMANDS[kind]]), None)
         if found is None:
             raise UsageError(f"--emit {kind}: {kind} has no options for this layout", "--engine vllm --emit vllm")
-        if found["nodes"] is None:
-            return shell.lines([found["command"]])
-        named = ((shell.comment(host_of(NODE, number)), text) for number, text in enumerate(found["nodes"]))
-        return shell.lines([line for pair in named for line in pair])
-    router = document["router"]
-    if kind == "k8s" and best["replicas"] > 1 and router not in (None, "random"):
-        text = f"--emit k8s: a Service chooses a replica at random, and this plan has a {router} router"
-        raise UsageError(text, "--router random")
+        return shell.lines(list(_lines_of(found)))
     return FILES[kind](server_of(document, kind, image))
+
+
+def _lines_of(found: Mapping[str, Any]) -> Iterator[str]:
+    """The commands of a replica and of the router in front of all, each after a comment if there are several."""
+    replicas = f"{host_of(REPLICA, 0)} to {host_of(REPLICA, found['replicas'] - 1)}" if found["router"] else None
+    for number, text in enumerate(found["nodes"] or [found["command"]]):
+        machine = host_of(NODE, number) if found["nodes"] else None
+        names = [name for name in (replicas, machine) if name is not None]
+        if names:
+            yield shell.comment(": ".join(names))
+        yield text
+    if found["router"]:
+        yield shell.comment(ROUTER)
+        yield found["router"]

@@ -16,10 +16,14 @@ from kvcalc.writing.manifest import Interpolated, compose_file
 def compose(server: Server) -> str:
     """The file for one machine with eight devices. Comments say how many machines run it."""
     here = min(server.replicas, DEVICES // server.num_devices)
+    names = [f"{server.name}-{number}" for number in range(here)]
+    router = server.router_of(names) if here == server.replicas else None
     services = {
-        f"{server.name}-{number}": service_of(server, number * server.num_devices, PORT + number)
-        for number in range(here)
+        name: service_of(server, number * server.num_devices, PORT + number if router is None else None)
+        for number, name in enumerate(names)
     }
+    if router is not None:
+        services[router.name] = {**service_of(router, 0, PORT), "depends_on": names}
     document: dict[str, Any] = {"services": services}
     if server.folder is None:
         document["volumes"] = {"huggingface": {}}
@@ -30,9 +34,9 @@ def _machines(server: Server, here: int) -> list[str]:
     if here == server.replicas:
         return []
     machines, last = divmod(server.replicas, here)
-    if not last:
-        return [f"Run this file on {machines} machines"]
-    return [f"Run this file on {machines} machines, and {last} of its services on one more"]
+    more = f", and {last} of its services on one more" if last else ""
+    route = [] if server.router is None else [f"The {server.router[1]} router in front of all of them is not in it"]
+    return [f"Run this file on {machines} machines{more}", *route]
 
 
 def service_of(server: Server, first: int, port: int | None) -> dict[str, Any]:

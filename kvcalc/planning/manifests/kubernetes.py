@@ -11,13 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.engines.command import NODE, PORT, host_of
+from kvcalc.errors import UsageError
 from kvcalc.planning.manifests.server import CACHE, Server
+from kvcalc.question.fields import ROUTERS
 from kvcalc.writing.manifest import Interpolated, kubernetes_file
 
 _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 _PERIOD_SECONDS = 10
 SEVERAL_KINDS = "Add a nodeSelector if the cluster has several kinds of devices"
 _CLAIM = "models"
+_AT_RANDOM = ROUTERS[1]
 _RDMA = "rdma/hca"
 RDMA_COMMENT = f"{_RDMA} is the resource of the cluster's RDMA device plugin, which may have another name"
 # The claim has room for files that are not loaded, such as a second format. Each device's processes share memory.
@@ -27,9 +30,30 @@ _CLAIM_ROOM, _SHARED_BYTES = 1.25, 2 * 2**30
 def kubernetes(server: Server) -> str:
     """The manifest. Kubernetes places the replicas on machines, and the Service spreads the requests over them."""
     is_large = server.nodes > 1
-    replicas = leader_worker_set(server) if is_large else deployment(server)
     comments = [*server.comments, SEVERAL_KINDS, *([RDMA_COMMENT] if is_large else [])]
-    return kubernetes_file(comments, [*claims(server), replicas, service(server)])
+    documents, router = claims(server), _router(server)
+    if is_large:
+        documents.append(leader_worker_set(server))
+    elif router is None:
+        documents.append(deployment(server))
+    else:
+        documents += [stateful_set(server), headless(server)]
+    documents += [service(server)] if router is None else [deployment(router), service(router)]
+    return kubernetes_file(comments, documents)
+
+
+def _router(server: Server) -> Server | None:
+    """The router of several replicas, None if that is a Service. Raises UsageError (exit 2) if there is no such one."""
+    if server.router is None or server.replicas == 1:
+        return None
+    engine, kind = server.router
+    if kind == _AT_RANDOM:
+        return None
+    found = server.router_of([f"{server.name}-{number}.{server.name}" for number in range(server.replicas)])
+    if found is None:
+        text = f"--emit k8s: a Service chooses a replica at random, and {engine} has no {kind} router"
+        raise UsageError(text, "--router random")
+    return found
 
 
 def claims(server: Server) -> list[dict[str, Any]]:
@@ -97,6 +121,20 @@ def deployment(server: Server) -> dict[str, Any]:
     }
 
 
+def stateful_set(server: Server) -> dict[str, Any]:
+    """The replicas as a StatefulSet, whose pods have names that a router can know: NAME-0.NAME, NAME-1.NAME."""
+    one = deployment(server)
+    spec = {key: value for key, value in one["spec"].items() if key != "progressDeadlineSeconds"}
+    own = {"serviceName": server.name, "podManagementPolicy": "Parallel", **spec}
+    return {**one, "kind": "StatefulSet", "spec": own}
+
+
+def headless(server: Server) -> dict[str, Any]:
+    """The Service that gives the pods of a StatefulSet their names."""
+    one = service(server)
+    return {**one, "spec": {"clusterIP": "None", **one["spec"]}}
+
+
 def _container(server: Server) -> dict[str, Any]:
     probe = {"httpGet": {"path": server.health_path, "port": PORT}, "periodSeconds": _PERIOD_SECONDS}
     return {
@@ -137,11 +175,16 @@ def _volumes(server: Server) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def service(server: Server) -> dict[str, Any]:
-    """The Service that spreads requests over the replicas of a server."""
-    labels = {"app": server.name, **({"role": "leader"} if server.nodes > 1 else {})}
+    """The Service that spreads requests over the replicas of a server.
+
+    LeaderWorkerSet makes a headless Service with its own name for the names of its pods, unless there is one
+    (CreateHeadlessServiceIfNotExists, pkg/utils/controller).
+    """
+    is_large = server.nodes > 1
+    labels = {"app": server.name, **({"role": "leader"} if is_large else {})}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": server.name},
+        "metadata": {"name": f"{server.name}-leader" if is_large else server.name},
         "spec": {"selector": labels, "ports": [{"port": PORT, "targetPort": PORT}]},
     }

@@ -10,7 +10,16 @@ from kvcalc.engines import start_command
 from kvcalc.engines.command import DECODE, PORT, PREFILL, ROLES, ROUTER, host_of
 from kvcalc.errors import UsageError
 from kvcalc.planning.manifests.compose import service_of
-from kvcalc.planning.manifests.kubernetes import RDMA_COMMENT, SEVERAL_KINDS, claims, deployment, service, with_rdma
+from kvcalc.planning.manifests.kubernetes import (
+    RDMA_COMMENT,
+    SEVERAL_KINDS,
+    claims,
+    deployment,
+    headless,
+    service,
+    stateful_set,
+    with_rdma,
+)
 from kvcalc.planning.manifests.server import DEVICES, Server, server_with
 from kvcalc.writing import shell
 from kvcalc.writing.manifest import compose_file, kubernetes_file
@@ -53,7 +62,7 @@ def _commands(best: Mapping[str, Any]) -> str:
 def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str) -> Server:
     """One instance of a role, or the router, which has no devices."""
     best = document["best"]
-    pools, router = best["disaggregated"], start_command(best["engine"]).router_package
+    pools = best["disaggregated"]
     used, mixed = f"{pools[PREFILL]['num_devices']} + {pools[DECODE]['num_devices']} {best['gpu']}", _is_mixed(best)
     if mixed:
         used = " + ".join(f"{pools[one]['num_devices']} {pools[one]['gpu']}" for one in (PREFILL, DECODE))
@@ -62,10 +71,7 @@ def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str
     used += ", prefill and decode"
     words = shell.split(pools["commands"][role])
     if role == ROUTER:
-        found = server_with(document, kind, image, words, 0, used)
-        if router is not None:
-            words = ["pip", "install", router, shell.AND, "exec", *words]
-        return found._replace(name=f"{found.name}-{role}", command=["sh", "-c", shell.script(words)])
+        return server_with(document, kind, image, words, 0, used).as_router(words, best["engine"])
     pool = pools[role]
     found = server_with(document, kind, image, words, pool["num_devices"] // pool["instances"], used)
     return found._replace(name=f"{found.name}-{role}", replicas=pool["instances"])
@@ -99,20 +105,16 @@ def _kubernetes(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
     documents, variable = claims(servers[PREFILL]), start_command(best["engine"]).address_variable
     for role in (PREFILL, DECODE):
         server = servers[role]
-        one = deployment(server)
+        one = stateful_set(server)
         pod = one["spec"]["template"]["spec"]
         pod["containers"] = [with_rdma(container) for container in pod["containers"]]
-        spec = {key: value for key, value in one["spec"].items() if key != "progressDeadlineSeconds"}
         if _is_mixed(best):
-            spec["template"]["spec"]["nodeSelector"] = {_LABEL: best["disaggregated"][role]["gpu"]}
-        one.update(kind="StatefulSet", spec={"serviceName": server.name, "podManagementPolicy": "Parallel", **spec})
-        for entry in spec["template"]["spec"]["containers"][0]["env"]:
+            pod["nodeSelector"] = {_LABEL: best["disaggregated"][role]["gpu"]}
+        for entry in pod["containers"][0]["env"]:
             if entry["name"] == variable:
                 del entry["value"]
                 entry["valueFrom"] = {"fieldRef": {"fieldPath": "status.podIP"}}
-        headless = service(server)
-        headless["spec"] = {"clusterIP": "None", **headless["spec"]}
-        documents += [one, headless]
+        documents += [one, headless(server)]
     router = servers[ROUTER]
     text = router.command[-1]
     for role in (PREFILL, DECODE):

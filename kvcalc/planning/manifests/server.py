@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcalc.engines import SERVERS, command_key, start_command
-from kvcalc.engines.command import LISTENING, with_value
+from kvcalc.engines.command import LISTENING, ROUTER, with_value
 from kvcalc.errors import GpuError, UsageError
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import find_gpu
@@ -35,7 +35,8 @@ class Server(NamedTuple):
     """`environment` and `command` start one replica on `num_devices` devices of `vendor`.
 
     A replica on several machines runs `command` on the first of its `nodes` and `worker` on the others, each on
-    `num_devices`. `weights_bytes` are those of a replica. It is ready when `health_path` answers. `folder` is the
+    `num_devices`. `router` is the engine and the kind of router in front of several replicas, None if nothing says one.
+    `weights_bytes` are those of a replica. It is ready when `health_path` answers. `folder` is the
     folder of a local checkpoint, which the container has at `mounted_at`. Both are None if the checkpoint is on the
     Hugging Face Hub. `comments` say what the layout is for.
     """
@@ -54,6 +55,7 @@ class Server(NamedTuple):
     weights_bytes: int = _BYTES_IF_UNKNOWN
     nodes: int = 1
     worker: list[str] | None = None
+    router: tuple[str, str] | None = None
 
     @property
     def start_seconds(self) -> int:
@@ -61,6 +63,24 @@ class Server(NamedTuple):
         rates = (_DISK_RATE,) if self.folder is not None else (_DISK_RATE, _DOWNLOAD_RATE)
         seconds = _COMPILE_SECONDS + sum(self.weights_bytes / rate for rate in rates)
         return -(-int(seconds) // 60) * 60
+
+    def router_of(self, hosts: Sequence[str]) -> Server | None:
+        """The router in front of the replicas on these hosts. None if nothing says one, or the engine has none."""
+        if self.router is None or self.replicas == 1:
+            return None
+        engine, kind = self.router
+        words = start_command(engine).router_words(kind, hosts)
+        return None if words is None else self.as_router(words, engine)
+
+    def as_router(self, words: Sequence[str], engine: str) -> Server:
+        """The same container with a router's command, which installs it. It waits until the replicas have started."""
+        package, seconds = start_command(engine).router_package, str(self.start_seconds)
+        if package is not None:
+            words = ["pip", "install", package, shell.AND, "exec", *words, "--worker-startup-timeout-secs", seconds]
+        return self._replace(
+            name=f"{self.name}-{ROUTER}", environment={}, command=["sh", "-c", shell.script(words)], num_devices=0,
+            replicas=1, nodes=1, worker=None,
+        )  # fmt: skip
 
 
 def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Server:
@@ -73,8 +93,9 @@ def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Serv
     each, replicas = best["num_devices"] // best["replicas"], best["replicas"]
     used = f"{replicas} x {each} {best['gpu']}"
     nodes = start_command(engine).node_words(shell.split(command))
+    router = None if document["router"] is None else (engine, document["router"])
     if len(nodes) == 1:
-        return server_with(document, kind, image, nodes[0], each, used)._replace(replicas=replicas)
+        return server_with(document, kind, image, nodes[0], each, used)._replace(replicas=replicas, router=router)
     if kind != "k8s":
         raise UsageError(f"--emit {kind}: a replica of {each} devices needs {len(nodes)} machines", "--emit k8s")
     first, second = (server_with(document, kind, image, words, each // len(nodes), used) for words in nodes[:2])
@@ -86,7 +107,7 @@ def server_of(document: Mapping[str, Any], kind: str, image: str | None) -> Serv
             f"--emit {kind}: DP ranks on {len(nodes)} machines need a command for each",
             f"--emit {start_command(engine).program} prints them",
         )
-    return first._replace(replicas=replicas, nodes=len(nodes), worker=worker)
+    return first._replace(replicas=replicas, nodes=len(nodes), worker=worker, router=router)
 
 
 def server_with(

@@ -18,7 +18,7 @@ from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.plan.pareto import best_of, commands, front, given_up, ranked_by
-from kvcalc.planning.plan.replicas import OnePool, find_layout
+from kvcalc.planning.plan.replicas import OnePool, find_layout, judged_alike
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import MOST_BUSY, Platform, Traffic, Trouble, describe_cost
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
@@ -105,18 +105,19 @@ def plan(
     traffic = Traffic(
         question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
     )  # fmt: skip
+    traffics = [judged_alike(traffic, kind) for kind in kinds]
     judges: list[Judge | None] = [None] * len(kinds)
     if simulation is not None:
         from kvcalc.planning.plan.judge import Judge
 
-        judges = [Judge(targets, simulation) for _ in kinds]
-    found = [_search_or_refuse(traffic, kind, judge, num_simulated) for kind, judge in zip(kinds, judges)]
+        judges = [Judge(own.targets, simulation) for own in traffics]
+    found = [_search_or_refuse(*one, num_simulated) for one in zip(traffics, kinds, judges)]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
     if len(refusals) == len(found):
         raise refusals[0]
     rows = [
-        _row(traffic, kind, one, judge, checkpoint_of(question.model, kind.dtype))
-        for kind, one, judge in zip(kinds, found, judges)
+        _row(own, kind, one, judge, checkpoint_of(question.model, kind.dtype))
+        for own, kind, one, judge in zip(traffics, kinds, found, judges)
     ]  # fmt: skip
     split_notes, finalists = list[Note](), [
         row for judge in judges if judge is not None for row in judge.describe()
@@ -137,13 +138,20 @@ def plan(
         *_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(kinds, judges),
         *_full_notes(kinds, rows),
     ]  # fmt: skip
+    printed = commands(rows, best, key, None if simulation is None else simulation.router)
+    if simulation is not None:
+        text = f"the figures assume a {simulation.router} router in front of the replicas, and {{}} has none"
+        notes += [
+            Note("plans", "router", text.format(one["engine"]))
+            for one in printed if one["replicas"] > 1 and one["router"] is None
+        ]  # fmt: skip
     reuse, trace = question.reuse, None if simulation is None else simulation.trace
     document: documents.Plan = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(question.model),
         "checkpoint": checkpoint.name,
         "lengths": cast("documents.PlanLengths", lengths._asdict()),
-        "targets": cast("documents.PlanTargets", asked._asdict()),
+        "targets": asked.describe(),
         "headroom": headroom,
         "spare_replicas": spare_replicas,
         "router": None if simulation is None else cast(Any, simulation.router),
@@ -156,7 +164,7 @@ def plan(
         "ranked_by": cast(Any, key),
         "best": best,
         "gives_up": given_up(rows, best, key),
-        "commands": commands(rows, best, key),
+        "commands": printed,
         "plans": rows,
         "finalists": None if simulation is None else finalists,
         "pareto": front(traffic, kinds, split) if with_front else None,

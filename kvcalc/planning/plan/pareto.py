@@ -10,6 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, command_key, start_command
+from kvcalc.engines.command import LISTENING, REPLICA, host_of
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, probe, seconds_text
@@ -105,9 +106,9 @@ def best_of(rows: Sequence[documents.PlanRow], key: Ranking) -> documents.PlanRo
 
 
 def commands(
-    rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking
+    rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking, router: str | None
 ) -> list[documents.PlanCommand]:
-    """The command of each engine's best row that fits, that of the `best` row first.
+    """The command of each engine's best row that fits, that of the `best` row first, and of the `router` simulated.
 
     Engines without a server have none, and separate instances have their own (`disaggregated`).
     """
@@ -118,11 +119,15 @@ def commands(
         has_server = name.partition("@")[0] in SERVERS
         command = None if row is None or not has_server else cast(Any, row)[command_key(name)]
         if row is not None and command is not None:
-            replicas = row["replicas"] or 1
-            nodes = [shell.join(words) for words in start_command(name).node_words(shell.split(command))]
+            replicas, start = row["replicas"] or 1, start_command(name)
+            hosts = [host_of(REPLICA, number) for number in range(replicas)]
+            routes = start.router_words(router, hosts) if router is not None and replicas > 1 else None
+            first, *others = start.node_words(shell.split(command))
+            first += LISTENING if routes else ()
             one: documents.PlanCommand = {
-                "engine": name, "gpu": row["gpu"], "replicas": replicas, "command": command,
-                "nodes": nodes if len(nodes) > 1 else None,
+                "engine": name, "gpu": row["gpu"], "replicas": replicas, "command": shell.join(first),
+                "nodes": [shell.join(words) for words in (first, *others)] if others else None,
+                "router": None if routes is None else shell.join(routes),
             }  # fmt: skip
             found.append(one)
     return found

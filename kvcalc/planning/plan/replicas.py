@@ -161,6 +161,25 @@ def find_layouts(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Fo
         probe(traffic, kind, 1, 1, 1)  # raises the reason why there can be no DP ranks
 
 
+def judged_alike(traffic: Traffic, kind: Platform) -> Traffic:
+    """The traffic whose targets are judged at the same end for all layouts of a row.
+
+    DP ranks have wider ranges than other layouts. Judged at their estimates, they would win against the upper ends of
+    the others.
+    """
+    if not traffic.targets.limits or not traffic.has_many_layouts(kind.engine):
+        return traffic
+    ranges = list[Mapping[str, tuple[float, float | None, float | None]]]()
+    for shape in shapes_of(traffic, kind):
+        try:
+            one = probe(traffic.of(shape), kind, shape.tensor, shape.stages, 1, is_brief=True)
+        except KvcalcError:
+            continue
+        if one.speed is not None:
+            ranges.append({metric: range_of(one.serving, metric) for metric in ("ttft", "tpot")})
+    return traffic._replace(targets=traffic.targets.alike(ranges))
+
+
 def shapes_of(traffic: Traffic, kind: Platform) -> list[Shape]:
     """All shapes of `find_layout` for which there are enough devices."""
     return [shape for shapes in _lists_of_shapes(traffic, kind) for shape in shapes]

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
@@ -45,7 +45,8 @@ class Targets(NamedTuple):
     """The load to serve, as concurrent requests or requests per second, and the longest allowed times in seconds.
 
     `confidence` says which estimate must meet a target: the upper end of its range (80) or the point estimate (50).
-    Where a range is wide, it is the point estimate anyway (`judged_at`). A target without a percentile limits the mean.
+    Where a range is wide, it is the point estimate anyway (`judged_at`), and for all layouts if the range of one that
+    is compared is wide: these metrics are `estimated`. A target without a percentile limits the mean.
     """
 
     concurrency: int | None
@@ -57,6 +58,7 @@ class Targets(NamedTuple):
     ttft_percentile: int | None = None
     tpot_percentile: int | None = None
     e2e_percentile: int | None = None
+    estimated: tuple[str, ...] = ()
 
     @property
     def limits(self) -> list[Limit]:
@@ -70,21 +72,39 @@ class Targets(NamedTuple):
         """The highest percentile that a target names. None if all targets limit means."""
         return max((row.percentile for row in self.limits if row.percentile is not None), default=None)
 
-    def judged_at(self, low: float | None, high: float | None) -> str:
-        """Whether a time with this range is judged at its `upper_end` or at the `estimate`. A range may be unknown."""
-        is_narrow = low is not None and high is not None and high <= WIDEST_JUDGED * low
-        return "upper_end" if is_narrow and self.confidence == RANGE_CONFIDENCE else "estimate"
+    def judged_at(self, metric: str, low: float | None, high: float | None) -> str:
+        """Whether `ttft` or `tpot` with this range is judged at its `upper_end` or at the `estimate`.
 
-    def judged(self, seconds: float, low: float | None, high: float | None) -> float:
+        A range may be unknown.
+        """
+        is_narrow = low is not None and high is not None and high <= WIDEST_JUDGED * low
+        is_certain = is_narrow and metric not in self.estimated
+        return "upper_end" if is_certain and self.confidence == RANGE_CONFIDENCE else "estimate"
+
+    def judged(self, metric: str, seconds: float, low: float | None, high: float | None) -> float:
         """The time that is compared with a target, of an estimate in seconds and its range."""
-        return high if high is not None and self.judged_at(low, high) == "upper_end" else seconds
+        return high if high is not None and self.judged_at(metric, low, high) == "upper_end" else seconds
+
+    def alike(self, layouts: Iterable[Mapping[str, tuple[float, float | None, float | None]]]) -> Targets:
+        """The targets with which layouts of these ranges are compared: all at their estimates if a range is wide."""
+        wide = {
+            metric for ranges in layouts for metric, (_, low, high) in ranges.items()
+            if self.judged_at(metric, low, high) == "estimate"
+        }  # fmt: skip
+        return self._replace(estimated=tuple(sorted(wide)))
 
     def describe_judged(self, ranges: Mapping[str, tuple[float, float | None, float | None]]) -> dict[str, str | None]:
         """The keys of a row that say at which end TTFT and TPOT were judged. None without a limit."""
         return {
-            f"{metric}_judged_at": self.judged_at(low, high) if self.limits else None
+            f"{metric}_judged_at": self.judged_at(metric, low, high) if self.limits else None
             for metric, (_, low, high) in ranges.items()
         }
+
+    def describe(self) -> documents.PlanTargets:
+        """The `targets` part of a document."""
+        found = self._asdict()
+        del found["estimated"]
+        return cast("documents.PlanTargets", found)
 
     def larger(self, headroom: float) -> Targets:
         """The targets for a load that is larger by the share `headroom`."""

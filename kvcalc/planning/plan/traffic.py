@@ -286,7 +286,7 @@ def _times_of(metric: str, lengths: Lengths, serving: documents.Serving, targets
     """The point estimate of a time, and the one that is judged."""
     if metric != "e2e":
         found = range_of(serving, metric)
-        return found[0], targets.judged(*found)
+        return found[0], targets.judged(metric, *found)
     ttft, tpot = (_times_of(part, lengths, serving, targets) for part in ("ttft", "tpot"))
     steps = lengths.output_tokens - 1
     return ttft[0] + steps * tpot[0], ttft[1] + steps * tpot[1]

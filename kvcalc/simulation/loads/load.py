@@ -35,10 +35,10 @@ class Load(NamedTuple):
 
     One of `requests_per_second`, `concurrency` and `trace`, which `trace_name` names. `num_requests` is None for the
     default: 1,000, `requests_per_client` for each client, or all of a trace. `cold` is whether the server has just
-    started. None is the default: it has run before, unless clients send only a few requests each, as in a benchmark.
-    `has_run` is whether this load has run before, too, so that no step is the first one of its kind. With
-    `distinct_prompts`, request i has prompt i % N. None means that no prompt is sent twice. `router` says which replica
-    gets a request (`simulation.routed`).
+    started. None is the default: it has run before, unless clients send only a few requests each, as in a benchmark,
+    but the first step of all clients still takes longer. With False, no step does. `has_run` is whether this load has
+    run before, too, so that no step is the first one of its kind. With `distinct_prompts`, request i has prompt i % N.
+    None means that no prompt is sent twice. `router` says which replica gets a request (`simulation.routed`).
     """
 
     prompt: Lengths | None = None
@@ -72,7 +72,8 @@ class Load(NamedTuple):
         """
         if self.is_cold:
             return c.cold_seconds
-        return 0.0 if self.concurrency is None or self.has_run else c.first_seconds
+        is_late = self.concurrency is None or self.has_run or self.cold is False
+        return 0.0 if is_late else c.first_seconds
 
     @property
     def kind(self) -> str:

@@ -128,7 +128,7 @@ def decode_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance 
     longest = traffic.targets.max_tpot_seconds
 
     def judged_tpot(requests: int) -> float:
-        return traffic.targets.judged(*found.tpot(tpot(requests), requests))
+        return traffic.targets.judged("tpot", *found.tpot(tpot(requests), requests))
 
     def is_fast(requests: int) -> bool:
         return longest is None or judged_tpot(requests) <= longest

@@ -158,12 +158,12 @@ def find_judge(targets: Targets, prefill: Instance, decode: Instance) -> Callabl
     first, whole = targets.max_ttft_seconds, targets.max_e2e_seconds
 
     def meets(times: Times) -> bool:
-        ttft = targets.judged(times.ttft_seconds, *ttft_range(prefill, decode, times))
+        ttft = targets.judged("ttft", times.ttft_seconds, *ttft_range(prefill, decode, times))
         if first is not None and ttft > first:
             return False
         if whole is None:
             return True
-        tpot = targets.judged(*decode.tpot(times.tpot_seconds, times.decoding))
+        tpot = targets.judged("tpot", *decode.tpot(times.tpot_seconds, times.decoding))
         return bool(ttft + (decode.rates.output_tokens - 1) * tpot <= whole)
 
     return (lambda _: True) if first is None and whole is None else meets
@@ -204,7 +204,7 @@ def _why_none(known: Instances, joined: Sequence[PoolPlatforms], targets: Target
             for prefill, decode in product(prefills, decodes)
         ]
         fastest = [
-            targets.judged(times.ttft_seconds, *ttft_range(prefill, decode, times))
+            targets.judged("ttft", times.ttft_seconds, *ttft_range(prefill, decode, times))
             for times, prefill, decode in alone
             if times is not None
         ]
