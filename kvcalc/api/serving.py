@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.api.arguments import asked, takes
@@ -14,6 +15,7 @@ from kvcalc.question.question import SpeedQuestion
 if TYPE_CHECKING:
     from kvcalc.documents import Check, Plan, Simulate
     from kvcalc.model.drafting import Speculation
+    from kvcalc.planning.cases.lengths import Lengths
     from kvcalc.question.question import CacheReuse, ImagesAsked
     from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.throughput.hardware import Devices, Gpu
@@ -135,7 +137,14 @@ def plan(
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
         all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
         simulation=simulation, num_simulated=simulate, headroom=headroom, spare_replicas=spare_replicas,
+        confirm=partial(_planned, lengths, burstiness, seed, router),
     )  # fmt: skip
+
+
+def _planned(lengths: Lengths, burstiness: float, seed: int, router: str) -> PlannedLoad:
+    from kvcalc.simulation.planned import PlannedLoad
+
+    return PlannedLoad(lengths, None, burstiness, seed, router=router)
 
 
 def _check_simulated(is_simulated: bool, burstiness: float, requests: int | None, seed: int) -> None:

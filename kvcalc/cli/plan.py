@@ -1,6 +1,7 @@
 """`kvcalc plan`: how many devices does this traffic need, and which command starts the server?"""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import typer
@@ -60,7 +61,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
     simulation: Optional[PlannedLoad]
     if given["trace"] is not None:
         simulation, targets = _load_of_trace(given, _targets_of(given))
-        lengths = simulation.lengths
+        lengths, text = simulation.lengths, None
     else:
         (lengths, text), targets = _lengths_of(given), _targets_of(given)
         _check_load(given, targets)
@@ -93,6 +94,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         num_simulated=simulated,
         headroom=value_of(given, "headroom"),
         spare_replicas=value_of(given, "spare_replicas"),
+        confirm=partial(_load_of, given, text, lengths),
     )
 
 
@@ -207,11 +209,16 @@ def _simulation_of(
         return None
     if burstiness != 1 and targets.requests_per_second is None:
         raise UsageError("--burstiness needs --requests-per-second")
+    return _load_of(given, text, lengths)
+
+
+def _load_of(given: Mapping[str, Any], text: Optional[str], lengths: "Lengths") -> "PlannedLoad":
     from kvcalc.planning.cases.lengths import pairs_of
     from kvcalc.simulation.planned import PlannedLoad
 
     pairs = None if text is None else list(pairs_of(text, given["lengths"]))
-    return PlannedLoad(lengths, pairs, burstiness, seed, number, router=router)
+    burstiness, seed, number = (value_of(given, name) for name in ("burstiness", "seed", "requests"))
+    return PlannedLoad(lengths, pairs, burstiness, seed, number, router=value_of(given, "router"))
 
 
 # Options that say what the trace says.

@@ -180,6 +180,58 @@ def test_a_replica_over_machines_and_a_plan_that_does_not_fit(kvcalc: Any) -> No
     assert "no layout serves this load" in none.err
 
 
+ROUTED = (*PLAN, "--requests-per-second", "40", "--max-ttft", "400ms@p90", "--requests", "300", "--router")
+
+
+@pytest.mark.parametrize(("engine", "package"), [("vllm", "vllm-router==0.1.17"), ("sglang", "sglang-router==0.3.2")])
+def test_what_is_emitted_has_the_router_that_was_simulated(kvcalc: Any, engine: str, package: str) -> None:
+    words = (*ROUTED, "prefix-aware", "--engine", engine)
+    (row,) = kvcalc(*words, "--json").json["commands"]
+    assert row["replicas"] > 1
+    names = [f"replica-{number}" for number in range(row["replicas"])]
+    urls = " ".join(f"http://{name}:8000" for name in names)
+    routed = f"--policy cache_aware --worker-urls {urls} --host 0.0.0.0 --port 8000"
+    assert row["router"].endswith(routed)
+    assert row["command"].endswith(" --host 0.0.0.0 --port 8000")
+    text = f"# {names[0]} to {names[-1]}\n{row['command']}\n# router\n{row['router']}\n"
+    assert emitted(kvcalc, *words, "--emit", engine) == text
+    services = yaml.safe_load(emitted(kvcalc, *words, "--emit", "compose"))["services"]
+    *replicas, router = services
+    assert (len(replicas), services[router]["depends_on"]) == (row["replicas"], replicas)
+    assert services[router]["ports"] == ["8000:8000"]
+    assert not any("ports" in services[name] for name in replicas)
+    text = services[router]["command"][-1]
+    assert package in text
+    assert all(f"http://{name}:8000" in text for name in replicas)
+    documents = list(yaml.safe_load_all(emitted(kvcalc, *words, "--emit", "k8s")))
+    by_kind = {
+        kind: [one for one in documents if one["kind"] == kind] for kind in ("StatefulSet", "Service", "Deployment")
+    }
+    (pods,), (started,) = by_kind["StatefulSet"], by_kind["Deployment"]
+    name = pods["metadata"]["name"]
+    assert pods["spec"]["serviceName"] == name
+    assert [one["spec"].get("clusterIP") for one in by_kind["Service"]] == ["None", None]
+    text = started["spec"]["template"]["spec"]["containers"][0]["args"][-1]
+    assert all(f"http://{name}-{number}.{name}:8000" in text for number in range(row["replicas"]))
+
+
+@pytest.mark.parametrize("kind", ["compose", "k8s"])
+def test_a_router_is_no_server(kvcalc: Any, kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(emitted(kvcalc, *ROUTED, "round-robin", "--emit", kind))
+    result = kvcalc("check", "-f", file, "--gpu", "h100")
+    assert result.status == 0, result.err
+
+
+@pytest.mark.parametrize(("engine", "router"), [("tensorrt-llm", "round-robin"), ("vllm", "least-loaded")])
+def test_a_router_that_an_engine_has_not_is_named(kvcalc: Any, engine: str, router: str) -> None:
+    result = kvcalc(*ROUTED, router, "--engine", engine, "--json")
+    (row,) = result.json["commands"]
+    assert row["router"] is None
+    text = f"the figures assume a {router} router in front of the replicas, and {engine} has none"
+    assert [note["text"] for note in result.json["warnings"] if note["code"] == "router"] == [text]
+
+
 def test_a_service_picks_replicas_at_random_and_so_does_the_plan(kvcalc: Any) -> None:
     words = (*PLAN, "--requests-per-second", "40", "--max-ttft", "400ms@p90", "--requests", "300", "--emit", "k8s")
     assert "a random router sends to the replicas" in emitted(kvcalc, *words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import RELEASE, SERVERS, command_key, engine_class, start_command
@@ -17,8 +17,9 @@ from kvcalc.planning.cases.dp_attention import WHOLE_COPIES
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
+from kvcalc.planning.plan.confirm import find_confirmed
 from kvcalc.planning.plan.pareto import best_of, commands, front, given_up, ranked_by
-from kvcalc.planning.plan.replicas import OnePool, find_layout, judged_alike
+from kvcalc.planning.plan.replicas import OnePool, judged_alike
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import MOST_BUSY, Platform, Traffic, Trouble, describe_cost
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
@@ -57,6 +58,7 @@ def plan(
     num_simulated: int | None = None,
     headroom: float = 0.0,
     spare_replicas: int = 0,
+    confirm: Callable[[], Simulates] | None = None,
 ) -> documents.Plan:
     """The plan document: for each device and engine, the smallest layout or the reason why there is none.
 
@@ -71,7 +73,9 @@ def plan(
     without such targets changes no layout. The simulation of a trace judges means too; its rate in `targets` is that of
     the busiest part.
 
-    The load is larger by the share `headroom`, and each layout has `spare_replicas` more than it needs.
+    `confirm` makes the load with which layouts are simulated that the closed form chooses for limits on means
+    (`planning.plan.confirm`). The load is larger by the share `headroom`, and each layout has `spare_replicas` more
+    than it needs.
 
     Raises UsageError (exit 2) for an invalid question. If every row is refused, the first refusal is raised: ModelError
     (exit 3) if the weights or the speed are not known. If nothing fits, the document is returned as usual, and
@@ -111,7 +115,7 @@ def plan(
         from kvcalc.planning.plan.judge import Judge
 
         judges = [Judge(own.targets, simulation) for own in traffics]
-    found = [_search_or_refuse(*one, num_simulated) for one in zip(traffics, kinds, judges)]
+    found = [_search_or_refuse(*one, num_simulated, confirm) for one in zip(traffics, kinds, judges)]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
     if len(refusals) == len(found):
         raise refusals[0]
@@ -369,11 +373,12 @@ ROW = (
 
 
 def _search_or_refuse(
-    traffic: Traffic, kind: Platform, judge: Judge | None, num_simulated: int | None
-) -> OnePool | Trouble | KvcalcError:
+    traffic: Traffic, kind: Platform, judge: Judge | None, num_simulated: int | None,
+    confirm: Callable[[], Simulates] | None,
+) -> OnePool | Trouble | KvcalcError:  # fmt: skip
     try:
         if judge is None:
-            return find_layout(traffic, kind)
+            return find_confirmed(traffic, kind, confirm)
         from kvcalc.planning.plan.finalists import find_replicas
 
         return find_replicas(traffic, kind, judge, num_simulated)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from kvcalc.errors import UsageError
+from kvcalc.planning.plan.confirm import find_confirmed
 from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
 from kvcalc.planning.plan.disaggregated.search import Instances, find_split, find_splits
 from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
-from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, more_devices, smallest, why_not
+from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, more_devices, smallest
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.search import smallest_where
@@ -81,19 +82,21 @@ def find_simulated(
 
 
 def find_replicas(traffic: Traffic, kind: Platform, judge: Judge, num_simulated: int | None) -> OnePool | Trouble:
-    """The replicas of `find_layout`, judged by simulations if these decide. At most `num_simulated` are simulated."""
+    """The replicas of `find_confirmed`, or of simulations if these decide. At most `num_simulated` are simulated."""
     if judge.decides:
         traffic = traffic._replace(most_busy=1.0)
         most = num_simulated or DEFAULT_FINALISTS
         return find_simulated(judge, _candidates(traffic, kind, most), _fewest_replicas, _one_more)
-    trouble, most = None, num_simulated or 1
-    for found in find_layouts(traffic, kind, max(most, 2)):
-        trouble = found.trouble
-        if found.layouts:
-            first, *_ = [judge.at(layout, layout.numbers) for layout in found.layouts[:most]]
-            best: OnePool = found.layouts[0] if first is None else first.layout
-            return best._replace(next_layout=why_not(*found))
-    return trouble or Trouble("the model cannot be split over these devices")
+    best = find_confirmed(traffic, kind, lambda: judge.simulation)
+    if isinstance(best, OnePool):
+        judge.at(best, best.numbers)
+        more = num_simulated or 1
+        for found in find_layouts(traffic, kind, more) if more > 1 else ():
+            for layout in found.layouts[:more]:
+                judge.at(layout, layout.numbers)
+            if found.layouts:
+                break
+    return best
 
 
 def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[list[OnePool], Trouble | None]]:
@@ -117,7 +120,7 @@ def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[l
 def _first_guess(traffic: Traffic, layout: OnePool) -> OnePool:
     """The number of replicas to simulate first: that of the closed form, or as many as there can be if it has none."""
     guess = smallest(traffic.of(layout.shape), layout.kind, layout.shape)
-    return guess if isinstance(guess, OnePool) else layout.at((_most_replicas(layout, layout.kind.max_devices),))
+    return guess if isinstance(guess, OnePool) else layout.at((layout.most_replicas(layout.kind.max_devices),))
 
 
 def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Finalist | None:
@@ -125,7 +128,7 @@ def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Fi
 
     With a `best` so far it has no more devices than that, and None is a layout of which one replica has more.
     """
-    most = _most_replicas(layout, layout.kind.max_devices if best is None else best.layout.num_devices)
+    most = layout.most_replicas(layout.kind.max_devices if best is None else best.layout.num_devices)
     if not most:
         return None
     # With a best layout, one simulation usually decides. Without, doubling would go on to the last device.
@@ -153,14 +156,7 @@ def _one_more(judge: Judge, found: Finalist) -> Finalist | None:
     """The layout with one more replica, None if there are not so many devices."""
     layout: OnePool = found.layout
     more = layout.replicas + 1
-    return judge.at(layout, (more,)) if more <= _most_replicas(layout, layout.kind.max_devices) else None
-
-
-def _most_replicas(layout: OnePool, num_devices: int) -> int:
-    """The most replicas on so many devices. In a closed loop, every replica has a client."""
-    most = num_devices // layout.shape.devices - layout.traffic.spare_replicas
-    clients = layout.traffic.targets.concurrency
-    return most if clients is None else min(most, clients)
+    return judge.at(layout, (more,)) if more <= layout.most_replicas(layout.kind.max_devices) else None
 
 
 def _rank(one: Finalist) -> tuple[float, float]:

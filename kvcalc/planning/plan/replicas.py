@@ -94,6 +94,12 @@ class OnePool(NamedTuple):
             replicas=replicas, probe=with_replicas(self.traffic.without_limits(), self.kind, self.shape, replicas)
         )
 
+    def most_replicas(self, num_devices: int) -> int:
+        """The most replicas on so many devices. In a closed loop, every replica has a client."""
+        most = num_devices // self.shape.devices - self.traffic.spare_replicas
+        clients = self.traffic.targets.concurrency
+        return most if clients is None else min(most, clients)
+
     def alone(self) -> OnePool:
         """The layout for requests one after the other."""
         return self.at((1,))
@@ -136,14 +142,6 @@ class Found(NamedTuple):
     trouble: Trouble | None
 
 
-def find_layout(traffic: Traffic, kind: Platform) -> OnePool | Trouble:
-    """The fastest of the layouts with the fewest devices, or why the largest layout does not serve the traffic."""
-    for found in find_layouts(traffic, kind):
-        if found.layouts:
-            return found.layouts[0]._replace(next_layout=why_not(*found))
-    return found.trouble or Trouble("the model cannot be split over these devices")
-
-
 def find_layouts(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Found]:
     """The layouts that serve the traffic, for each list of shapes. A list is tried only if the next one is asked for.
 
@@ -181,7 +179,7 @@ def judged_alike(traffic: Traffic, kind: Platform) -> Traffic:
 
 
 def shapes_of(traffic: Traffic, kind: Platform) -> list[Shape]:
-    """All shapes of `find_layout` for which there are enough devices."""
+    """All shapes of `find_layouts` for which there are enough devices."""
     return [shape for shapes in _lists_of_shapes(traffic, kind) for shape in shapes]
 
 

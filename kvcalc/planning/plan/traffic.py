@@ -273,7 +273,7 @@ def too_slow(targets: Targets, lengths: Lengths, serving: documents.Serving) -> 
     A target for a percentile is compared with the mean, which only tells where a simulation should begin.
     """
     for limit in targets.limits:
-        point, judged = _times_of(limit.metric, lengths, serving, targets)
+        point, judged = times_of(limit.metric, lengths, serving, targets)
         if judged > limit.seconds:
             found = seconds_text(point) if judged == point else f"{seconds_text(point)}, up to {seconds_text(judged)},"
             hint = "--confidence 50 uses the point estimate" if point <= limit.seconds else None
@@ -282,12 +282,12 @@ def too_slow(targets: Targets, lengths: Lengths, serving: documents.Serving) -> 
     return None
 
 
-def _times_of(metric: str, lengths: Lengths, serving: documents.Serving, targets: Targets) -> tuple[float, float]:
+def times_of(metric: str, lengths: Lengths, serving: documents.Serving, targets: Targets) -> tuple[float, float]:
     """The point estimate of a time, and the one that is judged."""
     if metric != "e2e":
         found = range_of(serving, metric)
         return found[0], targets.judged(metric, *found)
-    ttft, tpot = (_times_of(part, lengths, serving, targets) for part in ("ttft", "tpot"))
+    ttft, tpot = (times_of(part, lengths, serving, targets) for part in ("ttft", "tpot"))
     steps = lengths.output_tokens - 1
     return ttft[0] + steps * tpot[0], ttft[1] + steps * tpot[1]
 
