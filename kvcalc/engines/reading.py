@@ -70,6 +70,8 @@ class Words(NamedTuple):
     that take several words. `harmless` are options without an effect on the memory or the speed, `former` those of
     older releases, and `default_on` flags that are on anyway. A name that ends in `!` takes no value.
 
+    `others` are words after a program with which it is no server of a model.
+
     `needs_context` is whether the engine refuses to start if not even one request of its longest context fits, and
     `splits_layers` whether it divides the layers among the devices without being told. `context_option` is its option
     for the longest context, if `fields` has none, and `chooses_context` whether it takes the longest context that fits
@@ -89,6 +91,7 @@ class Words(NamedTuple):
     lists: str = ""
     former: str = ""
     default_on: str = ""
+    others: str = ""
     needs_context: bool = True
     splits_layers: bool = False
     context_option: str = ""

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import start_command
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.check.answer import check
 from kvcalc.planning.check.servers import Server, servers_in
-from kvcalc.planning.manifests.compose import compose
-from kvcalc.planning.manifests.kubernetes import kubernetes
-from kvcalc.planning.manifests.server import server_of
+from kvcalc.planning.manifests import emit
 from kvcalc.throughput.hardware import find_devices
 
 MODELS = (
@@ -21,6 +20,7 @@ MODELS = (
     "gemma-3-27b", "mistral-7b", "qwen3-235b-a22b",
 )  # fmt: skip
 GPUS = ("l40s", "a100", "h100", "h200", "b200", "mi300x")
+TRANSFER = {"--disaggregation-mode", "--disaggregation-transfer-backend", "cache_transceiver_config"}
 ENGINES = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
 
@@ -35,6 +35,8 @@ def random_plan(seed: int) -> tuple[dict[str, Any], str] | None:
         "kv_dtype": random.choice(("auto", "auto", "fp8")),
     }
     load: dict[str, Any] = random.choice(({"concurrency": random.choice((1, 8, 64))}, {"requests_per_second": 4.0}))
+    if random.random() < 0.2:
+        load = {"requests_per_second": 4.0, "disaggregate": True, "transfer": "infiniband-400g"}
     try:
         document: dict[str, Any] = dict(kvcalc.plan(model, [gpu], **asked, **load))
     except KvcalcError:
@@ -48,18 +50,25 @@ def check_plan(seed: int) -> int:
     if found is None:
         return 0
     document, asked = found
-    row = document["best"]
-    texts = [one["command"] for one in document["commands"]]
-    for kind, write in (("compose", compose), ("k8s", kubernetes)):
+    row, number = document["best"], 0
+    pools = row.get("disaggregated")
+    parts = [{**row, **pools[role]} for role in ("prefill", "decode")] if pools else [row]
+    for kind in (start_command(row["engine"]).program, "compose", "k8s"):
         try:
-            texts.append(write(server_of(document, kind, None)))
+            text = emit(document, kind, "an/image" if "mi300" in row["gpu"] and kind in ("compose", "k8s") else None)
         except KvcalcError:
             continue
-    for text in texts:
-        servers = servers_in(text)
-        assert servers, f"{asked}: no server in {text}"
-        check_row(servers[0], row, asked)
-    return len(texts)
+        # A compose file has a service for each replica or instance.
+        servers = {server_key(server): server for server in servers_in(text)}
+        assert len(servers) == len(parts), f"{asked}: {text}"
+        for part, server in zip(parts, servers.values()):
+            check_row(server, part, asked)
+        number += 1
+    return number
+
+
+def server_key(server: Server) -> str:
+    return " ".join(word for word in server.words if not word.startswith(("prefill-", "decode-")))
 
 
 def check_row(server: Server, row: dict[str, Any], asked: str) -> None:
@@ -76,7 +85,8 @@ def check_row(server: Server, row: dict[str, Any], asked: str) -> None:
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
     assert [engine[name] for name in sizes] == [row[name] for name in sizes], f"{asked}: {server.words}"
     assert answer["kv_cache"]["dtype"] == row["kv_dtype"], asked
-    assert not answer["command"]["not_counted"], answer["command"]
+    # The buffers of separate instances are not counted in their plan either, which says so.
+    assert not {*answer["command"]["not_counted"]} - TRANSFER, answer["command"]
     if row["max_batch_size"] is not None:
         held = answer["fit"]["max_batch_size"]
         assert held is None or held > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -58,7 +59,8 @@ def test_the_percentile_of_the_best_layout_holds_and_with_one_replica_less_it_do
         ttft, tpot = times["ttft"]["p99_seconds"] * finalist["ttft_factor"], times["tpot"]["p90_seconds"]
         assert (finalist["ttft_p99_seconds"], finalist["tpot_p90_seconds"]) == pytest.approx((ttft, tpot))
         verdicts.append(ttft <= limits["max_ttft_seconds"] and tpot <= limits["max_tpot_seconds"])
-        assert verdicts[-1] == finalist["passes"]
+        others_miss = "other seeds" in (finalist["reason"] or "")
+        assert (verdicts[-1] and not others_miss) == finalist["passes"]
     assert verdicts == [True, False]
     assert best["simulated_tpot_seconds"] <= 0.012
 
@@ -73,8 +75,9 @@ def test_no_layout_that_would_pass_is_left_out(metric: str, percentile: int, lim
     least = best["num_devices"] if best else 13
     for tensor in (1, 2, 4, 8):
         for replicas in range(1, (least - 1) // tensor + 1):
-            times = longest({"gpu": "h100"}, replicas, tensor=tensor)[metric]
-            assert times[f"p{percentile}_seconds"] > limit, (tensor, replicas, best)
+            runs = [simulated({"gpu": "h100"}, replicas, tensor=tensor, seed=seed) for seed in range(4)]
+            times = [run[metric][f"p{percentile}_seconds"] for run in runs]
+            assert mean(times) + 2 * stdev(times) > limit, (tensor, replicas, best)
     assert best is None or best["num_devices"] > 0
 
 
@@ -118,8 +121,8 @@ def test_the_seed_decides_the_answer_and_nothing_else_does() -> None:
     assert [row["ttft_p99_seconds"] for row in first["finalists"]] != [
         row["ttft_p99_seconds"] for row in other["finalists"]
     ]
-    assert {row["seed"] for row in other["finalists"]} <= {4, 5, 6}
-    assert max(row["seeds"] for row in first["finalists"]) == 3
+    assert {row["seed"] for row in other["finalists"]} <= {4, 5, 6, 7}
+    assert max(row["seeds"] for row in first["finalists"]) in (2, 4)
 
 
 def test_bursts_need_more_replicas() -> None:
@@ -221,7 +224,7 @@ def test_the_screen_fits_and_batch_gives_the_same_document(
         monkeypatch.setenv("COLUMNS", columns)
         out = kvcalc(*ASK, *options, *targets, "--format", "human").out
         assert "TTFT p99 <= 300 ms and E2E p95 <= 5 s" in out
-        assert "Simulated with 200 requests, what won with 3 seeds:" in out
+        assert "Simulated with 200 requests, what won with up to 4 seeds:" in out
         assert max(map(len, out.splitlines())) <= int(columns)
     document = kvcalc(*ASK, *options, *targets, "--json").json
     line = {

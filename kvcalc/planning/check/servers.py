@@ -130,8 +130,9 @@ def program_end(reader: Reader, words: Sequence[str]) -> int | None:
     for begin in range(min(len(words), 12)):
         for program in reader.programs:
             here = [os.path.basename(words[begin]), *words[begin + 1 : begin + len(program)]]
-            if tuple(here) == program:
-                return begin + len(program)
+            end = begin + len(program)
+            if tuple(here) == program and words[end : end + 1] not in [[word] for word in reader.words.others.split()]:
+                return end
     return None
 
 

@@ -7,6 +7,7 @@ simulation may find much longer times.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
@@ -15,14 +16,15 @@ from kvcalc.planning.plan.targets import POINT_CONFIDENCE
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, times_of
 
 if TYPE_CHECKING:
-    from kvcalc.planning.plan.judge import Judge
     from kvcalc.planning.plan.targets import Simulates
 
 # The closed form decides alone if its times are below this share of their limits, and the replicas less busy than this.
 _FAR, _FREE = 0.5, 0.8
 # A simulated time above this share of its limit, or a busier layout, needs more runs and a long one.
-_CLOSE = 0.75
+_CLOSE = 0.9
 _MOST_TRIES = 12
+# Replicas with more clients than this together are simulated as one of them with its share.
+_MOST_CLIENTS = 500
 
 
 def find_confirmed(traffic: Traffic, kind: Platform, make: Callable[[], Simulates] | None) -> OnePool | Trouble:
@@ -31,18 +33,13 @@ def find_confirmed(traffic: Traffic, kind: Platform, make: Callable[[], Simulate
     `make` makes the load to simulate. None: the closed form decides. Times are judged at the estimate there, because
     the closed form has judged the ranges.
     """
-    trouble, targets = None, traffic.targets
+    trouble = None
     for found in find_layouts(traffic, kind):
         trouble = found.trouble
         left, why = [*found.layouts], None
-        judge: Judge | None = None
         for _ in range(_MOST_TRIES if left else 0):
             first = left.pop(0)
-            if make is not None and judge is None and not _is_sure(first):
-                from kvcalc.planning.plan.judge import Judge
-
-                judge = Judge(targets._replace(confidence=POINT_CONFIDENCE), make())
-            missed = None if judge is None else _missed(judge, first)
+            missed = None if make is None or _is_sure(first) else _missed(make(), first)
             if missed is None:
                 return first._replace(next_layout=why or why_not(*found))
             why = f"{first}: simulated, {missed}"
@@ -58,21 +55,32 @@ def find_confirmed(traffic: Traffic, kind: Platform, make: Callable[[], Simulate
 
 
 def _is_sure(one: OnePool) -> bool:
+    """Whether the closed form decides alone. Without limits, there is nothing to judge."""
     traffic, serving = one.traffic, one.probe.serving
     shares = [
         times_of(limit.metric, traffic.lengths, serving, traffic.targets)[0] / limit.seconds
         for limit in traffic.targets.limits
     ]
-    return max(shares, default=0.0) < _FAR and (one.utilisation or 0.0) < _FREE
+    return not shares or (max(shares) < _FAR and (one.utilisation or 0.0) < _FREE)
 
 
-def _missed(judge: Judge, one: OnePool) -> str | None:
+def _missed(simulation: Simulates, layout: OnePool) -> str | None:
     """The limit that a layout misses. None if it meets all, or is not simulated."""
-    if _is_sure(one):
-        return None
+    from kvcalc.planning.plan.judge import Judge
+
+    one, targets = layout, layout.traffic.targets._replace(confidence=POINT_CONFIDENCE)
+    rate, clients = targets.requests_per_second, targets.concurrency
+    if clients is None or clients > _MOST_CLIENTS:
+        # What a router sends at random to one of several replicas arrives at random too.
+        one = layout._replace(replicas=1)
+        targets = targets._replace(
+            requests_per_second=None if rate is None else rate / layout.replicas,
+            concurrency=None if clients is None else ceil(clients / layout.replicas),
+        )
+    judge = Judge(targets, simulation)
     try:
         found = judge.at(one, one.numbers)
-        is_close = found is not None and (found.judged.worst > _CLOSE or (one.utilisation or 0.0) > _FREE)
+        is_close = found is not None and (found.judged.worst > _CLOSE or (layout.utilisation or 0.0) > _FREE)
         if found is not None and found.missed is None and is_close:
             found = judge.confirm(found)
     except UsageError:  # a layout that is not simulated

@@ -232,9 +232,10 @@ class Judge:
         judged = one.judged._replace(seeds=len(runs))
         requests = [run.judged.simulated.requests for run in runs]
         share = more + sum(run.judged.worst * number for run, number in zip(runs, requests)) / sum(requests)
-        limit = next(limit for limit in self.targets.limits if limit.metric == judged.worst_metric)
-        missed = None if judged.is_stuck else _missed(limit, share, OTHER_SEEDS) if share > 1 else None
-        return one._replace(judged=judged._replace(missed=missed or judged.missed))
+        for limit in self.targets.limits:
+            if limit.metric == judged.worst_metric and share > 1 and judged.missed is None:
+                judged = judged._replace(missed=_missed(limit, share, OTHER_SEEDS))
+        return one._replace(judged=judged)
 
     def _count(self, in_flight: float) -> int:
         """The number that was asked for, or enough for the highest percentile and for `in_flight` requests at once."""
