@@ -34,7 +34,6 @@ _SEEDS, _FEW_SEEDS, _FAR, _LONG_SECONDS = 4, 2, 0.75, 1200
 # of that length do. With four runs, it is also above the worst of them if it is at least 1.5.
 _DEVIATIONS = 2.0
 _FEWEST_REQUESTS, _MOST_REQUESTS = 1_000, 50_000
-OTHER_SEEDS = " with other seeds"
 STATISTICS = ("mean", *(f"p{percentile}" for percentile in PERCENTILES))
 
 
@@ -234,7 +233,7 @@ class Judge:
         share = more + sum(run.judged.worst * number for run, number in zip(runs, requests)) / sum(requests)
         for limit in self.targets.limits:
             if limit.metric == judged.worst_metric and share > 1 and judged.missed is None:
-                judged = judged._replace(missed=_missed(limit, share, OTHER_SEEDS))
+                judged = judged._replace(missed=_missed(limit, share, " with other seeds"))
         return one._replace(judged=judged)
 
     def _count(self, in_flight: float) -> int:
