@@ -216,10 +216,11 @@ class Judge:
             runs.append(self._again(one, len(runs), number))
         # A long run differs less from the others.
         more = _DEVIATIONS * stdev(run.judged.worst for run in runs) * sqrt(number / long)
-        found = self._with_others(max(runs, key=_order), runs, more)
-        if long > number and found.missed is None:
-            runs.append(self._again(one, len(runs), long))
-            found = self._with_others(runs[-1], runs, more)
+        shown = max(runs, key=_order)
+        if long > number and not shown.judged.is_stuck and _mean(runs) + more <= 1:
+            shown = self._again(one, len(runs), long)
+            runs.append(shown)
+        found = self._with_others(shown, runs, more)
         self._found[one.layout.key, one.layout.numbers] = found
         return found
 
@@ -229,8 +230,7 @@ class Judge:
     def _with_others(self, one: Finalist, runs: Sequence[Finalist], more: float) -> Finalist:
         """One of the runs, which also misses a target if the mean share of all and `more` is above it."""
         judged = one.judged._replace(seeds=len(runs))
-        requests = [run.judged.simulated.requests for run in runs]
-        share = more + sum(run.judged.worst * number for run, number in zip(runs, requests)) / sum(requests)
+        share = _mean(runs) + more
         for limit in self.targets.limits:
             if limit.metric == judged.worst_metric and share > 1 and judged.missed is None:
                 judged = judged._replace(missed=_missed(limit, share, " with other seeds"))
@@ -247,6 +247,12 @@ class Judge:
 
 def _size(one: Finalist) -> int:
     return 0 if one.is_alone else one.layout.num_devices
+
+
+def _mean(runs: Sequence[Finalist]) -> float:
+    """The mean of the shares of the targets, in which all requests count alike."""
+    requests = [run.judged.simulated.requests for run in runs]
+    return sum(run.judged.worst * number for run, number in zip(runs, requests)) / sum(requests)
 
 
 def _order(run: Finalist) -> tuple[bool, float]:

@@ -1,0 +1,103 @@
+"""The layout that wins is confirmed: by other seeds, and after the closed form by a simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.planning.plan.judge import Judge
+from kvcalc.planning.plan.targets import Simulated, Targets
+from kvcalc.simulation.planned import PlannedLoad
+
+RATE = 10.0
+
+
+class Known:
+    """A simulation with known TTFTs: those of the seeds 0, 1, 2, ... in runs of 1,000 requests, and of a long run."""
+
+    def __init__(self, seconds: list[float], long: float, seed: int = 0) -> None:
+        self.seconds, self.long, self.seed, self.num_requests, self.trace = seconds, long, seed, None, None
+
+    def seeded(self, more: int) -> Known:
+        return Known(self.seconds, self.long, self.seed + more)
+
+    def simulated(self, number: int) -> Simulated:
+        seconds = self.long if number == 12_000 else self.seconds[self.seed]
+        times: Any = {"ttft": {"mean": seconds}, "tpot": {"mean": 0.01}, "e2e": {"mean": 1.0}}
+        return Simulated(times, number, 0, 256)
+
+
+class Layout:
+    key, numbers, in_flight = "a layout", (1,), 20.0
+
+    def ranges(self) -> dict[str, tuple[float, None, None]]:
+        return {"ttft": (0.5, None, None), "tpot": (0.01, None, None)}
+
+    def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> Layout:
+        return self
+
+    def run(self, simulation: Known, targets: Targets, number: int, step: float, *, is_alone: bool) -> Any:
+        return self, simulation.simulated(number)
+
+
+def confirmed(seconds: list[float], long: float) -> Any:
+    judge = Judge(Targets(None, RATE, max_ttft_seconds=1.0), Known(seconds, long))  # type: ignore[arg-type]
+    found = judge.at(Layout(), (1,))  # type: ignore[arg-type]
+    assert found is not None
+    return judge.confirm(found)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "long", "missed", "seeds"),
+    [
+        ([0.5, 0.6], 0.55, None, 3),  # far below the limit: two short runs and a long one
+        ([0.9, 0.92, 0.88, 0.9], 0.9, None, 5),
+        ([0.5, 0.6], 1.1, "TTFT mean is 1.1 s and the limit is 1 s", 3),  # a queue that grows slowly
+        ([0.8, 1.05, 0.75, 0.9], 0.85, None, 5),  # a long run differs less from the others than a short one
+        ([0.98, 0.7, 0.99, 0.6], 0.999, "TTFT mean with other seeds is 1.07 s and the limit is 1 s", 5),
+        ([0.9, 1.2, 1.1, 1.3], 0.95, "TTFT mean is 1.3 s and the limit is 1 s", 4),
+    ],
+)
+def test_nearly_all_runs_must_meet_the_targets(
+    seconds: list[float], long: float, missed: str | None, seeds: int
+) -> None:
+    found = confirmed(seconds, long)
+    assert (found.missed, found.judged.seeds) == (missed, seeds)
+
+
+# 200 clients with equal lengths come in groups, and the last group waits for the steps of the others.
+GROUPS: Any = {"input_tokens": 500, "output_tokens": 120, "concurrency": 200, "engine": "tensorrt-llm"}
+
+
+def test_a_layout_of_the_closed_form_that_a_simulation_finds_too_slow_is_not_taken() -> None:
+    best = kvcalc.plan("qwen3-32b", ["h200"], max_ttft_seconds=1.0, **GROUPS)["best"]
+    assert best is not None
+    assert best["next_layout"].startswith("tp 1: simulated, TTFT mean is ")
+    found = kvcalc.simulate(
+        "qwen3-32b", "h200", prompt_tokens=500, answer_tokens=120, concurrency=200, engine="tensorrt-llm",
+        replicas=best["replicas"], router="random", cold=False,
+    )  # fmt: skip
+    assert found["times"][0]["mean_seconds"] <= 1.0
+
+
+def test_without_limits_and_far_from_them_nothing_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any) -> None:
+        raise AssertionError("simulated")
+
+    monkeypatch.setattr(PlannedLoad, "run", run)
+    for limits in ({}, {"max_ttft_seconds": 60.0}):
+        assert kvcalc.plan("qwen3-32b", ["h200"], **limits, **GROUPS)["best"] is not None
+
+
+def test_layouts_of_a_row_are_judged_at_the_same_end() -> None:
+    """The range of DP ranks is wide there, so plain layouts are judged at the estimate too."""
+    asked: Any = {"input_tokens": 2048, "output_tokens": 300, "requests_per_second": 20.0, "max_tpot_seconds": 0.04}
+    experts = kvcalc.plan("deepseek-v3", ["b200"], **asked)["best"]
+    assert experts is not None
+    assert (experts["data_parallel_size"], experts["tpot_judged_at"]) == (1, "estimate")
+    assert experts["tpot_high_seconds"] > 0.04
+    dense = kvcalc.plan("llama-3.3-70b", ["h100"], **asked)["best"]
+    assert dense is not None
+    assert dense["tpot_judged_at"] == "upper_end"
