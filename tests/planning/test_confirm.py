@@ -91,6 +91,13 @@ def test_without_limits_and_far_from_them_nothing_is_simulated(monkeypatch: pyte
         assert kvcalc.plan("qwen3-32b", ["h200"], **limits, **GROUPS)["best"] is not None
 
 
+def test_a_layout_that_has_no_room_for_a_spare_replica_is_left_out() -> None:
+    asked: Any = {"input_tokens": 500, "output_tokens": 100, "requests_per_second": 0.01, "max_ttft_seconds": 1.0}
+    best = kvcalc.plan("llama-3.1-8b", ["h100"], ttft_percentile=90, spare_replicas=1, **asked)["best"]
+    assert best is not None
+    assert (best["replicas"], best["num_devices"]) == (2, 2)
+
+
 def test_layouts_of_a_row_are_judged_at_the_same_end() -> None:
     """The range of DP ranks is wide there, so plain layouts are judged at the estimate too."""
     asked: Any = {"input_tokens": 2048, "output_tokens": 300, "requests_per_second": 20.0, "max_tpot_seconds": 0.04}

@@ -26,7 +26,7 @@ def judged_text(document: Mapping[str, Any]) -> str:
     if not ends["estimate"]:
         return f"{how} at the upper end of the range"
     if not ends["upper_end"]:
-        return f"{how} at the estimate, because the range is wide"
+        return f"{how} at the estimate, because a layout's range is wide"
     wide = ", ".join(ends["estimate"])
     return f"{how} at the upper end of the range, but at the estimate where a layout's range is wide: {wide}"
 

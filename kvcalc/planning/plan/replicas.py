@@ -98,7 +98,7 @@ class OnePool(NamedTuple):
         """The most replicas on so many devices. In a closed loop, every replica has a client."""
         most = num_devices // self.shape.devices - self.traffic.spare_replicas
         clients = self.traffic.targets.concurrency
-        return most if clients is None else min(most, clients)
+        return max(0, most if clients is None else min(most, clients))
 
     def alone(self) -> OnePool:
         """The layout for requests one after the other."""
