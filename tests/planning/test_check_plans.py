@@ -20,7 +20,12 @@ MODELS = (
     "gemma-3-27b", "mistral-7b", "qwen3-235b-a22b",
 )  # fmt: skip
 GPUS = ("l40s", "a100", "h100", "h200", "b200", "mi300x")
-TRANSFER = {"--disaggregation-mode", "--disaggregation-transfer-backend", "cache_transceiver_config"}
+TRANSFER = {
+    "--kv-transfer-config",
+    "--disaggregation-mode",
+    "--disaggregation-transfer-backend",
+    "cache_transceiver_config",
+}
 ENGINES = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
 
 
