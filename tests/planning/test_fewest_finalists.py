@@ -9,6 +9,7 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.plan.finalists import _fewest_instances, _fewest_replicas
+from kvcalc.planning.plan.replicas import OnePool
 
 
 class KnownJudge:
@@ -33,10 +34,12 @@ class KnownJudge:
 
 
 def option(guess: int, *, devices: int = 2, max_devices: int = 64, clients: int | None = None) -> Any:
-    return Fake(
+    found = Fake(
         kind=Fake(max_devices=max_devices), shape=Fake(devices=devices), replicas=guess, numbers=(guess,),
         traffic=Fake(targets=Fake(concurrency=clients), spare_replicas=0),
     )  # fmt: skip
+    found.most_replicas = lambda number: OnePool.most_replicas(found, number)  # type: ignore[arg-type]
+    return found
 
 
 @pytest.mark.parametrize("guess", [1, 2, 7, 20, 32, 50])
