@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -45,11 +46,21 @@ def split_row(document: Any, *, is_mixed: bool = False) -> Any:
 
 def meets(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> bool:
     """Whether so many instances of a row's layouts meet the limits with all seeds: `ttft p99` to seconds."""
-    seeds = [{}] if "trace" in asked else [{"seed": seed} for seed in range(3)]
-    return all(_meets(row, numbers, limits, **asked, **seed) for seed in seeds)
+    return max(_shares(row, numbers, limits, **asked)) <= 1
 
 
-def _meets(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> bool:
+def surely_meets(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> bool:
+    """Whether the mean over seeds and two standard deviations meet the limits."""
+    shares = _shares(row, numbers, limits, **asked)
+    return mean(shares) + (2 * stdev(shares) if len(shares) > 1 else 0) <= 1
+
+
+def _shares(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> list[float]:
+    seeds = [{}] if "trace" in asked else [{"seed": seed} for seed in range(4)]
+    return [_share(row, numbers, limits, **asked, **seed) for seed in seeds]
+
+
+def _share(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> float:
     pools = row["disaggregated"]
     prefill, decode = (pools[role] for role in ROLES)
     speed = asked.pop("speed", SpeedQuestion())
@@ -62,8 +73,8 @@ def _meets(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> boo
         speed=speed._replace(expert_parallel_size=decode["expert_parallel_size"]),
     )  # fmt: skip
     times = {one["metric"]: one for one in found["times"]}
-    return all(
-        times[metric][f"{statistic}_seconds"] <= limit
+    return max(
+        float(times[metric][f"{statistic}_seconds"]) / limit
         for name, limit in limits.items() for metric, statistic in [name.split()]
     )  # fmt: skip
 
@@ -81,7 +92,7 @@ def check_smallest(row: Any, limits: Any, rate: float | None, **asked: Any) -> l
         fewer = tuple(number - (place == other) for other, number in enumerate(numbers))
         capacity = pools[role]["max_requests_per_second"] * fewer[place] / numbers[place]
         if fewer[place] and (rate is None or capacity > rate):
-            assert not meets(row, fewer, limits, **asked), (role, numbers)
+            assert not surely_meets(row, fewer, limits, **asked), (role, numbers)
             tried.append(role)
     return tried
 
