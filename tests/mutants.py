@@ -101,8 +101,8 @@ _PLANS = (
 # The tests of a file's rules, or of those of all files in a folder, fastest first, because a mutant's run ends at the
 # first failure. A file has the tests of the longest name that it begins with.
 TESTS = {
-    "kvcalc/throughput/costs.py": _tests("throughput", "steps"),
-    "kvcalc/throughput/roofline.py": _tests("throughput", "steps"),
+    "kvcalc/throughput/costs.py": _tests("throughput", "steps", "roofline", "expert_parallel"),
+    "kvcalc/throughput/roofline.py": _tests("throughput", "steps", "roofline", "expert_parallel"),
     "kvcalc/memory/sharding.py": _tests("memory", "shares"),
     "kvcalc/planning/device/budget.py": _tests("planning", "budget"),
     "kvcalc/engines": _engine("*"),
