@@ -43,7 +43,7 @@ COUNTS = Counts(
 )  # fmt: skip
 
 
-def model(dtype: str = "bf16", layout: tuple[int, ...] = (1, 1, 1), gpu: Gpu = GPU, **changes: Any) -> SpeedModel:
+def model(dtype: str = "bf16", layout: tuple[Any, ...] = (1, 1, 1), gpu: Gpu = GPU, **changes: Any) -> SpeedModel:
     dense, experts = (Matrices(dtype, 9000, 700),), (Experts(8, 2, (Matrices(dtype, 500, 40),)),)
     counts = COUNTS._replace(layout=Layout(*layout), dense=dense, experts=experts)
     return SpeedModel(counts, gpu, IDEAL._replace(**changes))
