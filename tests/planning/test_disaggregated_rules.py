@@ -151,14 +151,16 @@ def test_the_points_of_a_front_are_what_trying_all_ratios_finds() -> None:
 
 
 def test_two_kinds_are_joined_under_one_engine() -> None:
-    known = Instances(traffic_of("llama-3.1-8b"))
-    plan: Any = SplitPlan(known, LINK, 8, checkpoint=None)  # type: ignore[arg-type]
-    of_one, of_two = (
-        {point["gpu"] for point in split_points(plan, [Platform(H100, 4, "vllm"), Platform(H200, 4, engine)])}
-        for engine in ("vllm", "sglang")
-    )
-    assert of_one == {"h100-sxm", "h200-sxm", "h100-sxm + h200-sxm", "h200-sxm + h100-sxm"}
-    assert of_two == {"h100-sxm", "h200-sxm"}
+    plan: Any = SplitPlan(Instances(traffic_of("llama-3.1-8b")), LINK, 8, checkpoint=None)  # type: ignore[arg-type]
+
+    def points(*engines: str) -> list[tuple[str, str]]:
+        kinds = [Platform(gpu, 4, engine) for engine in engines for gpu in (H100, H200)]
+        return sorted((point["engine"], point["gpu"]) for point in split_points(plan, kinds))
+
+    for engine in ("vllm", "sglang"):
+        mixed = ("h100-sxm", "h200-sxm", "h100-sxm + h200-sxm", "h200-sxm + h100-sxm")
+        assert set(points(engine)) == {(engine, gpu) for gpu in mixed}
+    assert points("vllm", "sglang") == sorted(points("vllm") + points("sglang"))
 
 
 def test_each_pool_and_both_together_have_a_limit() -> None:
