@@ -38,6 +38,7 @@ def test_a_model_without_an_answer_is_an_error(kvcalc: Any) -> None:
     result = kvcalc("compare", "llama-3-8b", "llama-3-70x", "--format", "human")
     assert result.status == 1
     assert "kvcalc: no answer for llama-3-70x: model 'llama-3-70x' is not known" in result.err
+    assert result.err.count("is not known") == 1
     assert "512.00 MiB" in result.out
     # A kind of attention that a model cannot have is an answer, and so is an engine that refuses it.
     assert kvcalc("compare", "t5-small", "--engine", "logical,llama.cpp").status == 0
