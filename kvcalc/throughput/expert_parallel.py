@@ -49,7 +49,7 @@ _NEGLIGIBLE, _MANY = 1e-9, 30
 class ExpertExchange:
     """The all-to-alls of a model with DP ranks, and the experts of the busiest rank.
 
-    `rate` gives the bytes per second that a device sends to its peers if there are so many devices. `latency` is the
+    `rate` gives the bytes per second that a device sends to its peers, by the number of devices. `latency` is the
     seconds of all all-to-alls of a step without their bytes.
     """
 

@@ -50,8 +50,7 @@ class StepRules(NamedTuple):
 
     `mixes` is whether prompts are computed in the steps of decoding requests, `divides` whether they are divided over
     steps, and `overlaps` whether a step is scheduled while the one before it runs. No other prompt joins a step with
-    `enough_tokens` of prompts (0: any number). After decode steps, the scheduler looks for new requests only
-    `every` so many.
+    `enough_tokens` of prompts (0: any number). The scheduler looks for new requests after `every` decode steps.
     """
 
     step_tokens: int = STEP_TOKENS
@@ -195,9 +194,9 @@ def batches(
 ) -> Batches:  # fmt: skip
     """The prompts that are computed together if steps with prompts and others take turns.
 
-    `seconds_of` are those of a step with so many prompts, of which `work` is each prompt's. `step` are those of a step
-    that decodes, with which `ending` answers end on average. Their clients come back together, so prompts arrive in
-    groups: `rate` prompts per second. `before` is a guess.
+    `seconds_of` gives the seconds of a step by its number of prompts; `work` are those of each prompt. `step` are the
+    seconds of a decode step, with which `ending` answers end on average. Their clients come back together, so prompts
+    arrive in groups: `rate` prompts per second. `before` is a guess.
     """
     if not ending or not rate:
         return before

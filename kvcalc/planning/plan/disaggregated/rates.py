@@ -66,7 +66,7 @@ class Decode(NamedTuple):
     tokens_per_step: float = 1.0
 
     def step(self, decoding: float) -> float:
-        """The seconds of a step with so many requests in the batch."""
+        """The seconds of a step with `decoding` requests in the batch."""
         return self.tpot(max(decoding, 1.0)) * self.tokens_per_step
 
     def rate(self, decoding: float) -> float:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kvcalc.planning.plan.targets import Simulates
 
 
-# An instance runs at most so many prompts at once, however many fit.
+# The most prompts that an instance runs at once, even if more fit.
 _MOST_PROMPTS = 256
 # Names of the two kinds of row, in sentences.
 _AGGREGATED, _SPLIT = "aggregated", "disaggregated"
@@ -298,7 +298,7 @@ _MOST_UTILIZATION = 0.9
 def split_points(asked: SplitPlan, kinds: Sequence[Platform], *, priced: bool) -> Iterator[documents.ParetoPoint]:
     """The points of every kind of device, and of two kinds that can be joined.
 
-    Of the ratios of two kinds, the cheapest ones if they are `priced`, else those with the fewest devices.
+    The ratios of two kinds are the cheapest ones if they are `priced`, else those with the fewest devices.
     """
     known, transfer = asked.known, asked.transfer
     for kind in kinds:
