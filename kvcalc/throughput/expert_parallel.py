@@ -7,8 +7,8 @@ The tokens are those of one rank. A token reaches a rank once, however many of i
 fast link are reached over the network at the same time. Prompts cross the network once per node, and are then sent on
 over the fast link (DeepEP's normal kernels).
 
-Experts are chosen at random with equal probability, as if the engine's load balancer (EPLB) were perfect. Even so one
-rank gets more tokens than the others, and every rank waits for it.
+Experts are chosen at random with equal probability, as if the engine's load balancer (EPLB) were perfect. One rank
+still gets more tokens than the others, and every rank waits for it.
 """
 
 from __future__ import annotations

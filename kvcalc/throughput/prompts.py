@@ -1,4 +1,4 @@
-"""The prompts of a load: what they cost, how they stop the requests that decode, and how long they wait for steps."""
+"""The prompts of a load: their cost, the delay that they cause for decoding requests, and their wait for steps."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Prompts:
         if len(parts) > 1:
             self.lone = sum(model.alone([Part(*part)]).seconds for part in parts)
         self.launching = model.launch_wait(self.alone)
-        # With prompts in steps of their own, a step has room for as many, whoever decodes.
+        # With prompts in steps of their own, decoding requests take no room in a step.
         self._full = self._most(0.0)
         self._known = {1: self.alone}
-        # What a prompt adds to a step of its own that has others anyway.
+        # The time that a prompt adds to a prompt step that has other prompts.
         self._work = 0.0 if rules.mixes else model.prefill_work(input_tokens, cached_tokens).seconds
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
 

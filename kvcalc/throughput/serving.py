@@ -49,7 +49,7 @@ _MOST_ROUNDS = 8
 # not say how many. 14 to 16 explain their times to the first token best: with 10 or 30, the loss of the fit is 2 %
 # higher.
 REQUESTS_PER_CLIENT = 15
-# The fewest requests of a benchmark. With one client, 15 would say little.
+# The fewest requests of a benchmark. With one client, 15 are too few.
 FEWEST_REQUESTS = 60
 
 

@@ -132,6 +132,8 @@ def test_a_percentage_of_the_memory(kvcalc: Any) -> None:
     assert found["plans"] == kvcalc(*asked, "--gpu-memory-utilization", "0.9", "--json").json["plans"]
     # The engine's own command takes no percentage.
     assert "--gpu-memory-utilization 0.9" in found["commands"][0]["command"]
+    meant = kvcalc("fit", "gpt2", "--gpu", "h100", "--engine", "vllm", "--gpu-memory-utilization", "90")
+    assert "for a percentage: --gpu-memory-utilization 90%" in meant.err
     wrong = kvcalc("fit", "gpt2", "--gpu", "h100", "--engine", "vllm", "--gpu-memory-utilization", "190%")
     assert wrong.status == 2
 
