@@ -25,7 +25,7 @@ _BOX = 8
 
 
 class Link(NamedTuple):
-    """What connects the instances: bytes per second of one device, and the name of the link, if it was named."""
+    """The link between the instances: bytes per second of one device, and its name, if it was given."""
 
     bytes_per_second: int
     name: str | None
@@ -146,7 +146,7 @@ def join_caches(first: Gpu, second: Gpu) -> bool:
 
 
 def cache_of(case: Case) -> tuple[str, int]:
-    """What must be alike in both instances: the type of the cache, and the tokens in a block."""
+    """The facts that must be equal in both instances: the type of the cache, and the tokens in a block."""
     return case.workload.kv_dtype.name, case.prefixes().block_tokens
 
 

@@ -1,4 +1,4 @@
-"""The times of one prefill and of one decode instance, as functions of what runs on them, and of a queue.
+"""The times of one prefill and of one decode instance, as functions of their load, and of a queue.
 
 Plain arithmetic: it knows no model, engine or device. `matching` says how the instances work together.
 """

@@ -148,7 +148,7 @@ def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) ->
         beside = next(row for row in rows.rows if row["engine"] == engine)
         row, notes = describe_split(asked, {**beside, "gpu": name, "price_per_hour": None}, found, judge)
         added.append(row)
-        # What is said about rows of one kind need not be said again. Notes are those of the decode instances' kind.
+        # Each remark appears once per kind of device. Notes are those of the decode instances' kind.
         new = [note for note in notes if not any(note.text in one.text for one in rows.notes)]
         about_rows += [RowNote((engine, name), note, found.kinds.decode.gpu) for note in new]
     names = dict.fromkeys((row["engine"], row["gpu"]) for row in [*rows.rows, *added])
