@@ -654,7 +654,7 @@ class ReuseTurn(TypedDict):
 
 
 class ReuseTiers(TypedDict):
-    """memory that keeps what the device's cache drops (--offload), of one replica"""
+    """memory for blocks evicted from the device's cache (--offload), of one replica"""
 
     backend: Literal["native", "lmcache"]
     """native: the engine itself"""
