@@ -622,7 +622,7 @@ class ReuseSessions(TypedDict):
     kept_sessions: Whole | None
     """idle sessions that the cache keeps if no request runs, in one replica; null if the memory is not known"""
     kept_sessions_beside_batch: Whole | None
-    """idle sessions that it keeps beside the batch"""
+    """idle sessions that it keeps while the batch runs"""
     reused_tokens: Whole
     """tokens of the last prompt that are found"""
     computed_tokens: Count
