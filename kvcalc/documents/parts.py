@@ -55,7 +55,7 @@ class ExplainedResidualsItem(TypedDict):
 
 
 class Explained(TypedDict):
-    """the factors that fit the runs: what the prediction has wrong"""
+    """the factors that fit the runs"""
 
     runs: Whole
     """the runs that the factors are fitted to"""
@@ -580,7 +580,7 @@ class Warning(TypedDict):
 
 
 class Reuse(TypedDict):
-    """a cache that is used again; bytes are those of one device unless a field says otherwise"""
+    """reuse of the cache; bytes are those of one device unless a field says otherwise"""
 
     prefix: ReusePrefix | None
     sessions: ReuseSessions | None
