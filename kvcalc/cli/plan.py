@@ -99,7 +99,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
 def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str, Any]:
     """The memory of the best layout and its times over the load, for the report: its own command is simulated.
 
-    Empty for separate instances, and if the command does not say what the model is.
+    Empty for separate instances, and if the command does not name the model.
     """
     from kvcalc.errors import KvcalcError
     from kvcalc.planning.answers.estimate import answer as answer_of

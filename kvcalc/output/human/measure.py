@@ -65,7 +65,7 @@ def _curve(rows: list[documents.CurveRow], console: Console) -> None:
 
 
 def _verdict(document: documents.Measure, console: Console) -> None:
-    """Print what was found: whether the bytes are equal, the speed, and how near the kernel comes to its roof."""
+    """Print the result: whether the bytes are equal, the speed, and the kernel's share of its roof."""
     table = plain_table("", ">predicted bytes", ">held bytes", "", ">tokens/s", "core of roof", "kernel")
     for run in document["runs"]:
         kind = run["attention"].upper()
