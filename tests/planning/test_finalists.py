@@ -94,7 +94,7 @@ def test_one_slot_waits_as_the_queue_m_d_1() -> None:
 
     def finalists(rate: float) -> Any:
         return ask(
-            engine="llama.cpp", engine_settings={"parallel": 1}, requests_per_second=rate, requests=20_000,
+            engine="llama.cpp", engine_settings={"parallel": 1}, requests_per_second=rate, requests=8_000,
             max_e2e_seconds=1000.0, e2e_percentile=99, confidence=50, max_devices=1,
         )["finalists"]  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import exp
 from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
@@ -49,8 +50,13 @@ def observe(
         raise UsageError("no prediction: it does not fit in memory")
     base = with_record(speed)
 
+    # The fit asks for one metric after another with the same factors: those of a point and its neighbours.
+    @lru_cache(maxsize=2 * len(Factors._fields))
+    def described(factors: Factors) -> documents.Throughput:
+        return describe_speed(case, with_factors(base, factors), [])
+
     def predictor(metric: str) -> Callable[[Factors], float]:
-        return lambda factors: predicted_seconds(describe_speed(case, with_factors(base, factors), []), metric)
+        return lambda factors: predicted_seconds(described(factors), metric)
 
     return [
         Observed(run, Observation(number, time.metric, compared_seconds(time), predictor(time.metric)))
