@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 Layout = Union["OnePool", "TwoPools"]
 """A layout has one pool, of replicas, or two, of prefill and of decode instances. Both have the same methods."""
 
-# At least so many requests are beyond a percentile, and a run has so many times the requests that run at once. Clients
-# all ask at the beginning, which weighs more in a shorter run, so a closed loop has fewer requests.
+# The fewest requests beyond a percentile, and the requests of a run as a multiple of those that run at once. All clients
+# ask at the beginning, which weighs more in a shorter run, so a closed loop has fewer requests.
 _BEYOND, _BEYOND_OF_CLIENTS, _TURNOVERS = 30, 20, 10
-# The layout that wins is simulated with so many seeds, or with `_FEW_SEEDS` if its times are below this share of their
-# targets, and once for so many seconds of load: in less, a queue that grows slowly is not seen.
+# The winning layout is simulated with this many seeds, or with `_FEW_SEEDS` if its times are below the share `_FAR` of
+# their targets, and once for this many seconds of load, because a shorter run does not show a queue that grows slowly.
 _SEEDS, _FEW_SEEDS, _FAR, _LONG_SECONDS = 4, 2, 0.75, 1200
-# Runs differ. The mean of their times plus so many standard deviations must meet the targets, so that nearly all runs
-# of that length do. With four runs, it is also above the worst of them if it is at least 1.5.
+# Runs differ. The mean of their times plus this many standard deviations must meet the targets, so that nearly all runs
+# of that length do.
 _DEVIATIONS = 2.0
 _FEWEST_REQUESTS, _MOST_REQUESTS = 1_000, 50_000
 STATISTICS = ("mean", *(f"p{percentile}" for percentile in PERCENTILES))
