@@ -1,4 +1,4 @@
-"""What an engine is to the rest of kvcalc: its account of a cache, as an abstract class (`account` has its parts).
+"""The interface of an engine: how it counts a cache, as an abstract class (`account` has the parts).
 
 The main method is `Engine.cache_bytes`: the bytes one sequence takes in one layer's cache.
 """
@@ -95,6 +95,7 @@ class Engine(ABC):
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
+    prompt_ranks_option: str | None = None  # the option for their number
     joins_drafts = False  # whether any drafter's layers are in the model's own cache
     drafts_for_one = False  # whether it drafts tokens for one sequence at a time
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
@@ -121,6 +122,7 @@ class Engine(ABC):
         self.settings: dict[str, object] = {}
         option = self.running_option
         self._most_asked = None if option is None else SettingsReader(self.name, settings).optional_count(option)
+        self.prompt_ranks = self.prompt_ranks_in(settings)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
 
     @classmethod
@@ -207,6 +209,14 @@ class Engine(ABC):
         """The releases that users choose from, as they stand after @."""
         return [release for _, release in dates_of(cls.name)]
 
+    @classmethod
+    def prompt_ranks_in(cls, settings: Mapping[str, Any]) -> int:
+        """The copies of the attention that divide a prompt, as the settings ask for them."""
+        option = cls.prompt_ranks_option
+        if option is None or option not in settings:
+            return 1
+        return SettingsReader(cls.name, {option: str(settings[option])}).count(option)
+
     @staticmethod
     def split_layers(
         settings: Mapping[str, str], devices: Devices | None, size: int | None, stages: int, replicas: int
@@ -226,7 +236,7 @@ class Engine(ABC):
     def weight_padding(
         cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
     ) -> tuple[tuple[str, int], ...]:
-        """The name and the bytes of what kernels add to weights, on the pipeline stage that holds most.
+        """The name and the bytes of the padding that kernels add to weights, on the largest pipeline stage.
 
         The matrices are split over `ranks` tensor-parallel ranks, and the experts over `spread` ranks.
         """
@@ -239,7 +249,7 @@ class Engine(ABC):
 
     @classmethod
     def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:
-        """The name and the bytes of what every device computes while it loads the model, beside the checkpoint."""
+        """The name and the bytes of the tables that every device computes while it loads the model."""
         return ()
 
     @classmethod
@@ -279,7 +289,7 @@ class Engine(ABC):
         return batch * sequence_bytes(share, dtype, tokens, self.cache_bytes)
 
     def reads(self, share: ModelSpec, dtype: Dtype) -> Reads:
-        """The bytes that one decode step reads of the cache of this share, as the engine stores it."""
+        """The bytes of this share's cache that one decode step reads, as the engine stores it."""
         return _reads_of(self, share, dtype)
 
     def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
@@ -321,7 +331,7 @@ class Engine(ABC):
         return self.growth_tokens(share, dtype)
 
     def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
-        """How many bytes the settings allow for the cache on a device, whatever its memory. None if they do not say."""
+        """The bytes that the settings allow for the cache on a device. None if they set no limit."""
         return None
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
@@ -333,8 +343,8 @@ class Engine(ABC):
     ) -> int | None:
         """The most requests of `tokens` tokens that run in `memory` bytes, of which one has just computed its prompt.
 
-        They keep their first `shared_tokens` once, as `Prefixes.shared` gives them. None if requests hold at any time
-        what the engine reserves for them at the start.
+        They keep their first `shared_tokens` once, as `Prefixes.shared` gives them. None if a request always holds all
+        that the engine reserves at its start.
         """
         return None
 

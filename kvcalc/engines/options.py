@@ -61,11 +61,11 @@ class SettingsReader(NamedTuple):
     settings: Mapping[str, str]
 
     def count(self, name: str, otherwise: int | None = None) -> int:
-        """A whole number of at least 1."""
+        """A whole number of at least 1, and at most the bound that the option declares."""
         if otherwise is not None and name not in self.settings:
             return otherwise
         try:
-            return parse_count(self._text(name), f"--{name}")
+            return parse_count(self._text(name), f"--{name}", most=self._option(name).most)
         except UsageError as error:
             raise SettingError(error.message, error.hint) from None
 
@@ -87,6 +87,7 @@ class SettingsReader(NamedTuple):
         text, value = self._text(name), self._number(name)
         if not 0 < value <= 1 or (below_one and value == 1):
             hint = None if otherwise is None else f"the default is {otherwise:g}"
+            hint = f"for a percentage: --{name} {value:g}%" if 5 <= value <= 100 else hint
             most = "below" if below_one else "at most"
             raise SettingError(f"--{name} {text[:40]!a}: must be above 0 and {most} 1", hint)
         return value
@@ -100,7 +101,7 @@ class SettingsReader(NamedTuple):
         return value
 
     def _number(self, name: str) -> float:
-        """0 for a text that is no number."""
+        """0 for text that is not a number."""
         try:
             return float(self._text(name))
         except ValueError:

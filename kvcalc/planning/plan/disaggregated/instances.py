@@ -115,7 +115,7 @@ def decode_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance 
     if needs.reserved_tokens:
         # When a request is admitted, the others have half of their answers on average, and each has these tokens more.
         held = max(held, lengths.input_tokens + -(-lengths.output_tokens // 2) + needs.reserved_tokens)
-    # The whole cache of a prompt is received, whatever the prefill instance found of it.
+    # A decode instance receives the whole cache of a prompt, including the prefix that the prefill instance found.
     traffic = traffic._replace(question=without_hits(traffic.question))
     found = _instance(traffic, kind, shape, needs, dict.fromkeys(needs.decode_settings, True), held)
     if isinstance(found, Trouble):
@@ -206,11 +206,8 @@ def sent_of(case: Case, prompt_tokens: int) -> Sent:
     One tensor-parallel rank has the same layers in all its stages together.
     """
     workload = case.workload
-    busiest = case.prefixes().sent_bytes(prompt_tokens)
-    whole = busiest
-    if workload.pipeline_parallel_size > 1:
-        whole = case.allocation.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
-    return Sent(busiest, whole * workload.tensor_parallel_size)
+    whole = case.allocation.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
+    return Sent(case.prefixes().sent_bytes(prompt_tokens), whole * workload.tensor_parallel_size)
 
 
 def buffer_tokens(traffic: Traffic, case: Case) -> int:
