@@ -15,7 +15,6 @@ from kvcalc.model.drafting import Speculation
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import Devices, find_gpu
-from tests.conftest import loaded
 from tests.documents import estimate, texts
 from tests.model.test_checkpoint import write
 
@@ -28,7 +27,9 @@ TRANSFORMERS: dict[str, Any] = {"engine": "transformers"}
 def ask(name: str, speculative: Speculation | None, gpu: str | None = None, **asked: Any) -> dict[str, Any]:
     size = asked.pop("tensor_parallel_size", 1)
     devices = None if gpu is None else Devices(find_gpu(gpu), size)
-    return estimate(loaded(name), speculative=speculative, devices=devices, tensor_parallel_size=size, **asked)
+    return estimate(
+        kvcalc.load_model(name), speculative=speculative, devices=devices, tensor_parallel_size=size, **asked
+    )
 
 
 def test_a_question_without_drafting_has_none() -> None:
@@ -243,7 +244,7 @@ def test_serving_with_drafted_tokens_is_faster_where_they_pay() -> None:
 def test_the_draft_models_of_two_questions_are_told_apart() -> None:
     times = []
     for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.2-1b"):
-        asked = Speculation("draft", 4, 3.0, loaded(name))
+        asked = Speculation("draft", 4, 3.0, kvcalc.load_model(name))
         times.append(ask("llama-3-70b", asked, "h100", tensor_parallel_size=4)["speculative"]["draft_seconds"])
     assert times[0] == times[2] < times[1]
 

@@ -12,12 +12,11 @@ import pytest
 import kvcalc
 from kvcalc.model.towers import tower_parameters
 from kvcalc.throughput.hardware import find_devices
-from tests.conftest import loaded
 from tests.documents import estimate, texts
 
 
 def ask(name: str, **asked: Any) -> dict[str, Any]:
-    return estimate(loaded(name), devices=find_devices(asked.pop("devices", "h100")), **asked)
+    return estimate(kvcalc.load_model(name), devices=find_devices(asked.pop("devices", "h100")), **asked)
 
 
 def towers(answer: dict[str, Any]) -> dict[str, int]:
