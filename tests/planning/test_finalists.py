@@ -221,7 +221,7 @@ def test_the_screen_fits_and_batch_gives_the_same_document(
         monkeypatch.setenv("COLUMNS", columns)
         out = kvcalc(*ASK, *options, *targets, "--format", "human").out
         assert "TTFT p99 <= 300 ms and E2E p95 <= 5 s" in out
-        assert "Simulated with 200 requests, what won with 3 seeds:" in out
+        assert "Simulated with 200 requests, the winner with 3 seeds:" in out
         assert max(map(len, out.splitlines())) <= int(columns)
     document = kvcalc(*ASK, *options, *targets, "--json").json
     line = {

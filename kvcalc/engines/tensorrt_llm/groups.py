@@ -271,8 +271,8 @@ class LayerGroups(TensorrtLlm):
     def _layers(self, share: ModelSpec, tokens: int) -> list[_Layers]:
         """The layers of a share, in order.
 
-        A layer that reads an earlier layer's cache has one of its own all the same, which nothing reads: the manager
-        has as many layers as the model (_create_kv_cache_manager, _util.py).
+        A layer that reads an earlier layer's cache also has its own, which nothing reads: the manager has as many
+        layers as the model (_create_kv_cache_manager, _util.py).
         """
         own = {_window_of(group): cache for group in share.layers for cache in group.caches}
         found = []

@@ -113,7 +113,7 @@ def _describe_factor(found: Fit, name: str) -> documents.ExplainedFactorsItem:
 
 
 def _errors(metric: str, residuals: Sequence[documents.ExplainedResidualsItem]) -> documents.ExplainedErrorsItem:
-    """The mean errors of one metric without their signs, before and after the fit, and of runs left out of it."""
+    """The mean absolute errors of one metric, before and after the fit, and for runs left out of it."""
     rows = [row for row in residuals if row["metric"] == metric]
 
     return {
@@ -126,6 +126,6 @@ def _errors(metric: str, residuals: Sequence[documents.ExplainedResidualsItem]) 
 
 
 def mean_error(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The mean error without signs of the times at `key`. None if one of them is not known."""
+    """The mean absolute error of the times at `key`. None if one of them is not known."""
     errors = [abs(row[key] / row["measured_seconds"] - 1) for row in rows if row[key] is not None]
     return float(mean(errors)) if len(errors) == len(rows) else None

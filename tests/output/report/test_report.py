@@ -36,6 +36,8 @@ QUESTIONS = {
              "h100,l40s", "--price", "h100=2.5,l40s=1"),
     "percentiles": ("plan", "llama-3.1-8b", "--input-tokens", "2k", "--output-tokens", "100", "--requests-per-second",
                     "20", "--gpu", "h100", "--max-ttft", "1s@p99", "--requests", "300"),
+    "replicas": ("plan", "qwen3-32b", "--input-tokens", "2k", "--output-tokens", "500", "--requests-per-second", "8",
+                 "--max-ttft", "400ms", "--gpu", "h100"),
     "check": ("check", "vllm", "serve", "Qwen/Qwen3-8B", "--gpu", "l40s", "--input-tokens", "2k", "--output-tokens",
               "100", "--max-ttft", "1s@p99"),
     "sweep": ("sweep", "gemma-3-27b", "--context", "1k..64k", "--batch", "1,8", "--gpu", "h100"),
@@ -56,6 +58,7 @@ class Page(HTMLParser):
         self.tags: set[str] = set()
         self.attributes: list[tuple[str, str | None]] = []
         self.texts: list[str] = []
+        self.in_code = False
         self.feed(text)
         self.close()
         assert self.opened == []
@@ -72,9 +75,14 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.opened.pop() == tag
+        self.in_code = self.in_code and tag != "code"
 
     def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+        if "code" in self.opened and self.in_code:
+            self.texts[-1] += data
+        else:
+            self.texts.append(data)
+        self.in_code = "code" in self.opened
 
 
 def report_of(kvcalc: Any, tmp_path: Path, *words: object) -> tuple[str, str]:
@@ -182,8 +190,24 @@ def test_a_plan_has_its_targets_and_what_meets_them(kvcalc: Any, tmp_path: Path)
     assert {"TTFT p99 <= 1 s", duration(best["tpot_seconds"]), document["commands"][0]["command"]} <= cells
     assert {"limit 1 s (p99)", "asked", "TTFT over the load", "Memory of one device"} <= cells
     for row in document["finalists"]:
-        assert row["passes"] or row["reason"] in cells
-        assert row["keeps_up"] or "overloaded" in cells
+        assert row["passes"] or ("TTFT > 1 s" if row["keeps_up"] else "overloaded") in cells
+
+
+def test_a_plan_of_several_replicas_has_its_curve_and_the_memory_of_its_requests(kvcalc: Any, tmp_path: Path) -> None:
+    cells, document = texts_of(kvcalc, tmp_path, "replicas")
+    best = document["best"]
+    assert (best["replicas"], best["tensor_parallel_size"]) == (3, 2)
+    assert {"TPOT over the load", "asked", "Memory of one device"} <= cells
+    running = (best["requests_per_replica"], "--context", 2548, "--gpu", "h100x2", "--engine", "vllm")
+    held = kvcalc("fit", "qwen3-32b", "--batch", *running, "--get", "fit.kv_cache_bytes").out
+    assert f"{int(held):,}" in cells, "the bar has the cache of all requests that run in a replica"
+    assert "free memory per device" not in cells, "the bar has that of the printed command"
+
+
+def test_a_command_breaks_between_its_words_alone(kvcalc: Any, tmp_path: Path) -> None:
+    text, _ = report_of(kvcalc, tmp_path, *QUESTIONS["percentiles"])
+    assert "<span>--tensor-parallel-size</span> 1 <span>--max-model-len</span> 2148" in text
+    assert "pre span { display: inline-block;" in text
 
 
 def test_a_check_has_the_rate_and_the_curve_around_it(kvcalc: Any, tmp_path: Path) -> None:
