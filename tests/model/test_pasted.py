@@ -177,7 +177,7 @@ REFUSED = {
     "mistralai/Mistral-Small-Instruct-2501": (),
     "deepseek-ai/DeepSeek-V3.5": ("deepseek-v3",),
     "zai-org/GLM-4.8": ("glm-4.5",),
-    "google/gemma-1.1-7b-it": (),
+    "google/gemma-1.2-7b-it": (),
     "Qwen/Qwen3-8B-Foo": (),
     "someone/DeepSeek-R1-Distill-Phi-9B": ("deepseek-r1",),
     # Quantized in a way that differs from its name's rule.
