@@ -1,4 +1,4 @@
-"""The largest counts that are accepted, by what they count: one table for options, batch lines and Python.
+"""The largest counts that are accepted, by what they count, for options, batch lines and Python.
 
 Every answer takes less than a second and little memory at these bounds. They are not limits of the arithmetic, which
 has whole numbers of any size.
@@ -17,24 +17,18 @@ LAYERS = 2_000
 WIDTH = 10**12
 """Larger than any dimension or count of a model."""
 
+BOUNDS = {"tokens": TOKENS, "sequences": SEQUENCES, "devices": DEVICES, "width": WIDTH}
+"""The bounds that an engine's option may declare (`most` in its `engine.yaml`)."""
+
 _NAMES = {
-    SEQUENCES: """
-        batch batches batch-size concurrency parallel max-num-seqs max-running-requests max-mamba-cache-size block-size
-        page-size tokens-per-block mamba-block-size num-speculative-tokens speculative-num-draft-tokens
-        speculative-eagle-topk draft-max speculative ubatch-size prefill-step-size max-num-batched-tokens
-        chunked-prefill-size max-batch-size max-loras max-loras-per-batch images
-    """,
+    SEQUENCES: "batch batches batch-size block-size concurrency speculative images",
     DEVICES: """
         tp tensor-parallel-size tensor-parallel-sizes
         pp pipeline-parallel-size dp data-parallel-size ep expert-parallel-size num-gpus
-        max-gpus gpu num-devices decode-context-parallel-size prefill-context-parallel-size attn-cp-size
-        prefill-replicas prefill-tp
+        max-gpus gpu num-devices prefill-replicas prefill-tp
     """,
     LAYERS: "layers",
-    WIDTH: """
-        heads kv-heads head-dim hidden-size sliding-window kv-lora-rank qk-rope-head-dim kv-bits kv-group-size
-        max-lora-rank
-    """,
+    WIDTH: "heads kv-heads head-dim hidden-size sliding-window kv-lora-rank qk-rope-head-dim",
 }
 _MOST = {
     spelling: most
@@ -45,5 +39,5 @@ _MOST = {
 
 
 def most_of(name: str) -> int:
-    """The largest number that the option, field or value called `name` takes: `--tp`, `tensor_parallel_size`."""
+    """The largest number that kvcalc's own option, field or value `name` takes: `--tp`, `tensor_parallel_size`."""
     return _MOST.get(name, TOKENS)

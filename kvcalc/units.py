@@ -115,15 +115,18 @@ def parse_vllm_tokens(text: str, option: str) -> int:
     return _whole_tokens(number, (1000 if letter.islower() else 1024) ** power, text, option)
 
 
-def parse_count(text: str, option: str, least: int = 1) -> int:
-    """A whole number of at least `least`; UsageError otherwise. Digits may be separated by `_`."""
+def parse_count(text: str, option: str, least: int = 1, most: int | None = None) -> int:
+    """A whole number from `least` to `most` (None: the bound of the option's name); UsageError otherwise.
+
+    Digits may be separated by `_`.
+    """
     number, rest = _split(text)
     if not number or rest or "." in number:
         raise UsageError(
             f"{option} {_shown(text)}: not a whole number of at least {least}",
             "write it in digits, such as 16 or 1_000",
         )
-    return _bounded(int(number), option, text, least)
+    return _bounded(int(number), option, text, least, most)
 
 
 def check_count(value: object, name: str, least: int = 1) -> None:
@@ -286,12 +289,13 @@ def _whole_tokens(number: str, scale: int, text: str, option: str) -> int:
     return _bounded(value, option, text)
 
 
-def _bounded(value: int, option: str, text: str, least: int = 1) -> int:
+def _bounded(value: int, option: str, text: str, least: int = 1, most: int | None = None) -> int:
     """`value`, the number in `text`. UsageError if it is below `least` or above its bound."""
+    most = most_of(option) if most is None else most
     if value < least:
         raise UsageError(f"{option} {_shown(text)}: must be at least {least}")
-    if value > most_of(option):
-        raise UsageError(f"{option} {_shown(text)}: must be at most {most_of(option):,}")
+    if value > most:
+        raise UsageError(f"{option} {_shown(text)}: must be at most {most:,}")
     return value
 
 

@@ -127,6 +127,7 @@ def test_every_option_of_every_engine_is_in_one_of_these_tables() -> None:
     listed = [*READ, *RESERVED]
     listed += [(engine, name) for table in (PLACED, NO_BYTES) for engine, names in table.items() for name in names]
     declared = [(engine, option.name) for engine, options in OPTIONS.items() for option in options]
+    assert not [*set(declared) - set(listed)], "these options are in none of the tables"
     assert sorted(listed) == sorted(declared)
 
 

@@ -9,6 +9,7 @@ import os
 from functools import cache
 from typing import Any
 
+from kvcalc.limits import BOUNDS, TOKENS
 from kvcalc.model.presets import shipped_mapping, shipped_mappings, shipped_table
 from kvcalc.records import NamedTuple
 
@@ -20,7 +21,8 @@ class Option(NamedTuple):
 
     `metavar` is None for a flag. `default` describes what the engine does without the option. `divides_memory` is true
     if the option divides a device's memory, so that it needs a device. `since` is the first release with the option, if
-    an older one that kvcalc knows lacks it.
+    an older one that kvcalc knows lacks it. `most` is the largest count that it takes; `engine.yaml` says what it
+    counts (`kvcalc/limits.py`).
     """
 
     name: str
@@ -30,6 +32,7 @@ class Option(NamedTuple):
     aliases: tuple[str, ...] = ()
     divides_memory: bool = False
     since: str = ""
+    most: int = TOKENS
 
     @property
     def described(self) -> str:
@@ -94,7 +97,11 @@ def unread_types(engine: str) -> frozenset[str]:
 
 
 def _option(name: str, row: dict[str, Any]) -> Option:
-    return Option(name, **{"metavar": None, **row, "aliases": tuple(row.get("aliases", ()))})
+    counted = row.get("most", "tokens")
+    if counted not in BOUNDS:
+        raise ValueError(f"{name}: kvcalc has no bound for {counted!r}, it has {', '.join(BOUNDS)}")
+    given = {"metavar": None, **row, "aliases": tuple(row.get("aliases", ())), "most": BOUNDS[counted]}
+    return Option(name, **given)
 
 
 def _declare_all() -> None:

@@ -95,6 +95,7 @@ class Engine(ABC):
     notes: tuple[Note, ...] = ()
     token_ranks = 1  # the tensor-parallel ranks that divide the tokens of a cache among them (context parallelism)
     prompt_ranks = 1  # the copies of the attention and the cache that divide a prompt (prefill context parallelism)
+    prompt_ranks_option: str | None = None  # the option for their number
     joins_drafts = False  # whether any drafter's layers are in the model's own cache
     drafts_for_one = False  # whether it drafts tokens for one sequence at a time
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
@@ -121,6 +122,7 @@ class Engine(ABC):
         self.settings: dict[str, object] = {}
         option = self.running_option
         self._most_asked = None if option is None else SettingsReader(self.name, settings).optional_count(option)
+        self.prompt_ranks = self.prompt_ranks_in(settings)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
 
     @classmethod
@@ -206,6 +208,14 @@ class Engine(ABC):
     def known_releases(cls) -> list[str]:
         """The releases that users choose from, as they stand after @."""
         return [release for _, release in dates_of(cls.name)]
+
+    @classmethod
+    def prompt_ranks_in(cls, settings: Mapping[str, Any]) -> int:
+        """The copies of the attention that divide a prompt, as the settings ask for them."""
+        option = cls.prompt_ranks_option
+        if option is None or option not in settings:
+            return 1
+        return SettingsReader(cls.name, {option: str(settings[option])}).count(option)
 
     @staticmethod
     def split_layers(

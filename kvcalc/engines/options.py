@@ -61,11 +61,11 @@ class SettingsReader(NamedTuple):
     settings: Mapping[str, str]
 
     def count(self, name: str, otherwise: int | None = None) -> int:
-        """A whole number of at least 1."""
+        """A whole number of at least 1, and at most the bound that the option declares."""
         if otherwise is not None and name not in self.settings:
             return otherwise
         try:
-            return parse_count(self._text(name), f"--{name}")
+            return parse_count(self._text(name), f"--{name}", most=self._option(name).most)
         except UsageError as error:
             raise SettingError(error.message, error.hint) from None
 

@@ -21,7 +21,7 @@ name: oak
 class: Oak
 place: 8
 options:
-  oak-page: {metavar: N, help: tokens per page, default: '16'}
+  oak-page: {metavar: N, most: sequences, help: tokens per page, default: '16'}
 """
 CODE = '''"""Oak, an engine with pages."""
 
@@ -92,14 +92,18 @@ def test_it_takes_the_options_that_it_declares() -> None:
     with pytest.raises(UsageError, match="--oak-page: vllm has no such setting") as caught:
         kvcalc.estimate(spec, engine="vllm", engine_settings={"oak-page": "32"})
     assert caught.value.hint == "--oak-page belongs to oak"
-    with pytest.raises(UsageError, match="--oak-page"):
-        kvcalc.estimate(spec, engine="oak", engine_settings={"oak-page": "0"})
+    for value, said in (("0", "at least 1"), (str(2**31), "at most 2,147,483,647")):
+        with pytest.raises(UsageError, match=f"--oak-page {value}: must be {said}"):
+            kvcalc.estimate(spec, engine="oak", engine_settings={"oak-page": value})
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("option", {}), ("clas", "Oak"), ("options", {"oak-page": {"metvar": "N", "help": "tokens"}})],
-)
+    [
+        ("option", {}), ("clas", "Oak"), ("options", {"oak-page": {"metvar": "N", "help": "tokens"}}),
+        ("options", {"oak-page": {"metavar": "N", "help": "tokens", "most": "pages"}}),
+    ],
+)  # fmt: skip
 def test_a_mistake_in_a_declaration_is_refused(key: str, value: object) -> None:
     """`presets/compile.py` reads every declaration with this code, so that a typo fails the build."""
     before = dict(declarations.ENGINES)

@@ -1,4 +1,4 @@
-"""Every option that an engine declares changes a figure of some answer: none is accepted and then forgotten."""
+"""Every option that an engine declares changes a figure of some answer, and the lines of the account still add up."""
 
 from __future__ import annotations
 
@@ -142,14 +142,20 @@ def figures_of(engine: str, case: Case, settings: Mapping[str, object]) -> dict[
     document: Any = kvcalc.estimate(
         case.model, devices=devices, engine_settings=settings, **{"engine": engine, **case.asked}
     )
+    found, held = document["engine"], document["kv_cache"]["bytes_per_device"]
+    for account, number in (("pool_lines", 1), ("request_lines", document["workload"]["batch_size"])):
+        if account in found:
+            assert number * sum(line["bytes"] for line in found[account]) == held, f"{account} do not add up"
+            break
     parts = {part: document[part] for part in ("kv_cache", "weights", "fit", "throughput", "workload")}
-    return {**parts, "engine": {name: document["engine"].get(name) for name in FIGURES}}
+    return {**parts, "engine": {name: found.get(name) for name in FIGURES}}
 
 
 def test_every_option_has_a_question() -> None:
-    assert {engine: [*cases] for engine, cases in CASES.items()} == {
-        engine: [option.name for option in options] for engine, options in OPTIONS.items()
-    }
+    declared = [(engine, option.name) for engine, options in OPTIONS.items() for option in options]
+    asked = [(engine, name) for engine, cases in CASES.items() for name in cases]
+    assert not [*set(declared) - set(asked)], "CASES has no question for these options"
+    assert asked == declared, "CASES has them in another order than engine.yaml"
 
 
 @every_row("engine, name", [(engine, name) for engine, cases in CASES.items() for name in cases])

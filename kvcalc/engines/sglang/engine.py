@@ -94,6 +94,7 @@ class Sglang(Engine):
 
     name = "sglang"
     title = "SGLang"
+    prompt_ranks_option = "attn-cp-size"
     reuse_class = ("sglang.reuse", "SglangReuse")
     has_instances = True
     classes_of_transformers = "config"
@@ -123,7 +124,6 @@ class Sglang(Engine):
         if is_sparse(spec) and self.page != _SPARSE_PAGE:
             raise UsageError(f"--page-size {self.page}: sparse attention needs pages of {_SPARSE_PAGE} tokens")
         self.check_model()
-        self.prompt_ranks = self.chosen.attn_cp_size
         if self.prompt_ranks > 1:
             check_copies(spec, self.prompt_ranks, settings, stages)
             self.spreads_mlps = not keeps_mlps(spec)
@@ -149,7 +149,7 @@ class Sglang(Engine):
         Source: resolve_max_num_reqs and _handle_max_mamba_cache (mem_cache/kv_cache_configurator.py), and
         arg_groups/parallel_hook.py for --chunked-prefill-size.
         """
-        if settings.get("attn-cp-size", "1") != "1":
+        if cls.prompt_ranks_in(settings) > 1:
             raise UsageError("--attn-cp-size: not modelled with DP ranks", "leave out --dp")
         shared = cls.default_settings(settings)
         given = SettingsReader("sglang", shared)
@@ -194,7 +194,7 @@ class Sglang(Engine):
     @classmethod
     def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
         """--cp-strategy."""
-        return None if settings.get("attn-cp-size", "1") == "1" else strategy_of(spec)
+        return strategy_of(spec) if cls.prompt_ranks_in(settings) > 1 else None
 
     @staticmethod
     def kv_dtype(

@@ -73,6 +73,7 @@ class Vllm(Engine):
 
     name = "vllm"
     title = "vLLM"
+    prompt_ranks_option = "prefill-context-parallel-size"
     reuse_class = ("vllm.reuse", "VllmReuse")
     has_instances = True
     device_settings, device_defaults = staticmethod(device_settings), staticmethod(device_defaults)
@@ -112,7 +113,6 @@ class Vllm(Engine):
         batched = chosen.max_num_batched_tokens
         in_flight = chosen.max_in_flight_tokens if self.rules.two_steps else batched
         self.token_ranks = chosen.decode_context_parallel_size
-        self.prompt_ranks = chosen.prefill_context_parallel_size
         self.divides_decode = chosen.decode_context_parallel_size == 1  # else pcp_shard_decode_requests
         if self.prompt_ranks > 1:
             check_prompt_ranks(spec, settings, chosen, self.place)

@@ -240,12 +240,12 @@ def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Questi
             if gpu is None:
                 yield question._replace(tensor_parallel_size=size or 1)
                 continue
-            from kvcalc.planning.cases.layout import lay_out, prompt_ranks_of
+            from kvcalc.planning.cases.layout import lay_out
             from kvcalc.throughput.hardware import Devices
 
             devices = gpu if isinstance(gpu, Devices) else Devices(gpu, 1)
             stages, replicas = question.pipeline_parallel_size, question.data_parallel_size
-            settings, split = question.engine_settings or {}, engine_class(question.engine).split_layers
-            used, size, stages = split(settings, devices, size, stages, replicas)
-            devices, size = lay_out(used or devices, size, stages, replicas, prompt_ranks_of(settings))
+            settings, engine = question.engine_settings or {}, engine_class(question.engine)
+            used, size, stages = engine.split_layers(settings, devices, size, stages, replicas)
+            devices, size = lay_out(used or devices, size, stages, replicas, engine.prompt_ranks_in(settings))
             yield question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)

@@ -5,11 +5,9 @@ Devices are chosen by name, by number or by their figures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from kvcalc.engines import engine_class
-from kvcalc.engines.options import SettingsReader
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.workload import Workload
 from kvcalc.question.question import Question, SpeedQuestion
@@ -25,9 +23,6 @@ from kvcalc.throughput.hardware import (
     own_gpu,
 )
 from kvcalc.throughput.speed import check_layout
-
-# The engines' options for copies of the attention that divide a prompt.
-_PROMPT_RANKS = ("prefill-context-parallel-size", "attn-cp-size")
 
 
 def check_speed(question: SpeedQuestion | None, workload: Workload) -> None:
@@ -48,15 +43,6 @@ def layout_of(workload: Workload) -> Layout:
     size, stages = workload.tensor_parallel_size, workload.pipeline_parallel_size
     ranks = workload.prompt_ranks
     return Layout(size, stages, workload.expert_parallel_size, workload.attention_copies, prompt_ranks=ranks)
-
-
-def prompt_ranks_of(settings: Mapping[str, Any] | None) -> int:
-    """The copies of the attention that divide a prompt, as the engine's settings ask for them."""
-    if settings:
-        for name in _PROMPT_RANKS:
-            if name in settings:
-                return SettingsReader("", {name: str(settings[name])}).count(name)
-    return 1
 
 
 def lay_out(
@@ -130,14 +116,15 @@ def completed(question: Question) -> Question:
 
     Raises what `with_requests` raises.
     """
-    devices, size, stages = engine_class(question.engine).split_layers(
-        question.engine_settings or {}, question.devices, question.tensor_parallel_size,
+    engine, settings = engine_class(question.engine), question.engine_settings or {}
+    devices, size, stages = engine.split_layers(
+        settings, question.devices, question.tensor_parallel_size,
         question.pipeline_parallel_size, question.data_parallel_size,
     )  # fmt: skip
     question = question._replace(devices=devices, tensor_parallel_size=size, pipeline_parallel_size=stages)
     if devices is None:
         return question
-    copies, replicas = prompt_ranks_of(question.engine_settings), question.data_parallel_size
+    copies, replicas = engine.prompt_ranks_in(settings), question.data_parallel_size
     if (size, stages, copies, replicas) == (None, 1, 1, 1):
         size, stages = over_machines(question, devices)
         question = question._replace(pipeline_parallel_size=stages)

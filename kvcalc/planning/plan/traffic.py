@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from kvcalc.engines import engine_class
 from kvcalc.engines.options import settings_of
 from kvcalc.errors import ModelError
 from kvcalc.planning.answers.estimate import Answer, answer_case
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.cases.dp_attention import most_experts, whole_copies
-from kvcalc.planning.cases.layout import prompt_ranks_of
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.budget import Budget, budget, free_range
 from kvcalc.planning.device.capacity import holds
@@ -148,8 +148,7 @@ class Traffic(NamedTuple):
 
     def prompt_ranks(self, engine: str) -> int:
         """The copies of the attention that divide a prompt under an engine."""
-        given = self.question.engine_settings
-        return prompt_ranks_of(settings_of(engine, given)) if given else 1
+        return engine_class(engine).prompt_ranks_in(self.question.engine_settings or {})
 
     def of(self, shape: Shape) -> Traffic:
         """The traffic for replicas of this shape."""
