@@ -82,7 +82,14 @@ _SIMULATED = (
     *_tests("simulation", "reference", "routed", "distinct_prompts"),
 )
 _SPLIT = _recorded("pools") + _tests(
-    "planning", "disaggregated_limits", "disaggregated_matching", "disaggregated", "disaggregated_mixed", "split"
+    "planning",
+    "disaggregated_limits",
+    "disaggregated_matching",
+    "disaggregated_rules",
+    "disaggregated",
+    "disaggregated_mixed",
+    "split_finalists",
+    "split_traffic",
 )
 _PLANS = (
     *_LOADS,

@@ -153,3 +153,16 @@ def test_a_group_that_needs_more_than_its_part_has_its_floor() -> None:
     # 9 states are 14 + 5 pages of 2 MiB, and the blocks have the other 31.
     assert division.slots(100 * MIB) == [62, 9]
     assert division.smallest([62, 9]) == 100 * MIB
+
+
+@pytest.mark.parametrize(("window", "pages"), [(1024, 10), (1025, 11)])
+def test_without_an_average_the_proportion_is_that_of_one_token_after_2048(window: int, pages: int) -> None:
+    """The windows keep the last `window` of 2,049 tokens, and the other layers all: 9 pages of 2 MiB.
+
+    A block of one token has 10 x 2,048 bytes in the windows, and 2 x 4,096 in the other layers.
+    """
+    settings = {"tokens-per-block": "1", "max-attention-window": ",".join([str(window)] * 5 + ["131072"])}
+    found = ask(gemma4(), "tensorrt-llm", 4096, kv_memory_bytes=1024 * MIB, settings=settings)["engine"]
+    sliding = round(512 * pages / (pages + 9))
+    blocks = [pool["num_gpu_blocks"] for pool in found["window_pools"]]
+    assert blocks == [sliding * PAGE // (10 * 2048), (512 - sliding) * PAGE // (2 * 4096)]

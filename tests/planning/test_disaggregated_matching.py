@@ -55,6 +55,8 @@ def test_the_slower_pool_or_the_link_limits_the_rate(prefills: int, decodes: int
     pair = Pair(PREFILL, DECODE, transfer)
     # 10 answers of 2 s each at once; a link sends one cache at a time.
     limit = min(prefills / max(0.5, transfer), decodes * (10 / 2.0), decodes / transfer if transfer else 1e9)
+    assert min(pair.capacities(prefills, decodes)) == pytest.approx(limit)
+    assert pair.busy_load(prefills, decodes).requests_per_second == pytest.approx(0.9 * limit)
     assert pair.times(prefills, decodes, Load(0.999 * limit)) is not None
     assert pair.times(prefills, decodes, Load(1.001 * limit)) is None
 

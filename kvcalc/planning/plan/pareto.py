@@ -39,7 +39,7 @@ def front(traffic: Traffic, kinds: Sequence[Platform], split: SplitPlan | None =
 
         for point in points:
             point["layout"] = None
-        points += split_points(split, kinds, priced=priced)
+        points += split_points(split, kinds)
     points.sort(key=lambda point: (-point["tokens_per_second_per_user"], _burden(point, priced)))
     found: list[documents.ParetoPoint] = []
     for point in points:

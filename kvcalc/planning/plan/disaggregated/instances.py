@@ -206,11 +206,8 @@ def sent_of(case: Case, prompt_tokens: int) -> Sent:
     One tensor-parallel rank has the same layers in all its stages together.
     """
     workload = case.workload
-    busiest = case.prefixes().sent_bytes(prompt_tokens)
-    whole = busiest
-    if workload.pipeline_parallel_size > 1:
-        whole = case.allocation.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
-    return Sent(busiest, whole * workload.tensor_parallel_size)
+    whole = case.allocation.prefixes(case.share, workload.kv_dtype).sent_bytes(prompt_tokens)
+    return Sent(case.prefixes().sent_bytes(prompt_tokens), whole * workload.tensor_parallel_size)
 
 
 def buffer_tokens(traffic: Traffic, case: Case) -> int:

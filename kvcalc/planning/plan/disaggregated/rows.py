@@ -295,11 +295,8 @@ _MOST_DECODES = 4
 _MOST_UTILIZATION = 0.9
 
 
-def split_points(asked: SplitPlan, kinds: Sequence[Platform], *, priced: bool) -> Iterator[documents.ParetoPoint]:
-    """The points of every kind of device, and of two kinds that can be joined.
-
-    Of the ratios of two kinds, the cheapest ones if they are `priced`, else those with the fewest devices.
-    """
+def split_points(asked: SplitPlan, kinds: Sequence[Platform]) -> Iterator[documents.ParetoPoint]:
+    """The points of every kind of device, and of two kinds that can be joined."""
     known, transfer = asked.known, asked.transfer
     for kind in kinds:
         try:
@@ -307,25 +304,22 @@ def split_points(asked: SplitPlan, kinds: Sequence[Platform], *, priced: bool) -
             pools = known.prefills(kind)[0], known.decodes(kind)[0]
         except KvcalcError:  # its own row says why
             continue
-        yield from _points(known, alone, list(product(*pools)), priced)
+        yield from _points(known, alone, list(product(*pools)))
     for engine in dict.fromkeys(kind.engine for kind in kinds):
         for pair in joined_kinds([kind for kind in kinds if kind.engine == engine], transfer, asked.most):
             alike = [row[1:] for row in candidates_of(known, pair, known.traffic.targets)]
-            yield from _points(known, pair, alike, priced)
+            yield from _points(known, pair, alike)
 
 
 def _points(
-    known: Instances, kinds: PoolPlatforms, layouts: list[tuple[Instance, Instance]], priced: bool
+    known: Instances, kinds: PoolPlatforms, layouts: list[tuple[Instance, Instance]]
 ) -> Iterator[documents.ParetoPoint]:
     """For every pair of layouts and a power of two of running requests: the ratio of instances that wastes the least.
 
     A point has 1 to 4 decode instances, each with this number of requests in its batch, and the fewest prefill
-    instances that keep up with them within the targets, busy for at most 90 % of the time.
+    instances that keep up with them within the targets, busy for at most 90 % of the time. The decode instances are
+    always full, so the ratio with the fewest prefill instances per decode instance is the best, whatever they cost.
     """
-
-    def worth(split: TwoPools) -> float:
-        return split.tokens_per_second / ((priced and split.cost_per_hour) or split.num_devices)
-
     for prefill, decode in layouts:
         pair, moved = pair_of(prefill, decode, kinds.link)
         meets = find_judge(known.traffic.targets, prefill, decode)
@@ -344,7 +338,7 @@ def _points(
                 if match is not None and used <= kinds.most[1]:
                     found.append(TwoPools(prefill, decode, kinds, moved, match))
             if found:
-                yield _point(max(found, key=worth), running)
+                yield _point(min(found, key=lambda split: split.match.prefills / split.match.decodes), running)
             running *= 2
 
 

@@ -1,0 +1,149 @@
+"""Rules of separate instances: what each device holds, sends, draws and costs, whatever is planned."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.engines import disaggregation_of
+from kvcalc.errors import ModelError
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.cases.lengths import one_length
+from kvcalc.planning.plan.disaggregated import search
+from kvcalc.planning.plan.disaggregated.instances import prefill_instance, sent_of
+from kvcalc.planning.plan.disaggregated.matching import Load
+from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, join_caches, same_kind
+from kvcalc.planning.plan.disaggregated.rows import SplitPlan, split_points
+from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
+from kvcalc.planning.plan.shapes import Shape
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.planning.plan.traffic import Platform, Traffic
+from kvcalc.question.question import Question
+from kvcalc.throughput.hardware import find_devices, find_gpu
+from kvcalc.throughput.power import mean_watts
+
+LINK = "infiniband-400g"
+H100, H200 = find_gpu("h100"), find_gpu("h200")
+
+
+def traffic_of(model: str, **asked: Any) -> Traffic:
+    targets = Targets(None, asked.pop("requests_per_second", 3.0), 4.0, 0.03)
+    return Traffic(Question(kvcalc.load_model(model)), one_length(4096, 400), targets, False, **asked)
+
+
+def test_the_cache_of_a_prompt_is_the_same_however_it_is_divided() -> None:
+    """Pipeline stages and ranks divide its layers and heads: together they send all of them, the busiest a part."""
+    spec, whole = kvcalc.load_model("llama-3.1-8b"), 4096 * 2 * 32 * 8 * 128 * 2
+    for engine, ranks, stages in product(("sglang", "tensorrt-llm"), (1, 2), (1, 2, 4)):
+        asked = Question(
+            spec, engine=engine, tensor_parallel_size=ranks, pipeline_parallel_size=stages, context_tokens=4096
+        )
+        sent = sent_of(make_case(asked), 4096)
+        assert (sent.total_bytes, sent.busiest_bytes) == (whole, whole // (ranks * stages))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_transfer_buffers_are_taken_from_the_estimate_and_from_its_low_end(engine: str) -> None:
+    (one, *_), _ = Instances(traffic_of("llama-3.1-8b")).prefills(Platform(H100, 2, engine))
+    assert (one.buffer_bytes > 0) == (disaggregation_of(engine).transfer_buffers > 0)
+    answer = one.answer(1)
+    free, low = one.free_bytes(answer)
+    assert free == answer.fit["free_bytes"] - one.buffer_bytes
+    assert answer.fit["free_low_bytes"] is not None
+    assert low == answer.fit["free_low_bytes"] - one.buffer_bytes
+
+
+def test_devices_of_unknown_architecture_read_no_other_cache() -> None:
+    unknown = H100._replace(name="a", device_class=None)
+    assert join_caches(H100, H200)
+    assert not join_caches(unknown, H200)
+    assert not join_caches(unknown, unknown._replace(name="b"))
+
+
+@pytest.mark.parametrize(("prefill", "decode", "cost"), [(2.0, 3.0, 17.0), (None, 3.0, None), (2.0, None, None)])
+def test_pools_have_a_cost_if_both_kinds_have_a_price(
+    prefill: float | None, decode: float | None, cost: float | None
+) -> None:
+    one, other = Platform(H100, 8, "vllm", price=prefill), Platform(H200, 8, "vllm", price=decode)
+    kinds = PoolPlatforms(one, other, same_kind(one, LINK).link, (1.0, 1.0), (8, 8, 16))
+    assert kinds.cost_per_hour((4, 3)) == cost
+
+
+def test_a_decode_pool_draws_what_its_steps_draw_and_a_prefill_pool_what_its_prompts_do() -> None:
+    """The power of the decode step is that of `estimate` with as many requests; prompts are bound by operations."""
+    document: Any = kvcalc.plan(
+        "llama-3.1-8b", ["h100"], disaggregate=True, transfer=LINK, input_tokens=200, output_tokens=200,
+        requests_per_second=100,
+    )  # fmt: skip
+    (row,) = [row for row in document["plans"] if row["disaggregated"]]
+    prefill, decode = (row["disaggregated"][role] for role in ("prefill", "decode"))
+    answer: Any = kvcalc.estimate(
+        "llama-3.1-8b", engine="vllm", devices=find_devices(f"h100x{decode['tensor_parallel_size']}"),
+        context_tokens=300, batch_size=round(decode["requests_per_instance"]),
+    )  # fmt: skip
+    of_steps = decode["instances"] * answer["throughput"]["energy"]["watts"]
+    # Each prefill instance is busy for the time of its prompts.
+    busy = 100 / prefill["instances"] * row["disaggregated"]["ttft_parts"]["prefill_seconds"]
+    of_prompts = mean_watts(H100, prefill["num_devices"], 1.0, busy)
+    assert of_prompts is not None
+    assert row["watts"] == pytest.approx(of_prompts + of_steps, rel=1e-3)
+    assert row["free_bytes"] == min(prefill["free_bytes"], decode["free_bytes"])
+
+
+@pytest.mark.parametrize(("model", "tokens", "requests"), [("llama-3.1-8b", 200, 256), ("llama-3-70b", 7168, 2)])
+def test_a_prefill_server_takes_the_prompts_that_it_holds_and_no_more_than_save_time(
+    model: str, tokens: int, requests: int
+) -> None:
+    document: Any = kvcalc.plan(
+        model, ["h100"], disaggregate=True, transfer=LINK, input_tokens=tokens, output_tokens=200,
+        requests_per_second=3,
+    )  # fmt: skip
+    (pools,) = [row["disaggregated"] for row in document["plans"] if row["disaggregated"]]
+    assert min(pools["prefill"]["max_requests_held"], 256) == requests
+    assert f"--max-num-seqs {requests} " in pools["commands"]["prefill"]
+
+
+def test_a_refusal_of_dp_ranks_that_nobody_asked_for_leaves_the_other_layouts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = prefill_instance
+
+    def refusing(traffic: Traffic, kind: Platform, shape: Shape) -> Any:
+        if shape.dp_ranks in refused:
+            raise ModelError("not modelled")
+        return made(traffic, kind, shape)
+
+    monkeypatch.setattr(search, "prefill_instance", refusing)
+    kind, refused = Platform(find_gpu("h200"), 8, "sglang"), {2, 4, 8}
+    found, _ = Instances(traffic_of("deepseek-v3")).prefills(kind)
+    assert {one.shape.dp_ranks for one in found} == {1}
+    refused = {1}
+    with pytest.raises(ModelError, match="not modelled"):
+        Instances(traffic_of("deepseek-v3")).prefills(kind)
+
+
+def test_the_points_of_a_front_are_what_trying_all_ratios_finds() -> None:
+    """For 1, 2, 4 ... requests in each of 1 to 4 decode instances: the ratio with the most tokens per device."""
+    traffic, kind, most = traffic_of("llama-3.1-8b"), Platform(H100, 8, "vllm"), 8
+    known, link = Instances(traffic), same_kind(kind, LINK).link
+    best = []
+    for prefill, decode in product(known.prefills(kind)[0], known.decodes(kind)[0]):
+        pair, running = pair_of(prefill, decode, link)[0], 1
+        meets = find_judge(traffic.targets, prefill, decode)
+        while running <= decode.rates.largest(pair.transfer):
+            found = []
+            for decodes, prefills in product(range(1, 5), range(1, most)):
+                rate = decodes * decode.rates.rate(running)
+                devices = decodes * decode.shape.devices + prefills * prefill.shape.devices
+                times = pair.times(prefills, decodes, Load(rate)) if devices <= most else None
+                if times is not None and times.utilization <= 0.9 and meets(times):
+                    found.append(rate * 400 / devices)
+            best += [max(found)] if found else []
+            running *= 2
+    plan: Any = SplitPlan(known, LINK, most, checkpoint=None)  # type: ignore[arg-type]
+    points = [point["tokens_per_second_per_device"] for point in split_points(plan, [kind])]
+    assert len(points) > 50
+    assert sorted(points) == pytest.approx(sorted(best))
