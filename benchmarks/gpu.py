@@ -85,9 +85,10 @@ class Clock:
 def run(command: list[str], seconds: float) -> Ended:
     """Run `command` from the root of the checkout, and stop it and its children after `seconds`."""
     began = time.monotonic()
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}, start_new_session=True,
     )  # fmt: skip
     try:
         out, err = process.communicate(timeout=seconds)
@@ -126,8 +127,9 @@ def test(python: list[str], paths: list[str], workers: int, page: Page, clock: C
             page.say(f"{outcome} {name}")
     for line in found.out.splitlines():
         _, said, rest = line.partition("gpu: ")
-        if said:
-            page.say(said + rest)
+        # With --tb=line, the reason of a failure is "path:line: error".
+        if said or re.match(r"\S+:\d+: ", line):
+            page.say(said + rest or line)
     # pytest ends with 5 if it collects no test.
     ended = found.reason if found.status is None or not counts else f"{found.seconds:.0f} s"
     what = ", ".join(f"{n} {what}" for what, n in sorted(counts.items())) or "none ran"

@@ -54,7 +54,12 @@ SHARED |= {"documents"}
 THIRD_PARTY = {
     "torch": ("attention/", "measure/"),
     # Only on a GPU: `kvcalc.attention.step` and the backend import these modules if they can.
-    "triton": ("attention/backends/split_kv.py", "attention/fused_step.py", "attention/launch.py"),
+    "triton": (
+        "attention/backends/split_kv.py",
+        "attention/backends/latent_hopper.py",
+        "attention/fused_step.py",
+        "attention/launch.py",
+    ),
     "psutil": ("measure/",),
     "pynvml": ("measure/",),
     "typer": ("cli/",),

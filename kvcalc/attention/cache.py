@@ -50,15 +50,18 @@ class TokenCache:
         """The number of tokens in the cache, which can be attended to now."""
         return min(self.length, self.capacity)
 
-    def views(self) -> tuple[Tensor, ...]:
+    def views(self, slots: slice = slice(None)) -> tuple[Tensor, ...]:
         """Views of the held rows of each tensor, (batch, heads, held, width). A full ring's rows are in slot order.
 
-        The rows of a quantized cache are a copy, in the dtype that attention computes in.
+        `slots` limits them to a part of the held rows. The rows of a quantized cache are a copy, in the dtype that
+        attention computes in.
         """
-        rows = tuple(self._read(tensor) for tensor in self.tensors)
+        slots = slice(*slots.indices(self.held))
+        rows = tuple(self._read(tensor, slots) for tensor in self.tensors)
         if not self.scales:
             return rows
-        return tuple((row.float() * self._read(scale)).to(self.dtype) for row, scale in zip(rows, self.scales))
+        scales = (self._read(scale, slots) for scale in self.scales)
+        return tuple((row.float() * scale).to(self.dtype) for row, scale in zip(rows, scales))
 
     def in_order(self) -> tuple[Tensor, ...]:
         """The held rows, oldest first. This is a copy if the ring has wrapped around."""
@@ -90,8 +93,8 @@ class TokenCache:
             if before_end < kept:
                 self._write(tensor, 0, new[:, :, before_end:])
 
-    def _read(self, tensor: Tensor) -> Tensor:
-        return tensor[:, :, : self.held]
+    def _read(self, tensor: Tensor, slots: slice) -> Tensor:
+        return tensor[:, :, slots]
 
     def _write(self, tensor: Tensor, first: int, rows: Tensor) -> None:
         tensor[:, :, first : first + rows.shape[2]] = rows
@@ -175,11 +178,12 @@ class PagedCache(TokenCache):
     def _shape(self, batch_size: int, heads: int, width: int) -> tuple[int, ...]:
         return (batch_size * self.num_blocks, self.block_size, heads, width)
 
-    def _read(self, tensor: Tensor) -> Tensor:
-        """A copy of the held rows, gathered with the table."""
-        used = -(-self.held // self.block_size)
-        blocks = _as_bytes(tensor)[self._blocks[:, :used]].view(tensor.dtype)
-        return blocks.flatten(1, 2)[:, : self.held].transpose(1, 2)
+    def _read(self, tensor: Tensor, slots: slice) -> Tensor:
+        """A copy of rows, gathered with the table."""
+        first, last = slots.start // self.block_size, -(-slots.stop // self.block_size)
+        blocks = _as_bytes(tensor)[self._blocks[:, first:last]].view(tensor.dtype)
+        before = first * self.block_size
+        return blocks.flatten(1, 2)[:, slots.start - before : slots.stop - before].transpose(1, 2)
 
     def _write(self, tensor: Tensor, first: int, rows: Tensor) -> None:
         slots = self._slots[first : first + rows.shape[2]]

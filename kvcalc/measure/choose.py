@@ -7,7 +7,6 @@ record has every backend with its time, or with the reason why it was not used.
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
@@ -19,7 +18,7 @@ from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError
 from kvcalc.measure.devices.device import release
-from kvcalc.measure.devices.faults import first_line
+from kvcalc.measure.devices.faults import first_line, forget
 from kvcalc.measure.devices.timing import Effort, prepare, time_calls
 from kvcalc.measure.layers.build import AttentionLayer
 from kvcalc.measure.reference import aimed_query, attend_in_fp32, relative_error
@@ -132,7 +131,7 @@ def choose(
         except Exception as error:  # a kernel that fails here, in whichever way, is not used
             # Keep its own message, but not the memory of its frames.
             row["reason"] = first_line(error)[:200]
-            traceback.clear_frames(error.__traceback__)
+            forget(error, is_over=True)
             release(query.device)
             continue
         finally:

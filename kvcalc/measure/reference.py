@@ -73,10 +73,9 @@ def _scale(layer: AttentionLayer, query: Tensor) -> float:
 
 def _reader(layer: AttentionLayer, cache: TokenCache) -> KeysAndValues:
     """A function that returns K and V of some tokens, (batch, groups, tokens, width), as `layer` sees them."""
-    views = cache.views()
 
     def read(tokens: slice) -> tuple[Tensor, Tensor]:
-        rows = tuple(view[:, :, tokens] for view in views)
+        rows = cache.views(tokens)
         if isinstance(layer, GroupedAttention):
             return rows[0], rows[1]
         return layer.rebuilt(rows[0]) if layer.expands else (rows[0], rows[0][..., : layer.rank])

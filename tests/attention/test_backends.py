@@ -383,15 +383,17 @@ def test_flashmla_makes_no_copy_and_refuses_what_would_need_one(monkeypatch: pyt
         ((9, 0), "7.0", False),
     ],
 )
-def test_flashmla_only_runs_on_hopper(
+def test_two_kernels_only_run_on_hopper(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, runs: bool
 ) -> None:
     """Its dense decode refuses Blackwell, and an MI300X reports the capability 9.4."""
     library_stubs.install(monkeypatch, "flash_mla")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
-    reason = BACKENDS["flashmla"].why_not(LATENT)
-    assert reason == (None if runs else "needs a Hopper GPU (compute capability 9.0)")
+    expected = None if runs else "needs a Hopper GPU (compute capability 9.0)"
+    assert BACKENDS["flashmla"].why_not(LATENT) == expected
+    monkeypatch.setattr(BACKENDS["gluon"], "load", lambda: None)  # with or without Triton
+    assert BACKENDS["gluon"].why_not(LATENT) == expected
 
 
 HALF = Case(CUDA, torch.bfloat16, 8, 2, 128, 128)
@@ -423,6 +425,8 @@ LATENT = Case(CUDA, torch.bfloat16, 128, 1, 576, 512, is_latent=True)
         ("triton", HALF._replace(device=CPU), "only runs on CUDA"),
         ("triton", HALF._replace(dtype=torch.float32), "16-bit dtype, not float32"),
         ("triton", HALF._replace(stored_dtype=torch.float8_e5m2), "not support float8_e5m2 caches"),
+        ("gluon", HALF, "only runs MLA"),
+        ("gluon", LATENT._replace(k_width=288, v_width=256), "512 \\+ 64"),
         ("flashmla", HALF, "only runs MLA"),
         ("flashmla", LATENT._replace(k_width=288, v_width=256), "512 \\+ 64"),
         ("flashmla", LATENT._replace(layout="paged", block_size=16), "blocks of 64"),
@@ -478,6 +482,14 @@ def test_flex_hides_what_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch.compile may not support it yet")
+def test_flex_refuses_what_torch_does_not_compile_on_a_gpu() -> None:
+    """Before torch tries, because that takes ten seconds and prints 200 lines."""
+    rows = torch.empty(1, device="meta").expand(2, 8, 2**20, 128).to("meta")
+    query = SimpleNamespace(device=CUDA)
+    with pytest.raises(RuntimeError, match="more than 2,147,483,647 elements"):
+        BACKENDS["flex"].decode(query, SimpleNamespace(tensors=(rows, rows)))  # type: ignore[arg-type]
+
+
 def test_flex_compiles_for_every_capacity_and_never_runs_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unfused flex_attention warns, which is an error here. Without a compiler of kernels, torch compiles quickly."""
     compile_ = torch.compile

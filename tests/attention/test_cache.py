@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
-from kvcalc.attention.cache import TokenCache, held_bytes, quantize
+from kvcalc.attention.cache import PagedCache, TokenCache, held_bytes, quantize
 
 CPU = torch.device("cpu")
 
@@ -38,6 +41,16 @@ def test_only_what_was_written_can_be_seen() -> None:
     cache = make()
     cache.append(rows(0, 3))
     assert [v.shape for v in cache.views()] == [(2, 3, 3, 4), (2, 3, 3, 5)]
+
+
+@pytest.mark.parametrize("stored", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("make_cache", [TokenCache, partial(PagedCache, block_size=4)], ids=["dense", "paged"])
+def test_a_part_of_the_rows(make_cache: Any, stored: torch.dtype | None) -> None:
+    cache = make_cache(2, ((3, 4), (3, 5)), 11, None, torch.float32, CPU, stored)
+    cache.append(rows(0, 10))
+    for slots in (slice(0, 1), slice(3, 9), slice(8, 20), slice(4, 8), slice(10, 12), slice(None)):
+        for part, whole in zip(cache.views(slots), cache.views()):
+            assert torch.equal(part, whole[:, :, slots])
 
 
 def test_beyond_the_end_is_an_error() -> None:

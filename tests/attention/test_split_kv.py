@@ -288,19 +288,23 @@ def test_the_small_kernels_compile(target: str, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("shape", [*SHAPES, *LATENTS], ids=str)
 @pytest.mark.parametrize("tokens", [1, 65, 5000])
 def test_on_a_gpu_as_in_fp32(layout: str, stored: torch.dtype | None, shape: tuple[int, ...], tokens: int) -> None:
+    check_on_a_gpu("triton", layout, stored, shape, tokens)
+
+
+def check_on_a_gpu(backend: str, layout: str, stored: torch.dtype | None, shape: tuple[int, ...], tokens: int) -> None:
     from kvcalc.attention.backends import BACKENDS
     from kvcalc.attention.cache import PagedCache, TokenCache
     from kvcalc.attention.core import eager_attention
 
     heads, kv_heads, k_width, v_width = shape
-    is_latent, gpu = shape in LATENTS, torch.device("cuda", 0)
+    is_latent, gpu = v_width < k_width and kv_heads == 1, torch.device("cuda", 0)
     shapes = ((1, k_width),) if is_latent else ((kv_heads, k_width), (kv_heads, v_width))
     made = (2, shapes, tokens, None, torch.bfloat16, gpu, stored)
     cache = PagedCache(*made, block_size=64, seed=3) if layout == "paged" else TokenCache(*made)
     torch.manual_seed(0)
     cache.append(tuple(torch.randn(2, h, tokens, w, dtype=torch.bfloat16, device=gpu) for h, w in shapes))
     query = torch.randn(2, heads, 1, k_width, dtype=torch.bfloat16, device=gpu)
-    out = BACKENDS["triton"].decode(query, cache, 0.1, v_width if is_latent else None)
+    out = BACKENDS[backend].decode(query, cache, 0.1, v_width if is_latent else None)
     cache.dtype = torch.float32
     rows = cache.views()
     key, value = (rows[0], rows[0][..., :v_width]) if is_latent else rows

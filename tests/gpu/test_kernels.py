@@ -61,7 +61,7 @@ def test_every_kernel_as_in_fp32(
         flush, errors = flusher(CUDA, effort), {}
         for name, backend in BACKENDS.items():
             # Without a GPU, Triton has no driver.
-            if backend.why_not(case) is not None or (name == "triton" and is_simulated()):
+            if backend.why_not(case) is not None or (name in ("triton", "gluon") and is_simulated()):
                 continue
             layer.core = backend
             try:

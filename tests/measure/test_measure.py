@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import kvcalc as library
+from kvcalc.attention.backends import BACKENDS
 from kvcalc.attention.cache import TokenCache
 from kvcalc.measure import run as one_run
 from kvcalc.measure import runner, verify
 from kvcalc.measure.layers.build import build_layer
 from kvcalc.measure.layers.stack import Request
+from kvcalc.measure.layers.storage import Storage
 from kvcalc.measure.sizes import budget
 from kvcalc.memory.dtypes import DTYPES
 from tests.conftest import PLAIN_PRESETS, ROOT
@@ -272,6 +274,18 @@ def test_the_weights_counted_are_the_weights_built() -> None:
         layer = build_layer(spec.attention, None, torch.bfloat16, torch.device("meta"))
         built = sum(p.numel() * 2 for p in layer.parameters() if p.dim() == 2)
         assert budget.need_of(spec, asked("bf16", 64)).weights_bytes == built
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "deepseek-v3"])
+def test_a_kernel_that_reads_8_bit_rows_needs_no_memory_for_copies(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others need it on a GPU, and are left out if they run out of memory. It is asked for if one is named."""
+    monkeypatch.setattr(BACKENDS["triton"], "load", lambda: None)
+    spec, stored = library.load_model(model).head(1), Storage(block_size=64, kv_dtype="fp8")
+    request = Request(65_536, 32, 4, DTYPES["bf16"], torch.device("cuda", 0), 0, storage=stored)
+    need = budget.need_of(spec, request)
+    assert budget.need_of(spec, request._replace(batch_size=1)).workspace_bytes == need.workspace_bytes
+    for storage in (stored._replace(backend="grouped-matmul"), stored._replace(without_backends=("triton", "gluon"))):
+        assert budget.need_of(spec, request._replace(storage=storage)).workspace_bytes > 8 * need.kv_cache_bytes
 
 
 def test_a_run_loads_neither_torchs_compiler_nor_sympy(start: Any, tmp_path: Path) -> None:

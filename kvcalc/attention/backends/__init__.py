@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvcalc.attention.backends.base import Backend, Case, GroupedMatmul, RepeatKv
 from kvcalc.attention.backends.flashinfer import FlashInfer
 from kvcalc.attention.backends.flex import Flex
-from kvcalc.attention.backends.libraries import FlashAttn, FlashMla, Triton
+from kvcalc.attention.backends.libraries import FlashAttn, FlashMla, Gluon, Triton
 from kvcalc.attention.backends.native import Native
 from kvcalc.attention.backends.sdpa import GroupedSdpa, SdpaKernel
 
@@ -21,6 +21,7 @@ BACKENDS: dict[str, Backend] = {
         GroupedMatmul(),
         Native(),
         Triton(),
+        Gluon(),
         Flex(),
         FlashAttn(),
         FlashInfer(),

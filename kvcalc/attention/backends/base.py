@@ -57,6 +57,8 @@ class Backend:
 
     name: str
     is_candidate = True
+    reads_stored_rows = False
+    """Whether it reads 8-bit rows and rows in blocks where they are, and copies nothing."""
     compiles_each_shape = False
     """Whether another batch or capacity of the cache costs seconds of compiling."""
     failure: str | None = None

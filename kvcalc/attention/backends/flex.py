@@ -20,6 +20,8 @@ from kvcalc.attention.backends.base import Backend, Cache, Case
 
 # More capacities than a sweep has. torch's own limit is 8.
 _MOST_COMPILED = 1000
+# Its kernel for larger tensors, with 64-bit positions, does not compile: torch 2.11 with Triton 3.6 on an H100.
+_MOST_ELEMENTS = 2**31 - 1
 
 
 class Flex(Backend):
@@ -54,6 +56,8 @@ class Flex(Backend):
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         key, value = cache.tensors
+        if query.device.type == "cuda" and max(key.numel(), value.numel()) > _MOST_ELEMENTS:
+            raise RuntimeError(f"torch does not compile flex_attention for more than {_MOST_ELEMENTS:,} elements of K")
         if query.device not in self._hide:
             self._hide[query.device] = _hiding(query.device)
         length, hide_the_unwritten = self._hide[query.device]

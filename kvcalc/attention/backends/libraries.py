@@ -130,6 +130,13 @@ class FlashAttn(Library):
         return out.transpose(1, 2)
 
 
+def why_not_hopper(device: torch.device) -> str | None:
+    """The reason why `device` is not a Hopper GPU, or None if it is one."""
+    if torch.version.hip or torch.cuda.get_device_capability(device) != (9, 0):
+        return "needs a Hopper GPU (compute capability 9.0)"
+    return None
+
+
 class FlashMla(Library):
     """DeepSeek's decode kernel for Hopper. It reads only the latent; V is its first 512 elements.
 
@@ -152,9 +159,7 @@ class FlashMla(Library):
         if case.block_size not in (None, self.page_tokens):
             return f"needs blocks of {self.page_tokens} tokens, not {case.block_size}"
         # On other devices it only has kernels for prompts and for sparse attention.
-        if torch.version.hip or torch.cuda.get_device_capability(case.device) != (9, 0):
-            return "needs a Hopper GPU (compute capability 9.0)"
-        return None
+        return why_not_hopper(case.device)
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         (latent,), table = cache.tensors, cache.table
@@ -182,6 +187,7 @@ class Triton(Library):
     """kvcalc's own kernel, for all kinds of attention and of caches: see `kvcalc.attention.backends.split_kv`."""
 
     name, module, distribution = "triton", "kvcalc.attention.backends.split_kv", "triton"
+    reads_stored_rows = True
 
     def why_not_cache(self, case: Case) -> str | None:
         if case.stored_dtype not in (None, torch.int8, torch.float8_e4m3fn):
@@ -200,3 +206,17 @@ class Triton(Library):
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         out: Tensor = self.load().decode(query, cache.tensors, cache.scales, cache.table, cache.held, scale, v_width)
         return out
+
+
+class Gluon(Triton):
+    """kvcalc's own kernel for MLA on Hopper: see `kvcalc.attention.backends.latent_hopper`."""
+
+    name, module = "gluon", "kvcalc.attention.backends.latent_hopper"
+
+    def why_not(self, case: Case) -> str | None:
+        return super().why_not(case) if case.is_latent else "only runs MLA"
+
+    def why_not_shape(self, case: Case) -> str | None:
+        if (case.k_width, case.v_width) != FlashMla.widths:
+            return f"needs a latent of 512 + 64, not {case.v_width} + {case.k_width - case.v_width}"
+        return why_not_hopper(case.device)

@@ -22,7 +22,7 @@ from kvcalc.records import NamedTuple
 
 # Merging reads this many elements of the output at a time.
 _ELEMENTS = 128
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 class Tile(NamedTuple):
@@ -234,31 +234,37 @@ def decode(
     blocks = groups * triton.cdiv(each, sizes.heads)
     tiles = triton.cdiv(tokens, sizes.tokens)
     splits = parts(batch * blocks, tiles, processors * sizes.per_processor)
-    # Parts are means, so 16 bits round them like the output, and merging reads half as much.
-    part = torch.empty(batch * heads * splits, v_width, dtype=query.dtype, device=query.device)
-    log_sum = torch.empty(batch * heads * splits, dtype=torch.float32, device=query.device)
-    out = torch.empty(batch, heads, 1, v_width, dtype=query.dtype, device=query.device)
+    part, log_sum = parts_of(query, splits, v_width)
     strides = [tensor.stride(axis) for tensor in (key, value, key_scale, value_scale) for axis in axes]
     launch(
         attend, (blocks, splits, batch),
-        query, key, value, key_scale, value_scale, query if table is None else table, part, log_sum, scale * _LOG2_E,
+        query, key, value, key_scale, value_scale, query if table is None else table, part, log_sum, scale * LOG2_E,
         tokens, tiles, query.stride(0), query.stride(1), *strides, 0 if table is None else table.stride(0),
         **widths(each, width, v_width, is_latent), PAGE=0 if table is None else key.shape[1],
         IS_SCALED=bool(scales), HEADS=sizes.heads, TOKENS=sizes.tokens, num_warps=sizes.warps,
         num_stages=sizes.stages,
     )  # fmt: skip
-    grid = batch * heads, triton.cdiv(v_width, _ELEMENTS)
+    return merged(query, part, log_sum)
+
+
+def parts_of(query: Tensor, splits: int, v_width: int) -> tuple[Tensor, Tensor]:
+    """Memory for the output's parts, and for the logarithms of their sums of weights."""
+    rows = query.shape[0] * query.shape[1] * splits
+    # Parts are means, so 16 bits round them like the output, and merging reads half as much.
+    part = torch.empty(rows, v_width, dtype=query.dtype, device=query.device)
+    return part, torch.empty(rows, dtype=torch.float32, device=query.device)
+
+
+def merged(query: Tensor, part: Tensor, log_sum: Tensor) -> Tensor:
+    """The output (B, H, 1, V's width) of the parts of `query`."""
+    batch, heads = query.shape[:2]
+    rows, v_width = part.shape
+    splits = rows // (batch * heads)
+    out = torch.empty(batch, heads, 1, v_width, dtype=query.dtype, device=query.device)
     launch(
-        merge,
-        grid,
-        part,
-        log_sum,
-        out,
-        splits,
-        V_WIDTH=v_width,
-        ELEMENTS=_ELEMENTS,
-        PARTS=merged_at_once(splits, architecture),
-    )
+        merge, (batch * heads, triton.cdiv(v_width, _ELEMENTS)), part, log_sum, out, splits, V_WIDTH=v_width,
+        ELEMENTS=_ELEMENTS, PARTS=merged_at_once(splits, device_of(query.device)[0]),
+    )  # fmt: skip
     return out
 
 

@@ -35,7 +35,7 @@ def faults(device: torch.device) -> Iterator[None]:
         yield
     except BaseException as error:
         fault = explain(error)
-        _forget(error)
+        forget(error)
         # A lost device cannot free memory.
         with suppress(RuntimeError):
             release(device)
@@ -90,10 +90,16 @@ def _wanted(text: str) -> str:
     return f": cannot allocate {format_size(int(found[1])) if found[2] == 'bytes' else f'{found[1]} {found[2]}'} more"
 
 
-def _forget(error: BaseException | None) -> None:
-    """Clear the local variables in the frames of `error` and of its causes."""
+def forget(error: BaseException, *, is_over: bool = False) -> None:
+    """Clear the local variables in the frames of `error` and of its causes.
+
+    With `is_over`, its tracebacks go too. They hold the frames that still run, and torch's compiler keeps errors.
+    """
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        traceback.clear_frames(cause.__traceback__)
+        if is_over:
+            cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from kvcalc.attention.backends import BACKENDS, Case
 from kvcalc.errors import DoesNotFitError
+from kvcalc.measure.layers.build import TORCH_DTYPES
 from kvcalc.measure.layers.parts import parts_of
 from kvcalc.measure.layers.stack import Request
 from kvcalc.measure.sizes.resident import Prompt, process_bytes, workspace_bytes
@@ -126,8 +128,28 @@ def _copies(shape: AttentionShape, request: Request, layer_bytes: int) -> int:
         return 3 * every_head + 4 * rows * (shape.hidden_size or 0)
     if storage.backend == "repeat-kv" or (shape.is_latent and storage.mla == "expanded"):
         return 2 * every_head
+    if storage.is_plain or _reads_stored_rows(shape, request):
+        return 0
     # 8-bit rows are widened through fp32.
-    return 0 if storage.is_plain else layer_bytes * (2 if storage.kv_dtype is None else 8)
+    return layer_bytes * (2 if storage.kv_dtype is None else 8)
+
+
+def _reads_stored_rows(shape: AttentionShape, request: Request) -> bool:
+    """Whether a kernel that can be used copies no rows. On a GPU, one that has no memory for its copies is left out."""
+    storage, device = request.storage, request.device
+    if device.type != "cuda" or storage.kind != "preallocated":
+        return False
+    stored = None if storage.kv_dtype is None else TORCH_DTYPES[storage.kv_dtype]
+    widths = shape.qk_head_dim, shape.v_head_dim
+    if shape.is_latent:
+        widths = shape.kv_lora_rank + shape.qk_rope_head_dim, shape.kv_lora_rank
+    layout = "dense" if storage.block_size is None else "paged"
+    case = Case(device, request.torch_dtype, 1, 1, *widths, layout, stored, storage.block_size, shape.is_latent)
+    return any(
+        backend.reads_stored_rows and storage.backend in ("auto", name) and name not in storage.without_backends
+        and backend.why_not(case) is None
+        for name, backend in BACKENDS.items()
+    )  # fmt: skip
 
 
 def _widest(spec: ModelSpec) -> AttentionShape:
