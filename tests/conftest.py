@@ -145,6 +145,10 @@ def preset_names() -> list[str]:
     return [name for name, _ in shipped_files(presets_folder())]
 
 
+# As rarely as `kvcalc` does (kvcalc/__main__.py). It takes a tenth of the time that answers take.
+gc.set_threshold(100_000, 50, 50)
+
+
 def pytest_collection_finish() -> None:
     """Exclude modules and thousands of collected tests from garbage collection: `measure` collects after every run."""
     gc.freeze()

@@ -101,12 +101,12 @@ _PLANS = (
 # The tests of a file's rules, or of those of all files in a folder, fastest first, because a mutant's run ends at the
 # first failure. A file has the tests of the longest name that it begins with.
 TESTS = {
-    "kvcalc/throughput/costs.py": _tests("throughput", "steps"),
-    "kvcalc/throughput/roofline.py": _tests("throughput", "steps"),
+    "kvcalc/throughput/costs.py": _tests("throughput", "steps", "roofline", "expert_parallel"),
+    "kvcalc/throughput/roofline.py": _tests("throughput", "steps", "roofline", "expert_parallel"),
     "kvcalc/memory/sharding.py": _tests("memory", "shares"),
     "kvcalc/planning/device/budget.py": _tests("planning", "budget"),
     "kvcalc/engines": _engine("*"),
-    "kvcalc/engines/llama_cpp": _engine("llama.cpp", "llama_cpp", "llama_cpp_types"),
+    "kvcalc/engines/llama_cpp": _engine("llama.cpp", "llama_cpp", "llama_cpp_types") + _tests("planning", "split"),
     "kvcalc/engines/llama_cpp/log": _tests("engines", "llama_cpp_log", "llama_cpp_log_passes") + _LOGS,
     "kvcalc/engines/log.py": _LOGS,
     "kvcalc/engines/log_lines.py": _LOGS,
@@ -122,7 +122,7 @@ TESTS = {
     "kvcalc/engines/vllm": _engine(
         "vllm", "vllm", "vllm_pages", "vllm_stages", "vllm_dtypes", "vllm_flags", "vllm_states", "vllm_compressed",
         "vllm_releases", "vllm_planner",
-    ),
+    ) + _tests("planning", "padded_experts"),
     "kvcalc/engines/vllm/log": (*_tests("engines", "vllm_stages", "vllm_compressed"), *_LOGS),
     "kvcalc/planning/plan": _PLANS + _SPLIT,
     "kvcalc/planning/plan/disaggregated": _SPLIT,

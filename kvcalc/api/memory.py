@@ -90,7 +90,7 @@ def fit(
 ) -> FitDocument:
     """The document of `kvcalc fit`: whether the model fits on `devices`, and if not, how many devices it needs.
 
-    The other arguments are those of `estimate`. Of `speed`, the calibration has no effect here and is refused.
+    The other arguments are those of `estimate`. `speed.calibration` has no effect here and is refused.
     """
     from kvcalc.planning.answers.fit import fit as ask
 

@@ -333,7 +333,7 @@ class Models:
         self, reference: Optional[str], what_if: "WhatIf", flags: dict[str, Optional[str]], assume: bool = False
     ) -> "tuple[ModelSpec, WhatIf]":
         """Like `cli.question.load_model_of`."""
-        # A what-if (--kv-heads) is part of the model only if the model is described by flags.
+        # A what-if (--kv-heads) is part of the model only if the model is described by options.
         key = (reference, None if reference is not None else what_if, *flags.values(), assume)
         found = self._found.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""`kvcalc check`: does the command that one already has start, what does it hold, and what load does it sustain?"""
+"""`kvcalc check`: does my command start, how much memory does it take, and what load does it sustain?"""
 
 import os
 import sys
@@ -65,8 +65,8 @@ def _divided(args: list[str], params: list[Any]) -> tuple[list[str], list[str]]:
 def check(ctx: typer.Context) -> None:
     """Check whether the command of a server starts.
 
-    It also shows what the server holds, and what load it sustains. The command is that of
-    vLLM, SGLang, TensorRT-LLM, llama.cpp or mlx_lm.server.
+    It also shows the server's memory, and the load that it sustains. The command is that of vLLM, SGLang, TensorRT-LLM,
+    llama.cpp or mlx_lm.server.
     """
     from kvcalc.cli.counting_bar import counting_bar, of_all_runs
 

@@ -52,9 +52,13 @@ def compare(
         engines=engines,
         devices=[devices for devices in map(devices_of, asked) if devices is not None],
     )
-    output.emit(document, "compare")
     answered = {row["model"] for row in document["models"] if row["reason"] is None}
     without = [row for row in document["models"] if row["model"] not in answered]
+    if without and output.format != "json":
+        # The error at the end says it.
+        told = [note for note in document["warnings"] if note["text"] != without[0]["reason"]]
+        document = {**document, "warnings": told}
+    output.emit(document, "compare")
     if without:
         hint = next((found.hint for _, found in loaded if isinstance(found, KvcalcError)), None)
         raise RunError(f"no answer for {without[0]['model']}: {without[0]['reason']}", hint)

@@ -1,4 +1,4 @@
-"""`kvcalc fit`: does it fit, and what is the most that fits?"""
+"""`kvcalc fit`: does it fit, and what are the longest context and the largest batch?"""
 
 import typer
 

@@ -41,7 +41,7 @@ GROUPS = {
     # Drafted tokens, and prompts that are partly cached.
     "DRAFTING": "speculative acceptance-length draft-model",
     "PREFIX": "prefix-hit-rate",
-    # What requests have in common, and slower memory that keeps what they leave.
+    # Common prefixes of requests, and slower memory for evicted blocks.
     "SHARED": "prefix-tokens turns",
     "OFFLOAD": "offload offload-bandwidth offload-backend",
     "IMAGES": "images image-size",

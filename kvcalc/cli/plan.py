@@ -99,7 +99,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
 def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str, Any]:
     """The memory of the best layout and its times over the load, for the report: its own command is simulated.
 
-    Empty for separate instances, and if the command does not say what the model is.
+    Empty for separate instances, and if the command does not name the model.
     """
     from kvcalc.errors import KvcalcError
     from kvcalc.planning.answers.estimate import answer as answer_of
@@ -130,7 +130,8 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
         question = question_of_command(servers[0], devices, asked.model, speed, accepted)
         replicas = (best["replicas"] or 1) - document["spare_replicas"]
         curve = curve_of_server(load, question, targets.larger(document["headroom"]), replicas)
-        return {"fit": answer_of(question).document["fit"], "load_curve": curve}
+        full = question._replace(batch_size=best["requests_per_replica"] or 1)
+        return {"fit": answer_of(full).document["fit"], "load_curve": curve}
     except (KvcalcError, IndexError):
         return {}
 

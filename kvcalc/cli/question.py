@@ -185,7 +185,7 @@ def _generic(flags: dict[str, str | None], num_kv_heads: int | None) -> ModelSpe
     for key in MODEL_FLAGS[:2]:
         if key not in config:
             raise UsageError(
-                f"a model described by flags needs {FIELDS[key].long}",
+                f"a model described by options needs {FIELDS[key].long}",
                 "for example: --layers 32 --heads 32 --kv-heads 8 --head-dim 128",
             )
     if num_kv_heads is not None:

@@ -435,7 +435,7 @@ class PrefixPrices(TypedDict):
 
 
 class Prefix(TypedDict):
-    """kvcalc prefix: what a prefix cache of every size finds"""
+    """kvcalc prefix: the hit rate of a prefix cache of every size"""
 
     schema_version: Literal[2]
     trace: PrefixTrace

@@ -55,7 +55,7 @@ class ExplainedResidualsItem(TypedDict):
 
 
 class Explained(TypedDict):
-    """the factors that fit the runs: what the prediction has wrong"""
+    """the factors that fit the runs"""
 
     runs: Whole
     """the runs that the factors are fitted to"""
@@ -580,7 +580,7 @@ class Warning(TypedDict):
 
 
 class Reuse(TypedDict):
-    """a cache that is used again; bytes are those of one device unless a field says otherwise"""
+    """reuse of the cache; bytes are those of one device unless a field says otherwise"""
 
     prefix: ReusePrefix | None
     sessions: ReuseSessions | None
@@ -622,7 +622,7 @@ class ReuseSessions(TypedDict):
     kept_sessions: Whole | None
     """idle sessions that the cache keeps if no request runs, in one replica; null if the memory is not known"""
     kept_sessions_beside_batch: Whole | None
-    """idle sessions that it keeps beside the batch"""
+    """idle sessions that it keeps while the batch runs"""
     reused_tokens: Whole
     """tokens of the last prompt that are found"""
     computed_tokens: Count
@@ -654,7 +654,7 @@ class ReuseTurn(TypedDict):
 
 
 class ReuseTiers(TypedDict):
-    """memory that keeps what the device's cache drops (--offload), of one replica"""
+    """memory for blocks evicted from the device's cache (--offload), of one replica"""
 
     backend: Literal["native", "lmcache"]
     """native: the engine itself"""

@@ -40,7 +40,7 @@ def lines_of(sizes: Mapping[str, int]) -> list[Line]:
 class BatchLine(NamedTuple):
     """The bytes of a batch on one rank: `fixed_bytes`, and `bytes_of_each` for every sequence.
 
-    `start_bytes` is what the engine asks of a device before it starts (`Engine.start_bytes`).
+    `start_bytes` are the bytes that the engine requires on a device before it starts (`Engine.start_bytes`).
     """
 
     fixed_bytes: int
@@ -105,7 +105,7 @@ class AutoContext(NamedTuple):
 
 
 class RunningPool(NamedTuple):
-    """The blocks of one device while requests run, as a simulation of the scheduler follows them.
+    """The blocks of one device while requests run, for a simulation of the scheduler.
 
     There are `capacity` blocks, None if memory sets no limit. `table[n]` is the number of blocks of a request that
     decodes and has `n * block_tokens` tokens; beyond the table, it does not fit. `prompt_table` is the same while the
@@ -129,7 +129,7 @@ def block_table(blocks: Callable[[int], int], size: int, numbers: int, capacity:
 
 
 class PoolLimit(NamedTuple):
-    """The bytes for the cache that an engine's `option` allows. If `is_exact`, it takes no less."""
+    """The bytes for the cache that an engine's `option` allows. If `is_exact`, the cache always takes this much."""
 
     option: str
     bytes: int

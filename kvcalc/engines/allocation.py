@@ -1,4 +1,4 @@
-"""What an engine allocates for the requests of a question: with drafted tokens, and with a prefix in common.
+"""What an engine allocates for requests with drafted tokens and a common prefix.
 
 An `Engine` counts requests that have nothing in common and draft nothing. An `Allocation` adds drafts and a common
 prefix in the same way for every engine. Ask `Allocation.engine` for a fact of the engine, and the allocation for bytes.
@@ -36,8 +36,8 @@ class Requests(NamedTuple):
     """What requests have beside their own tokens.
 
     All have their first `prefix_tokens` tokens in common, and this prefix is in the cache. Each has `slots` more tokens
-    for drafts. `matching` is which prefixes are found while tokens are drafted; None if nothing is drafted. `drafts` is
-    None if no drafter has a pool of its own.
+    for drafts. `matching` says which prefixes are found while tokens are drafted; None if nothing is drafted. `drafts`
+    is None if no drafter has a pool of its own.
     """
 
     prefix_tokens: int = 0

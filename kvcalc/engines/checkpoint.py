@@ -36,10 +36,10 @@ def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] 
 
 
 def published_cache(spec: ModelSpec, dtype: str | None) -> tuple[str, str] | None:
-    """The cache type of the published checkpoint with weights in `dtype`, and the reason. None if it names none.
+    """The cache type of the published checkpoint with weights in `dtype`, and the reason. None if it names no type.
 
-    Only nvfp4 is known: its checkpoints are NVIDIA's, made by modelopt with an fp8 cache. Checkpoints in fp8 have many
-    makers, and most name no cache type. If the model's own config is of such a checkpoint, the config decides.
+    Only nvfp4 is known: its checkpoints are NVIDIA's, made by modelopt with an fp8 cache. Checkpoints in fp8 have
+    many makers, and most name no cache type. If the model's own config is of such a checkpoint, the config decides.
     """
     asked = parse_weight_dtype(dtype)
     if asked is None or asked.name != "nvfp4" or _is_made_by(spec.quantization, ("modelopt",)):

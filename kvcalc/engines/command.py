@@ -1,4 +1,4 @@
-"""What a start command is made for, and what an engine answers about its own.
+"""The facts that a start command is made from, and the interface of an engine's command.
 
 An engine that kvcalc can start has a module `command` in its folder, with a `StartCommand` named `COMMAND`.
 """
@@ -76,7 +76,7 @@ class Layout(NamedTuple):
     prompt_division: str | None = None
 
     def has_release(self, engine: str, since: Release) -> bool:
-        """Whether the command starts an engine that is not older than `since`."""
+        """Whether the command's engine is `since` or newer."""
         is_own = self.engine.partition("@")[0] == engine
         release = release_of(self.engine if is_own else engine)
         return release is None or release >= since

@@ -91,7 +91,7 @@ def types_of(engine: str, name: str) -> frozenset[str]:
 
 
 def unread_types(engine: str) -> frozenset[str]:
-    """The model types whose layout in an engine nobody has read, for an engine that does not list those it knows."""
+    """The model types whose layout is not known in an engine that does not list its known types."""
     rows = shipped_table("unread")
     return frozenset(f"{rows['anywhere']} {rows[engine]}".split())
 

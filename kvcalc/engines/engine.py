@@ -1,4 +1,4 @@
-"""What an engine is to the rest of kvcalc: its account of a cache, as an abstract class (`account` has its parts).
+"""The interface of an engine: how it counts a cache, as an abstract class (`account` has the parts).
 
 The main method is `Engine.cache_bytes`: the bytes one sequence takes in one layer's cache.
 """
@@ -236,7 +236,7 @@ class Engine(ABC):
     def weight_padding(
         cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
     ) -> tuple[tuple[str, int], ...]:
-        """The name and the bytes of what kernels add to weights, on the pipeline stage that holds most.
+        """The name and the bytes of the padding that kernels add to weights, on the largest pipeline stage.
 
         The matrices are split over `ranks` tensor-parallel ranks, and the experts over `spread` ranks.
         """
@@ -249,7 +249,7 @@ class Engine(ABC):
 
     @classmethod
     def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:
-        """The name and the bytes of what every device computes while it loads the model, beside the checkpoint."""
+        """The name and the bytes of the tables that every device computes while it loads the model."""
         return ()
 
     @classmethod
@@ -289,7 +289,7 @@ class Engine(ABC):
         return batch * sequence_bytes(share, dtype, tokens, self.cache_bytes)
 
     def reads(self, share: ModelSpec, dtype: Dtype) -> Reads:
-        """The bytes that one decode step reads of the cache of this share, as the engine stores it."""
+        """The bytes of this share's cache that one decode step reads, as the engine stores it."""
         return _reads_of(self, share, dtype)
 
     def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
@@ -331,7 +331,7 @@ class Engine(ABC):
         return self.growth_tokens(share, dtype)
 
     def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
-        """How many bytes the settings allow for the cache on a device, whatever its memory. None if they do not say."""
+        """The bytes that the settings allow for the cache on a device. None if they set no limit."""
         return None
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
@@ -343,8 +343,8 @@ class Engine(ABC):
     ) -> int | None:
         """The most requests of `tokens` tokens that run in `memory` bytes, of which one has just computed its prompt.
 
-        They keep their first `shared_tokens` once, as `Prefixes.shared` gives them. None if requests hold at any time
-        what the engine reserves for them at the start.
+        They keep their first `shared_tokens` once, as `Prefixes.shared` gives them. None if a request always holds all
+        that the engine reserves at its start.
         """
         return None
 

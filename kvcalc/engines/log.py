@@ -1,4 +1,4 @@
-"""What an engine's start-up log is to the rest of kvcalc: how its lines look, and how its numbers are computed again.
+"""The interface of an engine's start-up log: the patterns of its lines, and how its numbers are computed again.
 
 An engine whose logs kvcalc reads has the lines, `log.yaml`, and a module `log` in its folder, with a `LogReader` named
 `LOG`.

@@ -87,6 +87,7 @@ class SettingsReader(NamedTuple):
         text, value = self._text(name), self._number(name)
         if not 0 < value <= 1 or (below_one and value == 1):
             hint = None if otherwise is None else f"the default is {otherwise:g}"
+            hint = f"for a percentage: --{name} {value:g}%" if 5 <= value <= 100 else hint
             most = "below" if below_one else "at most"
             raise SettingError(f"--{name} {text[:40]!a}: must be above 0 and {most} 1", hint)
         return value
@@ -100,7 +101,7 @@ class SettingsReader(NamedTuple):
         return value
 
     def _number(self, name: str) -> float:
-        """0 for a text that is no number."""
+        """0 for text that is not a number."""
         try:
             return float(self._text(name))
         except ValueError:

@@ -6,12 +6,12 @@ from kvcalc.memory.dtypes import Dtype
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
 
-# What engines call a row of sparse attention's latent in fp8 without scales. kvcalc's `fp8` is the packed row of
+# The engines' name for a row of sparse attention's latent in fp8 without scales. kvcalc's `fp8` is the packed row of
 # FlashMLA, which has scales and a rotary key of 16 bits.
 RAW_FP8 = Dtype("fp8_e4m3", 8)
 
 # CUDA's compute capability of a class of devices, times ten (developer.nvidia.com/cuda/gpus). Ampere and Blackwell have
-# newer ones too (8.6, 10.3, 12.1), between which no engine's check distinguishes.
+# newer ones too (8.6, 10.3, 12.1), which no engine's check distinguishes.
 CAPABILITIES = {
     "pascal": 61, "volta": 70, "turing": 75, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100,
     "blackwell-rtx": 120,

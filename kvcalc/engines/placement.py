@@ -1,4 +1,4 @@
-"""Which parts of a model are in the host's memory, and how its weights are then divided.
+"""Which parts of a model are in host memory, and how this divides its weights.
 
 The rules are llama.cpp's (`kvcalc.engines.llama_cpp.placement`), the only engine that places parts there.
 """

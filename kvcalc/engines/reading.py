@@ -1,4 +1,4 @@
-"""Read the command that starts an engine: the opposite of `command.py`.
+"""Read the command that starts an engine: the inverse of `command.py`.
 
 An engine whose commands are read has `reading.yaml` in its folder (`Words`). If options have a meaning of their own, it
 also has a module `reading`, with a `Reader` named `READER`.
@@ -245,7 +245,7 @@ json_object = _object
 
 
 def inverse(table: Mapping[str, str]) -> dict[str, str]:
-    """The other way round: of several keys with a value, the first."""
+    """The inverse mapping. If several keys have a value, it maps to the first."""
     return {value: key for key, value in reversed(list(table.items()))}
 
 

@@ -1,4 +1,4 @@
-"""What a reserve is made of: its parts, the question it answers, and the memory that the cache does not get."""
+"""A reserve: its parts, the facts that it depends on, and the memory that the cache does not get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines do with caches and tokens that are there already: prefixes, slower tiers of memory, and drafts.
+"""How engines reuse caches and tokens: prefixes, slower tiers of memory, and drafts.
 
 `Engine.reuse` gives the rules of an engine. Those of one device's cache are in `Prefixes`.
 """
@@ -76,7 +76,7 @@ class Reuse:
         return {**(self.ngram_settings if asked.method == NGRAM else {}), **settings, name: tokens}
 
     def draft_notes(self, settings: Mapping[str, str]) -> tuple[Note, ...]:
-        """What the engine does if it drafts that a user may not expect."""
+        """Notes about drafting that a user may not expect."""
         return ()
 
     def matching(self, asked: Speculation, spec: ModelSpec, release: Release | None, moved: str) -> Matching:

@@ -48,7 +48,7 @@ class Schedule(NamedTuple):
     finds_preempted: bool = False  # whether a preempted request is looked up in the prefix cache when it starts again
     merges_prefixes: bool = False  # whether blocks that two requests compute at the same time become one
     routing: str = LEAST_LOADED  # which DP rank gets a request
-    enough_tokens: int | None = None  # no other prompt joins a step that has so many tokens of prompts
+    enough_tokens: int | None = None  # no other prompt joins a step with this many prompt tokens
     receives_every: int = 1  # after how many decode steps the scheduler looks for new requests; after prompts at once
     is_exact: bool = False  # whether step_tokens is what was asked for, even if a whole prompt has no room
 

@@ -23,7 +23,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, parse_release
 from kvcalc.throughput.hardware import Gpu
 
-# The projections whose inputs are divided among tensor-parallel ranks. Of all others, the outputs are.
+# The projections whose inputs are divided among tensor-parallel ranks. All other projections divide their outputs.
 _BY_INPUTS = ("o_proj", "o_b_proj", "out_proj", "down_proj", "w2", "wo", "dense", "fc2", "c_proj")
 # The projections that engines join into one matrix.
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3")

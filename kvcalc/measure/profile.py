@@ -48,7 +48,7 @@ _BATCHES = {"cuda": (1, 8, 32), "cpu": (1, 4)}
 _KV_DTYPES: dict[str, tuple[str | None, ...]] = {"cuda": (None, "fp8"), "cpu": (None,)}
 _LAYERS = {"cuda": 2, "cpu": 1}
 _STEPS = 8
-# Before the first point has ended, points are expected to take this long, and to read their bytes so many times.
+# Before the first point has ended, points are expected to take this long, and to read their bytes this many times.
 _FIRST_SECONDS, _READS = 3.0, 60
 _LAUNCHES = 200
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 _AXES = ("context", "batch")
-_OF_RUN = ("context_tokens", "batch_size", "attention", "num_layers", "predicted_bytes", "held_bytes")
 _EXAMPLE = "for example context=1k..128k,batch=1..64 (doubling from first to last), or context=1k:4k:16k"
 _MOST_POINTS = 256
 

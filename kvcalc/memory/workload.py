@@ -54,7 +54,7 @@ class Workload(NamedTuple):
         return -(-batch_size // self.data_parallel_size)
 
     def attention_batches(self, batch_size: int) -> dict[int, int]:
-        """The sequences that a DP rank runs, with the number of replicas that run so many."""
+        """Maps a number of sequences to the number of DP ranks that run this many."""
         if self.data_parallel_size == 1:
             return {batch_size: 1}
         each, more = divmod(batch_size, self.data_parallel_size)

@@ -39,7 +39,7 @@ class WhatIf(NamedTuple):
             several = all(one.strip() in (*VARIANTS, "all") for one in kind.split(","))
             hint = f"one of {', '.join(VARIANTS)}"
             if several:
-                hint = f"measure takes one, or all. To compare several, use kvcalc compare MODEL --attention {kind}"
+                hint = f"give one; for several: kvcalc compare MODEL --attention {kind}"
             raise UsageError(f"--attention {kind!r}: not a kind of attention", hint)
         if has_ranks and (kind not in (None, "mla") or self.num_kv_heads is not None):
             raise UsageError("--kv-lora-rank and --qk-rope-head-dim belong to mla, which has no KV heads")

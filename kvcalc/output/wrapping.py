@@ -7,7 +7,7 @@ import sys
 from shutil import get_terminal_size
 from textwrap import wrap
 
-# What stays beside the number before it. The parts of `16 x h100-sxm` stay together too.
+# Units, which stay on the line of their number. The parts of `16 x h100-sxm` stay together too.
 _UNIT = re.compile(r"(?<=[\d)]) (?=(?:[KMGTP]?i?B(?:/s)?|[mu]?s|W|J|%|x \S+|tokens?|GPUs?)(?![\w-]))|(?<=\d x) (?=\S)")
 # A blank that `textwrap` does not break at.
 _GLUE = "\xa0"

@@ -30,9 +30,12 @@ _REQUESTS = 1000
 def curve_of_server(load: PlannedLoad, question: Question, targets: Targets, replicas: int) -> list[Row]:
     """The times of replicas of a server over the rate of requests, or over the clients of a closed loop.
 
-    `targets` have the load that was asked for.
+    `question` has the devices of one replica, and `targets` have the load that was asked for.
     """
     load = load._replace(recording=None, num_requests=None)
+    if question.devices is not None:
+        devices = question.devices
+        question = question._replace(devices=devices._replace(num_devices=devices.num_devices * replicas))
 
     def run(share: float) -> tuple[float, Simulated]:
         if targets.concurrency is not None:

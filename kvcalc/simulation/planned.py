@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.simulation.coupled import Progress
 
-# Requests that arrive so many seconds apart are alone.
+# Requests that arrive this many seconds apart never run together.
 _APART_SECONDS = 1e5
 
 

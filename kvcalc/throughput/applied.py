@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Applied(NamedTuple):
-    """What a calibration changed, and what is left of the uncertainty.
+    """What a calibration changed, and the remaining uncertainty.
 
     `fit` is None if the range does not change: the runs are of another model, or there are no runs. `near` are the
     calibrated models with one factor changed a little, in the order of `Factors`. `document` is the `calibration` part

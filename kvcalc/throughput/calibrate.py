@@ -3,12 +3,10 @@
 A record only has timings of attention: the read roof, the attention core over the cache, and a step with its
 projections. So only these constants can be replaced. Results of a benchmark calibrate in another way (`factor_fit`).
 
-    bandwidth       the record's read roof instead of the vendor's figure
-    kv_overhead     b x the read roof, where the core of a layer takes a + b x bytes. a, the time that a kernel takes
-                    whatever it reads, is not a rate: a run over a short cache would make every load slow. So this
-                    needs runs of at least two sizes of cache
-    weight_overhead on a CPU, where launches cost nothing: the read roof divided by the rate at which the projections
-                    are read
+    bandwidth       the record's read roof instead of the vendor's figure kv_overhead     b x the read roof, where the
+    core of a layer takes a + b x bytes. a, the fixed time of a kernel, is not a rate: a run over a short cache would
+    make every load slow. So this needs runs of at least two sizes of cache weight_overhead on a CPU, where launches
+    cost nothing: the read roof divided by the rate at which the projections are read
 
 The time of a launch is the engine's: `kvcalc measure` replays a graph, which no engine does in the same way.
 """
@@ -27,14 +25,14 @@ from kvcalc.throughput.constants import weight_class
 from kvcalc.throughput.hardware import Gpu, find_gpu
 from kvcalc.throughput.roofline import SpeedModel
 
-# Read roofs of one device that differ by more than this are doubted.
+# Read roofs of one device that differ by more than this cause a note.
 _ALIKE = 1.25
 Part = dict[str, Any]
 """A record of `kvcalc measure`, or a part of it, as the file has it."""
 
 # Plausible range of the read roof relative to the vendor's bandwidth.
 _LEAST_REACHED, _MOST_REACHED = 0.5, 1.1
-# The caches of two runs that tell a fixed time from a rate differ at least this much in size.
+# To separate a fixed time from a rate, the caches of two runs must differ at least this much in size.
 _LEAST_APART = 2.0
 
 
@@ -112,7 +110,7 @@ class Measured(NamedTuple):
 
 
 class Records(NamedTuple):
-    """The constants from the records that are used for a device, how many they are, and what is doubtful about them."""
+    """The constants from the records that are used for a device, how many they are, and notes about doubtful ones."""
 
     record: Measured | None
     number: int
@@ -196,8 +194,8 @@ def records_in(document: Part) -> list[Part]:
 def read_record(document: Part, path: str) -> Record:
     """The figures of the record or profile at `path`. UsageError (exit 2) if it lacks one.
 
-    Of a profile, the runs with the model's own type of cache count. Those in 8 bits are of kvcalc's own kernel, which
-    engines do not have.
+    Only a profile's runs with the model's own type of cache count: 8-bit runs use kvcalc's own kernel, which engines do
+    not have.
     """
     read = [_read_one(record, path) for record in records_in(document) if "records" not in document or _is_own(record)]
     if not read:

@@ -91,9 +91,9 @@ class Regime(NamedTuple):
     """The cases in which an engine's constants were fitted, and the ranges of the error on rows left out of the fit.
 
     `ranges` and `ttft_ranges` map a region to the 10th and 90th percentiles of measured / predicted, with the whole
-    model family left out of the fit. A region is what is known of a question (`regions`); the empty region is all of
-    the engine. `older_than` is the oldest release with constants if the release asked for is older. `evidence` is what
-    the constants were fitted to: `rows`, `sources`, and the `error` in and out of the fit.
+    model family left out of the fit. A region groups similar questions (`regions`); the empty region is the whole
+    engine. `older_than` is the oldest release with constants if the release asked for is older. `evidence` is what the
+    constants were fitted to: `rows`, `sources`, and the `error` in and out of the fit.
     """
 
     device_kinds: Sequence[str]
@@ -107,7 +107,7 @@ class Regime(NamedTuple):
     evidence: Mapping[str, Any] = MappingProxyType({})
 
 
-# From here on, a server streams to so many clients that its host time per sequence grows.
+# From this number of clients on, a server's host time per sequence grows.
 BUSY_SEQUENCES = 500
 
 

@@ -71,7 +71,7 @@ Pair = tuple[float, float]
 
 
 class PromptWork(NamedTuple):
-    """What a step computes of prompts: tokens of so many sequences, and the ideal seconds of their scores.
+    """The prompts of a step: the tokens of `sequences` sequences, and the ideal seconds of their scores.
 
     These are of the busiest DP rank. `expert_tokens` are the tokens of all of them.
     """
@@ -245,7 +245,7 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
     # have all-to-alls instead. Engines put these devices into one node if they fit, so other stages do not matter.
     all_reduces, way = 2 * counts.num_layers, all_reduce(gpu, layout.tensor_parallel_size)
     if layout.token_ranks > 1:
-        # The queries of all heads are gathered, and the outputs are reduced: together as much as one more all-reduce.
+        # The queries of all heads are gathered, and the outputs are reduced: together the bytes of one more all-reduce.
         all_reduces += counts.attention_layers
     if layout.prompt_ranks > 1:
         # The copies gather the latents of each other's tokens, which are much shorter than the hidden states.

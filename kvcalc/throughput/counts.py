@@ -143,7 +143,7 @@ class Counts(NamedTuple):
 
 
 class HostPart(NamedTuple):
-    """What the host holds and how fast it is.
+    """The part of the model in host memory, and the speed of the host.
 
     `counts` are those of the host's layers and experts. `switches` are the changes between the host and the device in
     one step. `bandwidth` is the theoretical rate in bytes per second, and `is_default_bandwidth` whether it is assumed.

@@ -7,8 +7,8 @@ The tokens are those of one rank. A token reaches a rank once, however many of i
 fast link are reached over the network at the same time. Prompts cross the network once per node, and are then sent on
 over the fast link (DeepEP's normal kernels).
 
-Experts are chosen at random with equal probability, as if the engine's load balancer (EPLB) were perfect. Even so one
-rank gets more tokens than the others, and every rank waits for it.
+Experts are chosen at random with equal probability, as if the engine's load balancer (EPLB) were perfect. One rank
+still gets more tokens than the others, and every rank waits for it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NEGLIGIBLE, _MANY = 1e-9, 30
 class ExpertExchange:
     """The all-to-alls of a model with DP ranks, and the experts of the busiest rank.
 
-    `rate` gives the bytes per second that a device sends to its peers if there are so many devices. `latency` is the
+    `rate` gives the bytes per second that a device sends to its peers, by the number of devices. `latency` is the
     seconds of all all-to-alls of a step without their bytes.
     """
 

@@ -1,7 +1,7 @@
 """Fits the factors on an engine's constants to a few measured times.
 
 The result is the most probable one: each factor has a log-normal prior around 1, and each time a log-normal error. The
-solver is Gauss-Newton on the logarithms. A soft L1 loss keeps one bad run from deciding everything.
+solver is Gauss-Newton on the logarithms. A soft L1 loss limits the weight of one bad run.
 
 Only factors that the times determine are changed. The spread of a prediction comes from all factors, because those
 that are not determined may still be wrong.
@@ -31,7 +31,7 @@ _PRECISION = [1 / spread**2 for spread in PRIOR_SPREAD]
 _STEP = 0.01
 _MOST_ITERATIONS = 12
 _CONVERGED = 1e-4
-# How many times the assumed noise counts for when it is compared with the residuals.
+# The weight of the assumed noise, in residuals.
 _NOISE_COUNTS = 4
 # 80 % of a normal distribution is within this many spreads.
 _EIGHTY_PERCENT = 1.2816

@@ -53,8 +53,8 @@ class Gpu(NamedTuple):
     - `flops_per_second` is dense, by dtype, with 32-bit accumulation for 16-bit types. A type that the device has no
       units for has no entry.
     - `device_class` is the microarchitecture.
-    - `inline_ecc` is whether error correction is on by default and kept in the memory itself, as on data centre cards
-      with GDDR. It takes a sixteenth of the memory, which `memory_bytes` does not have, and slows reading.
+    - `inline_ecc` is whether error correction is on by default and stored in the memory itself, as on data centre cards
+      with GDDR. It takes a sixteenth of the memory, which `memory_bytes` excludes, and slows reading.
     - `interconnect` is None if devices are only connected over PCIe or a network.
 
     For a custom device, only `memory_bytes` may be known. Then the rates are 0 and `flops_per_second` is empty.

@@ -1,4 +1,4 @@
-"""The time of a step in which the host holds a part of the model, as llama.cpp does it (-ngl, --n-cpu-moe).
+"""The time of a step if a part of the model is in host memory, as in llama.cpp (-ngl, --n-cpu-moe).
 
 The layers run one after another, on the device or on the host, so their times add up:
 
@@ -88,7 +88,7 @@ class HostedModel(SpeedModel):
     def beside(
         self, parts: Sequence[Part], batch: float, query_tokens: int = 1, busiest: float | None = None
     ) -> Step:  # fmt: skip
-        """What prompts add to a decode step. If that copied nothing without them, its weights are now copied too."""
+        """What prompts add to a decode step. If the step alone copies nothing, its weights are now copied too."""
         batch, added = max(1.0, batch), _tokens_of(parts)
         tokens = batch * query_tokens
         before, after = self._computing(tokens), self._computing(tokens + added)

@@ -1,4 +1,4 @@
-"""The ways between devices: the fast link of a node, PCIe, and the network between nodes.
+"""The links between devices: the fast link of a node, PCIe, and the network between nodes.
 
 An all-reduce over several nodes has three parts, as in NCCL. The devices of a node reduce over the fast link, each its
 own part of the bytes. Each device exchanges its part with the other nodes over a network port of its own. Then the
@@ -37,7 +37,7 @@ PROMPT_NETWORK_OVERHEAD = 1.07
 
 
 class AllReduce(NamedTuple):
-    """The way of an all-reduce, and the ideal seconds that a byte of the reduced data takes on it.
+    """The route of an all-reduce, and the ideal seconds per byte of the reduced data.
 
     `devices` are those of one node that take part. `sends` is the number of sends over the network, one after the
     other.
@@ -50,7 +50,7 @@ class AllReduce(NamedTuple):
 
 
 def all_reduce(gpu: Gpu, size: int) -> AllReduce:
-    """The way of an all-reduce over `size` devices, spread evenly over as few nodes as possible."""
+    """The route of an all-reduce over `size` devices, spread evenly over as few nodes as possible."""
     found = nodes(gpu, size)
     devices = ceil(size / found)
     # A ring sends each byte twice, except one device's share.

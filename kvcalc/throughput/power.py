@@ -7,7 +7,7 @@ The host, its memory, the network, fans and cooling are not counted.
 
 The utilisation is fitted on ML.ENERGY's measurements (leaderboard v3, vLLM on H100, ml-energy/leaderboard, February
 2026): steady serving of Llama-3.1-8B, Qwen3-32B and gpt-oss-20b. docs/concepts/energy.md has the errors on other models
-and devices. Even a step that only waits for memory draws most of the TDP: the measured share is 0.57 to 0.99 of it.
+and devices. A step that only waits for memory still draws most of the TDP: the measured share is 0.57 to 0.99 of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The share of the TDP of an idle device that keeps a model in memory: nvidia-smi shows 78 W of 700 W on an H200
 # (NVIDIA/TensorRT-LLM#9554).
 _IDLE = 0.11
-# The share of the power between idle and the TDP that a step draws while operations do not bound it.
+# The share of the power between idle and the TDP that a step draws while it is not compute-bound.
 _WAITING = 0.73
 # Measured / predicted power, 10th and 90th percentile of models that were not fitted: on the fitted kind of device, and
 # on another one (B200).

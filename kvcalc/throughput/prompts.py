@@ -1,4 +1,4 @@
-"""The prompts of a load: what they cost, how they stop the requests that decode, and how long they wait for steps."""
+"""The prompts of a load: their cost, the delay that they cause for decoding requests, and their wait for steps."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Prompts:
         if len(parts) > 1:
             self.lone = sum(model.alone([Part(*part)]).seconds for part in parts)
         self.launching = model.launch_wait(self.alone)
-        # With prompts in steps of their own, a step has room for as many, whoever decodes.
+        # With prompts in steps of their own, decoding requests take no room in a step.
         self._full = self._most(0.0)
         self._known = {1: self.alone}
-        # What a prompt adds to a step of its own that has others anyway.
+        # The time that a prompt adds to a prompt step that has other prompts.
         self._work = 0.0 if rules.mixes else model.prefill_work(input_tokens, cached_tokens).seconds
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
 
@@ -88,10 +88,11 @@ class Prompts:
         return self._model.beside([part], decoding).seconds / prompts
 
     def _of_ranks(self, prompts: float, share: float, ranks: float) -> Part:
-        """So many prompts, of which the busiest DP rank computes `share`, while `ranks` of them compute prompts.
+        """The part for `prompts` prompts. The busiest DP rank computes `share` of them, while `ranks` ranks compute
+        prompts.
 
-        If each computes a part, the latest one attends to most tokens. Of n parts, it is n / (n + 1) through its prompt
-        on average.
+        If each computes a part, the latest one attends to most tokens: with n parts, it is n / (n + 1) through its
+        prompt on average.
         """
         if self._full >= 1:
             return Part(self._cached, self._input, share, prompts)
@@ -141,7 +142,7 @@ class Prompts:
         steps = Steps(seconds, seconds / 2 + variance / (2 * seconds))
 
         def own(prompts: float) -> float:
-            """What each of so many own prompts adds to a step which has those of others anyway."""
+            """The time that each of `prompts` own prompts adds to a step that computes others' prompts anyway."""
             together = prompts + others * part
             work = self._of_ranks(together, prompts / together, 1 + others)
             return max(0.0, without + self._model.beside([work], decoding, busiest=busiest).seconds - seconds) / prompts
@@ -152,7 +153,7 @@ class Prompts:
         )
 
     def _of_all(self, prompts: float) -> Part:
-        """So many prompts in each DP rank, as when all clients start."""
+        """`prompts` prompts in each DP rank, as when all clients start."""
         return Part(self._cached, self._input, 1 / self._replicas, prompts * self._replicas)
 
     def _most(self, decoding: float) -> float:

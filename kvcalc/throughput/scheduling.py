@@ -11,8 +11,8 @@ that arrived during an earlier step. More requests arrive during a longer step S
     r = E[S^2] / 2 E[S]     seconds of the step that runs, and as many before it arrived
     2 r x rate              others that arrived in the same step, whose prompts are computed with its own
 
-If more prompts come than a step has room for, they queue. If a step has room for less than one, the queue is that of a
-server with constant times (M/D/1) and the load u = rate x (the full steps that a prompt takes up):
+If more prompts arrive than a step has room for, they queue. If a step has room for less than one, the queue is that of
+a server with constant times (M/D/1) and the load u = rate x (the full steps that a prompt takes up):
 
     queue = u^2 / (2 (1 - u))
 
@@ -50,8 +50,7 @@ class StepRules(NamedTuple):
 
     `mixes` is whether prompts are computed in the steps of decoding requests, `divides` whether they are divided over
     steps, and `overlaps` whether a step is scheduled while the one before it runs. No other prompt joins a step with
-    `enough_tokens` of prompts (0: any number). After decode steps, the scheduler looks for new requests only
-    `every` so many.
+    `enough_tokens` of prompts (0: any number). The scheduler looks for new requests after `every` decode steps.
     """
 
     step_tokens: int = STEP_TOKENS
@@ -78,8 +77,8 @@ class Waits(NamedTuple):
     - most: the prompts that a full step has room for.
     - burst: `each`, if every DP rank has full steps, as when all clients start.
     - mates: the mean number of others that arrive at the same moment.
-    - shares: how far a step with room for several prompts is one in which they do not wait for each other, 0 to 1.
-      Then, a step takes `step` seconds without prompts, and each prompt adds `work`.
+    - shares: the share, 0 to 1, of steps with several prompts in which they do not wait for each other. Then, a step
+      takes `step` seconds without prompts, and each prompt adds `work`.
     """
 
     first: float
@@ -195,9 +194,9 @@ def batches(
 ) -> Batches:  # fmt: skip
     """The prompts that are computed together if steps with prompts and others take turns.
 
-    `seconds_of` are those of a step with so many prompts, of which `work` is each prompt's. `step` are those of a step
-    that decodes, with which `ending` answers end on average. Their clients come back together, so prompts arrive in
-    groups: `rate` prompts per second. `before` is a guess.
+    `seconds_of` gives the seconds of a step by its number of prompts; `work` are those of each prompt. `step` are the
+    seconds of a decode step, with which `ending` answers end on average. Their clients come back together, so prompts
+    arrive in groups: `rate` prompts per second. `before` is a guess.
     """
     if not ending or not rate:
         return before

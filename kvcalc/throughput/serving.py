@@ -23,8 +23,8 @@ running request, host" that of a prompt's token, and `steps` are those of the se
 If only one request runs, it does not wait for the steps of others.
 
 A benchmark sends some requests per client, and the first ones of all clients together. So its mean TTFT is longer than
-that of a steady load by the share of the first requests times what they wait: for each other (`burst_wait`), and for
-the first step of its kind. kvcalc predicts benchmarks of 15 requests per client on a server that has run before.
+that of a steady load, by the share of the first requests times their extra wait: for each other (`burst_wait`), and for
+the first step. kvcalc predicts benchmarks of 15 requests per client on a server that has run before.
 
 If the cache has room for R < N requests only, the others wait. A request takes memory from the step that computes its
 prompt on, and not while it waits for that step or for its client. So R requests end in every (prefill + decode), and
@@ -49,12 +49,12 @@ _MOST_ROUNDS = 8
 # not say how many. 14 to 16 explain their times to the first token best: with 10 or 30, the loss of the fit is 2 %
 # higher.
 REQUESTS_PER_CLIENT = 15
-# The fewest requests of a benchmark. With one client, 15 would say little.
+# The fewest requests of a benchmark. With one client, 15 are too few.
 FEWEST_REQUESTS = 60
 
 
 def requests_per_client(clients: float) -> float:
-    """The requests that each of so many clients sends in a benchmark."""
+    """The requests that each of `clients` clients sends in a benchmark."""
     return max(REQUESTS_PER_CLIENT, FEWEST_REQUESTS / clients)
 
 

@@ -32,7 +32,7 @@ class NextUses:
         self._usable.append(usable_tokens)
 
     def hit_tokens(self, cache_blocks: int) -> int:
-        """The tokens that are found in a cache of so many blocks."""
+        """The tokens that are found in a cache of `cache_blocks` blocks."""
         kept: dict[int, int] = {}
         furthest: list[int] = []  # the requests in `kept`, negative
         total = found = 0

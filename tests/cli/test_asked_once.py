@@ -38,6 +38,7 @@ def test_a_model_without_an_answer_is_an_error(kvcalc: Any) -> None:
     result = kvcalc("compare", "llama-3-8b", "llama-3-70x", "--format", "human")
     assert result.status == 1
     assert "kvcalc: no answer for llama-3-70x: model 'llama-3-70x' is not known" in result.err
+    assert result.err.count("is not known") == 1
     assert "512.00 MiB" in result.out
     # A kind of attention that a model cannot have is an answer, and so is an engine that refuses it.
     assert kvcalc("compare", "t5-small", "--engine", "logical,llama.cpp").status == 0
@@ -131,6 +132,8 @@ def test_a_percentage_of_the_memory(kvcalc: Any) -> None:
     assert found["plans"] == kvcalc(*asked, "--gpu-memory-utilization", "0.9", "--json").json["plans"]
     # The engine's own command takes no percentage.
     assert "--gpu-memory-utilization 0.9" in found["commands"][0]["command"]
+    meant = kvcalc("fit", "gpt2", "--gpu", "h100", "--engine", "vllm", "--gpu-memory-utilization", "90")
+    assert "for a percentage: --gpu-memory-utilization 90%" in meant.err
     wrong = kvcalc("fit", "gpt2", "--gpu", "h100", "--engine", "vllm", "--gpu-memory-utilization", "190%")
     assert wrong.status == 2
 

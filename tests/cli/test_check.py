@@ -57,6 +57,10 @@ def read(text: str) -> dict[str, Any]:
             {"drafting": ("mtp", 3, None)},
         ),
         (
+            "python -m sglang.launch_server --model a/b --speculative-algorithm NEXTN --speculative-num-steps 2",
+            {"drafting": ("mtp", 2, None)},
+        ),
+        (
             "cat > c.yaml <<EOF\nkv_cache_config:\n  dtype: fp8\nenable_attention_dp: true\nEOF\n"
             "trtllm-serve a/b --tp_size 4 --extra_llm_api_options c.yaml",
             {"kv_dtype": "fp8", "tensor_parallel_size": "1", "data_parallel_size": "4"},

@@ -59,6 +59,17 @@ def test_names_are_whole_in_narrow_lists(kvcalc: Any, monkeypatch: pytest.Monkey
         assert set(names) <= set(kvcalc(command, "--format", "human").out.split())
 
 
+def test_a_narrow_screen_keeps_what_was_asked_for(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of a log and the factors stay, and what explains them goes first."""
+    monkeypatch.setenv("COLUMNS", "50")
+    log = kvcalc("audit", "tests/logs/vllm.log", "--format", "human").out
+    assert re.search(r"number +printed +computed\n", log)
+    assert re.search(r"kv_cache_tokens +432,512 +432,512 +equal\n", log)
+    assert "not shown at 50 columns: rule" in log
+    score = kvcalc("score", "tests/logs/vllm-bench.json", "--gpu", "h100", "--format", "human").out
+    assert re.search(r"  reading +x1\.\d\d  reading weights", score)
+
+
 def test_warnings_wrap_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     text = run_on_terminal("fit", "llama-3-70b", *ON, "--context", "9000", env={"TERM": "dumb", "COLUMNS": "60"})
     lines = text.replace("\r", "").splitlines()

@@ -39,7 +39,7 @@ def test_the_screen_leads_with_the_knee(kvcalc: Any, trace: Path, monkeypatch: p
     lines = out.splitlines()
     assert lines[0].endswith(f"{answer['trace']['distinct_blocks']:,} distinct blocks of 512 tokens")
     assert any(line.startswith("knee: a cache of ") and f"{answer['knee']['hit_rate']:.1%}" in line for line in lines)
-    assert "per saved GPU second; a GPU second costs 0.00069" in out
+    assert "GPU seconds saved; a GPU second costs 0.00069" in out
     assert "cpu     20.00 GiB" in out
     # The bars grow with the hits.
     bars = [line.count("#") for line in kvcalc("prefix", trace, "--format", "human").out.splitlines() if "#" in line]

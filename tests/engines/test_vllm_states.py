@@ -289,6 +289,13 @@ def test_the_inputs_of_the_n_grams_are_whole_on_every_rank() -> None:
         assert found["engine"]["block_size"] == -(-(27 + drafted) * 4 * 2048 * 2 // (64 * 1024)) * 64 == block
 
 
+@pytest.mark.parametrize(("mode", "kept"), [("align", "2 states per request"), ("all", "a state for every block")])
+def test_a_note_says_what_prefix_caching_keeps(mode: str, kept: str) -> None:
+    found: Any = kvcalc.estimate("jamba-v0.1", engine="vllm@0.31", engine_settings={"mamba-cache-mode": mode})
+    (text,) = [note["text"] for note in found["warnings"] if note["code"] == "prefix-caching"]
+    assert f"with {kept};" in text
+
+
 def test_qwen4_exp_before_0_33() -> None:
     with pytest.raises(KvcalcError, match=r"before 0\.33 is not modelled"):
         ask(QWEN4, "vllm@0.32", 8192)

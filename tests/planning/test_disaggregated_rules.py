@@ -18,6 +18,7 @@ from kvcalc.planning.plan.disaggregated.matching import Load
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, join_caches, same_kind
 from kvcalc.planning.plan.disaggregated.rows import SplitPlan, split_points
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
+from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, ttft_range
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
@@ -147,3 +148,68 @@ def test_the_points_of_a_front_are_what_trying_all_ratios_finds() -> None:
     points = [point["tokens_per_second_per_device"] for point in split_points(plan, [kind])]
     assert len(points) > 50
     assert sorted(points) == pytest.approx(sorted(best))
+
+
+def test_two_kinds_are_joined_under_one_engine() -> None:
+    plan: Any = SplitPlan(Instances(traffic_of("llama-3.1-8b")), LINK, 8, checkpoint=None)  # type: ignore[arg-type]
+
+    def points(*engines: str) -> list[tuple[str, str]]:
+        kinds = [Platform(gpu, 4, engine) for engine in engines for gpu in (H100, H200)]
+        return sorted((point["engine"], point["gpu"]) for point in split_points(plan, kinds))
+
+    for engine in ("vllm", "sglang"):
+        mixed = ("h100-sxm", "h200-sxm", "h100-sxm + h200-sxm", "h200-sxm + h100-sxm")
+        assert set(points(engine)) == {(engine, gpu) for gpu in mixed}
+    assert points("vllm", "sglang") == sorted(points("vllm") + points("sglang"))
+
+
+def test_each_pool_and_both_together_have_a_limit() -> None:
+    one, other = Platform(H100, 8, "vllm"), Platform(H200, 8, "vllm")
+    kinds = PoolPlatforms(one, other, same_kind(one, LINK).link, (1.0, 1.0), (6, 4, 8))
+    tried = [(6, 2), (4, 4), (7, 1), (3, 5), (5, 4)]
+    assert [kinds.allow(devices) for devices in tried] == [True, True, False, False, False]
+
+
+def test_a_limit_on_the_whole_request_counts_without_one_on_its_first_token() -> None:
+    traffic, kind = traffic_of("llama-3.1-8b"), Platform(H100, 1, "vllm")
+    (prefill,), (decode,) = (
+        found[0] for found in (Instances(traffic).prefills(kind), Instances(traffic).decodes(kind))
+    )
+    times = pair_of(prefill, decode, same_kind(kind, LINK).link)[0].times(1, 1, Load(0.1))
+    assert times is not None
+    low, high = (one for one in decode.tpot(times.tpot_seconds, times.decoding)[1:])
+    assert low < times.tpot_seconds < high
+    whole = ttft_range(prefill, decode, times)[1] + 399 * high
+    for limit, is_met in ((whole * 1.001, True), (whole * 0.999, False)):
+        targets = Targets(None, 0.1, None, None, max_e2e_seconds=limit)
+        assert find_judge(targets, prefill, decode)(times) is is_met
+
+
+def test_decode_instances_run_fewer_requests_within_a_shorter_limit() -> None:
+    known, kind = Instances(traffic_of("llama-3.1-8b")), Platform(H100, 1, "vllm")
+    (usual,), _ = known.decodes(kind)
+    (shorter,), _ = known.decodes(kind, Targets(None, 3.0, 4.0, 0.012))
+    assert 0 < shorter.rates.most < usual.rates.most
+    assert shorter.tpot(shorter.rates.tpot(shorter.rates.most), shorter.rates.most)[2] <= 0.012
+
+
+def test_a_prefill_instance_holds_its_step_and_what_is_being_sent() -> None:
+    """Little's law, at 1 GB/s: a prompt of 7,168 tokens is sent in 2.35 s over the devices of an instance."""
+    document: Any = kvcalc.plan(
+        "llama-3-70b", ["h100"], disaggregate=True, transfer=10**9, input_tokens=7168, output_tokens=1024,
+        requests_per_second=3,
+    )  # fmt: skip
+    (row,) = [row for row in document["plans"] if row["disaggregated"]]
+    pools, prefill = row["disaggregated"], row["disaggregated"]["prefill"]
+    sent = 3 / prefill["instances"] * pools["transfer"]["seconds"]
+    assert prefill["instances"] > 1
+    assert prefill["requests_held"] == prefill["requests_per_instance"] + -int(-sent // 1)
+
+
+def test_devices_without_a_published_power_have_no_energy() -> None:
+    traffic = traffic_of("llama-3.1-8b")
+    for tdp in (None, 700):
+        kind = Platform(H100._replace(tdp_watts=tdp), 4, "vllm")
+        found = search.find_split(Instances(traffic), [same_kind(kind, LINK)])
+        assert isinstance(found, TwoPools)
+        assert bool(describe_energy(found, traffic.lengths)) == (tdp is not None)

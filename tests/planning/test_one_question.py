@@ -22,7 +22,7 @@ from tests.conftest import Result, spawn
 from tests.relations.drawing import answers, ask, command_line, declared, draw
 
 # One random question for so many cases of the other fuzz tests: it takes five answers.
-CASES_PER_QUESTION = 20
+CASES_PER_QUESTION = 50
 # Of these questions, one in so many is also asked on the command line in this process, and as a process of its own.
 QUESTIONS_PER_COMMAND, QUESTIONS_PER_PROCESS = 20, 200
 # Keys of a config that say what each layer is. Shuffled, they describe a model that no preset has.
@@ -231,7 +231,7 @@ def options_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 def test_no_answer_depends_on_the_questions_before_it(kvcalc: Any, pytestconfig: pytest.Config, tmp_path: Path) -> None:
     """Batch and Python in two orders, and a part on the command line: the documents are equal to the byte.
 
-    `-m fuzz --cases 100000` asks 5,000 questions, 250 of them on the command line in this process and 25 as processes.
+    `-m fuzz --cases 250000` asks 5,000 questions, 250 of them on the command line in this process and 25 as processes.
     """
     number = max(1, pytestconfig.getoption("--cases") // CASES_PER_QUESTION)
     random = Random(20261123 + pytestconfig.getoption("--fuzz-seed"))

@@ -44,3 +44,10 @@ def test_only_mxfp4_experts_of_vllm_are_padded() -> None:
     assert padding(fit("gpt-oss-20b", "a100", "sglang")) is None
     assert padding(fit("gpt-oss-20b", "a100", dtype="bf16")) is None
     assert padding(fit("qwen3-8b", "a100")) is None
+
+
+def test_nothing_is_added_on_a_device_whose_kernels_are_not_known() -> None:
+    devices = find_devices("a100")
+    unknown = devices._replace(gpu=devices.gpu._replace(device_class=None))
+    found = estimate(kvcalc.load_model("gpt-oss-20b"), devices=unknown, engine="vllm")["fit"]
+    assert padding(found) is None

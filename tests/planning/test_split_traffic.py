@@ -31,7 +31,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> str:
     """100 requests per second, whose prompts have three quarters of their blocks in common."""
     path = tmp_path_factory.mktemp("traces") / "shared.jsonl"
     with path.open("w") as stream:
-        for number in range(800):
+        for number in range(400):
             names = [*range(6), 10 * number + 10, 10 * number + 11]
             row = {"timestamp": 10 * number, "input_length": 4096, "output_length": 80, "hash_ids": names}
             stream.write(json.dumps(row) + "\n")
@@ -122,7 +122,7 @@ def test_prefixes_that_a_trace_names_save_prefill_instances(shared: str) -> None
     assert row["disaggregated"]["prefill"]["utilization"] == pytest.approx(0.9)
     alone: Any = kvcalc.plan(
         MODEL, ["h100"], input_tokens=4096, output_tokens=80, requests_per_second=100.0, disaggregate=True,
-        transfer=LINK, max_ttft_seconds=0.4, ttft_percentile=99, confidence=50, requests=800,
+        transfer=LINK, max_ttft_seconds=0.4, ttft_percentile=99, confidence=50, requests=400,
     )  # fmt: skip
     needed = split_row(alone)["disaggregated"]["prefill"]
     assert row["disaggregated"]["prefill"]["num_devices"] < needed["num_devices"]
@@ -169,7 +169,7 @@ TIMES = {"ttft p99": 0.3, "tpot p90": 0.012}
 def test_a_plan_is_what_a_simulation_of_its_own_needs(
     model: str, engine: str, rate: float, limits: Any, more: dict[str, Any]
 ) -> None:
-    asked: dict[str, Any] = {"engine": engine, "requests_per_second": rate, "requests": 300}
+    asked: dict[str, Any] = {"engine": engine, "requests_per_second": rate, "requests": 200}
     gpu = "h200" if model == "deepseek-v3" else "h100"
     row = split_row(planned(limits, model, (gpu,), input_tokens=2048, output_tokens=300, **asked, **more))
     there = {"speed": SpeedQuestion(prefix_hit_rate=0.5)} if more is HALF else more
@@ -233,7 +233,7 @@ def test_what_is_not_known_of_an_engine_is_refused_in_its_row() -> None:
 def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Path) -> None:
     asked = {
         "input_tokens": 2048, "output_tokens": 200, "requests_per_second": 20, "gpu": "h100", "prefix_tokens": 512,
-        "disaggregate": True, "transfer_bandwidth": LINK, "max_ttft": "400ms@p90", "requests": 200,
+        "disaggregate": True, "transfer_bandwidth": LINK, "max_ttft": "400ms@p90", "requests": 100,
         "speculative": "ngram:2", "acceptance_length": 1.5,
     }  # fmt: skip
     words = [

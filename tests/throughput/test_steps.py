@@ -43,7 +43,7 @@ COUNTS = Counts(
 )  # fmt: skip
 
 
-def model(dtype: str = "bf16", layout: tuple[int, int, int] = (1, 1, 1), gpu: Gpu = GPU, **changes: Any) -> SpeedModel:
+def model(dtype: str = "bf16", layout: tuple[Any, ...] = (1, 1, 1), gpu: Gpu = GPU, **changes: Any) -> SpeedModel:
     dense, experts = (Matrices(dtype, 9000, 700),), (Experts(8, 2, (Matrices(dtype, 500, 40),)),)
     counts = COUNTS._replace(layout=Layout(*layout), dense=dense, experts=experts)
     return SpeedModel(counts, gpu, IDEAL._replace(**changes))
@@ -360,3 +360,36 @@ def test_bytes_between_devices_travel_over_the_slowest_way_they_must_take() -> N
     # PCIe 4.0 x16, unless the device has its own rate.
     assert link_bytes_per_second(none, 8) == 32e9
     assert link_bytes_per_second(none._replace(pcie_bytes_per_second=63 * 10**9), 8) == 63e9
+
+
+def test_parts_of_prompts_add_up() -> None:
+    mixed, two = model(roof_power=2.0), [Part(5, 25), Part(5, 25)]
+    assert mixed.beside(two, 3) == mixed.beside([Part(5, 25, number=2.0)], 3)
+    assert mixed.alone(two) == mixed.alone([Part(5, 25, number=2.0)])
+    assert mixed.prefill_copied_bytes(20, 3) == 0  # no part of the model is in host memory
+
+
+def test_beside_prompts_a_drafted_token_counts_as_a_sequence_does() -> None:
+    for layout in ((1, 1, 1), (1, 2, 1)):
+        mixed = model(roof_power=2.0, layout=layout)
+        assert mixed.beside([Part(0, 20)], 4, 3) == mixed.beside([Part(0, 20)], 12)
+
+
+def test_each_of_two_stages_decodes_half_of_the_sequences_beside_half_of_the_prompts() -> None:
+    one, two = (model(roof_power=2.0, layout=(1, stages, 1)) for stages in (1, 2))
+    whole, halves = one.beside([Part(0, 20)], 3), two.beside([Part(0, 20, number=2.0)], 6)
+    assert (halves.weights, halves.compute) == (about(whole.weights), about(whole.compute))
+
+
+def test_dp_ranks_send_the_tokens_of_their_prompts_to_the_experts() -> None:
+    """Two ranks compute one prompt of 20 tokens each. Nothing else is sent: a rank is one device."""
+    spread = model(layout=(1, 1, 2, 2))
+    assert spread.exchange is not None
+    sent, parts = spread.exchange.prompt_seconds(20), [Part(0, 20, share=0.5, number=2.0)]
+    assert sent > 0
+    assert spread.beside(parts, 4).communication == about(sent)
+    assert spread.alone(parts).communication == about(sent + spread.exchange.latency)
+
+
+def test_a_slower_device_takes_longer_for_all_that_it_computes_of_a_prompt() -> None:
+    assert model(device_overhead=2.0).prefill_work(20).compute == about(2 * model().prefill_work(20).compute)

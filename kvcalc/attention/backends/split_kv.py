@@ -179,8 +179,8 @@ def tile(architecture: int, each: int, row_width: int, is_latent: bool, is_paged
 def parts(blocks: int, tiles: int, at_once: int) -> int:
     """Into how many parts to split `tiles`, so that `blocks` thread blocks per part fill a device of `at_once`.
 
-    Of the numbers that leave at most 5% of the device without work, this is the smallest with the shortest time: in
-    each round, the tiles of the largest part, and the start and the end of a block, which take as long as one tile.
+    Among the numbers that leave at most 5% of the device idle, this is the smallest with the shortest time: in each
+    round, the tiles of the largest part, and the start and the end of a block, which take as long as one tile.
     """
 
     def use(count: int) -> float:

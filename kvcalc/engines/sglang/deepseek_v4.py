@@ -26,8 +26,8 @@ from kvcalc.units import Number
 
 _SPARSE, _HEAVY = 4, 128
 _PAGE = 256
-# Of a row of 512 elements, 448 are in fp8 with 7 scales and a byte of padding, and the 64 rotary ones have 16 bits.
-# Pages are padded to a multiple of 576 bytes (KVLayout.V4, kernels/ops/attention/dsv4/kv_layout.py).
+# A row has 512 elements: 448 are in fp8 with 7 scales and a byte of padding, and the 64 rotary ones have 16 bits. Pages
+# are padded to a multiple of 576 bytes (KVLayout.V4, kernels/ops/attention/dsv4/kv_layout.py).
 _HEAD_DIM, _ROW, _PADDING = 512, 448 + 2 * 64 + 8, 576
 _STATE_BYTES = 4  # compressor states are in fp32 (SGLANG_DSV4_COMPRESS_STATE_DTYPE)
 # Defaults: apply_deepseek_v4_defaults (arg_groups/deepseek_v4_hook.py), handle_gpu_memory_settings for a device of 60

@@ -111,9 +111,9 @@ class LayerGroups(TensorrtLlm):
         return GroupPrefixes(partial(self.layout, share, dtype), self.block)
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
-        """The slope is that of the rows. Whole pages, a whole prompt and the pools' proportion are fixed bytes."""
+        """The slope is that of the rows of layers without a shorter window. All else is fixed bytes."""
         layout = self.layout(spec, dtype, tokens)
-        slope = sum(sum(kind.token_bytes) for kind in layout.kinds if kind.window is None or kind.window > tokens)
+        slope = sum(sum(kind.token_bytes) for kind in layout.kinds if kind.window is None)
         return growth_at_slope(slope, self.held_bytes(spec, dtype, tokens, 1), tokens)
 
     def check_context(self, tokens: int) -> None:
@@ -271,8 +271,8 @@ class LayerGroups(TensorrtLlm):
     def _layers(self, share: ModelSpec, tokens: int) -> list[_Layers]:
         """The layers of a share, in order.
 
-        A layer that reads an earlier layer's cache has one of its own all the same, which nothing reads: the manager
-        has as many layers as the model (_create_kv_cache_manager, _util.py).
+        A layer that reads an earlier layer's cache also has its own, which nothing reads: the manager has as many
+        layers as the model (_create_kv_cache_manager, _util.py).
         """
         own = {_window_of(group): cache for group in share.layers for cache in group.caches}
         found = []

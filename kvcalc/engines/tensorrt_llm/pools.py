@@ -94,11 +94,11 @@ class Division:
         return self.rounded(enough * page)
 
     def multiple(self, needed: Sequence[int], typical: int) -> int:
-        """The bytes of so many typical batches that every group has at least the slots in `needed`.
+        """The bytes of the fewest typical batches that give every group at least the slots in `needed`.
 
         `typical` is what the first group takes in a typical batch. The other groups need no more than they take in one.
-        Rounding may give the pools these slots in less memory (`smallest`), and take them away again in more. A larger
-        batch, with another proportion, may then take less than a smaller one.
+        Because of rounding, less memory may already give the pools these slots (`smallest`), and slightly more memory
+        may not. A larger batch, with another proportion, may then take less than a smaller one.
         """
         page = page_bytes(0)
         while True:

@@ -86,7 +86,7 @@ class Plan:
         return any(page.kind in (SLIDING, CHUNKED) for pages, _ in self._other_kinds for page in pages)
 
     def running_blocks(self, tokens: int, in_flight_tokens: int | None) -> int:
-        """The blocks that a running request of `tokens` tokens holds, with so many in flight. None: the most."""
+        """The blocks of a running request of `tokens` tokens. None in flight: the most tokens that can be."""
         demand = self.demand(tokens)
         if in_flight_tokens is not None:
             demand = demand._replace(max_in_flight_tokens=in_flight_tokens)

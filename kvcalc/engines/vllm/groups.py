@@ -233,8 +233,5 @@ def _by_tuples(buckets: list[_Bucket]) -> list[tuple[Placed, ...]]:
 
 
 def _approximate_gcd(counts: list[int], least: int) -> int:
-    """The number, at least `least`, to whose multiples the counts are rounded up with the least padding.
-
-    Of several such numbers the largest one.
-    """
+    """The number, at least `least`, whose multiples need the least padding of the counts; the largest of several."""
     return min(range(least, max(counts) + 1), key=lambda n: (sum(-count % n for count in counts), -n), default=least)

@@ -243,19 +243,16 @@ def _token_page(
 def _qwen4_pages(spec: ModelSpec, cache: IndexerKeys, settings: Settings) -> list[tuple[Page, str | None]]:
     """The index keys of Qwen4-Exp, in 16 bits: one for each group of tokens, and a ring for those of the open group.
 
-    The ring has room for drafted tokens too, in whole groups. If positions have three axes (multimodal rotation), the
-    ring keeps them in 64 bits each.
+    The ring has room for drafted tokens too, in whole groups. Its page becomes as large as a block, so the positions
+    that it may keep beside the keys take nothing.
 
     Source: QSAKeyStateCache and QSACompressedKeyCache, models/qwen4_exp/common/qsa_cache.py, vLLM 0.33.0.
     """
-    rate, bf16 = cast(int, spec.stated["indexer_compress_ratio"]), DTYPES["bf16"]
-    rotation = spec.stated.get("rope_parameters")
-    axes = 3 if isinstance(rotation, Mapping) and "mrope_section" in rotation else 0
-    key = bytes_of(cache.head_dim, bf16)
-    ring = round_up(key, 8) + 8 * axes if axes else key
+    rate = cast(int, spec.stated["indexer_compress_ratio"])
+    key = bytes_of(cache.head_dim, DTYPES["bf16"])
     return [
         (Page(MLA, settings.block_size, key, width=(0, cache.head_dim), rate=rate), None),
-        (Page(RING, round_up(rate + settings.num_speculative_tokens, rate), ring), RING),
+        (Page(RING, round_up(rate + settings.num_speculative_tokens, rate), key), RING),
     ]
 
 

@@ -85,7 +85,7 @@ class Page(NamedTuple):
 
 
 def running_blocks(page: Page, demand: Demand) -> int:
-    """The most pages that a request with `demand.max_model_len` tokens holds, while so many tokens are in flight.
+    """The most pages that a request with `demand.max_model_len` tokens holds, with this many tokens in flight.
 
     Blocks that a window has left behind are given back (remove_skipped_blocks, core/single_type_kv_cache_manager.py).
     """

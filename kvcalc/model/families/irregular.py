@@ -170,7 +170,7 @@ def read_unlimited_ocr(config: ConfigReader, model_type: str) -> ModelSpec:
 
     The context is counted as a prompt, so all of its tokens are kept. The weights are not counted.
 
-    Of the tokens that the model generates it keeps the last sliding_window ones. Source: UnlimitedOcrTextConfig and
+    It keeps the last sliding_window generated tokens. Source: UnlimitedOcrTextConfig and
     UnlimitedOcrDynamicReferenceSlidingWindowLayer, Transformers 5.23.0.
     """
     config = config.with_defaults(defaults_of(model_type))

@@ -74,7 +74,7 @@ def _window_shape(config: ConfigReader, kinds: list[str]) -> AttentionShape:
 def _read_mistral(config: ConfigReader, model_type: str) -> ModelSpec:
     """Every fourth layer has no rotary key. A layer may read the latent of an earlier one (kv_source_layers).
 
-    Its indexer, if it has one, keeps its keys all the same. Source: MistralLarge4TextConfig and
+    If it has an indexer, the indexer still keeps its keys. Source: MistralLarge4TextConfig and
     MistralLarge4TextAttention, Transformers 5.23.0.
     """
     num_layers = config.num_layers("num_hidden_layers")

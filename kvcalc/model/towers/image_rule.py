@@ -94,7 +94,8 @@ def tile_shapes(least: int, most: int) -> list[tuple[int, int]]:
 
 
 def closest(shapes: Iterable[tuple[int, int]], width: int, height: int, tile: int) -> tuple[int, int]:
-    """The shape closest to the image's. Of several, a larger one only if the image fills half of its area."""
+    """The shape closest to the image's. If several are equally close, a larger one counts only if the image fills half
+    of its area."""
     best, difference = (1, 1), float("inf")
     for x, y in shapes:
         off = abs(width / height - x / y)

@@ -91,8 +91,8 @@ def nemotron_h(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
 def llama4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     """Up to 16 tiles and the whole image as one more, a token after each tile, and three tokens around.
 
-    The tiles are those that enlarge the image the least, or shrink it the least if it is larger than any. Of several,
-    the fewest are taken.
+    The tiles are those that enlarge the image the least, or shrink it the least if it is larger than any. If several
+    do, the fewest are taken.
     """
     tile, most = side(vision, "image_size", 448), 16
     patches = patches_of_side(vision, 448, 14) ** 2

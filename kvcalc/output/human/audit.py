@@ -25,7 +25,7 @@ def render(document: documents.Audit, console: Console) -> None:
     for rule in engine["rules"]:
         console.print(f"  {rule}", style="dim")
     console.print()
-    table = plain_table(">line", "number", ">printed", ">computed", "", "rule", optional=("line", "printed"))
+    table = plain_table(">line", "number", ">printed", ">computed", "", "rule", optional=("rule", "line"))
     for row in document["figures"]:
         computed, difference = _value(row["computed"], row["unit"]), row["difference"]
         by = f", off by {_value(difference, row['unit'])}" if difference else ""

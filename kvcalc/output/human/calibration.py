@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import percent
 from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import plain_table
+from kvcalc.output.human.tables import Table
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -39,7 +39,7 @@ def print_factors(title: str, fitted: documents.Explained, console: Console) -> 
     changed = [row for row in fitted["factors"] if row["changed"]]
     nothing = ": they determine no factor" if fitted["runs"] and not changed else ""
     console.print(Text.assemble((title, "bold"), nothing))
-    table = plain_table("", ">", "", "")
+    table = Table(("", ">", "", ""), ("name", "factor", "80% range", "constant"), ("80% range",))
     for row in changed:
         spread = f"{row['low_factor']:.2f} to {row['high_factor']:.2f}"
         table.add_row(f"  {row['name']}", f"x{row['factor']:.2f}", spread, _CONSTANTS[row["name"]])

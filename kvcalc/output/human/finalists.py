@@ -87,7 +87,7 @@ def print_finalists(document: dict[str, Any], console: Console) -> None:
     numbers = sorted({row["requests"] for row in rows if row["num_devices"] is not None} or {rows[0]["requests"]})
     requests = count(numbers[0]) if len(numbers) == 1 else f"{count(numbers[0])} to {count(numbers[-1])}"
     seeds = max(row["seeds"] for row in rows)
-    again = f", what won with {seeds} seeds" if seeds > 1 else ""
+    again = f", the winner with {seeds} seeds" if seeds > 1 else ""
     console.print(f"\nSimulated with {requests} requests{again}:\n")
     columns = finalist_columns(document)
     print_table(rows, columns, console)

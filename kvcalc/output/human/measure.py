@@ -19,7 +19,8 @@ _BAR_COLUMNS = 20
 def render(document: documents.Measure, console: Console) -> None:
     """Print the measure document, the verdict first."""
     model, workload, device = document["model"], document["workload"], document["device"]
-    built = f"{count(model['num_layers'])} attention layers on {device['kind']} ({device['name']})"
+    layers = "1 attention layer" if model["num_layers"] == 1 else f"{count(model['num_layers'])} attention layers"
+    built = f"{layers} on {device['kind']} ({device['name']})"
     console.print(Text.assemble((model["name"], "bold"), f"  {built}"))
     asked = [*describe_workload(workload), workload["dtype"], f"{workload['steps']} steps"]
     kept = _kept(workload)
@@ -64,7 +65,7 @@ def _curve(rows: list[documents.CurveRow], console: Console) -> None:
 
 
 def _verdict(document: documents.Measure, console: Console) -> None:
-    """Print what was found: whether the bytes are equal, the speed, and how near the kernel comes to its roof."""
+    """Print the result: whether the bytes are equal, the speed, and the kernel's share of its roof."""
     table = plain_table("", ">predicted bytes", ">held bytes", "", ">tokens/s", "core of roof", "kernel")
     for run in document["runs"]:
         kind = run["attention"].upper()

@@ -91,7 +91,7 @@ def _curve(document: documents.Prefix, console: Console, has_bytes: bool) -> Non
     if len(columns) > 1 and columns[-1][0].endswith(" cost"):
         price = document["prices"]["device_per_hour"]
         other = "" if price is None else f"; a GPU second costs {_money(price / 3600)}"
-        console.print(f"cost: of the memory for the time of the trace, per saved GPU second{other}", style="dim")
+        console.print(f"cost: price of the memory over the trace / GPU seconds saved{other}", style="dim")
 
 
 def _tiers(tiers: list[documents.PrefixTier], devices: int, console: Console) -> None:

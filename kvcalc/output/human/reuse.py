@@ -53,21 +53,21 @@ def _sessions(sessions: documents.ReuseSessions, console: Console) -> None:
         tokens = map(count, (row["prompt_tokens"], row["reused_tokens"], row["computed_tokens"]))
         table.add_row(count(row["turn"]), *tokens, size(row["idle_bytes"]))
     console.print(table)
-    text = f"{percent(sessions['reuse_rate'])} of all prompts is found again"
+    text = f"{percent(sessions['reuse_rate'])} of all prompt tokens are reused"
     last, alone = sessions["prefill_seconds"], sessions["prefill_seconds_alone"]
     if last is not None and alone is not None:
         text += f"; last prefill {duration(last)} instead of {duration(alone)}"
     console.print(text)
     if sessions["kept_sessions"] is not None:
         line = f"the cache keeps {count(sessions['kept_sessions'])} idle sessions of {count(sessions['idle_tokens'])} "
-        line += f"tokens, {count(sessions['kept_sessions_beside_batch'])} beside the batch"
+        line += f"tokens, {count(sessions['kept_sessions_beside_batch'])} while the batch runs"
         console.print(line)
     console.print()
 
 
 def _tiers(tiers: documents.ReuseTiers, console: Console) -> None:
     unit, tokens = count(tiers["unit_tokens"]), count(tiers["session_tokens"])
-    beside = f" beside the prefix of {size(tiers['prefix_bytes'])}" if tiers["prefix_bytes"] else ""
+    beside = f" in addition to the prefix of {size(tiers['prefix_bytes'])}" if tiers["prefix_bytes"] else ""
     units = f"in units of {unit} token" + ("s" if tiers["unit_tokens"] > 1 else "")
     line = f"{tokens} tokens take {size(tiers['session_bytes'])}{beside}, {units}"
     if tiers["backend"] != "native":

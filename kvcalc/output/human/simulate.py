@@ -93,7 +93,7 @@ def describe_load(load: Mapping[str, Any]) -> str:
 
 
 def _prefill(prefill: documents.SimulatePrefill) -> str:
-    """The prefill instances, and what a request goes through there."""
+    """The prefill instances, and the stages of a request there."""
     parts = [
         f"queue {duration(prefill['mean_queue_seconds'])}", f"prefill {duration(prefill['mean_prefill_seconds'])}",
         f"transfer {duration(prefill['mean_transfer_seconds'])}",

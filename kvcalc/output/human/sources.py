@@ -61,7 +61,7 @@ def print_reserve(document: Mapping[str, Any], console: Console) -> None:
         return
     console.print(
         f"\n  the range is {found['low_factor']:g} to {found['high_factor']:g} times the estimate; "
-        f"{found['within_range']} of {found['num_tested']} logs are within that of other families"
+        f"{found['within_range']} of {found['num_tested']} logs were in it with their model family left out"
     )
     median, most = (f"{100 * found[key]:.1f} %" for key in ("median_error", "largest_error"))
     console.print(f"  error, as a share of the device: median {median}, largest {most}\n")

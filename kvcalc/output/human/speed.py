@@ -65,7 +65,8 @@ def print_drafting(drafting: documents.Speculative, speed: documents.Throughput 
         each = duration(step / (drafting["acceptance_length"] or 1.0))
         table.add_row("  per output token", each, f"{plain} without drafting: {rate(drafting['speedup'])}x")
         batch = drafting["break_even_batch"]
-        table.add_row("  stops paying at", "no batch" if batch is None else f"batch {count(batch)}", "")
+        pays = "drafting pays at any batch" if batch is None else "drafting pays below it"
+        table.add_row("  break-even batch", "none" if batch is None else count(batch), pays)
     if drafting["weights_bytes"]:
         table.add_row("  weights", size(drafting["weights_bytes"]), "per device")
     if drafting["cache_bytes"]:

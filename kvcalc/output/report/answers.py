@@ -76,7 +76,13 @@ def _estimate(document: Document) -> Answer:
 
 def _settings(engine: Mapping[str, Any]) -> Facts:
     values = ((key.replace("_", " "), value) for key, value in engine.items() if not isinstance(value, list))
-    return facts_of((name, None if value is None else bare(value)) for name, value in values)
+    return facts_of((name, None if value is None else _setting(value)) for name, value in values)
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return bare(value)
+    return count(value) if isinstance(value, int) else f"{value:,.4g}"
 
 
 def _measure(document: Document) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.output.human.figures import (
+    OVERLOADED,
     UNKNOWN_RANGE,
     count,
     duration,
@@ -50,7 +51,7 @@ def plan(document: Document) -> Answer:
     ])  # fmt: skip
     sections = [Section("What was asked", [asked])]
     if best is not None:
-        sections.append(Section("The layout", [_chosen(best)]))
+        sections.append(Section("The layout", [_chosen(best, has_bar=document.get("fit") is not None)]))
     columns: list[Any] = [
         ("device", "gpu", text), ("engine", "engine", text), (">devices", "num_devices", count),
         ("layout", "layout", text), (">TTFT", "ttft_seconds", duration), (">TPOT", "tpot_seconds", duration),
@@ -76,7 +77,7 @@ def plan(document: Document) -> Answer:
     sections.append(Section("Alternatives", parts))
     if document["finalists"]:
         title = "Each layout at the end of the range that is judged"
-        shown = finalist_rows(document)
+        shown = [{**row, "reason": _missed(row, limits)} for row in finalist_rows(document)]
         columns = [*finalist_columns(document), ("why not", "reason", text)]
         columns = [column for column in columns if column[1] != "verdict"]
         sections.append(Section("Simulated layouts", [table_of(title, shown, columns)]))
@@ -100,8 +101,21 @@ def plan(document: Document) -> Answer:
     return Answer(document["model"]["name"], question_of(document), verdict, tone, sections, warnings_of(document))
 
 
-def _chosen(row: Document) -> Any:
-    """The figures of the chosen layout, with their ranges."""
+def _missed(row: Document, limits: list[tuple[str, str, float]]) -> str | None:
+    """The limits that a simulated layout misses, in a few words: the columns beside them have the times."""
+    if row["passes"]:
+        return None
+    if not row["keeps_up"]:
+        return OVERLOADED
+    over = [
+        f"{metric} > {duration(limit)}" for metric, statistic, limit in limits
+        if row[f"{metric.lower()}_{statistic}_seconds"] > limit
+    ]  # fmt: skip
+    return ", ".join(over) or str(row["reason"])
+
+
+def _chosen(row: Document, *, has_bar: bool) -> Any:
+    """The figures of the chosen layout, with their ranges. The bar shows the free memory of the printed command."""
     simulated = [
         f"{metric.upper()} {duration(row[f'simulated_{metric}_seconds'])}"
         for metric in ("ttft", "tpot", "e2e") if row[f"simulated_{metric}_seconds"] is not None
@@ -115,7 +129,7 @@ def _chosen(row: Document) -> Any:
         ("output tokens per second", rate(row["tokens_per_second"])),
         ("busy", None if row["utilisation"] is None else percent(row["utilisation"])),
         ("requests that fit in a replica", None if row["max_batch_size"] is None else count(row["max_batch_size"])),
-        ("free memory per device", None if row["free_bytes"] is None else room(row["free_bytes"])),
+        ("free memory per device", None if has_bar or row["free_bytes"] is None else room(row["free_bytes"])),
         ("cost per hour", None if row["cost_per_hour"] is None else money(row["cost_per_hour"])),
         ("cost per million output tokens", money(row["cost_per_million_output_tokens"])
          if row["cost_per_million_output_tokens"] is not None else None),

@@ -12,7 +12,7 @@ from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.writing.html import Markup, element, joined, page
 
 # The rows of a chart's table that are shown at once, and the characters of a cell on one line.
-_MOST_UNFOLDED, _LONGEST_CELL = 12, 32
+_MOST_UNFOLDED, _LONGEST_CELL = 12, 24
 
 
 class Facts(NamedTuple):
@@ -121,7 +121,9 @@ def _folded(table: Table) -> Markup:
 
 
 def _code(text: str) -> Markup:
-    return element("pre", element("code", text))
+    """Text to copy. A line breaks between words, never at the hyphens of an option."""
+    lines = ([element("span", word) if "-" in word else word for word in line.split(" ")] for line in text.split("\n"))
+    return element("pre", element("code", joined(joined(words, " ") for words in lines)))
 
 
 def _table(table: Table) -> Markup:

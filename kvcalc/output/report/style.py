@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvcalc.writing.html import Markup, element
 
-# The classes f0 to f6 fill with a colour and s0 to s6 draw with it; f7 is for what is free.
+# The classes f0 to f6 fill with a colour and s0 to s6 draw with it; f7 is for free memory.
 NUM_COLORS = 7
 # Dashes, so that lines differ without colour too.
 _DASHES = (None, "8 4", "2 3", "10 3 2 3", "5 5", "1 3", "12 6")

@@ -51,7 +51,7 @@ def answer(question: Question) -> Answer:
 
 
 def answer_asked(case: Case) -> Answer:
-    """The estimate of a case as `make_case` gives it: with requests to serve, the answer's batch is what fits."""
+    """The estimate of a case from `make_case`. With requests to serve, the batch is the number that fits."""
     if case.question.devices is not None:
         from kvcalc.planning.serving.load import at_load
 

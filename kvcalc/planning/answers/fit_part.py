@@ -81,7 +81,7 @@ def _limits_of_devices(found: Budget) -> Limits:
 
 
 def _add_range(found: Budget, fit: documents.Fit, notes: list[Note]) -> None:
-    """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range includes a lack of it."""
+    """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range goes below 0."""
     low, high = free_range(found, fit["free_bytes"])
     if low is None:
         return
@@ -90,7 +90,7 @@ def _add_range(found: Budget, fit: documents.Fit, notes: list[Note]) -> None:
         return
     more = fit["free_bytes"] - low
     if found.case.question.serves_requests:
-        # More requests wait if there is less memory. It is tight only if not even one is sure to run.
+        # With less memory, more requests wait. The fit is tight only if not even one request is sure to run.
         workload, allocation = found.case.workload, found.case.allocation
         one = allocation.batch_bytes(found.case.share, workload.kv_dtype, workload.context_tokens, 1)
         if found.pool_bytes - more >= one:

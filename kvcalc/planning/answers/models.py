@@ -82,7 +82,7 @@ def choose_presets(wanted: Wanted) -> tuple[list[Preset], list[Note]]:
         text = wanted.text.casefold()
         presets = [p for p in presets if any(text in name.casefold() for name in names_of(p))]
         if not presets:
-            raise UsageError(f"no model's name has {wanted.text!r}", "kvcalc models lists all")
+            raise UsageError(f"no model name contains {wanted.text!r}", "kvcalc models lists all")
     return presets, notes
 
 

@@ -181,7 +181,8 @@ def _merit(answer: Answer) -> tuple[int, int]:
 
 
 def _explanation(log: Log, run: Run, answer: Answer) -> str | None:
-    """The single settings that would explain all numbers. None if there are none or all numbers are explained."""
+    """The single settings each of which would explain all numbers. None if there are none, or if all numbers are
+    explained."""
     if not count_unexplained(answer.figures):
         return None
     others = [

@@ -94,7 +94,7 @@ class Calibration:
     def _nearest(
         self, case: Case, speed: Speed, record: Measured | None, notes: list[Note]
     ) -> tuple[int, list[Observed]]:
-        """How near the runs are that say most about `case`, and their times.
+        """How close the most relevant runs are to `case`, and their times.
 
         0 is the same model and type of weights, 1 another model, 2 another type. A note says which
         runs are not used, and why.
@@ -208,7 +208,7 @@ def _stamp(path: str) -> object:
 
 
 def _elsewhere(point: Point, case: Case) -> tuple[str, str] | None:
-    """Why a run says nothing about a case: a note's code and text. None if it does."""
+    """Why a run is not used for a case: a note's code and text. None if it is used."""
     if point.engine not in (None, case.engine_name):
         return "other-engine", f"measured with {point.engine}, not {case.engine_name}"
     if point.gpu is None:
@@ -222,7 +222,7 @@ def _elsewhere(point: Point, case: Case) -> tuple[str, str] | None:
 
 
 def _given(run: Run, case: Case, notes: list[Note]) -> Given:
-    """What a file leaves open, as the question has it."""
+    """The question's values for facts that a file does not have."""
     asked, workload, point = case.question, case.workload, run.point
     spec, dtype = published_model(point), asked.dtype
     if spec is None:

@@ -101,7 +101,7 @@ def _devices_of(record: Mapping[str, Any]) -> Devices:
     try:
         return find_devices(name)
     except KvcalcError:
-        raise UsageError(f"{name[:60]} in the record is no known device", "name it: --gpu h100") from None
+        raise UsageError(f"{name[:60]} in the record is not a known device", "name it: --gpu h100") from None
 
 
 def _model_of(record: Mapping[str, Any]) -> ModelSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import exp
 from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
@@ -49,8 +50,13 @@ def observe(
         raise UsageError("no prediction: it does not fit in memory")
     base = with_record(speed)
 
+    # The fit asks for one metric after another with the same factors: those of a point and its neighbours.
+    @lru_cache(maxsize=2 * len(Factors._fields))
+    def described(factors: Factors) -> documents.Throughput:
+        return describe_speed(case, with_factors(base, factors), [])
+
     def predictor(metric: str) -> Callable[[Factors], float]:
-        return lambda factors: predicted_seconds(describe_speed(case, with_factors(base, factors), []), metric)
+        return lambda factors: predicted_seconds(described(factors), metric)
 
     return [
         Observed(run, Observation(number, time.metric, compared_seconds(time), predictor(time.metric)))
@@ -107,7 +113,7 @@ def _describe_factor(found: Fit, name: str) -> documents.ExplainedFactorsItem:
 
 
 def _errors(metric: str, residuals: Sequence[documents.ExplainedResidualsItem]) -> documents.ExplainedErrorsItem:
-    """The mean errors of one metric without their signs, before and after the fit, and of runs left out of it."""
+    """The mean absolute errors of one metric, before and after the fit, and for runs left out of it."""
     rows = [row for row in residuals if row["metric"] == metric]
 
     return {
@@ -120,6 +126,6 @@ def _errors(metric: str, residuals: Sequence[documents.ExplainedResidualsItem]) 
 
 
 def mean_error(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The mean error without signs of the times at `key`. None if one of them is not known."""
+    """The mean absolute error of the times at `key`. None if one of them is not known."""
     errors = [abs(row[key] / row["measured_seconds"] - 1) for row in rows if row[key] is not None]
     return float(mean(errors)) if len(errors) == len(rows) else None

@@ -1,6 +1,6 @@
-"""Sets measured times beside the predicted ones: how far the prediction is off, and which part of it is off.
+"""Compares measured with predicted times: the error, and the part of the prediction that causes it.
 
-With at least three runs of one setup, the factors that fit them say what is off (`factor_fit`). With fewer, the largest
+With at least three runs of one setup, the factors that fit them show the cause (`factor_fit`). With fewer, the largest
 part of each prediction is the first place to look.
 """
 
@@ -214,7 +214,7 @@ def _compared(time: Measured, predicted: Predicted) -> dict[str, Any]:
 
 
 def _setups(scored: Iterable[Scored]) -> list[documents.ScoreSetup]:
-    """For every setup, what fits its runs (None if there are too few), and how it was calibrated."""
+    """For every setup, the factors that fit its runs (None if there are too few), and its calibration."""
     groups: dict[tuple[Any, ...], list[Scored]] = {}
     for run in scored:
         if run.rows:

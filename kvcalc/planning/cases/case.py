@@ -162,7 +162,7 @@ class Case(NamedTuple):
     def needed_bytes(self, tokens: int, sequences: int) -> int:
         """The most bytes that the sequences take on a device until they have `tokens` tokens.
 
-        If the engine asks for more before it starts, that is what is needed.
+        If the engine requires more before it starts, that amount counts.
         """
         is_other = tokens != self.workload.context_tokens and self.encoder_follows_context
         case = self.of_length(tokens) if is_other else self

@@ -1,1 +1,1 @@
-"""Whether the command that one already has starts, what it holds, and what load it sustains: `kvcalc check`."""
+"""`kvcalc check`: whether the user's own command starts, its memory, and the load that it sustains."""

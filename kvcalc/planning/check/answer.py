@@ -1,4 +1,4 @@
-"""The document of `kvcalc check`: whether a server starts, what it holds, and what load it sustains."""
+"""The document of `kvcalc check`: whether a server starts, its memory, and the load that it sustains."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check(
         told = error.message if " not start" in error.message else f"does not start: {error.message}"
         raise DoesNotFitError(told, error.hint) from None
     except KvcalcError as error:
-        # What drafts may not be known; the server is, without it.
+        # The drafter may be unknown. Then the server is answered without it.
         if question.speculative is None or not isinstance(error, (ModelError, UsageError)):
             raise
         question = question._replace(speculative=None)

@@ -34,7 +34,7 @@ def asked_by(
         if name == "tensor_parallel_size" and text == "all":
             values[name] = devices.num_devices
         elif name == "dtype":
-            # The type of a quantized checkpoint is that of its other parts.
+            # A quantized checkpoint's type is that of its unquantized parts.
             if text and not (spec.quantization is not None and text in (*_FLOATS, "fp8")):
                 values[name] = text
         elif text.strip():

@@ -12,11 +12,10 @@ from kvcalc.question.question import Question, SpeedQuestion
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
-# The rate is found within this share of itself, with so many requests a run. A run at the rate that is found has so
-# many seconds of load, as those of a plan.
+# The precision of the rate, and the requests of a run. As in a plan, the last run has this many seconds of load.
 _CLOSE = 0.02
 _REQUESTS, _LONG_SECONDS, _MOST_REQUESTS = 1_000, 1_200, 20_000
-# A rate that fails in the long run is lowered by this share, at most so many times.
+# A rate that fails in the long run is lowered by this share, at most this many times.
 _LOWER, _TRIES = 0.05, 12
 
 

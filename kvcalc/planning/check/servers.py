@@ -68,7 +68,7 @@ def choose_server(text: str, service: str | None) -> Server:
     found = servers_in(text)
     names = [server.name or server.reader.engine for server in found]
     if service is not None and found and service not in names:
-        raise UsageError(f"service {service[:40]!a}: there is none", f"one of {', '.join(names)}")
+        raise UsageError(f"service {service[:40]!a}: not found", f"one of {', '.join(names)}")
     chosen = [server for server, name in zip(found, names) if service in (None, name)]
     if not chosen:
         raise no_server()

@@ -38,7 +38,7 @@ class Host(NamedTuple):
         return self.case.allocation.host_bytes(self.case.share, self.case.workload.kv_dtype, tokens, sequences)
 
     def free_bytes(self) -> int | None:
-        """What is left of the host's memory. It may be negative. None if the memory is not known."""
+        """The free host memory. It may be negative. None if the memory is not known."""
         memory, workload = self.placement.host_memory_bytes, self.case.workload
         if memory is None:
             return None
@@ -130,7 +130,7 @@ def hosted(case: Case, placement: Placement, stored: StoredWeights, whole: Speed
     host = count(host_cache, on_host, stored.base, engine.reads(host_cache, kv_dtype), *how)
     total = count_placed_layers(spec)
     if not placement.first_on_device(total) and not host.experts and placement.kv_offload:
-        return whole  # the host looks up the input embedding and computes nothing
+        return whole  # the host only looks up the input embedding
     first = min(placement.first_on_device(total), spec.num_layers)
     device = device._replace(num_layers=spec.num_layers - first)
     part = HostPart(

@@ -37,7 +37,7 @@ class Room(NamedTuple):
         return not sequences or self.case.needed_bytes(tokens, sequences) <= self.pool_at(tokens, sequences)
 
     def free_bytes(self) -> int:
-        """What is left of the memory. It may be negative."""
+        """The free memory. It may be negative."""
         return self.pool_bytes - self._kv_bytes()
 
     def _kv_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The `speculative` part of a document: what drafting takes and gives, and the batch where it stops paying."""
+"""The `speculative` part of a document: the cost and the gain of drafting, and the break-even batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drafts tokens in a case: the bytes of its weights, and its speed."""
+"""The drafter of a case: the bytes of its weights, and its speed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def draft_weights(case: Case) -> int | str:
 
 
 def key_of(asked: Speculation) -> tuple[object, ...]:
-    """What distinguishes the speed of this way to draft tokens.
+    """The key of the speed of this way to draft tokens.
 
     A draft model is compared by identity. `drafter_of` remembers it for as long as speeds are remembered.
     """

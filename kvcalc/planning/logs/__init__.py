@@ -24,7 +24,7 @@ _SPELLINGS = {
 _SIZE = re.compile(r"\d ?(?:[KMGT]i?B|bytes|tokens|blocks|cells)\b|(?:tokens|blocks|bytes|size|#\w+)\W{1,4}\d")
 # No engine prints a number this long, and parsing longer ones is slow.
 _LONGEST_NUMBER = 32
-# Of the lines about the pool that no pattern matches, the first ones are kept, and the start of each.
+# At most this many lines about the pool that no pattern matches are kept, and this many characters of each.
 _MOST_UNREAD, _LONGEST_UNREAD = 3, 160
 # One start prints about thirty distinct numbers on a large machine. More mean several starts in one file.
 _MOST_RECORDS = 200

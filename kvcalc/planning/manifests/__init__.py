@@ -38,7 +38,7 @@ def _names(engines: Sequence[str]) -> list[str]:
 
 
 def emit(document: Mapping[str, Any], kind: str, image: str | None = None) -> str:
-    """What starts the best layout of a plan, as text with a newline at its end.
+    """The file that starts the best layout of a plan, as text with a newline at its end.
 
     `kind` is one of KINDS. A command is that of the best layout of its engine. `image` is the container image, by
     default the one that the engine's project publishes. The document must have a `best` layout.

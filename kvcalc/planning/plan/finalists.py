@@ -37,8 +37,8 @@ def find_simulated(
 
     `candidates` are lists of layouts, each with the reason why others are not in it. A list is tried only if no layout
     of earlier lists meets the targets. `smallest_of` finds the smallest numbers of a layout that meet them, or some
-    that do not. With a best layout so far they count no more than that, and None is a layout that is larger. Of two
-    layouts that count as much, the one further below its targets wins. The winner must meet the targets in more runs
+    that do not. With a best layout so far they count no more than that, and None is a layout that is larger. If two
+    layouts count the same, the one further below its targets wins. The winner must meet the targets in more runs
     (`Judge.confirm`); if it does not, `larger_of` it are the next larger numbers, None if there are none. Raises
     UsageError (exit 2) if none can be simulated.
     """
@@ -150,14 +150,14 @@ def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Fi
 
 
 def _one_more(judge: Judge, found: Finalist) -> Finalist | None:
-    """The layout with one more replica, None if there are not so many devices."""
+    """The layout with one more replica. None if there are too few devices."""
     layout: OnePool = found.layout
     more = layout.replicas + 1
     return judge.at(layout, (more,)) if more <= _most_replicas(layout, layout.kind.max_devices) else None
 
 
 def _most_replicas(layout: OnePool, num_devices: int) -> int:
-    """The most replicas on so many devices. In a closed loop, every replica has a client."""
+    """The most replicas on `num_devices` devices. In a closed loop, every replica has a client."""
     most = num_devices // layout.shape.devices - layout.traffic.spare_replicas
     clients = layout.traffic.targets.concurrency
     return most if clients is None else min(most, clients)

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 Layout = Union["OnePool", "TwoPools"]
 """A layout has one pool, of replicas, or two, of prefill and of decode instances. Both have the same methods."""
 
-# At least so many requests are beyond a percentile, and a run has so many times the requests that run at once.
+# The fewest requests beyond a percentile, and the requests of a run as a multiple of those that run at once.
 _BEYOND, _TURNOVERS = 30, 10
-# The layout that wins is simulated with so many seeds. One of these runs has so many seconds of load: in less, a queue
-# that grows slowly is not seen.
+# The winning layout is simulated with this many seeds. One of these runs has this many seconds of load, because a
+# shorter run does not show a queue that grows slowly.
 _SEEDS, _LONG_SECONDS = 3, 1200
 _FEWEST_REQUESTS, _MOST_REQUESTS = 1_000, 50_000
 STATISTICS = ("mean", *(f"p{percentile}" for percentile in PERCENTILES))

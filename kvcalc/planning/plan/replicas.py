@@ -283,10 +283,10 @@ def _wanted(traffic: Traffic) -> int:
 
 
 def _needs_more(traffic: Traffic, at: Callable[[int], Probe], alone: Probe, replicas: int) -> bool:
-    """Whether the load surely needs more than so many replicas. Takes a few probes, and `smallest` takes dozens.
+    """Whether the load certainly needs more than `replicas` replicas. Takes a few probes, and `smallest` takes dozens.
 
     By Little's law, a replica runs its share of the rate times the seconds that a request stays, which grow with the
-    running requests. So at least that many must run together, and within the targets.
+    running requests. So at least that many requests must run together and meet the targets.
     """
     if traffic.targets.concurrency is not None:
         return at(-(-traffic.targets.concurrency // replicas)).trouble is not None

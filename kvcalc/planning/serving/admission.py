@@ -19,8 +19,8 @@ _UNLIMITED = 4096
 def most_at_once(case: Case, found: Budget | str) -> int:
     """The most requests that the engine's DP ranks run at once, whatever their lengths.
 
-    `found` is the budget of the case, or the reason if it is not known. Of an engine without a limit, no more are
-    considered.
+    `found` is the budget of the case, or the reason if it is not known. For an engine without a limit, it is the most
+    that kvcalc considers.
     """
     if case.question.speculative is not None and case.engine.drafts_for_one:
         return 1
@@ -113,8 +113,8 @@ def _running_beside_answers(ratio: NewTokenRatio, found: Budget, prompt: int, an
     """The mean number of requests that run while others wait, if a part of their answers is kept free.
 
     Each has its prompt, half of its answer, and a share of the other half that is kept free. Besides, a request needs
-    all of its prompt and answer to start. When it has started, less is free by its prompt and that share; so in the
-    mean, half of this is missing.
+    all of its prompt and answer to start. When it has started, its prompt and that share are no longer free, so half of
+    this is missing on average.
     """
     expected = ratio.least * answer
     each = prompt + answer / 2 + expected / 2

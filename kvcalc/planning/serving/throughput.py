@@ -224,8 +224,8 @@ def _speeds_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[Any, ...], tuple
 def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     """The speed of a case on its device, or the reason if it is not known.
 
-    Cached per model, device, dtypes, layout and the engine's settings, which decide how it stores the cache. Creating
-    it takes a millisecond, a step only microseconds.
+    Cached per model, device, dtypes, layout and the engine's settings, which decide how it stores the cache. Building
+    it takes a millisecond, and a step only microseconds.
     """
     asked, workload, gpu = case.question, case.workload, case.devices.gpu
     if case.engine.settings.get("split_mode") == "row":

@@ -13,8 +13,8 @@ from kvcalc.simulation.loads.requests import Request
 class Arrivals:
     """The requests that have not been received, in the order of their arrival.
 
-    With a `concurrency`, so many requests arrive at the start and another one whenever a client has an answer; without
-    it, requests have their times already.
+    With `concurrency`, that many requests arrive at the start, and another one whenever a client has an answer. Without
+    it, requests have their own times.
     """
 
     def __init__(self, requests: Iterable[Request], concurrency: int | None = None) -> None:

@@ -70,7 +70,7 @@ class LockStep(Server):
         return self._planned > 0 or self._wait()
 
     def _wait(self) -> bool:
-        if self.router.queue and (self._visible < self.now or any(rank.made_room for rank in self.ranks)):
+        if self.router.queue and any(rank.made_room for rank in self.ranks):
             self._visible = self.now  # requests that ended have just made room for these
             return True
         return super()._wait()

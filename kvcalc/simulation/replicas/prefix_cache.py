@@ -124,7 +124,7 @@ class PrefixCache:
             request.held -= self.units
 
     def release(self, request: Request, tokens: int) -> None:
-        """A request gives its units back. Of these, the whole blocks of `tokens` tokens stay until they are needed."""
+        """A request gives its units back. The whole blocks of its first `tokens` tokens stay until they are needed."""
         self.make_room(0)
         size = self._pool.block_tokens
         whole = self._pool.units(tokens // size * size) - self.shared_units(request)

@@ -29,7 +29,7 @@ class Run(NamedTuple):
 class Server(ABC):
     """Runs the requests of `arrivals`, event by event. `now` is the time up to which everything has happened."""
 
-    # The units of all requests are added up again after so many events.
+    # The units of all requests are added up again every this many events.
     recount_every = 512
 
     now = 0.0

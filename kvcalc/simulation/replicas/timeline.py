@@ -31,7 +31,7 @@ class Timeline:
         self._every = self._skipped = 1
 
     def spend(self, seconds: float, running: int) -> bool:
-        """An event ran `running` requests for so many seconds. Whether the state after it is to be kept."""
+        """Add an event that ran `running` requests for `seconds`. Returns whether the state after it is recorded."""
         self.running_seconds += seconds * running
         self.busy_seconds += seconds
         if self._skipped < self._every:

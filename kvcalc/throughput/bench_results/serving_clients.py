@@ -24,8 +24,8 @@ from kvcalc.throughput.bench_results.point import (
     whole,
 )
 
-# The client's --backend begins with one of these, and the server is then probably this engine. It only says how the
-# client asks: `vllm` is the same OpenAI API that every engine has.
+# The client's --backend begins with one of these, and the server is then probably this engine. It is only the client's
+# protocol: `vllm` is the OpenAI API that every engine has.
 _LIKELY = {
     "vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt-llm", "trt": "tensorrt-llm", "llama.cpp": "llama.cpp",
 }  # fmt: skip

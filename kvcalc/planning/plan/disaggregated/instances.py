@@ -115,7 +115,7 @@ def decode_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance 
     if needs.reserved_tokens:
         # When a request is admitted, the others have half of their answers on average, and each has these tokens more.
         held = max(held, lengths.input_tokens + -(-lengths.output_tokens // 2) + needs.reserved_tokens)
-    # The whole cache of a prompt is received, whatever the prefill instance found of it.
+    # A decode instance receives the whole cache of a prompt, including the prefix that the prefill instance found.
     traffic = traffic._replace(question=without_hits(traffic.question))
     found = _instance(traffic, kind, shape, needs, dict.fromkeys(needs.decode_settings, True), held)
     if isinstance(found, Trouble):

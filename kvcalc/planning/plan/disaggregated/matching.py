@@ -42,7 +42,7 @@ class Load(NamedTuple):
 
 
 class Times(NamedTuple):
-    """What a request of a load goes through. `decoding` are the requests in the batch of one decode instance.
+    """The stages of a request. `decoding` are the requests in the batch of one decode instance.
 
     `prompts` are the prompts in a prefill step. `utilization` is that of the prefill instances and their links.
     """

@@ -25,7 +25,7 @@ _BOX = 8
 
 
 class Link(NamedTuple):
-    """What connects the instances: bytes per second of one device, and the name of the link, if it was named."""
+    """The link between the instances: bytes per second of one device, and its name, if it was given."""
 
     bytes_per_second: int
     name: str | None
@@ -58,21 +58,21 @@ class PoolPlatforms(NamedTuple):
         return " + ".join(dict.fromkeys(self.names))
 
     def weigh(self, devices: tuple[int, int]) -> float:
-        """What so many devices of each pool count."""
+        """The weighted number of `devices` of each pool."""
         return devices[0] * self.weights[0] + devices[1] * self.weights[1]
 
     def allow(self, devices: tuple[int, int]) -> bool:
-        """Whether there may be so many devices of each pool."""
+        """Whether these numbers of devices are allowed."""
         return devices[0] <= self.most[0] and devices[1] <= self.most[1] and sum(devices) <= self.most[2]
 
     def cost_per_hour(self, devices: tuple[int, int]) -> float | None:
-        """The price of so many devices of each pool. None if that of a kind is not known."""
+        """The price of these devices of each pool. None if the price of a kind is not known."""
         if self.prefill.price is None or self.decode.price is None:
             return None
         return devices[0] * self.prefill.price + devices[1] * self.decode.price
 
     def why_more(self, devices: tuple[int, int], best: tuple[PoolPlatforms, tuple[int, int]]) -> str | None:
-        """What pools of so many devices take more than the best ones: money or devices. None if they do not."""
+        """Why pools with these devices cost more than the best ones: money or devices. None if they do not."""
         other, fewer = best
         if not self.is_mixed:
             return more_devices(self.prefill, sum(devices), sum(fewer)) if sum(devices) > sum(fewer) else None
@@ -146,7 +146,7 @@ def join_caches(first: Gpu, second: Gpu) -> bool:
 
 
 def cache_of(case: Case) -> tuple[str, int]:
-    """What must be alike in both instances: the type of the cache, and the tokens in a block."""
+    """The facts that must be equal in both instances: the type of the cache, and the tokens in a block."""
     return case.workload.kv_dtype.name, case.prefixes().block_tokens
 
 

@@ -1,4 +1,4 @@
-"""The times of one prefill and of one decode instance, as functions of what runs on them, and of a queue.
+"""The times of one prefill and of one decode instance, as functions of their load, and of a queue.
 
 Plain arithmetic: it knows no model, engine or device. `matching` says how the instances work together.
 """
@@ -66,7 +66,7 @@ class Decode(NamedTuple):
     tokens_per_step: float = 1.0
 
     def step(self, decoding: float) -> float:
-        """The seconds of a step with so many requests in the batch."""
+        """The seconds of a step with `decoding` requests in the batch."""
         return self.tpot(max(decoding, 1.0)) * self.tokens_per_step
 
     def rate(self, decoding: float) -> float:

@@ -86,7 +86,7 @@ class TwoPools(NamedTuple):
         return self._replace(match=Match(prefills, decodes, sum(self.devices_of((prefills, decodes))), times))
 
     def allows(self, numbers: tuple[int, int], most: float | None) -> bool:
-        """Whether there may be so many instances, and if their devices must not count more than `most`."""
+        """Whether these numbers of instances are allowed, and their devices count at most `most`."""
         devices = self.devices_of(numbers)
         return self.kinds.allow(devices) and (most is None or self.kinds.weigh(devices) <= most)
 
