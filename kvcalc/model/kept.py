@@ -11,7 +11,7 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.preset_folders import VARIABLE, folder_for_new, user_files
 from kvcalc.model.presets import MAX_PRESET_BYTES, Preset, load_preset
 from kvcalc.model.resolve import published_config, spec_of
-from kvcalc.model.yaml_mapping import parse_mapping
+from kvcalc.model.yaml_mapping import mapping_text, parse_mapping
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -25,8 +25,6 @@ def keep_config(reference: str) -> Preset:
     Raises the errors of `load_model` for a config that is missing or not understood; UsageError (exit 2) if the user
     has a preset with this name, or if the name cannot be a file's; RunError (exit 1) if the file cannot be written.
     """
-    import yaml
-
     config, published, source = published_config(reference)
     name = published.rpartition("/")[2]
     if not _NAME.fullmatch(name):
@@ -43,7 +41,7 @@ def keep_config(reference: str) -> Preset:
     preset = Preset(name, None, aliases, source, str(today), None, config, path, is_users=True, as_published=True)
     spec_of(preset)
     facts = {"name": name, "aliases": [*aliases], "source": source, "date": today, "as_published": True}
-    text = yaml.safe_dump({**facts, "config": config}, sort_keys=False, allow_unicode=True, width=100)
+    text = mapping_text({**facts, "config": config})
     if len(text.encode()) > MAX_PRESET_BYTES:
         raise ModelError(f"{reference}: its config is larger than a preset may be ({MAX_PRESET_BYTES:,} bytes)")
     if parse_mapping(text, path)["config"] != config:
