@@ -8,11 +8,15 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from kvcalc.model.spec import ModelSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,6 +48,14 @@ def one_of_each_type() -> list[str]:
     from kvcalc.model.presets import shipped_presets
 
     return sorted({str(preset.config["model_type"]): preset.name for preset in reversed(shipped_presets())}.values())
+
+
+@cache
+def loaded(name: str) -> ModelSpec:
+    """The model of a shipped preset, read once, for tests that ask all presets again and again."""
+    from kvcalc.model.resolve import load_model
+
+    return load_model(name)
 
 
 class Result(NamedTuple):
@@ -158,5 +170,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=5000, help="mutated inputs of the fuzz tests (-m fuzz), in all")
     parser.addoption("--fuzz-seed", type=int, default=16, help="the first seed of the fuzz tests")
     parser.addoption("--names", type=int, default=150, help="hostile names for every emitter (tests/writing)")
-    parser.addoption("--pairs", type=int, default=40, help="pairs of a command and an environment to run")
+    parser.addoption("--pairs", type=int, default=20, help="pairs of a command and an environment to run")
     parser.addoption("--pairs-seed", type=int, default=16, help="the seed of the sample of pairs")

@@ -22,7 +22,7 @@ from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_devices
 from kvcalc.throughput.speed import StoredWeights, range_factors, speed_model
-from tests.conftest import preset_names
+from tests.conftest import loaded, preset_names
 from tests.documents import estimate
 from tests.throughput.conftest import formula_reads
 
@@ -52,7 +52,7 @@ def answers(engine: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if turn % 2:
             asked["speed"] = SpeedQuestion(input_tokens=500, output_tokens=100, concurrency=4)
         try:
-            yield name, estimate(kvcalc.load_model(name), **asked)
+            yield name, estimate(loaded(name), **asked)
         except (ModelError, UsageError):
             continue  # the engine does not support this model, or the heads cannot be divided
 
@@ -84,7 +84,7 @@ def test_the_parts_agree_with_dp_ranks(engine: str) -> None:
         served = SpeedQuestion(input_tokens=500, output_tokens=100, concurrency=37)
         try:
             answer = estimate(
-                kvcalc.load_model(name), engine=engine, devices=find_devices(devices), data_parallel_size=dp,
+                loaded(name), engine=engine, devices=find_devices(devices), data_parallel_size=dp,
                 tensor_parallel_size=tp, speed=served,
             )  # fmt: skip
         except (ModelError, UsageError):
@@ -151,7 +151,7 @@ def stored(spec: ModelSpec) -> StoredWeights | None:
 def test_no_more_tokens_or_sequences_ever_take_less_time(engine: str) -> None:
     gpus = [gpu for gpu in all_gpus() if gpu.bandwidth_bytes_per_second and gpu.flops_per_second]
     for place, name in enumerate(preset_names()):
-        spec = kvcalc.load_model(name)
+        spec = loaded(name)
         held = stored(spec)
         if held is None or has_cross_attention(spec):
             continue
@@ -187,7 +187,7 @@ def test_an_engines_range_holds_its_own_value(engine: str) -> None:
 def test_the_weights_of_all_stages_are_the_models(engine: str) -> None:
     rules = load_engine(engine, kvcalc.load_model("llama-3.1-8b"))
     for name in preset_names():
-        spec = kvcalc.load_model(name)
+        spec = loaded(name)
         weights = weights_of(spec)
         if weights is None:
             continue
@@ -200,7 +200,7 @@ def test_the_weights_of_all_stages_are_the_models(engine: str) -> None:
 
 def test_ranks_hold_no_less_than_their_part_and_no_more_than_one_rank_fewer_would() -> None:
     for name in preset_names():
-        weights = weights_of(kvcalc.load_model(name))
+        weights = weights_of(loaded(name))
         if weights is None:
             continue
         sizes = [plain_bytes(shard(weights, ranks), BF16)[0] for ranks in (1, 2, 4, 8)]
@@ -210,7 +210,7 @@ def test_ranks_hold_no_less_than_their_part_and_no_more_than_one_rank_fewer_woul
 @pytest.mark.parametrize("engine", ENGINES)
 def test_more_memory_never_holds_less(engine: str) -> None:
     for name in preset_names()[::4]:
-        spec = kvcalc.load_model(name)
+        spec = loaded(name)
         limits: list[tuple[float, float]] = []
         for gib in (1, 2, 8, 40):
             try:

@@ -20,7 +20,7 @@ from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices
-from tests.conftest import preset_names
+from tests.conftest import loaded, preset_names
 from tests.documents import estimate
 
 LLAMA, HYBRID, WINDOWS = "llama-3.1-8b", "qwen3-next-80b-a3b", "gemma-3-27b"
@@ -274,7 +274,7 @@ def test_heads_that_an_engine_keeps_for_a_latent_are_read() -> None:
 def test_no_step_reads_more_than_an_engine_holds(engine: str) -> None:
     compared = 0
     for name in preset_names():
-        model = kvcalc.load_model(name)
+        model = loaded(name)
         try:
             dtype, _ = resolve_kv_dtype(engine, model, "auto")
             workload = resolve_workload(model, 5000, kv_dtype=dtype, encoder_tokens=None)
@@ -300,7 +300,7 @@ def test_no_step_reads_more_than_an_engine_holds(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_curve_is_the_sum_of_the_entries(engine: str) -> None:
     for name in (LLAMA, HYBRID, WINDOWS, "deepseek-v3.2", "deepseek-v4-flash"):
-        model = kvcalc.load_model(name)
+        model = loaded(name)
         workload = resolve_workload(model, 5000, kv_dtype=resolve_kv_dtype(engine, model, "auto")[0])
         spec = bind_workload(model, workload)
         reads = load_engine(engine, spec).reads(spec, workload.kv_dtype)

@@ -16,7 +16,7 @@ from kvcalc.model.spec import weights_of
 from kvcalc.model.tensors import LOOKUP
 from kvcalc.model.variants import layer_parameters
 from kvcalc.throughput.counts import Layout, bytes_of, count
-from tests.conftest import preset_names
+from tests.conftest import loaded, preset_names
 from tests.documents import estimate
 from tests.rows import every_row
 from tests.throughput.conftest import formula_reads
@@ -37,7 +37,7 @@ def read(model_type: str, **config: object) -> kvcalc.ModelSpec:
 @every_row("name", preset_names())
 def test_what_a_step_reads_is_what_a_rank_holds(name: str) -> None:
     """If all experts are used, a step reads the whole shard of a rank, except lookup tables and unread weights."""
-    model = kvcalc.load_model(name)
+    model = loaded(name)
     weights = weights_of(model)
     if weights is None:
         pytest.skip(f"not counted: {model.weights_reason}")
@@ -61,7 +61,7 @@ def test_what_a_step_reads_is_what_a_rank_holds(name: str) -> None:
 
 @every_row("name", preset_names())
 def test_the_ranks_hold_the_whole_model_and_what_they_share(name: str) -> None:
-    weights = weights_of(kvcalc.load_model(name))
+    weights = weights_of(loaded(name))
     if weights is None:
         pytest.skip("not counted")
     whole = plain_bytes(weights, BF16)[0]
@@ -76,7 +76,7 @@ def test_the_ranks_hold_the_whole_model_and_what_they_share(name: str) -> None:
 
 @every_row("name", preset_names())
 def test_attention_parameters_are_those_of_the_layers_weights(name: str) -> None:
-    spec = kvcalc.load_model(name)
+    spec = loaded(name)
     stated = layer_parameters(spec)
     if stated is None:
         return
@@ -89,7 +89,7 @@ def test_attention_parameters_are_those_of_the_layers_weights(name: str) -> None
 
 @every_row("name", preset_names())
 def test_measures_modules_have_the_parameters_of_the_layers(name: str) -> None:
-    spec = kvcalc.load_model(name)
+    spec = loaded(name)
     mixers = {mixer.shape: mixer for group in spec.layers for mixer in group.layer.attention if mixer.keeps}
     for shape, mixer in mixers.items():
         # If V is K before its norm (Gemma 4), the module still computes a V, and the cache holds both.
@@ -99,7 +99,7 @@ def test_measures_modules_have_the_parameters_of_the_layers(name: str) -> None:
 
 
 def own_row(name: str) -> int:
-    rows = estimate(kvcalc.load_model(name))["variants"]
+    rows = estimate(loaded(name))["variants"]
     (found,) = (row["attention_parameters_per_layer"] for row in rows if row["own"])
     return int(found)
 
@@ -108,7 +108,7 @@ def test_the_gate_of_the_output_is_part_of_attention() -> None:
     # Queries and their gate 2 x 24 x 256, keys and values 2 x 4 x 256, output 24 x 256, each times 5,120.
     assert own_row("qwen3.5-27b") == 5120 * 256 * (2 * 24 + 2 * 4 + 24) == 104_857_600
     for name in ("qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-122b-a10b", "qwen3.5-397b-a17b", "qwen3.6-27b"):
-        assert kvcalc.load_model(name).attention.output_gate
+        assert loaded(name).attention.output_gate
 
 
 def test_a_default_of_the_query_s_rank_is_one_for_attention_and_for_the_weights() -> None:

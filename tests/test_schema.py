@@ -14,7 +14,7 @@ from kvcalc.engines import ENGINES
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.presets import presets_folder
 from kvcalc.schema import SCHEMA_VERSION, load_schema
-from tests.conftest import ROOT, one_of_each_type, preset_names
+from tests.conftest import ROOT, loaded, one_of_each_type, preset_names
 from tests.documents import validate
 from tests.rows import every_row
 
@@ -198,7 +198,7 @@ def test_every_preset_under_every_engine(engine: str) -> None:
     """Also in lengths that no block divides. Rounding may leave no part of the cache below zero."""
     answered = 0
     for name in preset_names():
-        spec = api.load_model(name)
+        spec = loaded(name)
         for tokens in (1000, 131_072):
             try:
                 document = api.estimate(spec, context_tokens=tokens, engine=engine)

@@ -15,6 +15,7 @@ from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import CacheReuse, Question, SpeedQuestion
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import find_devices
+from tests.conftest import loaded
 from tests.documents import estimate, texts
 
 NGRAM, EAGLE = Speculation("ngram", 3, 2.0), Speculation("eagle", 3, 2.0)
@@ -23,7 +24,7 @@ NGRAM, EAGLE = Speculation("ngram", 3, 2.0), Speculation("eagle", 3, 2.0)
 def serve(name: str, engine: str, tokens: tuple[int, int, int], **asked: Any) -> dict[str, Any]:
     """An answer about `tokens`: of a prompt, of an answer, and the number of clients. On one H100."""
     speed = SpeedQuestion(input_tokens=tokens[0], output_tokens=tokens[1], concurrency=tokens[2])
-    return estimate(kvcalc.load_model(name), engine=engine, devices=find_devices("h100"), speed=speed, **asked)
+    return estimate(loaded(name), engine=engine, devices=find_devices("h100"), speed=speed, **asked)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_drafts_do_not_halve_what_windows_hold() -> None:
 
 
 def schedule(name: str, engine: str, **asked: Any) -> Scheduler:
-    case = make_case(Question(kvcalc.load_model(name), 4096, engine=engine, devices=find_devices("h100"), **asked))
+    case = make_case(Question(loaded(name), 4096, engine=engine, devices=find_devices("h100"), **asked))
     speed = speed_of(case, [])
     assert isinstance(speed, Speed)
     return scheduler_of(case, speed.model, 4096)

@@ -21,6 +21,7 @@ from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.hardware import find_devices, find_gpu
+from tests.conftest import loaded
 from tests.documents import estimate, fit
 
 R1 = "deepseek-r1"
@@ -32,7 +33,7 @@ EXPERTS = 58 * 256 * 3 * (7168 * 2048 + 4 * 56 * 16)
 
 def ask(name: str = R1, gpus: str | None = "h200x8", dp: int = 8, engine: str = "vllm", **asked: Any) -> dict[str, Any]:
     devices = None if gpus is None else find_devices(gpus)
-    return estimate(kvcalc.load_model(name), devices=devices, data_parallel_size=dp, engine=engine, **asked)
+    return estimate(loaded(name), devices=devices, data_parallel_size=dp, engine=engine, **asked)
 
 
 def plain(gpus: str = "h200x8", **asked: Any) -> dict[str, Any]:
@@ -257,7 +258,7 @@ def test_serving_runs_more_requests_than_tensor_parallelism() -> None:
 def planned(name: str, gpu: str = "h200", dp: int = 8, engine: str = "vllm", **asked: Any) -> dict[str, Any]:
     targets = Targets(512, None)
     document = plan(
-        Question(kvcalc.load_model(name), data_parallel_size=dp), [find_gpu(gpu)], one_length(2048, 500), targets,
+        Question(loaded(name), data_parallel_size=dp), [find_gpu(gpu)], one_length(2048, 500), targets,
         engines=(engine,), **asked,
     )  # fmt: skip
     (row,) = document["plans"]

@@ -11,6 +11,7 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.drafting import Speculation
 from kvcalc.question.question import CacheReuse, SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
+from tests.conftest import loaded
 from tests.documents import estimate
 
 PREFIX, CONTEXT, BATCH = 8000, 16384, 8
@@ -20,7 +21,7 @@ EAGLE3 = Speculation("eagle", 3, 2.0)
 def ask(name: str, engine: str, drafts: Speculation | None, prefix: int = PREFIX, **asked: Any) -> dict[str, Any]:
     reuse = asked.pop("reuse", CacheReuse(prefix))
     return estimate(
-        kvcalc.load_model(name), engine=engine, context_tokens=CONTEXT, batch_size=BATCH, speculative=drafts,
+        loaded(name), engine=engine, context_tokens=CONTEXT, batch_size=BATCH, speculative=drafts,
         reuse=reuse, **asked,
     )  # fmt: skip
 
@@ -77,9 +78,7 @@ def test_as_many_tokens_are_found_as_in_a_cache_of_blocks(
     ],
 )
 def test_the_batch_keeps_the_prefix_of_all_layers_once(name: str, engine: str, drafts: Speculation) -> None:
-    alone = estimate(
-        kvcalc.load_model(name), engine=engine, context_tokens=CONTEXT, batch_size=BATCH, speculative=drafts
-    )
+    alone = estimate(loaded(name), engine=engine, context_tokens=CONTEXT, batch_size=BATCH, speculative=drafts)
     shared = ask(name, engine, drafts)
     prefix, cache = shared["reuse"]["prefix"], shared["kv_cache"]
     assert prefix["saved_bytes"] == alone["kv_cache"]["bytes_per_device"] - cache["bytes_per_device"] > 0
@@ -177,7 +176,7 @@ def test_a_prefill_instance_sends_them_too() -> None:
             "speed": speed,
             "devices": find_devices("b200x8"),
         }
-        answer = estimate(kvcalc.load_model(name), engine=engine, speculative=drafts, **asked)
+        answer = estimate(loaded(name), engine=engine, speculative=drafts, **asked)
         return int(answer["throughput"]["kv_transfer"]["bytes_per_device"])
 
     for engine in ("vllm", "sglang"):

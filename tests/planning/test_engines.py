@@ -11,12 +11,13 @@ from kvcalc.engines import ENGINES
 from kvcalc.errors import UsageError
 from kvcalc.planning.answers.compare import compare_engines
 from kvcalc.question.question import Question
+from tests.conftest import loaded
 from tests.documents import estimate
 from tests.test_schema import check
 
 
 def rows(name: str, **options: Any) -> dict[str, Any]:
-    document: Any = compare_engines(Question(kvcalc.load_model(name), **{"engine": "all", **options}))
+    document: Any = compare_engines(Question(loaded(name), **{"engine": "all", **options}))
     check(document, "engines")
     assert [row["engine"] for row in document["engines"]] == list(ENGINES)
     return {row["engine"]: row for row in document["engines"]}

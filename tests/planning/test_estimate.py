@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvcalc
-from tests.conftest import PLAIN_PRESETS
+from tests.conftest import PLAIN_PRESETS, loaded
 from tests.documents import estimate, texts
 
 names = st.sampled_from(PLAIN_PRESETS)
@@ -19,7 +19,7 @@ names = st.sampled_from(PLAIN_PRESETS)
 
 @given(names, st.integers(1, 10**18), st.integers(1, 1000), st.sampled_from(["bf16", "fp32", "fp8", "nvfp4"]))
 def test_the_documents_figures_agree_with_each_other(name: str, tokens: int, batch: int, kv_dtype: str) -> None:
-    answer = estimate(kvcalc.load_model(name), context_tokens=tokens, batch_size=batch, kv_dtype=kv_dtype)
+    answer = estimate(loaded(name), context_tokens=tokens, batch_size=batch, kv_dtype=kv_dtype)
     cache = answer["kv_cache"]
     assert cache["total_bytes"] == cache["stored_bytes"] == batch * cache["bytes_per_sequence"]
     assert cache["bytes_per_sequence"] == cache["fixed_bytes_per_sequence"] + cache["bytes_per_token"] * tokens
@@ -34,7 +34,7 @@ def test_the_documents_figures_agree_with_each_other(name: str, tokens: int, bat
 
 @given(names, st.integers(1, 10**6), st.integers(1, 64), st.sampled_from(["bf16", "q8_0"]))
 def test_the_formulas_numbers_multiply_to_the_stored_bytes(name: str, tokens: int, batch: int, kv_dtype: str) -> None:
-    cache = estimate(kvcalc.load_model(name), context_tokens=tokens, batch_size=batch, kv_dtype=kv_dtype)["kv_cache"]
+    cache = estimate(loaded(name), context_tokens=tokens, batch_size=batch, kv_dtype=kv_dtype)["kv_cache"]
     for row in cache["formulas"]:
         assert prod(map(Fraction, row["numbers"].replace(",", "").split(" x "))) == row["bytes"]
         assert len(row["symbols"].split(" x ")) == len(row["numbers"].split(" x "))
@@ -44,7 +44,7 @@ def test_the_formulas_numbers_multiply_to_the_stored_bytes(name: str, tokens: in
 
 def test_tensor_parallelism_divides_heads_replicates_beyond_and_never_divides_a_latent() -> None:
     def devices(name: str, tp: int) -> tuple[int, int, int]:
-        cache = estimate(kvcalc.load_model(name), context_tokens=100, tensor_parallel_size=tp)["kv_cache"]
+        cache = estimate(loaded(name), context_tokens=100, tensor_parallel_size=tp)["kv_cache"]
         return cache["total_bytes"], cache["bytes_per_device"], cache["devices_total_bytes"]
 
     total, share, together = devices("llama-3-70b", 8)
@@ -87,7 +87,7 @@ def test_only_an_explicit_narrow_kv_dtype_shrinks_the_cache(kv_dtype: str) -> No
 
 @given(names, st.integers(1, 4), st.sampled_from([1, 8]), st.integers(10**6, 10**13))
 def test_capacity_is_the_last_that_fits(name: str, batch: int, tp: int, memory: int) -> None:
-    spec = kvcalc.load_model(name)
+    spec = loaded(name)
     if spec.attention.num_heads % tp or (
         not spec.attention.is_latent and spec.attention.num_kv_heads % tp and tp % spec.attention.num_kv_heads
     ):

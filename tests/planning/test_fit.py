@@ -11,6 +11,7 @@ import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.planning.cases.layout import lay_out
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
+from tests.conftest import loaded
 from tests.documents import estimate, fit, texts
 
 GIB = 2**30
@@ -18,7 +19,7 @@ ENGINES = ("logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.c
 
 
 def ask(name: str, devices: str, **workload: Any) -> dict[str, Any]:
-    return estimate(kvcalc.load_model(name), devices=find_devices(devices), **workload)
+    return estimate(loaded(name), devices=find_devices(devices), **workload)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -241,7 +242,7 @@ def test_a_gguf_file_is_as_wide_as_its_header_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bart-large", "t5-small", "whisper-tiny"])
 def test_the_longest_context_of_an_encoder_decoder_fits(name: str, engine: str) -> None:
     """Its encoder's input is assumed to be as long as the context, unless the model says otherwise."""
-    model = kvcalc.load_model(name)
+    model = loaded(name)
     for encoder_tokens in (None, 1500):
 
         def part(tokens: int | None, encoder_tokens: int | None = encoder_tokens) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from kvcalc.planning.plan.document import ROW, Targets, parse_price, plan, refus
 from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
+from tests.conftest import loaded
 from tests.documents import estimate, texts
 
 
@@ -24,7 +25,7 @@ def ask(
 ) -> Any:  # fmt: skip
     wanted = Targets(targets.pop("concurrency", None), targets.pop("rate", None), **targets)
     return plan(
-        Question(kvcalc.load_model(name), dtype=dtype), [find_gpu(gpu) for gpu in gpus],
+        Question(loaded(name), dtype=dtype), [find_gpu(gpu) for gpu in gpus],
         lengths or one_length(2048, 500), wanted, prices=prices, max_devices=max_devices, engines=engines,
         allow_beyond_limit=beyond, headroom=headroom, spare_replicas=spare_replicas,
     )  # fmt: skip
@@ -32,7 +33,7 @@ def ask(
 
 def holds(name: str, gpu: str, tp: int, running: int, lengths: Lengths) -> bool:
     answer = estimate(
-        kvcalc.load_model(name), context_tokens=lengths.held_tokens, batch_size=running, engine="vllm",
+        loaded(name), context_tokens=lengths.held_tokens, batch_size=running, engine="vllm",
         tensor_parallel_size=tp, devices=Devices(find_gpu(gpu), tp),
     )  # fmt: skip
     return bool(answer["fit"]["free_bytes"] >= 0)
@@ -40,7 +41,7 @@ def holds(name: str, gpu: str, tp: int, running: int, lengths: Lengths) -> bool:
 
 def replica(name: str, gpu: str, tp: int, running: int, lengths: Lengths, engine: str = "vllm") -> dict[str, Any]:
     return estimate(
-        kvcalc.load_model(name), engine=engine,
+        loaded(name), engine=engine,
         tensor_parallel_size=tp, devices=Devices(find_gpu(gpu), tp),
         speed=SpeedQuestion(1, lengths.input_tokens, lengths.output_tokens, running),
     )  # fmt: skip

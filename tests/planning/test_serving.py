@@ -9,7 +9,7 @@ from kvcalc.engines import ENGINES
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
-from tests.conftest import one_of_each_type, preset_names
+from tests.conftest import loaded, one_of_each_type, preset_names
 from tests.documents import estimate, texts
 
 
@@ -26,7 +26,7 @@ def test_no_more_run_than_fit(engine: str, gpu: str) -> None:
             continue
         try:
             answer = estimate(
-                kvcalc.load_model(name), context_tokens=4096, engine=engine, devices=find_devices(gpu), speed=question
+                loaded(name), context_tokens=4096, engine=engine, devices=find_devices(gpu), speed=question
             )
         except (ModelError, UsageError):
             continue

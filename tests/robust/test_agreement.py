@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import kvcalc as api
 from kvcalc.errors import KvcalcError
 from kvcalc.model.presets import shipped_presets
+from tests.conftest import loaded
 from tests.documents import estimate
 
 GIB = 2**30
@@ -39,7 +39,7 @@ def questions(count: int = CASES) -> list[tuple[str, dict[str, Any]]]:
 def test_the_longest_context_fits_and_one_more_token_does_not() -> None:
     checked = 0
     for name, asked in questions():
-        model, memory = api.load_model(name), 24 * GIB
+        model, memory = loaded(name), 24 * GIB
         try:
             fit: Any = estimate(model, **asked, kv_memory_bytes=memory)["fit"]
         except KvcalcError:
@@ -58,7 +58,7 @@ def test_blocks_fit_in_the_memory() -> None:
     checked = 0
     for name, asked in questions():
         try:
-            found = estimate(api.load_model(name), **asked, kv_memory_bytes=24 * GIB)["engine"]
+            found = estimate(loaded(name), **asked, kv_memory_bytes=24 * GIB)["engine"]
         except KvcalcError:
             continue
         if found.get("num_gpu_blocks"):
@@ -73,7 +73,7 @@ def test_ranges_contain_the_value_and_no_step_is_faster_than_the_roofline() -> N
     checked = 0
     for name, asked in questions(60):
         try:
-            found = estimate(api.load_model(name), devices=find_devices("h200x8"), **asked)["throughput"]
+            found = estimate(loaded(name), devices=find_devices("h200x8"), **asked)["throughput"]
         except KvcalcError:
             continue
         if found is None:

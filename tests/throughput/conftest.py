@@ -11,19 +11,19 @@ from kvcalc.engines import load_engine
 from kvcalc.memory.dtypes import Dtype, parse_dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.reads import Reads
-from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.throughput.counts import Counts, Layout, count
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.speed import StoredWeights, speed_model
+from tests.conftest import loaded
 
 MakeCounts = Callable[..., Counts]
 MakeModel = Callable[..., SpeedModel]
 
 
 def stored(name: str, dtype: str = "bf16") -> StoredWeights:
-    spec = load_model(name)
+    spec = loaded(name)
     weights = weights_of(spec)
     assert weights is not None
     given = parse_dtype(dtype, "--dtype")
@@ -40,7 +40,7 @@ def formula_reads(spec: ModelSpec, dtype: Dtype, tensor_parallel_size: int = 1, 
 def counts_of() -> MakeCounts:
     def make(name: str, dtype: str = "bf16", kv_dtype: str = "bf16", **layout: Any) -> Counts:
         held = stored(name, dtype)
-        spec, kv = load_model(name), parse_dtype(kv_dtype, "--kv-dtype")
+        spec, kv = loaded(name), parse_dtype(kv_dtype, "--kv-dtype")
         return count(spec, held.weights, held.base, formula_reads(spec, kv, **layout), Layout(**layout), held.linear)
 
     return make
@@ -49,7 +49,7 @@ def counts_of() -> MakeCounts:
 @pytest.fixture
 def model_of() -> MakeModel:
     def make(name: str, gpu: str = "h100", engine: str = "vllm", dtype: str = "bf16", **layout: Any) -> SpeedModel:
-        spec, kv = load_model(name), parse_dtype("bf16", "--kv-dtype")
+        spec, kv = loaded(name), parse_dtype("bf16", "--kv-dtype")
         reads = formula_reads(spec, kv, **layout)
         return speed_model(spec, stored(name, dtype), reads, find_gpu(gpu), engine, Layout(**layout))[0]
 
