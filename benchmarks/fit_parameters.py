@@ -67,11 +67,15 @@ _OLDER = tuple(before(engine) for engine in SINCE)
 _SYNCHRONOUS = before("vllm")
 
 # Likely values by weight class: medians of the kernel tables, as in benchmarks/results/kernel_tables.json.
-_READ = {"bf16": 0.2, "fp8": 0.25, "nvfp4": 0.5, "mxfp4": 0.5, "int8": 0.3, "int4": 0.5}
+_READ = {"bf16": 0.2, "fp8": 0.25, "nvfp4": 0.5, "mxfp4": 0.5, "int8": 0.15, "int4": 0.15}
 _MULTIPLY = {"bf16": 0.35, "fp8": 0.9, "nvfp4": 1.2, "mxfp4": 1.0}
 
 _STEP = (
-    *(Parameter("weight_overhead", likely, 0.4, floor=1, of=kind) for kind, likely in _READ.items()),
+    # gpt-fast's kernels for integers, of which `logical` has rows, are slower than Marlin, which the servers have.
+    *(
+        Parameter("weight_overhead", likely, 0.4, {"logical": 0.8} if kind.startswith("int") else {}, 1, kind)
+        for kind, likely in _READ.items()
+    ),
     *(
         Parameter("compute_overhead", likely, 0.3, {"blackwell": 0.25}, floor=1, of=kind)
         for kind, likely in _MULTIPLY.items()
@@ -103,7 +107,7 @@ _STEP = (
 _FIRST_TOKEN = (
     Parameter("ttft_seconds", 0.006, 0.4, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3), "blackwell": 0.3}),
     Parameter("ttft_steps", 0.3, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.5}),
-    Parameter("ttft_token_seconds", 2e-6, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.5}),
+    Parameter("ttft_token_seconds", 2e-6, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.1), "blackwell": 0.5}),
     Parameter("ttft_request_seconds", 1e-4, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.3}),
     # Python and the CUDA driver take 5 to 10 us for an operation that is not in a graph, and some launch several.
     Parameter("prompt_launch_seconds", 1e-5, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3)}),
@@ -133,13 +137,18 @@ ALL_KINDS = (*(f"{kind}-half" for kind in HALVED), *_KINDS, "hopper", "cdna3", "
 
 # All-reduces as kernel tables have them: seconds between two devices, for each further one, and the share of the link
 # that their bytes reach. Median error 4 to 10 % (aiconfigurator, commit 095f58a, vLLM 0.24, SGLang 0.5.14 and
-# TensorRT-LLM 1.3rc20). Over PCIe the rate depends on the machine: 12 to 65 % on l40s, 40 to 60 % on PCIe 5.
+# TensorRT-LLM 1.3rc20).
 _LINKS: dict[str, dict[str, tuple[float, float, float]]] = {
     "hopper": {"vllm": (4.45e-6, 0.14e-6, 0.63), "": (2.6e-6, 0.2e-6, 0.63)},
     "blackwell": {"vllm": (7.1e-6, 0.15e-6, 0.51), "": (4.3e-6, 0.22e-6, 0.51)},
     "ampere-hbm": {"": (5.1e-6, 0.25e-6, 0.58)},
 }
-_PCIE = {"blackwell-rtx": (4.4e-6, 4.1e-6, 0.43), "": (4.9e-6, 3.8e-6, 0.25)}
+# Over PCIe: the same seconds, 1 / the share of two devices, and what each further device adds to it. The share depends
+# more on the machine than on the card. Two L40S and two RTX PRO 6000 with P2P reach 60 to 62 % (the same tables), and
+# two RTX PRO 6000 without it 25 % (LLMServingSim): 2.3 is between them. Four and eight RTX PRO 6000 reach 47 and 38 %
+# there, and eight 35 to 65 % on six more machines (voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md). Four L40S in two
+# sockets reach 12 %, but eight need at least 30 % for NVIDIA's published rates (TensorRT-LLM 0.17, perf-overview.md).
+_PCIE = {"blackwell-rtx": (4.4e-6, 4.1e-6, 2.3, 0.1), "": (4.9e-6, 3.8e-6, 2.3, 0.3)}
 # The attention of one sequence and KV head in a layer, from the same tables.
 _HEAD_SECONDS = {"hopper": 24e-9, "blackwell": 10e-9, "ampere-hbm": 33e-9, "ada": 20e-9, "blackwell-rtx": 18e-9}
 # Reading and multiplying on kinds of devices without serving points: (read, multiply). Full rates are from the same
@@ -156,6 +165,8 @@ _TABLES: dict[str, dict[str, tuple[float, float]]] = {
     "ampere-hbm": {"bf16": (1.26, 1.21), "int8": (1.1, 1.2)},
     "blackwell-rtx": {"bf16": (1.06, 1.2), "fp8": (1.12, 1.35), "nvfp4": (1.4, 1.45)},
     "blackwell-rtx-half": {"bf16": (1.06, 1.03), "fp8": (1.12, 1.1), "nvfp4": (1.4, 1.45)},
+    # Marlin is for NVIDIA's devices. Others have kernels like gpt-fast's, which read int4 at 1.8 times the ideal time.
+    **{kind: {"int4": (1.8, 1.27)} for kind in ("cdna3", "cdna4", "rdna3.5", "rdna4")},
 }  # fmt: skip
 # A small kernel in 16 bits on these kinds, as a multiple of its time on hopper, from the same tables.
 _LAUNCHES = {"ampere-hbm": 1.26, "ada": 0.9, "blackwell-rtx": 0.87}
@@ -272,7 +283,8 @@ class Model:
         return {
             "all_reduce_seconds": linked[0], "all_reduce_device_seconds": linked[1], "link_overhead": 1 / linked[2],
             "pcie_all_reduce_seconds": pcie[0], "pcie_all_reduce_device_seconds": pcie[1],
-            "pcie_overhead": 1 / pcie[2], "head_seconds": _HEAD_SECONDS.get(kind, _FIXED["head_seconds"]),
+            "pcie_overhead": pcie[2], "pcie_overhead_per_device": pcie[3],
+            "head_seconds": _HEAD_SECONDS.get(kind, _FIXED["head_seconds"]),
         }  # fmt: skip
 
     def tables(self, kind: str) -> dict[str, dict[str, float]]:

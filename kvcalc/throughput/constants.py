@@ -38,7 +38,8 @@ class Constants(NamedTuple):
     - activation_passes: how often a layer reads or writes a token's hidden state in memory. expert_passes: the same for
       the activations that the products of its experts read and write.
     - all_reduce_seconds, all_reduce_device_seconds: an all-reduce without its bytes between two devices, and for each
-      further device. link_overhead: transferring its bytes. pcie_*: the same for devices without a fast link.
+      further device. link_overhead: transferring its bytes. pcie_*: the same for devices without a fast link, where
+      pcie_overhead_per_device is added to the overhead for each device after two.
     - stage_seconds: passing data from one pipeline stage to the next.
     - prefill_overhead, prefill_expert_overhead: additional factors on multiplying for a prompt.
       prefill_attention_overhead: computing its scores.
@@ -74,6 +75,7 @@ class Constants(NamedTuple):
     pcie_all_reduce_seconds: float
     pcie_all_reduce_device_seconds: float
     pcie_overhead: float
+    pcie_overhead_per_device: float
     stage_seconds: float
     prefill_overhead: float
     prefill_expert_overhead: float

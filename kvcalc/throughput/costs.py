@@ -135,7 +135,8 @@ def costs_of(t: Times, c: Constants) -> Costs:
         one = read * c.expert_overhead, multiply * c.expert_compute_overhead
         experts.append((e.experts, e.read, one, multiply * c.prefill_expert_overhead * c.prefill_overhead))
     moved = t.one_pass * c.activation_passes
-    transfer = t.transfer * (t.is_linked * c.link_overhead + (1 - t.is_linked) * c.pcie_overhead)
+    pcie = c.pcie_overhead + c.pcie_overhead_per_device * (t.devices - 2)
+    transfer = t.transfer * (t.is_linked * c.link_overhead + (1 - t.is_linked) * pcie)
     return Costs(
         matrices=(dense, pair(t.head)),
         experts=tuple(experts),

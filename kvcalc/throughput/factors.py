@@ -49,7 +49,7 @@ SCALED: Mapping[str, tuple[str, ...]] = {
     "prefill": ("compute_overhead", "attention_compute_overhead", "prefill_attention_overhead"),
     "communication": (
         "all_reduce_seconds", "all_reduce_device_seconds", "link_overhead", "pcie_all_reduce_seconds",
-        "pcie_all_reduce_device_seconds", "pcie_overhead", "stage_seconds",
+        "pcie_all_reduce_device_seconds", "pcie_overhead", "pcie_overhead_per_device", "stage_seconds",
     ),
     "reading": ("weight_overhead", "kv_overhead", "kv_token_seconds"),
     "waiting": (

@@ -156,7 +156,7 @@ def serve(
         # A step on average, with the prompts that run in it or stop it.
         mean_step, decode = tpot * per_step, output_tokens * tpot
         if concurrency == 1:
-            steady = host_wait(c, step, prompts.missed, 0.0) + prompts.lone + prompts.launching
+            steady = host_wait(c, step, input_tokens, 0.0) + prompts.lone + prompts.launching
             burst = c.first_seconds / per_client
             rate = 1 / (steady + burst + decode)
         else:
@@ -164,7 +164,7 @@ def serve(
             waits = prompts.waits(step, mean_step, decoding, met)
             running_others = (others * decoding + met * prompts.alone) / replicas
             grouped = c.ttft_request_seconds * running_others
-            steady = waits.first + host_wait(c, step, prompts.missed, running_others) + prompts.launching
+            steady = waits.first + host_wait(c, step, input_tokens, running_others) + prompts.launching
             # The clients of each DP rank queue for its own steps.
             burst = burst_wait(waits.burst, max(waits.most, 1.0), running / replicas)
             burst = (burst + c.first_seconds + late_steps * tpot) / per_client

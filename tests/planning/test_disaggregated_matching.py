@@ -131,3 +131,8 @@ def test_a_decode_instance_holds_what_it_receives() -> None:
     # 10 slots, of which a transfer of 1 s takes 1/2 for each that decodes 2 s.
     decode = DECODE._replace(slots=10)
     assert [decode.largest(transfer) for transfer in (0.0, 1.0, 2.0, 18.0)] == [10, 6, 5, 1]
+
+
+def test_between_whole_numbers_of_requests_times_lie_on_straight_lines() -> None:
+    seconds = between_counts(lambda requests: float(requests * requests))
+    assert [seconds(requests) for requests in (2, 2.25, 3)] == [4.0, 4.0 + 0.25 * 5.0, 9.0]

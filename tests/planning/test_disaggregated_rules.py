@@ -73,11 +73,14 @@ def test_pools_have_a_cost_if_both_kinds_have_a_price(
     assert kinds.cost_per_hour((4, 3)) == cost
 
 
-def test_a_decode_pool_draws_what_its_steps_draw_and_a_prefill_pool_what_its_prompts_do() -> None:
+@pytest.mark.parametrize(("rate", "prefills"), [(100, 1), (300, 2)])
+def test_a_decode_pool_draws_what_its_steps_draw_and_a_prefill_pool_what_its_prompts_do(
+    rate: int, prefills: int
+) -> None:
     """The power of the decode step is that of `estimate` with as many requests; prompts are bound by operations."""
     document: Any = kvcalc.plan(
         "llama-3.1-8b", ["h100"], disaggregate=True, transfer=LINK, input_tokens=200, output_tokens=200,
-        requests_per_second=100,
+        requests_per_second=rate,
     )  # fmt: skip
     (row,) = [row for row in document["plans"] if row["disaggregated"]]
     prefill, decode = (row["disaggregated"][role] for role in ("prefill", "decode"))
@@ -87,7 +90,8 @@ def test_a_decode_pool_draws_what_its_steps_draw_and_a_prefill_pool_what_its_pro
     )  # fmt: skip
     of_steps = decode["instances"] * answer["throughput"]["energy"]["watts"]
     # Each prefill instance is busy for the time of its prompts.
-    busy = 100 / prefill["instances"] * row["disaggregated"]["ttft_parts"]["prefill_seconds"]
+    busy = rate / prefills * row["disaggregated"]["ttft_parts"]["prefill_seconds"]
+    assert prefill["instances"] == prefills
     of_prompts = mean_watts(H100, prefill["num_devices"], 1.0, busy)
     assert of_prompts is not None
     assert row["watts"] == pytest.approx(of_prompts + of_steps, rel=1e-3)

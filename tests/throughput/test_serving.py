@@ -53,6 +53,15 @@ def test_a_lone_request_waits_for_its_own_prefill_alone(model_of: MakeModel) -> 
     assert found.ttft_seconds == pytest.approx(host + prefill + c.first_seconds / requests_per_client(1))
 
 
+def test_the_host_reads_the_whole_prompt_even_if_most_of_it_is_cached(model_of: MakeModel) -> None:
+    model = model_of("llama-3-70b", tensor_parallel_size=4)
+    none = SpeedModel(model.counts, model.gpu, model.constants._replace(ttft_token_seconds=0.0))
+    for clients in (1, 8):
+        whole, without = (serve(one, 1000, 200, clients, clients, cached_tokens=900) for one in (model, none))
+        host = whole.steady_ttft_seconds - without.steady_ttft_seconds
+        assert host == pytest.approx(1000 * model.constants.ttft_token_seconds, rel=0.05)
+
+
 def test_a_short_prompt_waits_until_the_host_has_launched_its_kernels(model_of: MakeModel) -> None:
     model = model_of("llama-3-70b", tensor_parallel_size=4)
     launch = model.constants.prompt_launch_seconds

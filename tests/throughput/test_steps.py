@@ -27,10 +27,10 @@ IDEAL = Constants(
     kv_overhead=1.0, attention_compute_overhead=1.0, device_overhead=1.0, roof_power=1.0, kernel_seconds=0.0,
     step_seconds=0.0, sequence_seconds=0.0, busy_sequence_seconds=0.0, head_seconds=0.0, kv_token_seconds=0.0,
     activation_passes=0.0, all_reduce_seconds=0.0, all_reduce_device_seconds=0.0, link_overhead=1.0,
-    pcie_all_reduce_seconds=0.0, pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0, stage_seconds=0.0,
-    prefill_overhead=1.0, prefill_expert_overhead=1.0, prefill_attention_overhead=1.0, ttft_seconds=0.0,
-    ttft_steps=0.0, ttft_token_seconds=0.0, ttft_request_seconds=0.0, first_seconds=0.0, cold_seconds=0.0,
-    token_overlap=1.0, expert_passes=0.0, prompt_launch_seconds=0.0,
+    pcie_all_reduce_seconds=0.0, pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0,
+    pcie_overhead_per_device=0.0, stage_seconds=0.0, prefill_overhead=1.0, prefill_expert_overhead=1.0,
+    prefill_attention_overhead=1.0, ttft_seconds=0.0, ttft_steps=0.0, ttft_token_seconds=0.0, ttft_request_seconds=0.0,
+    first_seconds=0.0, cold_seconds=0.0, token_overlap=1.0, expert_passes=0.0, prompt_launch_seconds=0.0,
 )  # fmt: skip
 
 # Four layers of width 10 with 17 kernels. Two of them send a token to 2 of 8 experts. Three have a cache of 20 bytes
@@ -195,6 +195,16 @@ def test_devices_without_a_fast_link_have_constants_of_their_own() -> None:
     slow = {"pcie_all_reduce_seconds": 3.0, "pcie_all_reduce_device_seconds": 5.0, "pcie_overhead": 7.0}
     assert decode(layout=(2, 1, 1), gpu=alone, **slow).communication == about(7 * sent + 2 * 4 * 3)
     assert decode(layout=(2, 1, 1), **slow).communication == decode(layout=(2, 1, 1)).communication
+
+
+def test_each_further_device_over_pcie_adds_to_the_overhead_of_the_bytes() -> None:
+    alone = GPU._replace(interconnect=None, pcie_bytes_per_second=25)
+    slow = {"pcie_overhead": 7.0, "pcie_overhead_per_device": 0.5}
+    for devices, overhead in ((2, 7.0), (4, 8.0), (8, 10.0)):
+        sent = 2 * 80 * 2 * (devices - 1) / devices / 25
+        assert decode(layout=(devices, 1, 1), gpu=alone, **slow).communication == about(overhead * sent)
+    more = {"pcie_overhead_per_device": 0.5}
+    assert decode(layout=(4, 1, 1), **more).communication == decode(layout=(4, 1, 1)).communication
 
 
 def test_what_the_shorter_of_reading_and_multiplying_adds_is_its_own_part() -> None:
