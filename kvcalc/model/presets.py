@@ -20,7 +20,7 @@ from kvcalc.records import NamedTuple
 
 MAX_PRESET_BYTES = 256 * 1024
 _REQUIRED = ("name", "source", "date", "config")
-_ALLOWED = ("name", "family", "aliases", "source", "date", "note", "as_published", "config")
+_ALLOWED = ("name", "family", "aliases", "source", "date", "note", "as_published", "unconfirmed", "config")
 
 
 class Preset(NamedTuple):
@@ -28,7 +28,8 @@ class Preset(NamedTuple):
 
     `family` is the publisher's line of models (Llama, Qwen), or None if a user's file does not state it. `is_users` is
     true if the file did not ship with kvcalc. `as_published`: the config is a published file as it is, so its keys that
-    kvcalc does not read are no mistakes.
+    kvcalc does not read are no mistakes. `unconfirmed`: no published file with these sizes was read, and each answer
+    says so.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Preset(NamedTuple):
     path: str
     is_users: bool
     as_published: bool = False
+    unconfirmed: bool = False
 
 
 class Problem(NamedTuple):
@@ -207,6 +209,7 @@ def load_preset(path: str, *, is_users: bool = True) -> Preset:
         path=path,
         is_users=is_users,
         as_published=mapping.get("as_published") is True,
+        unconfirmed=mapping.get("unconfirmed") is True,
     )
     names = names_of(preset)
     if len(set(names)) < len(names):

@@ -132,7 +132,12 @@ def _is_gguf(path: str) -> bool:
 
 def spec_of(preset: presets.Preset) -> ModelSpec:
     """The ModelSpec of a preset. Raises ModelError if its config is not understood."""
-    return read_config(preset.config, preset.name, preset.source, strict=not preset.as_published)
+    spec = read_config(preset.config, preset.name, preset.source, strict=not preset.as_published)
+    if not preset.unconfirmed:
+        return spec
+    published = next((f"hf:{alias}" for alias in preset.aliases if "/" in alias), "its config.json")
+    remark = f"no published file with the sizes of {preset.name} was read; to be sure, give {published} as MODEL"
+    return spec._replace(remarks=(*spec.remarks, remark))
 
 
 def _is_path(reference: str) -> bool:
