@@ -15,7 +15,7 @@ from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, key
 
 # Keys with defaults that no preset may have: those of ZAYA and Qwen4, which have none.
 _IN_NO_PRESET = {"cca_time0", "cca_time1", "hc_count", "ngram_size"}
-_RELEASE = {"name", "preset", "sizes", "aside", "changes", "quantized", "is_alias"}
+_RELEASE = {"name", "names", "preset", "sizes", "aside", "changes", "quantized", "is_alias"}
 
 
 def check_table(name: str, rows: Mapping[str, Any]) -> None:
@@ -162,10 +162,11 @@ def _check_releases(rows: Mapping[str, Any]) -> None:
     _check_likes(rows["recipes"])
     recipes = {"", *rows["recipes"]}
     for own in (*rows["first_hand"], *rows["second_hand"]):
-        _check_fields(str(own.get("name")), own, _RELEASE)
-        _check_fields(own["name"], own.get("quantized", {}).values(), recipes)
+        name = own.get("name") or own["names"]
+        _check_fields(name, own, _RELEASE)
+        _check_fields(name, own.get("quantized", {}).values(), recipes)
         if not isinstance(own.get("sizes", ""), str):
-            raise ValueError(f"{own['name']}: sizes must be text")
+            raise ValueError(f"{name}: sizes must be text")
 
 
 def _check_names(rows: Mapping[str, Any]) -> None:

@@ -56,7 +56,7 @@ def find(ctx: typer.Context, text: str = typer.Argument(metavar="TEXT")) -> None
     """Show the model with this name, or list those with this text in a name."""
     from kvcalc.planning.answers.models import is_part_of_names
 
-    chooses = any(ctx.params[name] is not None for name in ("family", "max_weights", "gpu", "gpu_memory"))
+    chooses = any(ctx.params[name] is not None for name in ("add", "family", "max_weights", "gpu", "gpu_memory"))
     if chooses or is_part_of_names(text):
         _list(ctx.params, text)
     else:
@@ -64,9 +64,16 @@ def find(ctx: typer.Context, text: str = typer.Argument(metavar="TEXT")) -> None
 
 
 def _list(given: dict[str, Any], text: Optional[str]) -> None:
-    from kvcalc.planning.answers.models import Wanted, choose_presets, list_models
+    from kvcalc.planning.answers.models import Wanted, choose_presets, list_models, show_model
 
     output = output_of(given, is_list=True)
+    if given["add"] is not None:
+        if text is not None:
+            raise UsageError(f"--add keeps a model; {text!r} lists models", "use one of them")
+        from kvcalc.model.kept import keep_config
+
+        output.emit(show_model(keep_config(given["add"]).name), "models_show")
+        return
     wanted = Wanted(given["family"], text, parsed(given, "--max-weights", parse_size))
     devices = devices_of(given)
     if devices is None:

@@ -116,6 +116,7 @@ def stage_weights(weights: ModelWeights, bounds: Bounds) -> list[ModelWeights]:
     """The weights of every pipeline stage.
 
     The first stage has the embedding, and the last stage has everything after the layers. A tied embedding is on both.
+    Layers of an encoder that is deeper than the decoder, which the stages divide, are on the last.
     """
     stages = []
     for place, (first, last) in enumerate(bounds):
@@ -123,7 +124,7 @@ def stage_weights(weights: ModelWeights, bounds: Bounds) -> list[ModelWeights]:
         blocks = []
         for block in weights.blocks:
             if "{" in block.prefix:
-                numbers = [number for number in block.numbers if first <= number <= last]
+                numbers = [number for number in block.numbers if first <= number and (is_last or number <= last)]
                 if numbers:
                     blocks.append(Block(block.prefix, numbers, block.weights))
             elif is_last:

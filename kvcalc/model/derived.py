@@ -62,6 +62,9 @@ def why_not(name: str) -> str | None:
         return f"ollama's {path} has the tags {', '.join(row['tags'])}, and their variants and types."
     if path in _REFUSED:
         return f"{_REFUSED[path]}."
+    for suffix, recipe in _TABLE["own_suffixes"].get(path.partition("/")[0], {}).items():
+        if recipe is None and path.endswith(suffix):
+            return f"whether the {suffix.lstrip('-')} copies of this publisher ask for an fp8 cache was not found."
     return None
 
 

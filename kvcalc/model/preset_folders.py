@@ -33,6 +33,12 @@ def user_files() -> list[tuple[str, str]]:
     return found
 
 
+def folder_for_new() -> str | None:
+    """The folder for a new preset of the user, which may not exist: the first one that is searched. None if none is."""
+    named = [folder for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
+    return os.path.expanduser(named[0]) if named else _config_folder()
+
+
 def shipped_files(folder: str) -> list[tuple[str, str]]:
     """(name, path) of the files in the shipped `folder`, sorted; none if the folder is missing."""
     return _files(folder, "") if os.path.isdir(folder) else []

@@ -20,14 +20,16 @@ from kvcalc.records import NamedTuple
 
 MAX_PRESET_BYTES = 256 * 1024
 _REQUIRED = ("name", "source", "date", "config")
-_ALLOWED = ("name", "family", "aliases", "source", "date", "note", "config")
+_ALLOWED = ("name", "family", "aliases", "source", "date", "note", "as_published", "unconfirmed", "config")
 
 
 class Preset(NamedTuple):
     """A preset as its file states it. `date` is when the facts were published or read (ISO 8601). `path` is its file.
 
     `family` is the publisher's line of models (Llama, Qwen), or None if a user's file does not state it. `is_users` is
-    true if the file did not ship with kvcalc.
+    true if the file did not ship with kvcalc. `as_published`: the config is a published file as it is, so its keys that
+    kvcalc does not read are no mistakes. `unconfirmed`: no published file with these sizes was read, and each answer
+    says so.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Preset(NamedTuple):
     config: dict[str, object]
     path: str
     is_users: bool
+    as_published: bool = False
+    unconfirmed: bool = False
 
 
 class Problem(NamedTuple):
@@ -204,6 +208,8 @@ def load_preset(path: str, *, is_users: bool = True) -> Preset:
         config=config,
         path=path,
         is_users=is_users,
+        as_published=mapping.get("as_published") is True,
+        unconfirmed=mapping.get("unconfirmed") is True,
     )
     names = names_of(preset)
     if len(set(names)) < len(names):

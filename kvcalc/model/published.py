@@ -7,6 +7,7 @@ layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from kvcalc.model.presets import published_aliases, shipped_table
 from kvcalc.records import NamedTuple
@@ -89,8 +90,9 @@ def repackaged() -> Iterator[Release]:
 def _spelled_out(rows: str) -> Iterator[Release]:
     for row in _TABLE[rows]:
         own, aside = row.get("changes", {}), row.get("aside")
-        for size in row.get("sizes", "").split() or [""]:
-            name, preset = row["name"].format(size), row["preset"].format(size.casefold())
+        named = row["names"].split() if "names" in row else [row["name"]]
+        for size, pattern in product(row.get("sizes", "").split() or [""], named):
+            name, preset = pattern.format(size), row["preset"].format(size.casefold())
             if not row.get("is_alias"):
                 yield Release(name, preset, aside, own)
             for suffix, chosen in row.get("quantized", {}).items():

@@ -132,7 +132,12 @@ def _is_gguf(path: str) -> bool:
 
 def spec_of(preset: presets.Preset) -> ModelSpec:
     """The ModelSpec of a preset. Raises ModelError if its config is not understood."""
-    return read_config(preset.config, preset.name, preset.source, strict=True)
+    spec = read_config(preset.config, preset.name, preset.source, strict=not preset.as_published)
+    if not preset.unconfirmed:
+        return spec
+    published = next((f"hf:{alias}" for alias in preset.aliases if "/" in alias), "its config.json")
+    remark = f"no published file with the sizes of {preset.name} was read; to be sure, give {published} as MODEL"
+    return spec._replace(remarks=(*spec.remarks, remark))
 
 
 def _is_path(reference: str) -> bool:
@@ -150,14 +155,33 @@ def _load_path(path: str, read: _Read) -> ModelSpec:
         path = _config_in(path)
     if path.endswith((".yaml", ".yml")):
         return _read_preset(presets.load_preset(path), read)
+    spec = read(_config_at(path), _name_of(path), path)
+    folder, file = os.path.split(path)
+    if file != "config.json":
+        return spec
+    return _with_processor(spec, folder)._replace(checkpoint=folder or os.curdir)
+
+
+def published_config(reference: str) -> tuple[dict[str, object], str, str]:
+    """A published config, the model's name, and where it is from. `reference` is a path, a folder or `hf:org/name`."""
+    if reference.startswith("hf:"):
+        from kvcalc.model.hub import fetch_config
+
+        found = fetch_config(reference, MAX_CONFIG_BYTES)
+        return _json_object(read_text(found.path, MAX_CONFIG_BYTES), reference), found.name, found.source
+    path = expanded(reference)
+    if os.path.isdir(path):
+        path = _config_in(path)
+    return _config_at(path), _name_of(path), os.path.abspath(path)
+
+
+def _config_at(path: str) -> dict[str, object]:
+    """The config in a JSON file, with the quantization beside it. Raises ModelError for an adapter's."""
     config = _json_object(read_text(path, MAX_CONFIG_BYTES), path)
     if "peft_type" in config:
         raise _adapter(path, config)
     folder, file = os.path.split(path)
-    if file != "config.json":
-        return read(config, _name_of(path), path)
-    spec = read(_with_quantization(config, folder), _name_of(path), path)
-    return _with_processor(spec, folder)._replace(checkpoint=folder or os.curdir)
+    return _with_quantization(config, folder) if file == "config.json" else config
 
 
 def _with_quantization(config: dict[str, object], folder: str) -> dict[str, object]:

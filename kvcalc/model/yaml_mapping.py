@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from kvcalc.errors import ModelError, UsageError
 
@@ -36,6 +37,13 @@ def parse_mapping(text: str, name: str) -> dict[object, object]:
     if not isinstance(data, dict):
         raise UsageError(f"{name}: not a mapping of keys to values")
     return data
+
+
+def mapping_text(mapping: Mapping[str, object]) -> str:
+    """YAML text of a mapping of plain data, which `parse_mapping` reads back."""
+    import yaml
+
+    return str(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True, width=100))
 
 
 def _check_events(events: object, yaml: object, name: str) -> None:

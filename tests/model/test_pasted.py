@@ -177,7 +177,7 @@ REFUSED = {
     "mistralai/Mistral-Small-Instruct-2501": (),
     "deepseek-ai/DeepSeek-V3.5": ("deepseek-v3",),
     "zai-org/GLM-4.8": ("glm-4.5",),
-    "google/gemma-1.1-7b-it": (),
+    "google/gemma-1.2-7b-it": (),
     "Qwen/Qwen3-8B-Foo": (),
     "someone/DeepSeek-R1-Distill-Phi-9B": ("deepseek-r1",),
     # Quantized in a way that differs from its name's rule.
@@ -390,14 +390,18 @@ def test_no_listed_name_is_a_presets_and_none_stands_twice() -> None:
 
 
 def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> None:
+    answered: set[tuple[str, str, str]] = set()
     for release in (*releases(), *repackaged()):
         found = find_pasted(release.name)
         assert found is not None, release.name
         assert (found.preset.name, found.reference) == (release.preset, release.name)
         stated = {**release.changes, **({"quantization_config": 0} if release.recipe else {})}
         assert {k for k, v in found.config.items() if found.preset.config.get(k) != v} == set(stated), release.name
-        weights, base = answer(release.name)["weights"], answer(release.preset)["weights"]
-        assert weights["bytes"] or not base["parameters"], release.name
+        stored = (release.preset, str(release.changes), str(release.recipe))
+        if stored not in answered:  # fine-tunes of one base have the same answer
+            answered.add(stored)
+            weights, base = answer(release.name)["weights"], answer(release.preset)["weights"]
+            assert weights["bytes"] or not base["parameters"], release.name
         # What is left aside, and what the suffix means, are in the name.
         for part in (release.aside, release.suffix):
             assert part is None or part in release.name

@@ -166,6 +166,17 @@ def test_a_presets_facts_make_the_published_number_of_parameters(name: str) -> N
     assert estimate(load_model(name), context_tokens=1)["weights"]["parameters"] == PARAMETERS[name]
 
 
+def test_an_answer_says_if_no_published_file_with_the_sizes_was_read() -> None:
+    """The sources of such presets say so too, and a user's own file may."""
+    unconfirmed = {preset.name for preset in shipped_presets() if preset.unconfirmed}
+    assert unconfirmed == {preset.name for preset in shipped_presets() if "generally known" in preset.source}
+    for name in ("mamba-790m", "llama-3-8b"):
+        remarks = [
+            text for text in load_model(name).remarks if "to be sure, give hf:state-spaces/mamba-790m-hf" in text
+        ]
+        assert bool(remarks) is (name in unconfirmed), name
+
+
 def test_a_preset_is_found_by_name_and_alias_in_any_case() -> None:
     for name in ("llama-3-70b", "LLAMA-3-70B", "meta-llama/Meta-Llama-3-70B", "META-LLAMA/meta-llama-3-70b"):
         found = find_preset(name)
