@@ -152,20 +152,28 @@ def check_manifests(plan: dict[str, Any], name: str, path: str) -> None:
 
 
 class Page(HTMLParser):
-    """The tags of a page with their attributes, and its text."""
+    """The tags of a page with their attributes, and its text.
+
+    A span without attributes keeps the word of a command on one line, and a name may have any number of words.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.tags: list[tuple[object, ...]] = []
+        self.opened: list[tuple[object, ...]] = []
         self.text = ""
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, *attrs))
+        self.opened.append((tag, *attrs))
+        self.tags += [] if self.opened[-1] == ("span",) else [self.opened[-1]]
 
     def handle_endtag(self, tag: str) -> None:
-        self.tags.append((tag,))
+        # Tags that are never closed (meta, br) stand between.
+        while self.opened and self.opened[-1][0] != tag:
+            self.opened.pop()
+        self.tags += [] if self.opened and self.opened.pop() == ("span",) else [(tag,)]
 
     def handle_comment(self, data: str) -> None:
         raise AssertionError(data)

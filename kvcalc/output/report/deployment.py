@@ -111,7 +111,7 @@ def _missed(row: Document, limits: list[tuple[str, str, float]]) -> str | None:
     if not row["keeps_up"]:
         return OVERLOADED
     over = [
-        f"{metric} > {duration(limit)}" for metric, statistic, limit in limits
+        f"{metric} above {duration(limit)}" for metric, statistic, limit in limits
         if row[f"{metric.lower()}_{statistic}_seconds"] > limit
     ]  # fmt: skip
     return ", ".join(over) or str(row["reason"])

@@ -190,7 +190,7 @@ def test_a_plan_has_its_targets_and_what_meets_them(kvcalc: Any, tmp_path: Path)
     assert {"TTFT p99 <= 1 s", duration(best["tpot_seconds"]), document["commands"][0]["command"]} <= cells
     assert {"limit 1 s (p99)", "asked", "TTFT over the load", "Memory of one device"} <= cells
     for row in document["finalists"]:
-        assert row["passes"] or ("TTFT > 1 s" if row["keeps_up"] else "overloaded") in cells
+        assert row["passes"] or ("TTFT above 1 s" if row["keeps_up"] else "overloaded") in cells
 
 
 def test_a_plan_of_several_replicas_has_its_curve_and_the_memory_of_its_requests(kvcalc: Any, tmp_path: Path) -> None:
