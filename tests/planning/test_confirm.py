@@ -74,8 +74,8 @@ GROUPS: Any = {"input_tokens": 500, "output_tokens": 120, "concurrency": 200, "e
 def test_a_layout_of_the_closed_form_that_a_simulation_finds_too_slow_is_not_taken() -> None:
     best = kvcalc.plan("qwen3-32b", ["h200"], max_ttft_seconds=1.0, **GROUPS)["best"]
     assert best is not None
-    assert best["next_layout"].startswith("tp 1: simulated, TTFT mean is ")
-    found = kvcalc.simulate(
+    assert (best["next_layout"] or "").startswith("tp 1: simulated, TTFT mean is ")
+    found: Any = kvcalc.simulate(
         "qwen3-32b", "h200", prompt_tokens=500, answer_tokens=120, concurrency=200, engine="tensorrt-llm",
         replicas=best["replicas"], router="random", cold=False,
     )  # fmt: skip
@@ -87,7 +87,8 @@ def test_without_limits_and_far_from_them_nothing_is_simulated(monkeypatch: pyte
         raise AssertionError("simulated")
 
     monkeypatch.setattr(PlannedLoad, "run", run)
-    for limits in ({}, {"max_ttft_seconds": 60.0}):
+    every: list[dict[str, Any]] = [{}, {"max_ttft_seconds": 60.0}]
+    for limits in every:
         assert kvcalc.plan("qwen3-32b", ["h200"], **limits, **GROUPS)["best"] is not None
 
 
@@ -101,7 +102,7 @@ def test_a_layout_that_has_no_room_for_a_spare_replica_is_left_out() -> None:
 def test_layouts_of_a_row_are_judged_at_the_same_end() -> None:
     """The range of DP ranks is wide there, so plain layouts are judged at the estimate too."""
     asked: Any = {"input_tokens": 2048, "output_tokens": 300, "requests_per_second": 20.0, "max_tpot_seconds": 0.04}
-    experts = kvcalc.plan("deepseek-v3", ["b200"], **asked)["best"]
+    experts: Any = kvcalc.plan("deepseek-v3", ["b200"], **asked)["best"]
     assert experts is not None
     assert (experts["data_parallel_size"], experts["tpot_judged_at"]) == (1, "estimate")
     assert experts["tpot_high_seconds"] > 0.04

@@ -73,10 +73,11 @@ def _share(row: Any, numbers: tuple[int, int], limits: Any, **asked: Any) -> flo
         speed=speed._replace(expert_parallel_size=decode["expert_parallel_size"]),
     )  # fmt: skip
     times = {one["metric"]: one for one in found["times"]}
-    return max(
-        float(times[metric][f"{statistic}_seconds"]) / limit
+    shares: list[float] = [
+        times[metric][f"{statistic}_seconds"] / limit
         for name, limit in limits.items() for metric, statistic in [name.split()]
-    )  # fmt: skip
+    ]  # fmt: skip
+    return max(shares)
 
 
 def check_smallest(row: Any, limits: Any, rate: float | None, **asked: Any) -> list[str]:

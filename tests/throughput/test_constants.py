@@ -116,9 +116,9 @@ def test_a_range_that_is_too_wide_is_not_known() -> None:
 
 def test_only_a_narrow_range_is_judged_at_its_upper_end() -> None:
     ranged, point = Targets(1, None, confidence=80), Targets(1, None, confidence=50)
-    assert ranged.judged(1.5, 1.0, 2.0) == 2.0
-    assert ranged.judged(1.5, 1.0, 2.01) == ranged.judged(1.5, None, None) == 1.5
-    assert point.judged(1.5, 1.0, 2.0) == 1.5
+    assert ranged.judged("ttft", 1.5, 1.0, 2.0) == 2.0
+    assert ranged.judged("ttft", 1.5, 1.0, 2.01) == ranged.judged("ttft", 1.5, None, None) == 1.5
+    assert point.judged("ttft", 1.5, 1.0, 2.0) == 1.5
 
 
 def test_without_a_range_of_the_step_the_energy_has_none() -> None:
