@@ -58,7 +58,7 @@ def test_the_list_is_what_the_known_devices_change(model: str, engine: str) -> N
 def test_a_setting_that_was_given_is_not_a_default() -> None:
     given = estimate(
         kvcalc.load_model("deepseek-v3.2"), engine="vllm", kv_dtype="fp8",
-        engine_settings={"max-num-batched-tokens": "4096"},
+        engine_settings={"max-num-batched-tokens": "4096", "block-size": "64"},
     )  # fmt: skip
     assert given["engine"]["device_defaults"] == []
 

@@ -17,8 +17,8 @@ from kvcalc.releases import release_of
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
-# The classes of devices whose kernels of attention read blocks of their own, and all others.
-_BLOCKS = (("blackwell", "B200 and B300"), ("hopper", "Hopper"), ("", "others"))
+# The classes of devices whose kernels of attention read blocks of their own, and all others. AMD's do for few models.
+_BLOCKS = (("blackwell", "B200 and B300"), ("hopper", "Hopper"), ("cdna3", "AMD Instinct"), ("", "others"))
 
 
 def describe_device_defaults(
@@ -56,8 +56,10 @@ def _blocks(spec: ModelSpec, engine: str, kv_dtype: str) -> list[documents.Devic
     here = default(spec, kv_dtype, Place(release))
     if here is None:
         return []
-    sizes = [default(spec, kv_dtype, Place(release, device_class)) for device_class, _ in _BLOCKS]
-    return [_row("block-size", here, [{"value": n or here, "devices": on} for n, (_, on) in zip(sizes, _BLOCKS)])]
+    sizes = {on: default(spec, kv_dtype, Place(release, device_class)) for device_class, on in _BLOCKS}
+    if sizes["AMD Instinct"] == sizes["others"]:
+        del sizes["AMD Instinct"]
+    return [_row("block-size", here, [{"value": size or here, "devices": on} for on, size in sizes.items()])]
 
 
 def _cache_types(
