@@ -3,10 +3,12 @@
 A record only has timings of attention: the read roof, the attention core over the cache, and a step with its
 projections. So only these constants can be replaced. Results of a benchmark calibrate in another way (`factor_fit`).
 
-    bandwidth       the record's read roof instead of the vendor's figure kv_overhead     b x the read roof, where the
-    core of a layer takes a + b x bytes. a, the fixed time of a kernel, is not a rate: a run over a short cache would
-    make every load slow. So this needs runs of at least two sizes of cache weight_overhead on a CPU, where launches
-    cost nothing: the read roof divided by the rate at which the projections are read
+    bandwidth       the record's read roof instead of the vendor's figure
+    kv_overhead     b x the read roof, where the core of a layer takes a + b x bytes. a, the fixed time of a kernel, is
+                    not a rate: a run over a short cache would make every load slow. So this needs runs of at least two
+                    sizes of cache
+    weight_overhead on a CPU, where launches cost nothing: the read roof divided by the rate at which the projections
+                    are read
 
 The time of a launch is the engine's: `kvcalc measure` replays a graph, which no engine does in the same way.
 """

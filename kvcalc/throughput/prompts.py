@@ -88,8 +88,7 @@ class Prompts:
         return self._model.beside([part], decoding).seconds / prompts
 
     def _of_ranks(self, prompts: float, share: float, ranks: float) -> Part:
-        """The part for `prompts` prompts. The busiest DP rank computes `share` of them, while `ranks` ranks compute
-        prompts.
+        """The part for `prompts` prompts, of which the busiest of `ranks` DP ranks computes `share`.
 
         If each computes a part, the latest one attends to most tokens: with n parts, it is n / (n + 1) through its
         prompt on average.

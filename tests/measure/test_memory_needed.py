@@ -66,7 +66,7 @@ def test_the_peak_is_within_a_tenth_of_the_need(arguments: str) -> None:
 
 
 def need_and_peak(arguments: str) -> tuple[int, int]:
-    """The bytes that kvcalc asks for, and the peak of a process that measures."""
+    """The bytes that kvcalc says a run needs, and the peak memory of the process that runs it."""
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, *arguments.split()], capture_output=True, text=True, timeout=300, check=True,
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

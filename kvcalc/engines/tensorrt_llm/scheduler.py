@@ -30,8 +30,7 @@ DISAGGREGATION = Disaggregation(2, True, True, 0, 2, (), "device memory that NIX
 
 
 def schedule(stages: int, step_tokens: int | None, *, divides: bool, overlaps: bool) -> Schedule:
-    """The scheduler for `stages` pipeline stages. `step_tokens` is the number of tokens in a step; None is the
-    default."""
+    """The scheduler for `stages` pipeline stages, with `step_tokens` tokens in a step (None: the default)."""
     return Schedule(
         "guaranteed no evict", step_tokens or STEP_TOKENS, stages, divides=divides, overlaps=overlaps and stages == 1,
         reserves_answer=True, routing=FEWEST_TOKENS, is_exact=step_tokens is not None,

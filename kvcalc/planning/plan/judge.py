@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 Layout = Union["OnePool", "TwoPools"]
 """A layout has one pool, of replicas, or two, of prefill and of decode instances. Both have the same methods."""
 
-# The fewest requests beyond a percentile, and the requests of a run as a multiple of those that run at once. All
-# clients ask at the beginning, which weighs more in a shorter run, so a closed loop has fewer requests.
+# At least this many requests of a run are beyond the percentile, and it has this many times the requests that run at
+# once. Clients all send their first request at the start. That counts for more in a shorter run, which is therefore
+# judged more strictly, so a closed loop needs fewer requests.
 _BEYOND, _BEYOND_OF_CLIENTS, _TURNOVERS = 30, 20, 10
 # The winning layout is simulated with this many seeds, or with `_FEW_SEEDS` if its times are below the share `_FAR` of
 # their targets, and once for this many seconds of load, because a shorter run does not show a queue that grows slowly.

@@ -95,7 +95,7 @@ class OnePool(NamedTuple):
         )
 
     def most_replicas(self, num_devices: int) -> int:
-        """The most replicas on so many devices. In a closed loop, every replica has a client."""
+        """The most replicas on `num_devices` devices. In a closed loop, every replica has a client."""
         most = num_devices // self.shape.devices - self.traffic.spare_replicas
         clients = self.traffic.targets.concurrency
         return max(0, most if clients is None else min(most, clients))
