@@ -1,7 +1,7 @@
 """`kvcalc plan`: how many devices does this traffic need, and which command starts the server?"""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import typer
@@ -94,7 +94,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         num_simulated=simulated,
         headroom=value_of(given, "headroom"),
         spare_replicas=value_of(given, "spare_replicas"),
-        confirm=partial(_load_of, given, text, lengths),
+        confirm=cache(partial(_load_of, given, text, lengths)),
     )
 
 

@@ -58,7 +58,8 @@ def _number_in(text: str, option: str, example: str) -> float:
     return value
 
 
-ROUTERS = ("round-robin", "random", "least-loaded", "prefix-aware")
+IN_TURN, AT_RANDOM = "round-robin", "random"
+ROUTERS = (IN_TURN, AT_RANDOM, "least-loaded", "prefix-aware")
 """Which replica gets a request (`simulation.routed`)."""
 
 

@@ -31,6 +31,7 @@ from kvcalc.planning.plan.disaggregated.instances import (
 from kvcalc.planning.plan.disaggregated.platforms import check_joined
 from kvcalc.planning.serving.throughput import Speed
 from kvcalc.planning.serving.transfer import link_bytes_per_second
+from kvcalc.question.fields import IN_TURN
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
@@ -41,7 +42,6 @@ from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.rules import Lag
 from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
-from kvcalc.simulation.routed import IN_TURN
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.simulation.simulate import (
     ask_about,

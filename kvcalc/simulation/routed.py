@@ -12,14 +12,13 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from random import Random
 
-from kvcalc.question.fields import ROUTERS
+from kvcalc.question.fields import AT_RANDOM, IN_TURN, ROUTERS
 from kvcalc.simulation.coupled import Inbox, Progress
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.load import split_concurrency
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.server import Server
 
-IN_TURN, AT_RANDOM, *_ = ROUTERS
 _RECOUNT_EVERY = 4096
 # Events at the same time: an answer ends, and then a request arrives.
 _ANSWERED, _ARRIVES = range(2)

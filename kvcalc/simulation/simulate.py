@@ -12,6 +12,7 @@ from kvcalc.planning.answers.fit_part import describe_hardware
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.layout import count_replicas
 from kvcalc.planning.serving.throughput import Speed, speed_of
+from kvcalc.question.fields import IN_TURN
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
@@ -23,7 +24,7 @@ from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.server import Server
 from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
-from kvcalc.simulation.routed import IN_TURN, serve
+from kvcalc.simulation.routed import serve
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import known_range, range_factors

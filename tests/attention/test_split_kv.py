@@ -230,18 +230,22 @@ def spilled_bytes(kernel: Any, folder: Path) -> int:
         counts = re.findall(r"\.[vs]gpr_spill_count: +(\d+)", kernel.asm["amdgcn"])
         assert len(counts) == 2
         return sum(map(int, counts))
+    (stores, loads) = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", assembled(kernel, folder))[0]
+    return int(stores) + int(loads)
+
+
+def assembled(kernel: Any, folder: Path) -> str:
+    """What ptxas says of a kernel for CUDA."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     (architecture,) = re.findall(r"^\.target (sm_\d+a?)", kernel.asm["ptx"], re.MULTILINE)
     source = folder / "kernel.ptx"
     source.write_text(kernel.asm["ptx"])
     ptxas = get_ptxas(int(re.findall(r"\d+", architecture)[0])).path
-    said = subprocess.run(
+    return subprocess.run(
         [ptxas, "-v", f"--gpu-name={architecture}", str(source), "-o", str(folder / "kernel.cubin")],
         capture_output=True, text=True, check=True,
     ).stderr  # fmt: skip
-    (stores, loads) = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)[0]
-    return int(stores) + int(loads)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,17 @@ class Case(NamedTuple):
     is_latent: bool = False
 
 
+# Of DeepSeek's latent: K, and V, which is its front.
+LATENT_WIDTHS = 576, 512
+
+
+def why_not_latent(case: Case) -> str | None:
+    """The reason why kernels for DeepSeek's latent cannot run `case`, or None if they can."""
+    if (case.k_width, case.v_width) == LATENT_WIDTHS:
+        return None
+    return f"needs a latent of 512 + 64, not {case.v_width} + {case.k_width - case.v_width}"
+
+
 class Cache(Protocol):
     """The part of a cache that a backend may read. See `kvcalc.attention.cache.TokenCache` and its subclasses."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from kvcalc.attention.backends.base import Cache, Case
+from kvcalc.attention.backends.base import LATENT_WIDTHS, Cache, Case, why_not_latent
 from kvcalc.attention.backends.libraries import Kept, Library
 from kvcalc.records import NamedTuple
 
@@ -46,7 +46,6 @@ class FlashInfer(Library):
     name, module, distribution = "flashinfer", "flashinfer", "flashinfer-python"
     workspace_bytes = 128 << 20
     head_widths = (64, 128, 256)
-    latent_widths = (576, 512)
     # The largest page of a dense cache. Small pages are split more evenly.
     page_tokens = 16
 
@@ -57,9 +56,7 @@ class FlashInfer(Library):
 
     def why_not_shape(self, case: Case) -> str | None:
         if case.is_latent:
-            if (case.k_width, case.v_width) != self.latent_widths:
-                return f"needs a latent of 512 + 64, not {case.v_width} + {case.k_width - case.v_width}"
-            return None
+            return why_not_latent(case)
         if case.k_width != case.v_width:
             return "its batch decode needs the same width for K and V"
         if case.k_width not in self.head_widths:
@@ -96,7 +93,7 @@ class FlashInfer(Library):
 
     def _run_latent(self, query: Tensor, pages: Pages, tokens: int, scale: float | None, order: int) -> Tensor:
         batch, heads, _, width = query.shape
-        rank = self.latent_widths[1]
+        rank = LATENT_WIDTHS[1]
         latent = pages.pools[0].flatten(1, 2)
 
         def make() -> Planned:

@@ -19,11 +19,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kvcalc.attention.backends import split_kv
+from kvcalc.attention.backends.base import LATENT_WIDTHS
 from kvcalc.attention.launch import launch
 
 HEADS = TOKENS = 64
 """The rows of Hopper's matrix instructions, and the tokens of a tile. Two tiles and the query fill shared memory."""
-WIDTHS = 576, 512
 _WARPS = 8
 # Its name in Triton 3.6 and later, and before.
 _barrier = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -186,18 +186,19 @@ def decode(
     query: Tensor, rows: tuple[Tensor, ...], scales: tuple[Tensor, ...], table: Tensor | None, tokens: int,
     scale: float, v_width: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """As `split_kv.decode`, for a latent of `WIDTHS`."""
+    """As `split_kv.decode`, for a latent of `LATENT_WIDTHS`."""
     ((latent,), batch, heads, axis) = rows, *query.shape[:2], 2 if table is None else 1
+    width, v_width = LATENT_WIDTHS
     (row_scale,) = scales or (query,)
     blocks, tiles = triton.cdiv(heads, HEADS), triton.cdiv(tokens, TOKENS)
     splits = split_kv.parts(batch * blocks, tiles, split_kv.device_of(query.device)[1])
-    part, log_sum = split_kv.parts_of(query, splits, WIDTHS[1])
+    part, log_sum = split_kv.parts_of(query, splits, v_width)
     launch(
         attend, (blocks, splits, batch),
         query, latent, row_scale, query if table is None else table, part, log_sum, scale * split_kv.LOG2_E, tokens,
         tiles, query.stride(0), query.stride(1), latent.stride(0), latent.stride(axis), row_scale.stride(0),
         row_scale.stride(axis), 0 if table is None else table.stride(0),
-        EACH=heads, V=WIDTHS[1], REST=WIDTHS[0] - WIDTHS[1], PAGE=0 if table is None else latent.shape[1],
+        EACH=heads, V=v_width, REST=width - v_width, PAGE=0 if table is None else latent.shape[1],
         IS_SCALED=bool(scales), HEADS=HEADS, TOKENS=TOKENS, num_warps=_WARPS,
     )  # fmt: skip
     return split_kv.merged(query, part, log_sum)

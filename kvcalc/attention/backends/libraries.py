@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvcalc.attention.backends.base import Backend, Cache, Case, dtype_name
+from kvcalc.attention.backends.base import Backend, Cache, Case, dtype_name, why_not_latent
 
 
 class Library(Backend, ABC):
@@ -145,7 +145,6 @@ class FlashMla(Library):
 
     name, module, distribution = "flashmla", "flash_mla", "flash-mla"
     page_tokens = 64
-    widths = (576, 512)
 
     def __init__(self) -> None:
         self._kept = Kept()
@@ -154,8 +153,8 @@ class FlashMla(Library):
         return super().why_not(case) if case.is_latent else "only runs MLA"
 
     def why_not_shape(self, case: Case) -> str | None:
-        if (case.k_width, case.v_width) != self.widths:
-            return f"needs a latent of 512 + 64, not {case.v_width} + {case.k_width - case.v_width}"
+        if reason := why_not_latent(case):
+            return reason
         if case.block_size not in (None, self.page_tokens):
             return f"needs blocks of {self.page_tokens} tokens, not {case.block_size}"
         # On other devices it only has kernels for prompts and for sparse attention.
@@ -217,6 +216,4 @@ class Gluon(Triton):
         return super().why_not(case) if case.is_latent else "only runs MLA"
 
     def why_not_shape(self, case: Case) -> str | None:
-        if (case.k_width, case.v_width) != FlashMla.widths:
-            return f"needs a latent of 512 + 64, not {case.v_width} + {case.k_width - case.v_width}"
-        return why_not_hopper(case.device)
+        return why_not_latent(case) or why_not_hopper(case.device)

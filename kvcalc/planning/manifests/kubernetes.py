@@ -13,14 +13,13 @@ from typing import Any
 from kvcalc.engines.command import NODE, PORT, host_of
 from kvcalc.errors import UsageError
 from kvcalc.planning.manifests.server import CACHE, Server
-from kvcalc.question.fields import ROUTERS
+from kvcalc.question.fields import AT_RANDOM
 from kvcalc.writing.manifest import Interpolated, kubernetes_file
 
 _RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
 _PERIOD_SECONDS = 10
 SEVERAL_KINDS = "Add a nodeSelector if the cluster has several kinds of devices"
 _CLAIM = "models"
-_AT_RANDOM = ROUTERS[1]
 _RDMA = "rdma/hca"
 RDMA_COMMENT = f"{_RDMA} is the resource of the cluster's RDMA device plugin, which may have another name"
 # The claim has room for files that are not loaded, such as a second format. Each device's processes share memory.
@@ -43,12 +42,13 @@ def kubernetes(server: Server) -> str:
 
 
 def _router(server: Server) -> Server | None:
-    """The router of several replicas, None if that is a Service. Raises UsageError (exit 2) if there is no such one."""
-    if server.router is None or server.replicas == 1:
+    """The router of several replicas. None if a Service is enough.
+
+    Raises UsageError (exit 2) if the engine has no router of this kind.
+    """
+    if server.router is None or server.replicas == 1 or server.router[1] == AT_RANDOM:
         return None
     engine, kind = server.router
-    if kind == _AT_RANDOM:
-        return None
     found = server.router_of([f"{server.name}-{number}.{server.name}" for number in range(server.replicas)])
     if found is None:
         text = f"--emit k8s: a Service chooses a replica at random, and {engine} has no {kind} router"
