@@ -118,10 +118,7 @@ def test_clients_with_equal_answers_may_end_together() -> None:
         "qwen3-235b-a22b", ["h100"], input_tokens=500, output_tokens=300, max_ttft_seconds=0.5, **asked
     )["best"]
     assert found is not None
-    layout: Any = {
-        name: found[name]  # type: ignore[literal-required]
-        for name in ("tensor_parallel_size", "data_parallel_size", "replicas")
-    }
+    layout: Any = {name: found[name] for name in ("tensor_parallel_size", "data_parallel_size", "replicas")}
     speed = kvcalc.SpeedQuestion(expert_parallel_size=found["expert_parallel_size"])
     simulated = kvcalc.simulate(
         "qwen3-235b-a22b", "h100", prompt_tokens=500, answer_tokens=300, requests=2000, cold=False, speed=speed,
