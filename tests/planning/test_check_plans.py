@@ -115,3 +115,18 @@ def test_what_many_plans_print_is_read_back(request: pytest.FixtureRequest) -> N
 
 def test_plans_are_not_all_empty() -> None:
     assert sum(check_plan(seed) for seed in range(8)) >= 8
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 16}, {"requests_per_second": 2.0, "disaggregate": True}], ids=str)
+def test_a_printed_server_accepts_the_longest_prompt(load: dict[str, Any]) -> None:
+    """TensorRT-LLM does not divide a prompt, and refuses one that has no room in a step (8,192 tokens by default)."""
+    link = {"transfer": "infiniband-400g"} if "disaggregate" in load else {}
+    asked: dict[str, Any] = {"engine": "tensorrt-llm", "input_tokens": 16_000, "output_tokens": 200, **load, **link}
+    printed = emit(kvcalc.plan("qwen3-8b", ["h200"], **asked), "trtllm")
+    for server in servers_in(printed):
+        check(server, find_devices("h200"), input_tokens=16_000, output_tokens=200)
+    plain = servers_in("trtllm-serve Qwen/Qwen3-8B --max_seq_len 16200")[0]
+    with pytest.raises(KvcalcError, match="refuses prompts of 16,000 tokens") as caught:
+        check(plain, find_devices("h200"), input_tokens=16_000, output_tokens=200)
+    assert caught.value.exit_code == 4
+    assert check(plain, find_devices("h200"), input_tokens=8_000, output_tokens=200)["starts"]

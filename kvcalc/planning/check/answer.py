@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from kvcalc.engines import engine_class
 from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
@@ -44,6 +45,11 @@ def check(
     # The memory does not depend on the tokens that are accepted.
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
     question, notes = asked_by(read, server.reader, devices, speed, accepted)
+    if input_tokens is not None:
+        try:
+            engine_class(question.engine).prompt_settings(question.engine_settings or {}, input_tokens, True)
+        except LayoutError as error:
+            raise DoesNotFitError(error.message, error.hint) from None
     try:
         found = fit(question)
     except LayoutError as error:
