@@ -26,7 +26,7 @@ TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
 SHAPES = [(4, 4, 64, 64), (8, 2, 128, 128), (12, 2, 80, 80), (71, 1, 64, 64), (6, 2, 24, 40), (4, 2, 192, 128)]
 LATENTS = [(16, 1, 576, 512), (40, 1, 40, 32)]
 # Architecture and number of processors. On 80, e4m3 is converted from its bits.
-HOPPER, AMPERE = (90, 132), (80, 108)
+HOPPER, AMPERE, ROCM = (90, 132), (80, 108), (0, 120)
 
 
 Cases = list[dict[str, Any]]
@@ -91,9 +91,12 @@ def test_an_interpreted_latent_is_keys_and_its_front_values(check: Any, layout: 
 
 
 def test_interpreted_lengths_and_windows(check: Any) -> None:
-    """One token, a tile and one more or less, many parts, and rings that have turned."""
+    """One token, a tile and one more or less, more parts than are merged at a time, and rings that have turned."""
     kept = {"heads": (4, 2, 32, 32), "dtype": "float16", "device": HOPPER}
-    lengths = [{"tokens": n, "layout": "dense", **kept} for n in (1, 63, 64, 65, 700, 1300)]
+    lengths = [{"tokens": n, "layout": "dense", **kept} for n in (1, 63, 64, 65, 700)]
+    lengths.append(
+        {**kept, "heads": (2, 1, 32, 32), "tokens": 1300, "layout": "dense", "stored": "int8", "device": ROCM}
+    )
     check([*lengths, *({"tokens": 90, "window": 37, "layout": layout, **kept} for layout in ("dense", "paged"))])
 
 

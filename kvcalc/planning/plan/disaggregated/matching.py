@@ -185,16 +185,11 @@ class Pair(NamedTuple):
         return max(1, ceil(self._rate_without_queue(decodes, load.concurrency) * interval - TINY))
 
     def _open(self, decodes: int, rate: float) -> Callable[[int], Times | None]:
-        interval, each = self.prefill.interval(self.transfer), rate / decodes
-        largest = self.decode.largest(self.transfer)
+        largest, each = self.decode.largest(self.transfer), rate / decodes
         if not largest or self.decode.rate(largest) * (1 + TINY) < each:
             return lambda prefills: None
         decoding = self.decode.decoding(each)
-
-        def times(prefills: int) -> Times | None:
-            return None if rate * interval >= prefills else self._timed((prefills, decodes), rate, decoding, None)
-
-        return times
+        return lambda prefills: self._timed((prefills, decodes), rate, decoding, None)
 
     def _rate_without_queue(self, decodes: int, clients: int) -> float:
         low, high = 0.0, clients / decodes
@@ -214,11 +209,7 @@ class Pair(NamedTuple):
         if -(-clients // decodes) > self.decode.largest(self.transfer):
             return lambda prefills: None
         least = self._least_prefills(decodes, Load(concurrency=clients))
-
-        def times(prefills: int) -> Times | None:
-            return None if prefills < least else self._closed_times(prefills, decodes, clients)
-
-        return times
+        return lambda prefills: None if prefills < least else self._closed_times(prefills, decodes, clients)
 
     def _closed_times(self, prefills: int, decodes: int, clients: int) -> Times | None:
         low, high = 0.0, clients / decodes
