@@ -160,6 +160,11 @@ class Engine(ABC):
         """Raise ModelError (exit 3) if the settings are not modelled for encoders."""
 
     @classmethod
+    def needed_context(cls, prompt_tokens: int, answer_tokens: int) -> int:
+        """The context with which a server accepts a request of these lengths and does not cut its answer."""
+        return prompt_tokens + answer_tokens
+
+    @classmethod
     def prompt_settings(
         cls, settings: Mapping[str, str], prompt_tokens: int, is_complete: bool = False
     ) -> Mapping[str, str]:

@@ -37,9 +37,9 @@ def with_class(spec: ModelSpec, config: Mapping[str, object]) -> ModelSpec:
         Block(block.prefix, block.numbers, tuple(weight for weight in block.weights if weight.role != HEAD))
         for block in spec.around.blocks
     ]
-    return spec._replace(
-        around=spec.around._replace(tied=False, blocks=(*blocks, *([Block("", (0,), head)] if head else ())))
-    )
+    # llama.cpp takes the embedding as the output matrix if a file has none.
+    around = spec.around._replace(tied=not head, blocks=(*blocks, Block("", (0,), head)))
+    return spec._replace(around=around)
 
 
 def _head(name: str, is_body: bool, labels: int, width: int) -> tuple[Weight, ...] | None:

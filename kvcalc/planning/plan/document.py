@@ -334,7 +334,7 @@ def _row(
     own, clients = found.most_running, traffic.targets.concurrency
     limit = found.probe.most_running(clients) if own is None else own * replicas
     layout = Layout(
-        found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
+        found.shape.tensor, found.shape.stages, traffic.context_for(kind.engine),
         limit,
         memory.document["kv_cache"]["dtype"], traffic.settings_for(kind.engine, question.engine_settings or {}),
         traffic.limit is not None,

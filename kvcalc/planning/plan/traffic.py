@@ -174,6 +174,16 @@ class Traffic(NamedTuple):
         limit = self.question.model.max_position_embeddings
         return limit if limit is not None and self.lengths.longest_tokens > limit else None
 
+    def context_for(self, engine: str) -> int:
+        """The context of a server for the longest request, beyond which the engine keeps tokens free.
+
+        It is not more than the model's limit, unless the request is.
+        """
+        longest, limit = self.lengths.longest_tokens, self.question.model.max_position_embeddings
+        prompt = min(self.lengths.longest_prompt, longest - 1)
+        needed = engine_class(engine).needed_context(prompt, longest - prompt)
+        return needed if limit is None else max(longest, min(needed, limit))
+
     @property
     def beyond_limit(self) -> str:
         """The message for requests beyond the limit."""
