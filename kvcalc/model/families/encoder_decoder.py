@@ -37,9 +37,13 @@ def _read_t5(config: ConfigReader, model_type: str) -> ModelSpec:
     shape = AttentionShape(num_heads, num_heads, width, width, hidden_size)
     own = Attention(shape, names=Projections("layer.0.SelfAttention", "q", "k", "v", "o"))
     if str(next(iter(config.items("architectures")), "")).endswith("T5EncoderModel"):
-        mixers = [(own,)] * config.num_layers("num_layers")
+        stacked = config.num_layers("num_layers")
         return config.model(
-            model_type, mixers, lambda: _t5_encoder(config, model_type, len(mixers)), positions=(), is_encoder=True
+            model_type,
+            [(own,)] * stacked,
+            lambda: _t5_encoder(config, model_type, stacked),
+            positions=(),
+            is_encoder=True,
         )
     names = Projections("layer.1.EncDecAttention", "q", "k", "v", "o", reads_encoder=True)
     mixers = (own, Attention(shape, is_cross=True, names=names))
