@@ -68,7 +68,7 @@ def confirmed(seconds: list[float], long: list[float]) -> Any:
     ],
 )
 def test_nearly_all_runs_must_meet_the_targets(
-    seconds: list[float], long: float, missed: str | None, seeds: int
+    seconds: list[float], long: list[float], missed: str | None, seeds: int
 ) -> None:
     found = confirmed(seconds, long)
     assert (found.missed, found.judged.seeds) == (missed, seeds)
