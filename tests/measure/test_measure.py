@@ -20,7 +20,7 @@ from kvcalc.measure.layers.stack import Request
 from kvcalc.measure.layers.storage import Storage
 from kvcalc.measure.sizes import budget
 from kvcalc.memory.dtypes import DTYPES
-from tests.conftest import PLAIN_PRESETS, ROOT
+from tests.conftest import PLAIN_PRESETS, ROOT, without_progress
 from tests.documents import texts, validate
 from tests.measure.quick import FAST, narrow
 
@@ -288,16 +288,27 @@ def test_a_kernel_that_reads_8_bit_rows_needs_no_memory_for_copies(model: str, m
         assert budget.need_of(spec, request._replace(storage=storage)).workspace_bytes > 8 * need.kv_cache_bytes
 
 
-def test_a_run_loads_neither_torchs_compiler_nor_sympy(start: Any, tmp_path: Path) -> None:
-    """Loading them takes seconds. torch loads them for some operations on the meta device."""
-    before = """
+def test_a_run_loads_neither_torchs_compiler_nor_sympy(tmp_path: Path) -> None:
+    """Loading them takes seconds. torch loads them for some operations on the meta device.
+
+    A process of its own, because the server of `tests.measure.processes` has loaded them.
+    """
+    code = """
+import sys
+import pytest
 from kvcalc.measure import record
+from kvcalc.__main__ import main
+from tests.measure.quick import quicken
 record.save = lambda *given: print(*({"sympy", "torch._dynamo"} & {*sys.modules}), file=sys.stderr)
+quicken(pytest.MonkeyPatch())
+sys.exit(main())
 """
-    found = start(tmp_path, *FAST, "--attention", "all", "--save", "record.json", before=before).result()
+    words = ["measure", *FAST, "--attention", "all", "--save", str(tmp_path / "record.json")]
+    found = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=ROOT)
     # Other programs on the machine may make times vary.
-    said = [line for line in found.err.splitlines() if line.strip() and not line.endswith("something else was running")]
-    assert (found.status, said) == (0, [])
+    lines = [line for line in without_progress(found.stderr).splitlines() if line.strip()]
+    said = [line for line in lines if not line.endswith("something else was running")]
+    assert (found.returncode, said) == (0, [])
 
 
 @pytest.mark.parametrize("missing", ["torch", "psutil"])
