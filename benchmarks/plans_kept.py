@@ -76,7 +76,7 @@ def kept(asked: dict[str, Any], best: Any, command: str, seed: int) -> bool:
             "replicas": decode["instances"], "prefill_replicas": prefill["instances"], "transfer": _LINK,
             "prefill_gpu": prefill["gpu"], "prefill_tensor_parallel_size": own.tensor_parallel_size,
             "prefill_data_parallel_size": own.data_parallel_size,
-            "prefill_expert_parallel_size": None if own.speed is None else own.speed.expert_parallel_size,
+            "prefill_expert_parallel_size": (own.speed or SpeedQuestion()).expert_parallel_size or 1,
         }  # fmt: skip
         gpu, server, devices = decode["gpu"], servers[1], decode["num_devices"]
     question = server_asked(server, gpu, devices)

@@ -88,7 +88,8 @@ def check(ctx: typer.Context) -> None:
             print(f"kvcalc: {server.name or server.reader.engine}: {error.message}", file=sys.stderr)
             failed = failed or error
             continue
-        starts = starts and document["starts"]
+        refused = document["requests"] is not None and document["requests"]["refused"]
+        starts = starts and document["starts"] and not refused
         if given["report"] is not None:
             write_report(ctx, {**document, **_curve_of(given, server, document)}, "check")
         output.emit(document, "check")

@@ -253,7 +253,9 @@ class CheckRequests(TypedDict):
     input_tokens: Count
     output_tokens: Count
     max_requests: Whole | None
-    """how many of them fit at once; null for any number"""
+    """how many of them fit at once; null for any number, 0 if the server refuses them"""
+    refused: str | None
+    """why the server refuses them; null if it does not"""
 
 
 class CheckCapacity(SimulatedTimes):

@@ -160,6 +160,22 @@ class Engine(ABC):
         """Raise ModelError (exit 3) if the settings are not modelled for encoders."""
 
     @classmethod
+    def needed_context(cls, prompt_tokens: int, answer_tokens: int) -> int:
+        """The context with which a server accepts a request of these lengths and does not cut its answer."""
+        return prompt_tokens + answer_tokens
+
+    @classmethod
+    def prompt_settings(
+        cls, settings: Mapping[str, str], prompt_tokens: int, is_complete: bool = False
+    ) -> Mapping[str, str]:
+        """The settings of a server that accepts prompts of `prompt_tokens` tokens: `settings` and what they lack.
+
+        If they are complete, as in a command, others have their defaults. Raises LayoutError (exit 2) if the server
+        that they describe refuses such prompts.
+        """
+        return settings
+
+    @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
         """The settings of one DP rank, from settings that count for all `replicas` together."""
         return settings

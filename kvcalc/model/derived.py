@@ -51,17 +51,25 @@ def derive(name: str) -> Release | None:
             base = _base(organisation, last[: -len(suffix)], is_copy=True)
             if base is not None:
                 return None if recipe is None else _converted(name, base, last[-len(suffix) :].lstrip("-"), recipe)
-    return _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
+    found = _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
+    edited = _EDITED.fullmatch(last)
+    if found is None and edited is not None:  # an edited copy in a type of its own
+        found = derive(f"{organisation}/{edited[1].removeprefix('Huihui-')}")
+        found = found and found._replace(name=name, aside=edited[2], is_variant=True)
+    return found
 
 
 def why_not(name: str) -> str | None:
     """What to say of a name to which a rule seems to apply, but does not. None if there is nothing to say."""
-    path, _, _ = name.casefold().partition(":")
+    path, _, tag = name.casefold().partition(":")
     row = presets.shipped_table("ollama").get(path)
-    if row is not None:
+    if row is not None and not tag.endswith("cloud"):
         return f"ollama's {path} has the tags {', '.join(row['tags'])}, and their variants and types."
     if path in _REFUSED:
         return f"{_REFUSED[path]}."
+    for end, reason in _TABLE["no_models"].items():
+        if re.fullmatch(end, name.casefold()):
+            return f"{reason}."
     for suffix, recipe in _TABLE["own_suffixes"].get(path.partition("/")[0], {}).items():
         if recipe is None and path.endswith(suffix):
             return f"whether the {suffix.lstrip('-')} copies of this publisher ask for an fp8 cache was not found."
@@ -105,16 +113,22 @@ def _base(
 
 
 def _same(last: str, organisation: str | None) -> Release | None:
-    """The release called `last`, or the one whose name differs only in what is left aside. None if two models are."""
+    """The release called `last`, or the one whose name differs only in what is left aside. None if two models are.
+
+    A model whose original is quantized counts (Kimi-K2-Thinking), a copy in another type does not.
+    """
     own = published_as(last.casefold())
     if own is not None and _is_of(own.name, organisation):
-        return own if own.recipe is None else None
+        ends = tuple(suffix for suffix, _ in _suffixes(own.name.partition("/")[0].casefold()))
+        return own if own.recipe is None or not own.name.casefold().endswith(ends) else None
     wanted = _key(last)
     found: dict[str, Release] = {}
     for each in (*_aliases(), *(release for release in releases() if release.recipe is None)):
-        # Nvidia's original releases have the type in their names.
-        theirs = each.name.partition("/")[2].removesuffix("-BF16")
-        if _is_of(each.name, organisation) and _key(theirs) == wanted:
+        # Nvidia's original releases have the type in their names, and some have the publisher, which copies leave out.
+        publisher, _, theirs = each.name.partition("/")
+        key = _key(theirs.removesuffix("-BF16"))
+        is_short = organisation is None and key[0] == publisher.casefold() and key[1:] == wanted
+        if _is_of(each.name, organisation) and (key == wanted or is_short):
             found.setdefault(each.preset, each)
     if len(found) != 1:
         return None
@@ -177,7 +191,7 @@ def _of_type(base: Release, file_type: str, written: str) -> Recipe | None:
 
 
 def _from_ollama(model: str, tag: str) -> Release | None:
-    """ollama's NAME or NAME:TAG. A tag may add a variant and a type: `8b-instruct-q8_0`."""
+    """ollama's NAME or NAME:TAG. A tag may add a variant, words of the model's name, and a type: `22b-v0.1-q8_0`."""
     table = presets.shipped_table("ollama")
     row = table.get(model)
     if row is None:
@@ -188,7 +202,8 @@ def _from_ollama(model: str, tag: str) -> Release | None:
         return None
     rest = [part for part in tag[len(size) :].split("-") if part]
     types = [part for part in rest if part in _GGUF_TYPES]
-    if len(types) > 1 or any(part not in _GGUF_TYPES | _ASIDE for part in rest):
+    words = _GGUF_TYPES | _ASIDE | {*re.split("[-_]", row["tags"][size].casefold().partition("/")[2])}
+    if len(types) > 1 or any(part not in words and f"{part}.0" not in words for part in rest):
         return None
     stated = row.get("type")
     default = (stated.get(size) if isinstance(stated, dict) else stated) or _TABLE["gguf"]["default"]

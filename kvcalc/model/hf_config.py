@@ -43,6 +43,10 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     key that may change the cache.
     """
     spec = _read_any(config, name, source, strict)
+    if "architectures" in config:
+        from kvcalc.model.classes import with_class
+
+        spec = with_class(spec, config)
     has_towers = not _TOWERS.isdisjoint(config) or config.get("model_type") in _WITH_HIDDEN_TOWERS
     return spec._replace(multimodal=config) if has_towers else spec
 

@@ -193,6 +193,7 @@ class ConfigReader(TypedConfig):
             max_position_embeddings=self.optional_integer(*positions),
             torch_dtype=self.torch_dtype(),
             is_encoder=is_encoder,
+            is_bidirectional=self.config.get("is_causal") is False,
             encoder_tokens=encoder_tokens,
             has_fixed_encoder=has_fixed_encoder,
             around=around,

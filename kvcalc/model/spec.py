@@ -65,7 +65,8 @@ class ModelSpec(NamedTuple):
 
     `attention` is the shape of most of the attention modules; each layer's mixers have their own shape. `torch_dtype`
     is the dtype in the config, or None if the config does not name one. `is_encoder`: the model never decodes, so no
-    engine keeps its K and V.
+    engine keeps its K and V. `is_bidirectional`: the config of a decoder says so (is_causal: false), and an engine
+    whose class for it reads that keeps none either (`Engine.kept`).
     `encoder_tokens` is the length of the encoder's output if the workload does not give one; None means that the
     workload must give it. `has_fixed_encoder`: the workload cannot change that length (Whisper).
     `around` holds the weights outside the layers. It is None if the model's weights are not counted, and
@@ -99,6 +100,7 @@ class ModelSpec(NamedTuple):
     max_position_embeddings: int | None
     torch_dtype: str | None
     is_encoder: bool = False
+    is_bidirectional: bool = False
     encoder_tokens: int | None = None
     has_fixed_encoder: bool = False
     around: Around | None = None

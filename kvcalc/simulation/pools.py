@@ -29,6 +29,7 @@ from kvcalc.planning.plan.disaggregated.instances import (
     without_hits,
 )
 from kvcalc.planning.plan.disaggregated.platforms import check_joined
+from kvcalc.planning.serving.admission import accept_prompts
 from kvcalc.planning.serving.throughput import Speed
 from kvcalc.planning.serving.transfer import link_bytes_per_second
 from kvcalc.question.fields import IN_TURN
@@ -245,6 +246,7 @@ def _decode_pool(question: Question, needs: Disaggregation, longest: tuple[int, 
 def _scheduled(question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note]) -> _Pool:
     """An instance for requests of up to `longest` tokens: in all, and in the prompt."""
     case, prefixes = case_of(question)
+    accept_prompts(case, longest[1], notes)
     speed = known_speed(case, notes)
     notes += case.notes
     scheduler = scheduler_of(case, speed.model, longest[0], buffer_bytes(needs, case, longest[1]))

@@ -11,6 +11,7 @@ from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.fit_part import describe_hardware
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.layout import count_replicas
+from kvcalc.planning.serving.admission import accept_prompts
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.fields import IN_TURN
 from kvcalc.question.question import Question, SpeedQuestion
@@ -60,6 +61,7 @@ def simulate(
 
         case = place_layers(case)
     notes = [*case.notes, *of_load]
+    accept_prompts(case, max(request.prompt_tokens for request in requests), notes)
     speed = known_speed(case, notes)
     number = replicas or count_replicas(case.devices.num_devices, case.workload)
     _check_devices(devices.num_devices, number, case.workload.num_devices)

@@ -28,6 +28,8 @@ class Prompts:
         self.alone = self.lone = model.prefill(input_tokens, 1, cached_tokens).seconds
         if len(parts) > 1:
             self.lone = sum(model.alone([Part(*part)]).seconds for part in parts)
+        elif rules.divides and self.missed > rules.step_tokens:
+            self.lone = self._divided()
         self.launching = model.launch_wait(self.alone)
         # With prompts in steps of their own, decoding requests take no room in a step.
         self._full = self._most(0.0)
@@ -35,6 +37,17 @@ class Prompts:
         # The time that a prompt adds to a prompt step that has other prompts.
         self._work = 0.0 if rules.mixes else model.prefill_work(input_tokens, cached_tokens).seconds
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
+
+    def _divided(self) -> float:
+        """The seconds of the steps of a prompt that has more tokens than a step, which run after each other.
+
+        Each later one attends to more tokens, and that adds time in proportion.
+        """
+        model, size, rest = self._model, self._rules.step_tokens, self.missed % self._rules.step_tokens
+        share, end = model.share_of_prompts(1), self._input - rest
+        whole = [Part(self._cached, self._cached + size, share), Part(end - size, end, share)]
+        seconds = sum(model.alone([part]).seconds for part in whole) / 2 * (self.missed // size)
+        return seconds + (model.alone([Part(end, self._input, share)]).seconds if rest else 0.0)
 
     @property
     def together(self) -> float:

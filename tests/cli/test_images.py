@@ -14,6 +14,9 @@ def test_the_tokens_of_the_images(kvcalc: Any) -> None:
     # 1,080 is 39 and 1,920 is 69 merged patches of 28 pixels.
     assert (images["count"], images["tokens_per_image"], images["tokens"]) == (2, 39 * 69, 2 * 39 * 69)
     assert (images["encoder_cache_tokens"], images["encoder_cache_bytes"]) == (16384, 16384 * 3584 * 2)
+    # Qwen3-VL's embeddings have the output of three more layers of the tower beside the last one's.
+    images = kvcalc("estimate", "qwen3-vl-8b", "--engine", "vllm", *options).json["workload"]["images"]
+    assert images["encoder_cache_bytes"] == 16384 * 4 * 4096 * 2
     assert kvcalc("estimate", "qwen2.5-vl-7b", *options).json["workload"]["images"]["encoder_cache_tokens"] is None
     assert kvcalc("estimate", "qwen2.5-vl-7b", "--json").json["workload"]["images"] is None
 

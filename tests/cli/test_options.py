@@ -39,7 +39,7 @@ VALUES = {
     "kv-bits": "8", "gdn-prefill-backend": "triton", "decode-context-parallel-size": "1",
     "pp-layer-partition": "32", "mamba-cache-mode": "align", "mamba-cache-dtype": "float32",
     "mamba-ssm-cache-dtype": "float32", "kv-cache-dtype-skip-layers": "0", "prefill-context-parallel-size": "1",
-    "attn-cp-size": "1",
+    "attn-cp-size": "1", "max-num-tokens": "4096",
 }  # fmt: skip
 DECLARED = [(engine, option) for engine, options in OPTIONS.items() for option in options]
 

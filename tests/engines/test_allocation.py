@@ -19,9 +19,9 @@ FACTS = {
     "at", "attended", "auto_context", "block_tokens", "check_auto_context", "check_context", "check_encoder",
     "check_ranks", "check_start", "cut", "default_block", "device_defaults", "device_settings", "divide_cache",
     "divide_rows", "divides_tokens", "entries", "entry_sizes", "kept", "known_releases", "kv_dtype", "loaded_tables",
-    "lookahead_tokens", "pool_limit", "prompt_division", "prompt_ranks_in", "replica_settings", "reserve", "reuse",
-    "rules_used", "split_layers", "stage_bounds", "weight_dtype", "weight_padding", "with_default_block",
-    "disaggregation", "schedule",
+    "lookahead_tokens", "needed_context", "pool_limit", "prompt_division", "prompt_ranks_in", "prompt_settings",
+    "replica_settings", "reserve", "reuse", "rules_used", "split_layers", "stage_bounds", "weight_dtype",
+    "weight_padding", "with_default_block", "disaggregation", "schedule",
 }  # fmt: skip
 
 

@@ -99,6 +99,18 @@ def test_vllm_profiles_the_vision_tower() -> None:
     assert "encoder cache of 114,688 tokens" in lines(ask("vllm", context_tokens=2**20, images=images))
 
 
+def test_vllm_keeps_the_rows_of_deepstack_and_long_videos_of_old_releases() -> None:
+    """qwen3_vl.py of vLLM: torch.cat of the levels (0.11.0 and 0.33.0); videos of 12.5 x 12,288 tokens before 0.13."""
+    images = ImageRule(lambda width, height: 1, 16384, 4, 1152, 2 * 4304, rows=4)
+    assert lines(ask("vllm", images=images))["encoder cache of 16,384 tokens"] == 16384 * 4 * 4096 * 2
+    old = lines(ask("vllm", images=images, release=Release.of(0, 12)))
+    assert old["encoder cache of 153,600 tokens"] == 153_600 * 4 * 4096 * 2
+    assert "encoder cache of 16,384 tokens" in lines(ask("vllm", images=images, release=Release.of(0, 13)))
+    assert "encoder cache of 16,384 tokens" in lines(
+        ask("vllm", images=images._replace(rows=1), release=Release.of(0, 12))
+    )
+
+
 def test_vllm_gathers_latents_for_sparse_attention() -> None:
     name = "sparse attention workspace"
     assert lines(ask("vllm", has_sparse_latent=True, context_tokens=8192))[name] == 5 * 8192 * 1152

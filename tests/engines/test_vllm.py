@@ -181,3 +181,36 @@ def test_falcons_new_architecture_keeps_its_kv_heads() -> None:
 def test_options_vllm_does_not_take(options: dict[str, Any], error: str) -> None:
     with pytest.raises(UsageError, match=error):
         pool("llama-3-8b", 4096, **options)
+
+
+QWEN2 = {
+    "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+}  # fmt: skip
+"""A small decoder of a type whose class in vLLM reads is_causal."""
+
+
+def test_no_cache_for_a_decoder_that_reads_later_tokens() -> None:
+    """Qwen2DecoderLayer has an EncoderOnlyAttention with is_causal: false (qwen2.py, vLLM 0.33.0)."""
+    causal = kvcalc.read_config(QWEN2, "x", "x")
+    both_ways = kvcalc.read_config({**QWEN2, "is_causal": False}, "x", "x")
+    named = kvcalc.read_config({**QWEN2, "architectures": ["Qwen2BidirectionalModel"]}, "x", "x")
+    assert kvcalc.estimate(causal, engine="vllm")["kv_cache"]["total_bytes"] > 0
+    assert kvcalc.estimate(both_ways, engine="vllm")["kv_cache"]["total_bytes"] == 0
+    assert kvcalc.estimate(named, engine="vllm")["kv_cache"]["total_bytes"] == 0
+    # SGLang's class does not read the key, and its pool has rows for every token.
+    assert kvcalc.estimate(both_ways, engine="sglang")["kv_cache"]["total_bytes"] > 0
+
+
+def test_a_class_that_does_not_read_is_causal_keeps_its_cache() -> None:
+    """Gpt2's class has no such rule, so the key changes nothing."""
+    config = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 64, "n_positions": 64}
+    models = [kvcalc.read_config(own, "x", "x") for own in (config, {**config, "is_causal": False})]
+    causal, other = (kvcalc.estimate(model, engine="vllm", context_tokens=64) for model in models)
+    assert causal["kv_cache"]["total_bytes"] == other["kv_cache"]["total_bytes"] > 0
+
+
+def test_states_beside_attention_in_both_directions_are_not_modelled() -> None:
+    model = kvcalc.load_model("qwen3-next-80b-a3b")._replace(is_bidirectional=True)
+    with pytest.raises(ModelError, match="is_causal: false"):
+        kvcalc.estimate(model, engine="vllm")

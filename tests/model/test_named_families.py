@@ -10,6 +10,7 @@ import kvcalc as library
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import FullAttention, IndexerKeys, LatentAttention, SlidingWindowAttention
 from kvcalc.model.hf_config import read_config
+from kvcalc.model.spec import all_caches
 
 PLAIN = {"num_hidden_layers": 3, "num_attention_heads": 8, "hidden_size": 512}
 GPT = {"n_layer": 3, "n_head": 8, "n_embd": 512}
@@ -239,3 +240,24 @@ def test_indexers_of_deepseek_s_kin() -> None:
         layers("axk1", PLAIN, layer_types=["sliding_attention"] * 3)
     with pytest.raises(ModelError, match="use_mla"):
         layers("axk1", PLAIN, use_mla=False)
+
+
+def test_a_puzzle_model_has_the_caches_of_nemotron_h_and_no_counted_weights() -> None:
+    """NemotronHPuzzleConfig, SGLang 0.5.23: each layer may have its own number of experts."""
+    nemotron = {
+        "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 8,
+        "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4, "hybrid_override_pattern": "ME*",
+    }  # fmt: skip
+    blocks: list[dict[str, object]] = [{"block_type": "mamba"}, {"n_routed_experts": 2}, {"block_type": "attention"}]
+    own, puzzle = {"model_type": "nemotron_h", **nemotron}, {"model_type": "nemotron_h_puzzle", **nemotron}
+    found = read_config({**puzzle, "block_configs": blocks}, "x", "x")
+    assert all_caches(found) == all_caches(read_config(own, "x", "x"))
+    assert found.around is None
+    with pytest.raises(ModelError, match="num_key_value_heads"):
+        read_config({**puzzle, "block_configs": [*blocks[:2], {"num_key_value_heads": 1}]}, "x", "x")
+
+
+def test_an_encoder_of_modernbert_sees_its_window_on_both_sides() -> None:
+    encoder = read_config({"model_type": "modernbert", **PLAIN}, "x", "x")
+    assert encoder.is_encoder
+    assert [cache.window for cache in all_caches(encoder) if isinstance(cache, SlidingWindowAttention)] == [129]

@@ -67,6 +67,13 @@ TAKEN = {
     "gemma-3-27b-it": ("gemma-3-27b", "bf16", 131_072),
     "google/gemma-2-9b-it": ("gemma-2-9b", "bf16", 8_192),
     "google/gemma-7b-it": ("gemma-7b", "bf16", 8_192),
+    # An ollama tag with words of the model's own name, a publisher's name that copies leave out, an edited copy in a
+    # type of its own, and copies of a model whose original is quantized.
+    "codestral:22b-v0.1-q4_0": ("codestral-22b", "q4_0", 32_768),
+    "tinyllama:1.1b-chat-v1-q4_0": ("tinyllama-1.1b", "q4_0", 2_048),
+    "RedHatAI/Nemotron-Nano-9B-v2-FP8-dynamic": ("nemotron-nano-9b-v2", "fp8", 131_072),
+    "huihui-ai/Huihui-gpt-oss-20b-BF16-abliterated": ("gpt-oss-20b", "bf16", 131_072),
+    "mlx-community/Kimi-K2-Thinking-4bit": ("kimi-k2", "mlx-4bit", 262_144),
     "deepseek-ai/DeepSeek-V3-0324": ("deepseek-v3", "fp8", 163_840),
     "deepseek-v3-0324": ("deepseek-v3", "fp8", 163_840),
     "deepseek-ai/DeepSeek-R1-0528": ("deepseek-r1", "fp8", 163_840),
@@ -184,12 +191,14 @@ REFUSED = {
     "meta-llama/Llama-3.1-405B-Instruct-FP8": (),
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": (),
     "nvidia/DeepSeek-V4-Flash-NVFP4": (),
-    "amd/Llama-3.1-405B-Instruct-FP8-KV": (),
+    "kimi-k2.5:cloud": (),
+    "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3": (),
     # Their caches may be fp8.
     "nvidia/DeepSeek-R1-NVFP4": (),
     "poolside/Laguna-XS.2-FP8": (),
     "someone/Qwen3-32B-NVFP4": (),
-    "amd/Llama-3.3-70B-Instruct-MXFP4-Preview": (),
+    "codestral:22b-v0.2-q4_0": (),
+    "nvidia/gpt-oss-120b-Eagle3": (),
     "nvidia/NVIDIA-Nemotron-Nano-9B-v2-FP8": (),
     "Qwen/Qwen3-32B-NVFP4": (),
     # A bare name with a suffix that its publisher does not use: others do, each in its own way.
@@ -269,6 +278,22 @@ def test_an_uncertain_name_is_refused_with_what_to_type(name: str) -> None:
         assert preset is not None
         offered = {other, *(alias.casefold() for alias in preset.aliases)} & {word.rstrip(".,;") for word in words}
         assert not offered - {own}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("kimi-k2.5:cloud", "ollama runs a cloud tag on its own servers."),
+        ("gpt-oss:120b-cloud", "ollama runs a cloud tag on its own servers."),
+        ("RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3", "give it as --draft-model."),
+        ("nvidia/gpt-oss-120b-Eagle3", "give it as --draft-model."),
+        ("codestral:22b-v0.2-q4_0", "ollama's codestral has the tags 22b"),
+    ],
+)
+def test_what_is_no_model_of_its_own_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(name)
+    assert reason in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("address", ["https://huggingface.co/Qwen/Qwen3-32B", "hf.co/Qwen/Qwen3-32B"])
@@ -370,6 +395,12 @@ def test_a_note_says_what_every_part_of_the_name_means() -> None:
     )
     assert load_model("meta-llama/Llama-3.1-70B-Instruct").remarks == ()
     assert load_model("llama-3.1-70b").remarks == ()
+
+
+def test_engines_do_not_take_the_type_of_the_cache_from_quarks_configs() -> None:
+    """resolve_kv_cache_dtype_string of vLLM 0.33.0 and kv_cache_dtype.py of SGLang 0.5.23 read none of its keys."""
+    for engine in ("vllm", "sglang"):
+        assert answer("amd/Llama-3.3-70B-Instruct-FP8-KV", engine=engine)["kv_cache"]["dtype"] == "bf16"
 
 
 def test_vllm_takes_the_cache_type_that_nvidias_checkpoint_asks_for() -> None:

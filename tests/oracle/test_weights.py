@@ -283,7 +283,7 @@ _FAMILIES_NOT_COUNTED = (
 NOT_COUNTED = set(
     (
         "axk1 axk2 diffusion_gemma_text gemma4_unified_assistant gpt_neo hy_v4 jetmoe "
-        "modernbert-decoder recurrent_gemma rwkv6 step3p5 youtu"
+        "modernbert modernbert-decoder recurrent_gemma rwkv6 step3p5 youtu"
     ).split()
 ) | {model_type for model_type, module in FAMILIES.items() if module in _FAMILIES_NOT_COUNTED and model_type != "bert"}
 
@@ -292,10 +292,11 @@ def test_every_counted_family_is_compared() -> None:
     compared = {model_type for model_type, _ in ALL} | {case[0] for case in TEXT_MODELS}
     compared |= {config.get("text_config", {}).get("model_type", outer) for outer, config in TOWERS}
     counted = {model_type for model_type in model_types() if row(model_type).get("vocab_size")} | set(FAMILIES)
-    # These are read as another type that is compared: DeepSeek-V3, LLaMA, Phi-3, Qwen2. Molmo and Qwen have no class in
-    # Transformers, and are compared with published checkpoints (tests/model/test_towers.py). Nor has Ling 2.0, which is
-    # compared with published parameters. Gemma 4's drafter is no model of its own (tests/planning/test_drafting.py).
+    # These are read as another type that is compared: DeepSeek-V3, LLaMA, Phi-3, Qwen2 and Qwen3. Molmo and Qwen have
+    # no class in Transformers, and are compared with published checkpoints (tests/model/test_towers.py). Nor has Ling
+    # 2.0, which is compared with published parameters. Gemma 4's drafter is no model of its own
+    # (tests/planning/test_drafting.py).
     assert counted - compared - NOT_COUNTED == {
-        "bailing_moe_v2", "gemma4_assistant", "kimi_k2", "llava", "llava_llama", "llava_mistral", "llava_qwen", "mimo",
-        "molmo", "phi3_v", "phi4", "phi4mm", "qwen",
+        "bailing_moe_v2", "gemma4_assistant", "kimi_k2", "llama_bidirec", "llava", "llava_llama", "llava_mistral",
+        "llava_qwen", "mimo", "mimo_v2_asr", "molmo", "phi3_v", "phi4", "phi4mm", "qwen", "sdar", "sdar_moe",
     }  # fmt: skip

@@ -115,3 +115,41 @@ def test_what_many_plans_print_is_read_back(request: pytest.FixtureRequest) -> N
 
 def test_plans_are_not_all_empty() -> None:
     assert sum(check_plan(seed) for seed in range(8)) >= 8
+
+
+LOADS = [{"concurrency": 16}, {"requests_per_second": 2.0, "disaggregate": True, "transfer": "infiniband-400g"}]
+
+
+def refusal(command: str, input_tokens: int, output_tokens: int) -> str | None:
+    """Why the last server that a text starts refuses requests."""
+    found = check(
+        servers_in(command)[-1], find_devices("h200"), input_tokens=input_tokens, output_tokens=output_tokens
+    )  # fmt: skip
+    assert found["starts"]
+    assert found["requests"] is not None
+    assert (found["requests"]["max_requests"] == 0) == (found["requests"]["refused"] is not None)
+    return found["requests"]["refused"]
+
+
+@pytest.mark.parametrize("load", LOADS, ids=str)
+@pytest.mark.parametrize("lengths", [(16_000, 200), (2_000, 4)], ids=str)
+@pytest.mark.parametrize("engine", ENGINES[:3])
+def test_a_printed_server_accepts_the_requests(engine: str, lengths: tuple[int, int], load: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"input_tokens": lengths[0], "output_tokens": lengths[1], "engine": engine, **load}
+    document = kvcalc.plan("qwen3-8b", ["h200"], **asked)
+    assert refusal(emit(document, start_command(engine).program), *lengths) is None
+
+
+def test_a_server_refuses_what_its_engine_has_no_room_for() -> None:
+    """TensorRT-LLM does not divide a prompt over steps of 8,192 tokens; SGLang keeps some of the context free."""
+    served = "trtllm-serve Qwen/Qwen3-8B --max_seq_len 16200"
+    assert "refuses prompts of 16,000 tokens" in str(refusal(served, 16_000, 200))
+    assert refusal(f"{served} --max_num_tokens 16000", 16_000, 200) is None
+    assert refusal(served, 8_000, 200) is None
+    served = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --context-length"
+    assert refusal(f"{served} 2202", 2_000, 200) is None
+    assert "they need a context of 2,202 tokens" in str(refusal(f"{served} 2200", 2_000, 200))
+    assert "they need a context of 2,007 tokens" in str(refusal(f"{served} 2005", 2_000, 4))
+    served = "vllm serve Qwen/Qwen3-8B --max-model-len"
+    assert refusal(f"{served} 2200", 2_000, 200) is None
+    assert "they need a context of 2,200 tokens" in str(refusal(f"{served} 2199", 2_000, 200))

@@ -109,3 +109,21 @@ def test_layouts_of_a_row_are_judged_at_the_same_end() -> None:
     dense = kvcalc.plan("llama-3.3-70b", ["h100"], **asked)["best"]
     assert dense is not None
     assert dense["tpot_judged_at"] == "upper_end"
+
+
+def test_clients_with_equal_answers_may_end_together() -> None:
+    """The closed form says 230 ms for one replica, and its simulation 579 ms: all prompts come at once."""
+    asked: dict[str, Any] = {"engine": "tensorrt-llm", "concurrency": 64}
+    found = kvcalc.plan(
+        "qwen3-235b-a22b", ["h100"], input_tokens=500, output_tokens=300, max_ttft_seconds=0.5, **asked
+    )["best"]
+    assert found is not None
+    layout: Any = {name: found[name] for name in ("tensor_parallel_size", "data_parallel_size", "replicas")}
+    speed = kvcalc.SpeedQuestion(expert_parallel_size=found["expert_parallel_size"])
+    simulated = kvcalc.simulate(
+        "qwen3-235b-a22b", "h100", prompt_tokens=500, answer_tokens=300, requests=2000, cold=False, speed=speed,
+        router="random", **asked, **layout,
+    )  # fmt: skip
+    (ttft,) = (row for row in simulated["times"] if row["metric"] == "ttft")
+    assert ttft["mean_seconds"] is not None
+    assert ttft["mean_seconds"] <= 0.5

@@ -72,3 +72,9 @@ def test_short_options_as_llama_cpp_spells_them(kvcalc: Any) -> None:
     assert engine["kv_cache"]["dtype"] == "q8_0/q4_0"
     assert (engine["engine"]["n_seq_max"], engine["engine"]["n_stream"]) == (2, 1)
     assert (engine["engine"]["ubatch_size"], engine["engine"]["flash_attn"]) == (256, "on")
+
+
+def test_a_document_without_speed_and_limits_has_no_warnings_about_them() -> None:
+    asked: Any = {"devices": kvcalc.find_devices("h100"), "batch_size": 4}
+    found = compare_engines(Question(loaded("qwen3-8b"), engine="vllm,llama.cpp", **asked))
+    assert [warning for warning in found["warnings"] if warning["part"] in ("throughput", "fit")] == []

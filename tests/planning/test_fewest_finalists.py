@@ -33,10 +33,12 @@ class KnownJudge:
         return Fake(missed=missed, is_alone=False, layout=Fake(numbers=numbers), judged=judged)
 
 
-def option(guess: int, *, devices: int = 2, max_devices: int = 64, clients: int | None = None) -> Any:
+def option(
+    guess: int, *, devices: int = 2, max_devices: int = 64, clients: int | None = None, least: int = 1
+) -> Any:  # fmt: skip
     found = Fake(
         kind=Fake(max_devices=max_devices), shape=Fake(devices=devices), replicas=guess, numbers=(guess,),
-        traffic=Fake(targets=Fake(concurrency=clients), spare_replicas=0),
+        traffic=Fake(targets=Fake(concurrency=clients), spare_replicas=0), least_replicas=least,
     )  # fmt: skip
     found.most_replicas = lambda number: OnePool.most_replicas(found, number)  # type: ignore[arg-type]
     return found
@@ -64,6 +66,16 @@ def test_a_request_that_is_too_slow_alone_is_not_helped_by_replicas() -> None:
     judge: Any = KnownJudge((2,), alone_misses=True)
     found: Any = _fewest_replicas(judge, option(4), None)
     assert (found.missed, judge.simulated) == ("too slow", [])
+
+
+def test_no_layout_is_taken_that_the_closed_form_calls_overloaded() -> None:
+    """A run in which it keeps up may be too short for a queue that grows slowly. A trace ends."""
+    judge: Any = KnownJudge((3,))
+    found: Any = _fewest_replicas(judge, option(4, least=5), None)
+    assert (found.layout.numbers, found.missed) == ((5,), None)
+    assert _fewest_replicas(judge, option(4, least=5), Fake(layout=Fake(num_devices=8))) is None  # type: ignore[arg-type]
+    found = _fewest_replicas(KnownJudge((3,), has_trace=True), option(4, least=5), None)  # type: ignore[arg-type]
+    assert found.layout.numbers == (3,)
 
 
 @pytest.mark.parametrize(("most_devices", "answer"), [(1, None), (8, (4, "late")), (12, (5, None)), (64, (5, None))])

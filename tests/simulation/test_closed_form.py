@@ -41,6 +41,24 @@ def test_means_are_those_of_the_closed_form(engine: str, load: tuple[int, int, i
     assert found["results"]["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=within)
 
 
+@pytest.mark.parametrize(
+    ("engine", "settings"),
+    [
+        ("vllm", {"max-num-batched-tokens": "256"}),
+        ("sglang", {"chunked-prefill-size": "256"}),
+        ("tensorrt-llm", {"max-num-tokens": "64", "enable-chunked-prefill": True}),
+    ],
+)
+def test_so_is_that_of_one_prompt_in_many_steps(engine: str, settings: dict[str, Any]) -> None:
+    """Each step reads the weights again, so the prompt takes longer than in one step."""
+    serving = estimated(MODEL, DEVICE, engine, 16_000, 100, 1, engine_settings=settings)
+    found = kvcalc.simulate(
+        MODEL, DEVICE, engine=engine, engine_settings=settings, prompt_tokens=16_000, answer_tokens=100, concurrency=1,
+        requests=3,
+    )  # fmt: skip
+    assert serving["steady_ttft_seconds"] == pytest.approx(found["results"]["steady_ttft_seconds"], rel=0.05)
+
+
 @pytest.mark.parametrize("load", [(1000, 1000, 120), (4000, 1000, 60), (200, 2000, 200)], ids=str)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_so_are_those_of_requests_that_wait_for_memory(engine: str, load: tuple[int, int, int]) -> None:

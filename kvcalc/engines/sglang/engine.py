@@ -283,6 +283,15 @@ class Sglang(Engine):
         """Whether every further page takes the same bytes: there is no window pool, and no table of requests."""
         return not pools.widest_window and self.chosen.max_running_requests is None
 
+    @classmethod
+    def needed_context(cls, prompt_tokens: int, answer_tokens: int) -> int:
+        """A prompt leaves more than six tokens of the context free, and a prompt and its answer two.
+
+        Source: get_worker_info (managers/tp_worker.py), validate_input_length (managers/utils.py) and
+        init_req_max_new_tokens (managers/scheduler.py) of SGLang 0.5.23.
+        """
+        return prompt_tokens + max(7, answer_tokens + 2)
+
     def check_context(self, tokens: int) -> None:
         length = self.chosen.context_length
         if length is not None and length < tokens:

@@ -116,6 +116,27 @@ class TensorrtLlm(Engine):
         if self._has_window_pools and any(isinstance(cache, LatentAttention) for cache in all_caches(self.spec)):
             raise UsageError("--max-attention-window: MLA has one pool", "give one window, or leave it out")
 
+    @classmethod
+    def prompt_settings(
+        cls, settings: Mapping[str, str], prompt_tokens: int, is_complete: bool = False
+    ) -> Mapping[str, str]:
+        """A prompt that is not divided must fit into a step, in a busy server beside the tokens of other requests.
+
+        Source: test_max_num_token_check (tests/unittest/llmapi/test_llm.py).
+        """
+        chosen = _parse(settings)
+        given = chosen.step_tokens if is_complete else chosen.max_num_tokens
+        if chosen.enable_chunked_prefill or (given is not None and prompt_tokens <= given):
+            return settings
+        if given is not None:
+            raise LayoutError(
+                f"--max-num-tokens {given}: TensorRT-LLM refuses prompts of {prompt_tokens:,} tokens, because it "
+                "does not divide them",
+                f"--max-num-tokens {prompt_tokens}, or --enable-chunked-prefill",
+            )
+        needed = prompt_tokens + (chosen.max_batch_size or cls._default_running)
+        return {**settings, "max-num-tokens": str(needed)} if needed > STEP_TOKENS else settings
+
     @property
     def _has_window_pools(self) -> bool:
         return len(set(self.chosen.max_attention_window or ())) > 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines.account import BatchLine, BlockPool, Line, PoolFigures, PoolLimit, RunningPool, block_table
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
-from kvcalc.engines.declarations import unread_types
+from kvcalc.engines.declarations import types_of, unread_types
 from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.vllm.account import Plan, account
@@ -167,6 +167,10 @@ class Vllm(Engine):
 
     @classmethod
     def kept(cls, spec: ModelSpec) -> ModelSpec:
+        if spec.is_bidirectional and spec.model_type in types_of("vllm", "both_ways"):
+            if keeps_states(spec):
+                raise ModelError(f"{spec.name}: states beside attention with is_causal: false are not modelled")
+            return spec._replace(is_encoder=True)
         if spec.model_type in QWEN4:
             return _with_replicated_inputs(spec)
         return _expanded(spec) if spec.model_type == "minicpm3" and spec.attention.is_latent else spec

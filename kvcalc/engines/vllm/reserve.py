@@ -32,6 +32,9 @@ _LOW, _HIGH = 0.7, 1.6
 # Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py; the log
 # says "default since v0.21.0").
 _GRAPHS_SINCE = Release.of(0, 21)
+# Before 0.13, Qwen3-VL's video counts 12.5 tokens for each of the 12,288 of its longest edge (get_max_video_tokens,
+# model_executor/models/qwen3_vl.py, 0.11.0), and the cache of embeddings is filled up to that budget.
+_LONG_VIDEOS, _LONG_VIDEO_TOKENS = (Release.of(0, 11), Release.of(0, 13)), 153_600
 
 
 def reserve(question: Question) -> Reserve:
@@ -62,9 +65,10 @@ def reserve(question: Question) -> Reserve:
     if question.images is not None:
         # The embeddings of images, in the type of the model (v1/core/encoder_cache_manager.py).
         cached = max(tokens, question.images.most_at(question.context_tokens))
-        estimated.insert(
-            1, Held(ACTIVATION, f"encoder cache of {cached:,} tokens", cached * question.width.hidden_size * 2)
-        )
+        if question.images.rows > 1 and _LONG_VIDEOS[0] <= release < _LONG_VIDEOS[1]:
+            cached = max(cached, _LONG_VIDEO_TOKENS)
+        size = cached * question.images.rows * question.width.hidden_size * 2
+        estimated.insert(1, Held(ACTIVATION, f"encoder cache of {cached:,} tokens", size))
     if question.has_sparse_latent:
         size = _sparse_workspace(question.context_tokens, release)
         estimated.append(Held(ACTIVATION, "sparse attention workspace", size))

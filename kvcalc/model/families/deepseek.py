@@ -15,7 +15,8 @@ from kvcalc.model.type_tables import defaults_of
 
 # Types whose weights are not counted. For longcat_flash the reason is that Transformers 5.23.0 counts matrices for
 # experts that compute nothing, and the published count does not.
-_NOT_COUNTED = ("axk1", "axk2", "hy_v4", "longcat_flash", "sarvam_mla", "youtu", "youtu_llm")
+_LONGCAT = ("longcat_flash", "longcat_flash_ngram")
+_NOT_COUNTED = (*_LONGCAT, "axk1", "axk2", "hy_v4", "pangu_ultra_moe", "sarvam_mla", "youtu", "youtu_llm")
 # Types whose configs may list the kind of MLP of every layer.
 _LISTED = ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
 # The kinds in layer_types without and with an indexer. The second name with an indexer is that of older releases.
@@ -114,7 +115,7 @@ def _sparse_layers(config: ConfigReader, model_type: str, num_layers: int) -> Co
 
 def _num_layers(config: ConfigReader, model_type: str) -> int:
     """Return the number of layers. LongCat-Flash has two attention layers in each of its num_layers blocks."""
-    if model_type != "longcat_flash":
+    if model_type not in _LONGCAT:
         return config.num_layers("num_hidden_layers")
     blocks = config.num_layers("num_layers")
     stated = config.optional_integer("num_hidden_layers")

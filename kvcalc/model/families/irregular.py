@@ -87,14 +87,15 @@ def read_jetmoe(config: ConfigReader, model_type: str) -> ModelSpec:
     return config.model(model_type, [(Attention(shape),)] * num_layers)
 
 
-def read_modernbert_decoder(config: ConfigReader, model_type: str) -> ModelSpec:
-    """ModernBERT as a decoder (Ettin): every third layer attends to all tokens, the others have a window.
+def read_modernbert(config: ConfigReader, model_type: str) -> ModelSpec:
+    """ModernBERT, also as a decoder (Ettin): every third layer attends to all tokens, the others have a window.
 
     K and V of every head.
 
-    The window is half of local_attention (default 128), because an encoder splits local_attention between both sides
-    of a token. Source: ModernBertDecoderConfig, Transformers 5.23.0.
+    A decoder's window is half of local_attention (default 128), because an encoder splits local_attention between both
+    sides of a token. Source: ModernBertConfig and ModernBertDecoderConfig, Transformers 5.23.0.
     """
+    decodes = model_type == "modernbert-decoder"
     num_layers = config.num_layers("num_hidden_layers")
     num_heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
@@ -102,6 +103,7 @@ def read_modernbert_decoder(config: ConfigReader, model_type: str) -> ModelSpec:
     window = (config.optional_integer("local_attention", least=2) or 128) // 2
     if config.optional_integer("sliding_window") not in (None, window):
         raise ModelError(f"{config.name}: sliding_window is not half of local_attention")
+    window = window if decodes else 2 * window + 1
     kinds = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention"))
     if kinds is None:
         step = config.optional_integer("global_attn_every_n_layers") or 3
@@ -111,7 +113,8 @@ def read_modernbert_decoder(config: ConfigReader, model_type: str) -> ModelSpec:
         num_heads, num_heads, head_dim, head_dim, hidden_size, qkv_bias=bias, output_bias=bias, rope_dim=head_dim
     )
     full, windowed = (Attention(shape),), (Attention(shape, window),)
-    return config.model(model_type, [full if kind == "full_attention" else windowed for kind in kinds])
+    mixers = [full if kind == "full_attention" else windowed for kind in kinds]
+    return config.model(model_type, mixers, is_encoder=not decodes)
 
 
 def read_openelm(config: ConfigReader, model_type: str) -> ModelSpec:

@@ -13,6 +13,11 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight, experts, plain_mlp, router
 from kvcalc.model.type_tables import defaults_of
 
+# The keys that decide what a layer keeps. In a Puzzle model, a layer may state others of its own.
+_OF_ALL_LAYERS = (
+    "num_attention_heads num_key_value_heads head_dim mamba_num_heads mamba_head_dim n_groups ssm_state_size "
+    "conv_kernel"
+).split()
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -22,9 +27,15 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     The convolution of Mamba-2 runs over its inner width and both group matrices. Its state is heads x head_dim x
     ssm_state_size, in mamba_ssm_cache_dtype (fp32). Attention has no biases, whatever attention_bias says. Source:
     NemotronHMamba2Mixer and NemotronHAttention, Transformers 5.23.0.
+
+    The layers of a Puzzle model have numbers of experts of their own (block_configs), so its weights are not counted.
+    Source: NemotronHPuzzleConfig (srt/configs/nemotron_h.py), SGLang 0.5.23.
     """
+    for block in config.objects("block_configs"):
+        for key in _OF_ALL_LAYERS:
+            block.refuse(key, "of a single layer is not supported")
     config = config.with_defaults(config.shares({"attention_head_dim": "head_dim"}))
-    config = with_defaults(config, defaults_of(model_type))
+    config = with_defaults(config, defaults_of("nemotron_h"))
     config.refuse("sliding_window", "windows are not supported for this family")
     config.refuse_other("mamba_ssm_cache_dtype", "float32")
     num_heads = config.integer("num_attention_heads")
@@ -45,7 +56,8 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         "moe": (),
     }
     kinds = _layer_kinds(config)
-    return config.model(model_type, [kept[kind] for kind in kinds], lambda: _body(config, kinds), attention=shape)
+    body = None if model_type == "nemotron_h_puzzle" else lambda: _body(config, kinds)
+    return config.model("nemotron_h", [kept[kind] for kind in kinds], body, attention=shape)
 
 
 def _body(config: ConfigReader, kinds: list[str]) -> Body:

@@ -14,7 +14,8 @@ class ImageRule(NamedTuple):
     """`tokens(width, height)` is the tokens of an image in pixels. `most` is that of the largest image, and each token
     takes `patches_per_token` patches of the vision tower. `width` and `elements` are the tower's width and the values
     that a patch needs in the widest module of a layer. vLLM tries videos of up to `most_frames` times as many tokens.
-    `among(width, height, number)` is the tokens of each of several images, if their number matters.
+    `among(width, height, number)` is the tokens of each of several images, if their number matters. An embedding has
+    `rows` rows of the language model's width: with deepstack, those of deeper layers stand beside the last.
     """
 
     tokens: Callable[[int, int], int]
@@ -24,6 +25,7 @@ class ImageRule(NamedTuple):
     elements: int
     most_frames: int = 1
     among: Callable[[int, int, int], int] | None = None
+    rows: int = 1
 
     def each(self, width: int, height: int, number: int) -> int:
         """The tokens of each of `number` images of one request."""

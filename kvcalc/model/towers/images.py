@@ -69,13 +69,14 @@ def _rule_of(spec: ModelSpec) -> ImageRule:
 
 def of_pixels(
     patch: int, *, least: int | None = None, most: int | None = None, frames: int = 1, matrices: int = 2,
-    video: int = 1, enlarges: str = "", ends_rows: bool = False, around: int = 0,
+    video: int = 1, enlarges: str = "", ends_rows: bool = False, around: int = 0, deepstack: int = 0,
 ) -> Make:  # fmt: skip
     """Both sides become multiples of a merged patch, and the area is kept between two limits.
 
     `frames` frames share the limits. A side is rounded to the nearest multiple, or down or up if a limit applies.
     Without limits, they must be in preprocessor_config.json. `enlarges` names the rule for an image with a side
     shorter than a merged patch. `ends_rows`: a token ends every row. `around`: tokens around the image.
+    `deepstack`: layers of the tower whose output stands beside the last one's, if the config does not list them.
     """
 
     def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -103,7 +104,8 @@ def of_pixels(
             size, elements = tower_size(vision, matrices)
         side_tokens = isqrt(largest // (frames * unit * unit))
         widest = largest // (frames * unit * unit) + side_tokens * ends_rows + around
-        return ImageRule(tokens, widest, merge * merge, size, elements, video)
+        levels = 1 + (vision.number_of("deepstack_visual_indexes", deepstack) if deepstack else 0)
+        return ImageRule(tokens, widest, merge * merge, size, elements, video, rows=levels)
 
     return make
 

@@ -29,7 +29,10 @@ def render(document: documents.Check, console: Console) -> None:
     if requests is not None:
         lengths = f"{count(requests['input_tokens'])} + {count(requests['output_tokens'])} tokens"
         fitting = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
-        console.print(f"{fitting} requests of {lengths} fit at once")
+        if requests["refused"]:
+            console.print(Text.assemble(("refuses", "bold red"), f" requests of {lengths}: {requests['refused']}"))
+        else:
+            console.print(f"{fitting} requests of {lengths} fit at once")
     if capacity is not None:
         console.print(Text.assemble("sustains ", (requests_per_second(capacity["requests_per_second"]), "bold")))
         for metric, mean, most in (

@@ -46,7 +46,7 @@ def describe_images(
     each, cached, size = rule.each(asked.width, asked.height, asked.number), None, None
     if step_tokens is not None:
         cached = max(step_tokens, rule.most_at(context_tokens))
-        size = cached * (model.attention.hidden_size or 0) * element_bytes
+        size = cached * (model.attention.hidden_size or 0) * rule.rows * element_bytes
     return {
         "count": asked.number,
         "width": asked.width,

@@ -27,6 +27,11 @@ class Lengths(NamedTuple):
     num_requests: int
     file: str | None = None
 
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens that a prompt may have. The longest request may be all prompt."""
+        return self.input_tokens if self.num_requests == 1 else self.longest_tokens
+
 
 def one_length(input_tokens: int, output_tokens: int) -> Lengths:
     """Requests that all have the same lengths."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from kvcalc.engines import engine_class
 from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
@@ -68,8 +69,8 @@ def check(
         starts, reason = False, reason or beyond_limit(read, server.reader, found["workload"]["context_tokens"], limit)
     capacity = requests = None
     if starts and input_tokens is not None and output_tokens is not None:
-        requests = _requests(question, input_tokens, output_tokens)
-        if simulation is not None:
+        requests = _requests(question, input_tokens, output_tokens, found["workload"]["context_tokens"])
+        if simulation is not None and requests["refused"] is None:
             capacity = capacity_of(question, input_tokens, output_tokens, targets or Targets(None, None), simulation)
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -91,12 +92,26 @@ def check(
     return cast("documents.Check", {**document, "warnings": [*describe_notes(notes), *found["warnings"]]})
 
 
-def _requests(question: Question, input_tokens: int, output_tokens: int) -> documents.CheckRequests:
-    tokens = input_tokens + output_tokens
+def _requests(question: Question, input_tokens: int, output_tokens: int, context: int) -> documents.CheckRequests:
+    """What a server with a context of `context` tokens does with requests of these lengths."""
+    tokens, refused = input_tokens + output_tokens, _refused(question, input_tokens, output_tokens, context)
     speed = None if question.speed is None else question.speed._replace(input_tokens=None, output_tokens=None)
     held = question._replace(context_tokens=tokens, fits_context=False, batch_size=1, speed=speed)
-    most = answer(held).fit["max_batch_size"]
-    return {"input_tokens": input_tokens, "output_tokens": output_tokens, "max_requests": most}
+    most = 0 if refused else answer(held).fit["max_batch_size"]
+    return {"input_tokens": input_tokens, "output_tokens": output_tokens, "max_requests": most, "refused": refused}
+
+
+def _refused(question: Question, input_tokens: int, output_tokens: int, context: int) -> str | None:
+    """Why a server that starts refuses requests of these lengths, or cuts their answers. None if it serves them."""
+    engine = engine_class(question.engine)
+    needed = engine.needed_context(input_tokens, output_tokens)
+    if needed > context:
+        return f"they need a context of {needed:,} tokens, and the server's has {context:,}"
+    try:
+        engine.prompt_settings(question.engine_settings or {}, input_tokens, True)
+    except LayoutError as error:
+        return f"{error.message}; {error.hint}"
+    return None
 
 
 def _reason(part: documents.Fit, tokens: int) -> str:

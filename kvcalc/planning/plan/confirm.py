@@ -14,6 +14,7 @@ from kvcalc.errors import UsageError
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, why_not
 from kvcalc.planning.plan.targets import POINT_CONFIDENCE
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, times_of
+from kvcalc.throughput.serving import requests_per_client
 
 if TYPE_CHECKING:
     from kvcalc.planning.plan.targets import Simulates
@@ -61,6 +62,11 @@ def _is_sure(one: OnePool) -> bool:
         times_of(limit.metric, traffic.lengths, serving, traffic.targets)[0] / limit.seconds
         for limit in traffic.targets.limits
     ]
+    first, clients = traffic.targets.max_ttft_seconds, traffic.targets.concurrency
+    if first and clients:
+        # Clients with equal answers may end together each time, and then wait as their first requests did.
+        steady, mean = serving["steady_ttft_seconds"], serving["ttft_seconds"]
+        shares.append((steady + requests_per_client(serving["concurrency"]) * (mean - steady)) / first)
     return not shares or (max(shares) < _FAR and (one.utilisation or 0.0) < _FREE)
 
 

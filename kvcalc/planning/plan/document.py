@@ -334,9 +334,10 @@ def _row(
     own, clients = found.most_running, traffic.targets.concurrency
     limit = found.probe.most_running(clients) if own is None else own * replicas
     layout = Layout(
-        found.shape.tensor, found.shape.stages, traffic.lengths.longest_tokens,
+        found.shape.tensor, found.shape.stages, traffic.context_for(kind.engine),
         limit,
-        memory.document["kv_cache"]["dtype"], question.engine_settings or {}, traffic.limit is not None,
+        memory.document["kv_cache"]["dtype"], traffic.settings_for(kind.engine, question.engine_settings or {}),
+        traffic.limit is not None,
         drafting_of(question.speculative),
         replicas, memory.document["engine"]["expert_parallel_size"],
         has_copies=any(note.code == WHOLE_COPIES for note in found.probe.memory.notes), engine=kind.engine,
@@ -377,6 +378,7 @@ def _search_or_refuse(
     confirm: Callable[[], Simulates] | None,
 ) -> OnePool | Trouble | KvcalcError:  # fmt: skip
     try:
+        traffic.settings_for(kind.engine, traffic.question.engine_settings or {})  # raises if it refuses the prompts
         if judge is None:
             return find_confirmed(traffic, kind, confirm)
         from kvcalc.planning.plan.finalists import find_replicas

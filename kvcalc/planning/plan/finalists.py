@@ -129,7 +129,9 @@ def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Fi
     With a `best` so far it has no more devices than that, and None is a layout of which one replica has more.
     """
     most = layout.most_replicas(layout.kind.max_devices if best is None else best.layout.num_devices)
-    if not most:
+    # A run in which fewer keep up may be too short for a queue that grows slowly. A trace ends.
+    least = 1 if judge.simulation.trace else layout.least_replicas
+    if not most or (best is not None and most < least):
         return None
     # With a best layout, one simulation usually decides. Without, doubling would go on to the last device.
     first = judge.alone(layout) if best is None else judge.at(layout, (most,))
@@ -137,6 +139,8 @@ def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Fi
         return first
 
     def misses(replicas: int) -> bool:
+        if replicas < min(least, most):
+            return True
         found = judge.at(layout, (replicas,))
         return found is None or found.missed is not None
 
@@ -177,7 +181,7 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
         second = min(missed, key=_rank) if isinstance(best.layout, OnePool) else missed[0]
         return f"{second}: {second.missed}"
     if larger and isinstance(larger[0], OnePool):
-        one = larger[0]._replace(replicas=1)
+        one = larger[0]._replace(replicas=larger[0].least_replicas)
         return f"{one}: {more_devices(one.kind, one.num_devices, best.layout.num_devices)}"
     return None
 

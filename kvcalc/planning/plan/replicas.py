@@ -68,6 +68,11 @@ class OnePool(NamedTuple):
         )
 
     @property
+    def least_replicas(self) -> int:
+        """The fewest replicas that the closed form does not call overloaded."""
+        return max(1, ceil((self.utilisation or 0.0) * self.replicas))
+
+    @property
     def weight(self) -> float:
         """What the devices count when layouts are compared."""
         return self.num_devices

@@ -7,6 +7,7 @@ layouts have, such as devices with different layers, is left to that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
@@ -173,11 +174,25 @@ class Traffic(NamedTuple):
         limit = self.question.model.max_position_embeddings
         return limit if limit is not None and self.lengths.longest_tokens > limit else None
 
+    def context_for(self, engine: str) -> int:
+        """The context of a server for the longest request, beyond which the engine keeps tokens free.
+
+        It is not more than the model's limit, unless the request is.
+        """
+        longest, limit = self.lengths.longest_tokens, self.question.model.max_position_embeddings
+        prompt = min(self.lengths.longest_prompt, longest - 1)
+        needed = engine_class(engine).needed_context(prompt, longest - prompt)
+        return needed if limit is None else max(longest, min(needed, limit))
+
     @property
     def beyond_limit(self) -> str:
         """The message for requests beyond the limit."""
         longest, model = self.lengths.longest_tokens, self.question.model
         return f"requests of {longest:,} tokens exceed the limit of {model.name}, {self.limit:,} tokens"
+
+    def settings_for(self, engine: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those of the settings that the engine has, and those that it needs for the longest prompt."""
+        return engine_class(engine).prompt_settings(settings_of(engine, settings), self.lengths.longest_prompt)
 
     @property
     def refusal(self) -> Trouble | None:
@@ -193,7 +208,7 @@ def replica_of(traffic: Traffic, kind: Platform, tensor: int, stages: int, repli
     devices = replicas * question.data_parallel_size * traffic.prompt_ranks(kind.engine) * tensor * stages
     return question._replace(
         dtype=kind.dtype, engine=kind.engine,
-        engine_settings=settings_of(kind.engine, question.engine_settings or {}),
+        engine_settings=traffic.settings_for(kind.engine, question.engine_settings or {}),
         tensor_parallel_size=tensor, pipeline_parallel_size=stages, devices=Devices(kind.gpu, devices),
     )  # fmt: skip
 

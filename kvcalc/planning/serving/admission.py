@@ -6,6 +6,7 @@ from math import inf
 
 from kvcalc.engines.scheduler import NewTokenRatio
 from kvcalc.model.spec import windows
+from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.budget import Budget, budget
 from kvcalc.planning.device.capacity import max_running_requests
@@ -26,6 +27,17 @@ def most_at_once(case: Case, found: Budget | str) -> int:
         return 1
     limit = max_running_requests(case, None if isinstance(found, str) else found.offered_bytes)
     return _UNLIMITED * case.workload.data_parallel_size if limit is None else limit
+
+
+def accept_prompts(case: Case, prompt_tokens: int, notes: list[Note]) -> None:
+    """Add a note if the server needs another setting for prompts of `prompt_tokens` tokens: it is counted as with it.
+
+    Raises LayoutError (exit 2) if it refuses them.
+    """
+    for name, text in case.engine_class.prompt_settings(case.settings, prompt_tokens).items():
+        if name not in case.settings:
+            why = f"a step of {case.engine_class.title} needs room for a whole prompt of {prompt_tokens:,} tokens"
+            notes.append(Note("engine", "prompt-setting", f"counted as with --{name} {text}: {why}"))
 
 
 def step_rules(case: Case, most: int) -> StepRules | None:

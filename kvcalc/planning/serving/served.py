@@ -14,7 +14,14 @@ from kvcalc.engines.scheduler import NewTokenRatio, Schedule
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.budget import Budget, budget
-from kvcalc.planning.serving.admission import most_at_once, pool_tokens, running_requests, step_rules, wanted_requests
+from kvcalc.planning.serving.admission import (
+    accept_prompts,
+    most_at_once,
+    pool_tokens,
+    running_requests,
+    step_rules,
+    wanted_requests,
+)
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.roofline import SpeedModel
@@ -40,6 +47,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     prompt, answer = question.input_tokens, question.output_tokens
     if prompt is None or answer is None:
         return None
+    accept_prompts(case, prompt, notes)
     found_budget, schedule = budget(case), case.engine.schedule()
     most = most_at_once(case, found_budget)
     wanted = wanted_requests(case, most)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from math import sqrt
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from kvcalc.simulation.replicas.pace import Pace
 from kvcalc.simulation.replicas.server import Run
 from kvcalc.throughput.roofline import Part, SpeedModel
 
-# The most times of DP ranks that are kept.
+# The most times of each kind that are kept.
 _MOST_KEPT = 100_000
 
 Chunk = tuple[int, int]
@@ -64,33 +65,31 @@ class ModelTimes:
     def __init__(self, model: SpeedModel, factor: float = 1.0) -> None:
         self._model, self._factor = model, factor
         self._ends = _piece_ends(model)
-        self._lines: dict[tuple[int, int], Line] = {}
-        self._rank_lines: dict[tuple[int, int, int], Line] = {}
+        # Many steps are equal.
+        self._lines = lru_cache(_MOST_KEPT)(self._new_line)
+        self._prompts = lru_cache(_MOST_KEPT)(self._new_prompts)
+        self._rank_prompts = lru_cache(_MOST_KEPT)(self._new_rank_prompts)
 
     def line(self, batch: int, context: int) -> Line:
-        place = bisect_right(self._ends, context / batch, 0, len(self._ends) - 1)
-        found = self._lines.get((batch, place))
-        if found is None:
-            found = self._lines[batch, place] = self._new_line(batch, place)
-        return found
+        return self._lines(batch, bisect_right(self._ends, context / batch, 0, len(self._ends) - 1))
 
     def rank_line(self, batch: int, context: int, total: int) -> Line:
-        place = bisect_right(self._ends, context / batch, 0, len(self._ends) - 1)
-        found = self._rank_lines.get((batch, place, total))
-        if found is None:
-            if len(self._rank_lines) >= _MOST_KEPT:
-                self._rank_lines.clear()
-            found = self._rank_lines[batch, place, total] = self._new_line(batch, place, total)
-        return found
+        return self._lines(batch, bisect_right(self._ends, context / batch, 0, len(self._ends) - 1), total)
 
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
+        return self._prompts((*chunks,), batch)
+
+    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
+        return self._rank_prompts((*own,), (*others,), batch, total)
+
+    def _new_prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         model = self._model
         if batch:
             return self._factor * model.beside([Part(*chunk) for chunk in chunks], batch).seconds
         share = model.share_of_prompts(len(chunks))
         return self._factor * model.alone([Part(*chunk, share) for chunk in chunks]).seconds
 
-    def rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
+    def _new_rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
         parts = [*(Part(*chunk) for chunk in own), *(Part(*chunk, 0.0) for chunk in others)]
         found = self._model.beside(parts, total, busiest=batch) if total else self._model.alone(parts)
         return self._factor * found.seconds

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.engines import disaggregation_of
-from kvcalc.engines.options import settings_of
 from kvcalc.engines.rounding import round_up
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, ModelError
@@ -164,7 +163,7 @@ def _instance(
 ) -> Instance | Trouble:
     """The memory and the speed of an instance whose requests hold `held_tokens` tokens."""
     lengths, asked = traffic.lengths, shape.of(traffic.question)
-    own = settings_of(kind.engine, {**(asked.engine_settings or {}), **settings})
+    own = traffic.settings_for(kind.engine, {**(asked.engine_settings or {}), **settings})
     speed = (asked.speed or SpeedQuestion())._replace(
         input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens
     )
@@ -212,9 +211,7 @@ def sent_of(case: Case, prompt_tokens: int) -> Sent:
 
 def buffer_tokens(traffic: Traffic, case: Case) -> int:
     """The tokens of a transfer buffer: whole blocks for the prompt, or for the longest request of several."""
-    lengths = traffic.lengths
-    longest = lengths.input_tokens if lengths.num_requests == 1 else lengths.longest_tokens
-    return round_up(longest, case.prefixes().block_tokens)
+    return round_up(traffic.lengths.longest_prompt, case.prefixes().block_tokens)
 
 
 def buffer_bytes(needs: Disaggregation, case: Case, prompt_tokens: int) -> int:

@@ -262,7 +262,7 @@ def _pools_of(traffic: Traffic, found: TwoPools, checkpoint: Checkpoint) -> Pool
 def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
     workload = one.case.workload
     return Layout(
-        one.shape.tensor, one.shape.stages, traffic.lengths.longest_tokens, running,
+        one.shape.tensor, one.shape.stages, traffic.context_for(one.case.question.engine), running,
         workload.kv_dtype.name, one.case.question.engine_settings or {}, traffic.limit is not None,
         drafting_of(traffic.question.speculative),
         one.shape.dp_ranks, workload.expert_parallel_size, engine=one.case.question.engine,
