@@ -52,11 +52,11 @@ def test_the_verdicts_are_those_of_a_simulation_of_the_trace(bursts: str, percen
 
 
 def test_bursts_of_a_trace_need_more_than_its_mean_rate(bursts: str) -> None:
-    recorded: Any = kvcalc.plan(MODEL, ["h100"], trace=bursts, max_ttft_seconds=0.3, ttft_percentile=99)
+    recorded: Any = kvcalc.plan(MODEL, ["h100"], trace=bursts, max_ttft_seconds=0.25, ttft_percentile=99)
     trace, lengths = recorded["trace"], recorded["lengths"]
     even: Any = kvcalc.plan(
         MODEL, ["h100"], input_tokens=lengths["input_tokens"], output_tokens=lengths["output_tokens"],
-        requests_per_second=trace["requests_per_second"], max_ttft_seconds=0.3, ttft_percentile=99,
+        requests_per_second=trace["requests_per_second"], max_ttft_seconds=0.25, ttft_percentile=99,
         requests=trace["requests"],
     )  # fmt: skip
     assert recorded["best"]["num_devices"] > even["best"]["num_devices"]
