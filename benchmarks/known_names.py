@@ -78,7 +78,7 @@ def problem_of(name: str, engine: str, shown: bool) -> str | None:
     try:
         found = kvcalc.estimate(name, engine=engine)
     except kvcalc.KvcalcError as error:
-        return f"{error.message}; {error.hint}"[:200]
+        return "; ".join(filter(None, (error.message, error.hint)))[:200]
     if shown:
         weights = found["weights"] or {}
         print(f"  {name}: {found['kv_cache']['total_bytes']:,} bytes, {weights.get('dtype')} {weights.get('bytes')}")

@@ -96,7 +96,7 @@ def test_the_examples_in_help_run(kvcalc: Any, command: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     for example in examples_of(command, kvcalc):
         # A plan for percentiles on every kind of device simulates 24,000 requests on each, in half a minute.
-        fewer = ("--requests", "300") if command == "plan" and "@p" in example else ()
+        fewer = ("--requests", "100") if command == "plan" and "@p" in example else ()
         result = kvcalc(*shlex.split(example)[1:], *fewer)
         assert result.status == 0, (example, result.err)
         assert result.out

@@ -1,6 +1,7 @@
 """`kvcalc measure`: run the real attention layers on this machine, count their bytes and time their steps."""
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Optional, cast
@@ -274,6 +275,7 @@ def _load() -> "tuple[Callable[..., documents.Measure], Callable[[documents.Meas
     from kvcalc.cli.interrupts import exiting_on_ctrl_c
 
     _check_address_space()
+    is_first = "torch" not in sys.modules
     try:
         with exiting_on_ctrl_c():
             from kvcalc.measure import runner
@@ -287,6 +289,9 @@ def _load() -> "tuple[Callable[..., documents.Measure], Callable[[documents.Meas
         reason = str(error) or "out of memory"
         hint = "check that there is enough memory, and the installation: python -c 'import torch'"
         raise RunError(f"torch cannot be loaded: {reason}", hint) from None
+    if is_first:
+        # The garbage collection at the end of every run need not scan torch's modules.
+        gc.freeze()
     return runner.measure, runner.check_bytes
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from kvcalc.errors import KvcalcError, ModelError, UsageError, nearest
@@ -121,7 +121,7 @@ def all_presets() -> list[Preset]:
 
 def shipped_presets() -> list[Preset]:
     """The presets that ship with kvcalc, sorted by name, without the user's own."""
-    return [load_preset(path, is_users=False) for _, path in shipped_files(presets_folder())]
+    return [_load_listed(path) for _, path in shipped_files(presets_folder())]
 
 
 @cache
@@ -162,8 +162,22 @@ def list_presets() -> Presets:
         found[preset.name.casefold()] = preset
     for name, path in shipped_files(presets_folder()):
         if name not in found:
-            found[name] = load_preset(path, is_users=False)
+            found[name] = _load_listed(path)
     return Presets([found[name] for name in sorted(found)], problems)
+
+
+def _load_listed(path: str) -> Preset:
+    """The shipped preset in a file, which is read again only if it has changed: lists read all of them."""
+    try:
+        changed = os.stat(path).st_mtime_ns
+    except OSError:  # `load_preset` says why
+        changed = 0
+    return _loaded(path, changed)
+
+
+@lru_cache(maxsize=1024)
+def _loaded(path: str, _changed: int) -> Preset:
+    return load_preset(path, is_users=False)
 
 
 def names_of(preset: Preset) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvcalc.attention.backends.libraries import why_not_hopper
-from tests.attention.test_split_kv import assembled, check_on_a_gpu, gpu, spilled_bytes
+from tests.attention.test_split_kv import check_on_a_gpu, compile_for, spilled_bytes
 
 pytest.importorskip("triton.experimental.gluon", reason="no Triton with Gluon is installed")
 
@@ -17,9 +17,8 @@ pytest.importorskip("triton.experimental.gluon", reason="no Triton with Gluon is
 SHARED_BYTES = 227 << 10
 
 
-def compiled(stored: str, page: int) -> Any:
-    """The kernel as `latent_hopper.decode` calls it for DeepSeek-V3's 128 heads."""
-    import triton
+def compiled(stored: str, page: int) -> tuple[Any, str]:
+    """The kernel as `latent_hopper.decode` calls it for DeepSeek-V3's 128 heads, and what ptxas says of it."""
     from triton.experimental.gluon._runtime import GluonASTSource
 
     from kvcalc.attention.backends import latent_hopper
@@ -36,7 +35,7 @@ def compiled(stored: str, page: int) -> Any:
     unknown = ("scale", "tokens", "tiles", "table_b", "ks_b", "ks_s", *constants)
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name not in unknown}
     source = GluonASTSource(latent_hopper.attend, signature, constants, aligned)
-    return triton.compile(source, target=gpu("sm90"), options={"num_warps": 8})
+    return compile_for("sm90", source, num_warps=8)
 
 
 @pytest.mark.parametrize("page", [0, 64])
@@ -46,10 +45,10 @@ def test_it_keeps_the_matrix_units_busy(
 ) -> None:
     """No register is spilled, no multiplication waits for the one before, and no half computes the other's scores."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = compiled(stored, page)
+    kernel, said = compiled(stored, page)
     assert kernel.metadata.shared <= SHARED_BYTES
-    assert spilled_bytes(kernel, tmp_path) == 0
-    assert "serialized" not in assembled(kernel, tmp_path)
+    assert spilled_bytes(kernel, said) == 0
+    assert "serialized" not in said
     # 576 elements in steps of 16: scores of 64 heads and half of the 64 tokens. Then half of V's 512.
     assert kernel.asm["ptx"].count("m64n32k16") == 36
     assert kernel.asm["ptx"].count("m64n256k16") == 4

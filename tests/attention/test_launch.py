@@ -26,13 +26,20 @@ from tests.measure.options import last_given
 from tests.measure.quick import SMALL, quicken
 from tests.simulated_cuda import simulated_cuda
 
-# Runs in the child before anything else, as a compiler with a bug would in Triton's place.
+# What the compiler of the child does, by the ELEMENTS of `merge`, in Triton's place.
 HOOKS = {
-    "abort": "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()",
-    "exit": "import os; os._exit(3)",
-    "hang": "import time; time.sleep(600)",
-    "raise": "raise RuntimeError('PassManager::run failed\\nmore')",
+    128: ("raise RuntimeError('PassManager::run failed\\nmore')", "PassManager::run failed"),
+    64: ("time.sleep(600)", "the compiler was killed, after 0.5 seconds or for its memory"),
+    32: ("os._exit(3)", "the compiler ended with exit code 3"),
+    16: ("os.abort()", "the compiler ended with signal 6"),
 }
+NO_CORE_FILE = "import json, os, resource, time; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"
+# A child that ends at its first kernel, before it loads torch.
+ABORTS = f"""{NO_CORE_FILE}
+print("ready", flush=True)
+input()
+os.abort()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +57,10 @@ def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """`child("abort")`: what the compiler of the child does."""
+    """`child("os.abort()")`: the lines that the child runs before anything else."""
 
-    def call(hook: str) -> None:
-        lines = ("import triton.runtime.jit as jit", "def warmup(*_, **__):", f"    {HOOKS[hook]}")
-        (tmp_path / "sitecustomize.py").write_text("\n".join((*lines, "jit.JITFunction.warmup = warmup", "")))
+    def call(lines: str) -> None:
+        (tmp_path / "sitecustomize.py").write_text(lines)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     return call
@@ -81,19 +87,10 @@ def test_the_child_leaves_the_kernel_where_this_process_finds_it(tmp_path: Path)
     assert files(tmp_path / "triton") == found
 
 
-@pytest.mark.parametrize(
-    ("hook", "reason"),
-    [
-        ("abort", "the compiler ended with signal 6"),
-        ("exit", "the compiler ended with exit code 3"),
-        ("hang", "the compiler was killed, after 0.5 seconds or for its memory"),
-        ("raise", "PassManager::run failed"),
-    ],
-)
-def test_the_end_of_the_child_is_a_reason(child: Any, monkeypatch: pytest.MonkeyPatch, hook: str, reason: str) -> None:
-    if hook == "hang":
-        monkeypatch.setattr(launch, "COMPILE_SECONDS", 0.5)
-    child(hook)
+def test_the_end_of_the_child_is_a_reason(child: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = "".join(f"    if ELEMENTS == {elements}: {hook}\n" for elements, (hook, _) in HOOKS.items())
+    child(f"{NO_CORE_FILE}\nimport triton.runtime.jit as jit\ndef warmup(*_, ELEMENTS, **__):\n{hooks}"
+          "jit.JITFunction.warmup = warmup\n")  # fmt: skip
     started, real = [0], launch._started
 
     def counted() -> Any:
@@ -101,14 +98,16 @@ def test_the_end_of_the_child_is_a_reason(child: Any, monkeypatch: pytest.Monkey
         return real()
 
     monkeypatch.setattr(launch, "_started", counted)
-    for _ in range(3):
-        with pytest.raises(launch.CompilerError, match=f"^{reason}$"):
-            merge()
-    assert started == [1]
-    # Another kernel gets a new child.
-    with pytest.raises(launch.CompilerError, match=f"^{reason}$"):
-        merge(elements=64)
-    assert started == [1 if hook == "raise" else 2]
+    found = []
+    for elements in HOOKS:
+        monkeypatch.setattr(launch, "COMPILE_SECONDS", 0.5 if elements == 64 else 120)
+        for _ in range(3):
+            with pytest.raises(launch.CompilerError) as raised:
+                merge(elements=elements)
+            found.append((str(raised.value), *started))
+    # An error leaves the child as it is. After its end, another kernel gets a new child.
+    children = {128: 1, 64: 1, 32: 2, 16: 3}
+    assert found == [(reason, children[elements]) for elements, (_, reason) in HOOKS.items() for _ in range(3)]
 
 
 def test_the_reason_is_the_compilers_own_message() -> None:
@@ -126,10 +125,9 @@ def test_lengths_and_strides_of_one_sort_are_compiled_once(monkeypatch: pytest.M
     assert len(asked) == 1
 
 
-def test_without_a_child_the_process_compiles_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_child_the_process_compiles_itself(child: Any) -> None:
     """A child that ends before it comes to the compiler says nothing about it."""
-    (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(1)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    child("import os\nos._exit(1)\n")
     merge()
 
 
@@ -138,7 +136,7 @@ def test_an_abort_of_the_compiler_does_not_end_the_run(
     kvcalc: Any, child: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     quicken(monkeypatch)
-    child("abort")
+    child(ABORTS)
     asked = [*last_given((*SMALL, "--attention", kind, "--context", "64", "--steps", "2", "--device", "cuda"))]
     asked += ["--dtype", "bf16", "--json"]
     with simulated_cuda():

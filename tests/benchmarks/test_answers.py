@@ -57,9 +57,9 @@ def test_every_command_engine_and_option_of_an_engine_is_asked_about(modules: An
     assert functions == {"estimate", "fit", "compare", "sweep", "plan", "simulate", "prefix_curve"}
     assert len(declared.engines) > 6
     for engine, options in declared.engines.items():
-        own = [question for question in found if engine in json.dumps(question)]
+        own = " ".join(words for words in map(json.dumps, found) if engine in words)
         for option in options:
-            assert f'"--{option.name}"' in json.dumps(own), (engine, option)
+            assert f'"--{option.name}"' in own, (engine, option)
     for option in (
         "prefix-tokens", "prefix-hit-rate", "turns", "offload", "speculative", "draft-model", "images", "attention",
         "kv-memory", "disaggregate", "prefill-replicas", "transfer-bandwidth", "dp", "ep", "emit", "trace", "report",
@@ -79,7 +79,7 @@ def test_most_questions_are_answered_and_python_gives_the_document_of_the_comman
     modules: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recording = modules("recording")
-    recording.record(tmp_path / "answers.jsonl.gz", 120, seed=3)
+    recording.record(tmp_path / "answers.jsonl.gz", 80, seed=3)
     rows = [row for row in recording.rows_of(tmp_path / "answers.jsonl.gz") if row["question"]["kind"] == "python"]
     answered = [row for row in rows if "document" in row["answer"]]
     assert len(answered) > len(rows) / 2 > 5

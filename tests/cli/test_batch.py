@@ -359,7 +359,7 @@ def test_memory_is_flat_whatever_the_lines_ask() -> None:
         "    sys.stdin = io.TextIOWrapper(io.BytesIO(lines.getvalue().encode()))\n"
         "    run(['batch'])\n"
         f"    return {PEAK}\n"
-        "print(peak(2000, 1), peak(6000, 100_000), file=sys.stderr)"
+        "print(peak(2000, 1), peak(3000, 100_000), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     small, large = map(int, done.stderr.splitlines()[-1].split())

@@ -162,14 +162,14 @@ def test_several_services_have_an_answer_each(kvcalc: Any, tmp_path: Path) -> No
 
 def test_the_largest_rate_keeps_the_target() -> None:
     answer = check(
-        f"vllm serve {LLAMA}", "h100", input_tokens=2000, output_tokens=250, max_ttft_seconds=0.4, ttft_percentile=99
+        f"vllm serve {LLAMA}", "h100", input_tokens=2000, output_tokens=250, max_ttft_seconds=0.4, ttft_percentile=90
     )
     capacity = answer["capacity"]
     assert capacity is not None
-    assert 0 < (capacity["ttft_p99_seconds"] or 0) <= 0.4
+    assert 0 < (capacity["ttft_p90_seconds"] or 0) <= 0.4
     fewer = check(
         f"vllm serve {LLAMA} --max-num-seqs 4", "h100", input_tokens=2000, output_tokens=250, max_ttft_seconds=0.4,
-        ttft_percentile=99,
+        ttft_percentile=90,
     )["capacity"]  # fmt: skip
     assert fewer is not None
     assert fewer["requests_per_second"] < capacity["requests_per_second"]

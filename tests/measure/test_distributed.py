@@ -218,7 +218,7 @@ def test_a_killed_rank_ends_the_other_at_once_with_one_line(ranks: Any, tmp_path
 
 
 def test_a_rank_that_hangs_is_waited_for_only_so_long(ranks: Any, tmp_path: Path) -> None:
-    group = ranks(*FAST, "--tp", 2, "--json", before=f"distributed.TIMEOUT_SECONDS = 8\n{STUCK}")
+    group = ranks(*FAST, "--tp", 2, "--json", before=f"distributed.TIMEOUT_SECONDS = 5\n{STUCK}")
     wait_for(tmp_path / "ready")
     began = time.monotonic()
     first = group.processes[0].result(timeout=120)

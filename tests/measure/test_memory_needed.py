@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 # Runs as the command does, with the memory that the run says it needs and no more. The watch of a run resets the
 # process's peak, so it is replaced. Projections run in fp32, as the need assumes.
 _SCRIPT = """
-import functools, io, sys
+import functools, gc, io, sys
 from contextlib import redirect_stdout
 from kvcalc.measure import bandwidth, prefill, runner
 from kvcalc.measure.sizes import budget
@@ -34,6 +34,7 @@ def timed(device, call):
     taken = quicker(device, call)
     return taken / 1e6 if getattr(call, "func", None) is prefill._widened else taken
 prefill.time_call = timed
+gc.freeze()  # torch's modules, as the command does
 with redirect_stdout(io.StringIO()):
     status = run(["measure", *sys.argv[1:], "--device", "cpu", "--steps", "4", "--json"])
 peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))

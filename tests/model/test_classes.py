@@ -64,6 +64,22 @@ def test_a_published_reward_model() -> None:
     assert count_parameters(found).total == 7_504_928_768
 
 
+@pytest.mark.parametrize("model_type", ["t5", "umt5"])
+def test_a_t5_encoder_alone_has_no_decoder(model_type: str) -> None:
+    """The text encoder of many image models is T5 1.1 XXL's: 4,762,310,656 parameters. It keeps no cache."""
+    config = {
+        "model_type": model_type, "architectures": ["T5EncoderModel"], "d_model": 4096, "d_ff": 10240, "d_kv": 64,
+        "num_heads": 64, "num_layers": 24, "vocab_size": 32128, "feed_forward_proj": "gated-gelu",
+        "relative_attention_num_buckets": 32, "tie_word_embeddings": False,
+    }  # fmt: skip
+    spec = kvcalc.read_config(config, "test", "test")
+    found = weights_of(spec)
+    assert spec.is_encoder
+    assert found is not None
+    tables = 24 if model_type == "umt5" else 1
+    assert count_parameters(found).total == 4_762_310_656 + (tables - 1) * 32 * 64
+
+
 def test_the_class_of_a_tower_is_not_the_language_models() -> None:
     """LlavaLlamaModel and the like are a wrapper's own classes, and have an output matrix."""
     config = {"model_type": "llava", "architectures": ["SomeLlavaModel"], "text_config": LLAMA}

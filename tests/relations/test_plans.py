@@ -20,14 +20,14 @@ pytestmark = pytest.mark.fuzz
 
 MODELS = ("llama-3-8b", "qwen3-30b-a3b", "gpt-oss-120b", "gemma-3-27b", "qwen3-8b", "llama-3-70b", "deepseek-v3")
 GPUS = ("h100", "h200", "a100-80gb", "l40s", "mi300x")
-CASES_PER_PLAN = 500
+CASES_PER_PLAN = 1000
 CASES_PER_TRACE = 250
 
 
 def questions(pytestconfig: pytest.Config, name: str) -> list[tuple[Random, list[Any]]]:
     """The words of random plans."""
     random, found = Random(f"{name} {pytestconfig.getoption('--fuzz-seed')}"), []
-    for _ in range(max(2, pytestconfig.getoption("--cases") // CASES_PER_PLAN)):
+    for _ in range(max(6, pytestconfig.getoption("--cases") // CASES_PER_PLAN)):
         words: list[Any] = [
             random.choice(MODELS), "--gpu", random.choice(GPUS), "--engine", random.choice(["vllm", "sglang"]),
             "--input-tokens", random.choice([100, 1000, 4000]), "--output-tokens", random.choice([10, 100, 500]),

@@ -33,7 +33,7 @@ ODD: tuple[Any, ...] = (
     [[[[1]]]], {"type": "linear", "factor": 2.0},
 )  # fmt: skip
 # The share of the cases that each kind gets, in per cent. tests/model/test_fuzz.py has many more configs.
-SHARES = {"config": 10, "gguf": 20, "safetensors": 15, "index": 12, "log": 10, "options": 8, "trace": 5}
+SHARES = {"config": 10, "gguf": 20, "safetensors": 15, "index": 12, "log": 5, "options": 5, "trace": 5}
 
 
 @cache

@@ -91,7 +91,7 @@ class Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.device:
             return func(*args, **kwargs)
-        args, kwargs = mapped(_with_index, (args, kwargs))
+        args, kwargs = [_with_index(value) for value in args], {key: _with_index(v) for key, v in kwargs.items()}
         if getattr(func, "__name__", "") == "cuda" and isinstance(args[0], torch.Tensor):
             return args[0].to(_with_index(torch.device("cuda", *args[1:])))
         return func(*args, **kwargs)
@@ -110,21 +110,32 @@ def plain() -> Iterator[None]:
         yield
 
 
+_NESTED = (list, tuple, dict)
+
+
 def leaves_of(values: Any) -> list[Any]:
     """The values in nested lists, tuples and dicts. Like torch's pytree, which takes longer than most operations."""
-    if isinstance(values, (list, tuple)):
-        return [leaf for value in values for leaf in leaves_of(value)]
-    return leaves_of(list(values.values())) if isinstance(values, dict) else [values]
+    if not isinstance(values, _NESTED):
+        return [values]
+    found = []
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, _NESTED):
+            found += leaves_of(value)
+        else:
+            found.append(value)
+    return found
 
 
 def mapped(function: Callable[[Any], Any], values: Any) -> Any:
     """`values` with `function` of every leaf."""
     if isinstance(values, torch.Size):
         return values
-    if isinstance(values, (list, tuple)):
-        made = [mapped(function, value) for value in values]
-        return made if isinstance(values, list) else type(values)(*made) if hasattr(values, "_fields") else tuple(made)
-    return {key: mapped(function, v) for key, v in values.items()} if isinstance(values, dict) else function(values)
+    if isinstance(values, dict):
+        return {key: mapped(function, value) for key, value in values.items()}
+    if not isinstance(values, _NESTED):
+        return function(values)
+    made = [mapped(function, value) if isinstance(value, _NESTED) else function(value) for value in values]
+    return made if isinstance(values, list) else type(values)(*made) if hasattr(values, "_fields") else tuple(made)
 
 
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:

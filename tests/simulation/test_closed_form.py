@@ -62,9 +62,9 @@ def test_so_is_that_of_one_prompt_in_many_steps(engine: str, settings: dict[str,
 @pytest.mark.parametrize("load", [(1000, 1000, 120), (4000, 1000, 60), (200, 2000, 200)], ids=str)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_so_are_those_of_requests_that_wait_for_memory(engine: str, load: tuple[int, int, int]) -> None:
-    # After 30 requests of each client, the start of a full server hardly counts.
+    # After 20 requests of each client, the start of a full server hardly counts.
     closed = estimated("qwen3-30b-a3b", DEVICE, engine, *load)
-    found = simulated(engine, *load, model="qwen3-30b-a3b", requests=30 * load[2])
+    found = simulated(engine, *load, model="qwen3-30b-a3b", requests=20 * load[2])
     times, results = {row["metric"]: row["mean_seconds"] for row in found["times"]}, found["results"]
     assert closed["running_requests"] < load[2]
     assert results["preemptions"] > 0

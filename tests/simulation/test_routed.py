@@ -20,7 +20,7 @@ LOADS: list[dict[str, Any]] = [{"requests_per_second": 50.0}, {"concurrency": 30
 
 def simulated(**asked: Any) -> dict[str, Any]:
     document: Any = kvcalc.simulate(
-        "llama-3.1-8b", "h100x4", tensor_parallel_size=1, **{**LOAD, "requests": 1500, **asked}
+        "llama-3.1-8b", "h100x4", tensor_parallel_size=1, **{**LOAD, "requests": 1000, **asked}
     )
     return dict(document)
 
@@ -35,7 +35,7 @@ def times(document: dict[str, Any], metric: str = "ttft") -> dict[str, float]:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_every_request_is_answered_once(router: str, load: dict[str, Any], engine: str) -> None:
     found = simulated(router=router, engine=engine, **load)
-    assert found["results"]["requests"] == found["load"]["requests"] == 1500
+    assert found["results"]["requests"] == found["load"]["requests"] == 1000
     assert found["load"]["router"] == router
     assert found["hardware"]["replicas"] == 4
 

@@ -36,6 +36,15 @@ def _read_t5(config: ConfigReader, model_type: str) -> ModelSpec:
     width = config.integer("d_kv")
     shape = AttentionShape(num_heads, num_heads, width, width, hidden_size)
     own = Attention(shape, names=Projections("layer.0.SelfAttention", "q", "k", "v", "o"))
+    if str(next(iter(config.items("architectures")), "")).endswith("T5EncoderModel"):
+        stacked = config.num_layers("num_layers")
+        return config.model(
+            model_type,
+            [(own,)] * stacked,
+            lambda: _t5_encoder(config, model_type, stacked),
+            positions=(),
+            is_encoder=True,
+        )
     names = Projections("layer.1.EncDecAttention", "q", "k", "v", "o", reads_encoder=True)
     mixers = (own, Attention(shape, is_cross=True, names=names))
     return config.model(
@@ -54,15 +63,8 @@ def _t5_body(config: ConfigReader, model_type: str, attention: Attention, decode
         raise ModelError(
             f"{config.name}: tie_word_embeddings is false, but Transformers ties them: weights are not counted"
         )
-    width, num_layers = config.integer("d_model", "hidden_size"), config.num_layers("num_layers", "num_hidden_layers")
-    heads, inner = config.integer("num_heads", "num_attention_heads"), config.integer("d_ff")
-    positions = (other("relative_attention_bias", config.integer("relative_attention_num_buckets"), heads),)
-    names = ("wi_0", "wi_1") if config.text("feed_forward_proj").startswith("gated-") else ("wi",)
-    mlp = (
-        *(linear(f"DenseReluDense.{name}", width, inner) for name in names),
-        linear("DenseReluDense.wo", inner, width),
-    )
-    norms = tuple(norm(f"layer.{place}.layer_norm", width) for place in range(3))
+    num_layers = config.num_layers("num_layers", "num_hidden_layers")
+    width, mlp, norms, positions = _t5_parts(config)
     every = model_type == "umt5"
     encoder, decoder = "encoder.block.{}.", "decoder.block.{}."
     blocks = (
@@ -74,6 +76,30 @@ def _t5_body(config: ConfigReader, model_type: str, attention: Attention, decode
     last = norm("decoder.final_layer_norm", width)
     outer = around(config.integer("vocab_size"), width, True, last, embedding="shared", prefix=decoder, blocks=blocks)
     return Body(outer, [mlp] * decoder_layers, norms)
+
+
+def _t5_encoder(config: ConfigReader, model_type: str, num_layers: int) -> Body:
+    """The encoder alone. Source: T5EncoderModel and UMT5EncoderModel, Transformers 5.23.0."""
+    width, mlp, norms, positions = _t5_parts(config)
+    prefix = "encoder.block.{}."
+    tables = Block(prefix, range(num_layers if model_type == "umt5" else 1), positions)
+    last = norm("encoder.final_layer_norm", width)
+    outer = around(config.integer("vocab_size"), width, True, last, embedding="shared", prefix=prefix, blocks=(tables,))
+    return Body(outer, [mlp] * num_layers, norms[:2])
+
+
+def _t5_parts(config: ConfigReader) -> tuple[int, tuple[Weight, ...], tuple[Weight, ...], tuple[Weight, ...]]:
+    """The width, a layer's MLP, a decoder layer's norms (an encoder layer has the first two), and the positions."""
+    width, heads = config.integer("d_model", "hidden_size"), config.integer("num_heads", "num_attention_heads")
+    inner = config.integer("d_ff")
+    names = ("wi_0", "wi_1") if config.text("feed_forward_proj").startswith("gated-") else ("wi",)
+    mlp = (
+        *(linear(f"DenseReluDense.{name}", width, inner) for name in names),
+        linear("DenseReluDense.wo", inner, width),
+    )
+    norms = tuple(norm(f"layer.{place}.layer_norm", width) for place in range(3))
+    positions = other("relative_attention_bias", config.integer("relative_attention_num_buckets"), heads)
+    return width, mlp, norms, (positions,)
 
 
 def _read_bart(config: ConfigReader, model_type: str) -> ModelSpec:

@@ -87,9 +87,13 @@ class Pair(NamedTuple):
 
     def times(self, prefills: int, decodes: int, load: Load) -> Times | None:
         """The times of a load on these numbers of instances. None if they cannot serve it."""
+        return self._times_with(decodes, load)(prefills)
+
+    def _times_with(self, decodes: int, load: Load) -> Callable[[int], Times | None]:
+        """`times` as a function of the number of prefill instances. What does not depend on it is computed once."""
         if load.concurrency is None:
-            return self._open(prefills, decodes, load.requests_per_second or 0.0)
-        return self._closed(prefills, decodes, load.concurrency)
+            return self._open(decodes, load.requests_per_second or 0.0)
+        return self._closed(decodes, load.concurrency)
 
     def capacities(self, prefills: int, decodes: int) -> tuple[float, float]:
         """The most requests per second of the prefill and of the decode instances."""
@@ -135,8 +139,8 @@ class Pair(NamedTuple):
 
         def with_all(decodes: int) -> bool:
             # As many prefill instances as there are requests: none waits.
-            found = self._at(self._many(decodes, load), decodes, load)
-            return found is not None and meets(found.times)
+            found = self.times(self._many(decodes, load), decodes, load)
+            return found is not None and meets(found)
 
         if low is None or last < low or not with_all(last):
             return None
@@ -148,16 +152,17 @@ class Pair(NamedTuple):
 
     def fewest_prefills(self, decodes: int, load: Load, meets: Judge, last: int) -> Match | None:
         """The fewest prefill instances, at most `last`, for a number of decode instances. None if none serve it."""
+        times = self._times_with(decodes, load)
 
         def serves(prefills: int) -> bool:
-            found = self._at(prefills, decodes, load)
-            return found is not None and meets(found.times)
+            found = times(prefills)
+            return found is not None and meets(found)
 
         low = self._least_prefills(decodes, load)
-        return self._at(smallest_where(serves, low, last), decodes, load) if low <= last and serves(last) else None
-
-    def _at(self, prefills: int, decodes: int, load: Load) -> Match | None:
-        found = self.times(prefills, decodes, load)
+        if low > last or not serves(last):
+            return None
+        prefills = smallest_where(serves, low, last)
+        found = times(prefills)
         devices = prefills * self.prefill.devices + decodes * self.decode.devices
         return None if found is None else Match(prefills, decodes, devices, found)
 
@@ -179,12 +184,12 @@ class Pair(NamedTuple):
             return int(busy + TINY) + 1  # an endless queue forms at a utilization of 1
         return max(1, ceil(self._rate_without_queue(decodes, load.concurrency) * interval - TINY))
 
-    def _open(self, prefills: int, decodes: int, rate: float) -> Times | None:
-        interval, each = self.prefill.interval(self.transfer), rate / decodes
-        largest = self.decode.largest(self.transfer)
-        if rate * interval >= prefills or not largest or self.decode.rate(largest) * (1 + TINY) < each:
-            return None
-        return self._timed((prefills, decodes), rate, self.decode.decoding(each), None)
+    def _open(self, decodes: int, rate: float) -> Callable[[int], Times | None]:
+        largest, each = self.decode.largest(self.transfer), rate / decodes
+        if not largest or self.decode.rate(largest) * (1 + TINY) < each:
+            return lambda prefills: None
+        decoding = self.decode.decoding(each)
+        return lambda prefills: self._timed((prefills, decodes), rate, decoding, None)
 
     def _rate_without_queue(self, decodes: int, clients: int) -> float:
         low, high = 0.0, clients / decodes
@@ -200,11 +205,13 @@ class Pair(NamedTuple):
         steps = (self.decode.first_steps - 1) * self.decode.step(decoding)
         return self.prefill.host_seconds + self.decode.host_seconds + self.transfer + steps
 
-    def _closed(self, prefills: int, decodes: int, clients: int) -> Times | None:
+    def _closed(self, decodes: int, clients: int) -> Callable[[int], Times | None]:
         if -(-clients // decodes) > self.decode.largest(self.transfer):
-            return None
-        if prefills < self._least_prefills(decodes, Load(concurrency=clients)):
-            return None
+            return lambda prefills: None
+        least = self._least_prefills(decodes, Load(concurrency=clients))
+        return lambda prefills: None if prefills < least else self._closed_times(prefills, decodes, clients)
+
+    def _closed_times(self, prefills: int, decodes: int, clients: int) -> Times | None:
         low, high = 0.0, clients / decodes
         for _ in range(ROUNDS):
             middle = (low + high) / 2
