@@ -169,7 +169,7 @@ def test_an_all_reduce_between_nodes_sends_only_a_share_of_the_bytes_over_the_ne
         waiting = decode(gpu=node, layout=(size, 1, 1), **latency).communication
         assert waiting == about(8 * (3 + 5 * (near - 2)) + link + 3 * network + fixed)
         # The many bytes of prompts reach more of both, and up to eight devices of a node more than two.
-        long = {"prompt_link_overhead": 5.0, "prompt_link_overhead_per_device": -0.25}
+        long: dict[str, Any] = {"prompt_link_overhead": 5.0, "prompt_link_overhead_per_device": -0.25}
         work = model(gpu=node, layout=(size, 1, 1), **long).prefill_work(20)
         assert work.communication == about(20 * ((5 - 0.25 * (near - 2)) * link + 1.07 * network))
 
