@@ -15,16 +15,20 @@ RATE = 10.0
 
 
 class Known:
-    """A simulation with known TTFTs: those of the seeds 0, 1, 2, ... in runs of 1,000 requests, and of a long run."""
+    """A simulation with known TTFTs: those of the seeds 0, 1, 2, ... in runs of 1,000 requests, and of long runs.
 
-    def __init__(self, seconds: list[float], long: float, seed: int = 0) -> None:
+    The last one stays the same for all later seeds.
+    """
+
+    def __init__(self, seconds: list[float], long: list[float], seed: int = 0) -> None:
         self.seconds, self.long, self.seed, self.num_requests, self.trace = seconds, long, seed, None, None
 
     def seeded(self, more: int) -> Known:
         return Known(self.seconds, self.long, self.seed + more)
 
     def simulated(self, number: int) -> Simulated:
-        seconds = self.long if number == 12_000 else self.seconds[self.seed]
+        later = min(self.seed - len(self.seconds), len(self.long) - 1)
+        seconds = self.long[later] if number == 12_000 else self.seconds[self.seed]
         times: Any = {"ttft": {"mean": seconds}, "tpot": {"mean": 0.01}, "e2e": {"mean": 1.0}}
         return Simulated(times, number, 0, 256)
 
@@ -42,7 +46,7 @@ class Layout:
         return self, simulation.simulated(number)
 
 
-def confirmed(seconds: list[float], long: float) -> Any:
+def confirmed(seconds: list[float], long: list[float]) -> Any:
     judge = Judge(Targets(None, RATE, max_ttft_seconds=1.0), Known(seconds, long))  # type: ignore[arg-type]
     found = judge.at(Layout(), (1,))  # type: ignore[arg-type]
     assert found is not None
@@ -52,16 +56,19 @@ def confirmed(seconds: list[float], long: float) -> Any:
 @pytest.mark.parametrize(
     ("seconds", "long", "missed", "seeds"),
     [
-        ([0.5, 0.6], 0.55, None, 3),  # far below the limit: two short runs and a long one
-        ([0.9, 0.92, 0.88, 0.9], 0.9, None, 5),
-        ([0.5, 0.6], 1.1, "TTFT mean is 1.1 s and the limit is 1 s", 3),  # a queue that grows slowly
-        ([0.8, 1.05, 0.75, 0.9], 0.85, None, 5),  # a long run differs less from the others than a short one
-        ([0.98, 0.7, 0.99, 0.6], 0.999, "TTFT mean with other seeds is 1.07 s and the limit is 1 s", 5),
-        ([0.9, 1.2, 1.1, 1.3], 0.95, "TTFT mean is 1.3 s and the limit is 1 s", 4),
+        ([0.5, 0.6], [0.55], None, 3),  # far below the limit: two short runs and a long one
+        ([0.9, 0.92, 0.88, 0.89], [0.9], None, 5),
+        ([0.5, 0.6], [1.1], "TTFT mean is 1.1 s and the limit is 1 s", 3),  # a queue that grows slowly
+        ([0.8, 1.05, 0.75, 0.9], [0.85], None, 5),  # a long run differs less from the others than a short one
+        ([0.98, 0.7, 0.99, 0.6], [0.999], "TTFT mean with other seeds is 1.09 s and the limit is 1 s", 6),
+        ([0.9, 1.2, 1.1, 1.3], [0.95], "TTFT mean is 1.3 s and the limit is 1 s", 4),
+        ([0.9, 0.9, 0.9, 0.9], [0.95, 0.96], None, 6),  # close to the limit: two long runs
+        ([0.9, 0.9, 0.9, 0.9], [0.95, 1.2], "TTFT mean is 1.2 s and the limit is 1 s", 6),
+        ([0.9, 0.9, 0.9, 0.9], [0.99, 0.93], "TTFT mean with other seeds is 1.04 s and the limit is 1 s", 6),
     ],
 )
 def test_nearly_all_runs_must_meet_the_targets(
-    seconds: list[float], long: float, missed: str | None, seeds: int
+    seconds: list[float], long: list[float], missed: str | None, seeds: int
 ) -> None:
     found = confirmed(seconds, long)
     assert (found.missed, found.judged.seeds) == (missed, seeds)

@@ -31,6 +31,8 @@ _BEYOND, _BEYOND_OF_CLIENTS, _TURNOVERS = 30, 20, 10
 # The winning layout is simulated with this many seeds, or with `_FEW_SEEDS` if its times are below the share `_FAR` of
 # their targets, and once for this many seconds of load, because a shorter run does not show a queue that grows slowly.
 _SEEDS, _FEW_SEEDS, _FAR, _LONG_SECONDS = 4, 2, 0.75, 1200
+# A long run above this share of a target is followed by another one.
+_CLOSE = 0.9
 # Runs differ. The mean of their times plus this many standard deviations must meet the targets, so that nearly all runs
 # of that length do.
 _DEVIATIONS = 2.0
@@ -203,8 +205,8 @@ class Judge:
     def confirm(self, one: Finalist) -> Finalist:
         """A layout that meets the targets, judged by several seeds: nearly all runs must meet them, and a long one.
 
-        One run may be lucky, and too short for a queue that grows slowly. The times are those of the long run, or of
-        the worst run in a closed loop, which has none. A trace has only one run.
+        One run may be lucky, and too short for a queue that grows slowly. The times are those of the long run, of the
+        worse one of two, or of the worst run in a closed loop, which has none. A trace has only one run.
         """
         if self.simulation.seed is None or one.judged.seeds > 1:
             return one
@@ -221,6 +223,11 @@ class Judge:
         if long > number and not shown.judged.is_stuck and _mean(runs) + more <= 1:
             shown = self._again(one, len(runs), long)
             runs.append(shown)
+            if _CLOSE < shown.judged.worst <= 1 and shown.judged.worst_metric != "tpot":
+                # Bursts that a short run seldom has decide how long requests wait, so long runs differ more than these.
+                runs.append(self._again(one, len(runs), long))
+                more = max(more, _DEVIATIONS * stdev(run.judged.worst for run in runs[-2:]))
+                shown = max(runs[-2:], key=_order)
         found = self._with_others(shown, runs, more)
         self._found[one.layout.key, one.layout.numbers] = found
         return found
