@@ -70,14 +70,20 @@ _SYNCHRONOUS = before("vllm")
 _READ = {"bf16": 0.2, "fp8": 0.25, "nvfp4": 0.5, "mxfp4": 0.5, "int8": 0.15, "int4": 0.15}
 _MULTIPLY = {"bf16": 0.35, "fp8": 0.9, "nvfp4": 1.2, "mxfp4": 1.0}
 
+# Kernels of their own: gpt-fast's for integers, of which `logical` has rows, are slower than Marlin, which the servers
+# have. AMD's for scaled types are others than NVIDIA's, and those for 16 bits are not slower: with this, the constants
+# of DeepSeek-R1 in fp8 predict six other models on MI300X (SGLang's cookbook, three of them in 16 bits) within 25 % on
+# average, and within 36 % with one factor for all types.
+_AMD = {"fp8": {"cdna3": 2.0, "cdna4": 0.5}, "mxfp4": {"cdna4": 0.5}}
+_OWN = {"int8": {"logical": 0.8}, "int4": {"logical": 0.8}, **_AMD}
+
 _STEP = (
-    # gpt-fast's kernels for integers, of which `logical` has rows, are slower than Marlin, which the servers have.
     *(
-        Parameter("weight_overhead", likely, 0.4, {"logical": 0.8} if kind.startswith("int") else {}, 1, kind)
+        Parameter("weight_overhead", likely, 0.4, _OWN.get(kind, {}), 1, kind)
         for kind, likely in _READ.items()
     ),
     *(
-        Parameter("compute_overhead", likely, 0.3, {"blackwell": 0.25}, floor=1, of=kind)
+        Parameter("compute_overhead", likely, 0.3, {"blackwell": 0.25, **_AMD.get(kind, {})}, floor=1, of=kind)
         for kind, likely in _MULTIPLY.items()
     ),
     Parameter("expert_overhead", 0.15, 0.5, _each(_ENGINES, 0.3), 1),
@@ -86,7 +92,7 @@ _STEP = (
     Parameter("kv_overhead", 0.25, 0.5, _each(_ENGINES, 0.3), 1),
     Parameter("attention_compute_overhead", 0.8, 0.4, floor=1),
     Parameter("roof_power", 0.9, 0.3, floor=1),
-    Parameter("device_overhead", 0.01, 0.3, {"cdna3": 4.0, "cdna4": 2.0}, 1),
+    Parameter("device_overhead", 0.01, 0.3, {"cdna3": 1.0, "cdna4": 1.0}, 1),
     Parameter(
         "kernel_seconds", 2.2e-6, 0.3,
         {**_each(_ENGINES, 0.3), **_each(("blackwell", "cdna3", "cdna4"), 0.3), **_each(_OLDER, 0.3), "logical": 0.5},
@@ -136,13 +142,18 @@ _LAPTOP = (
 ALL_KINDS = (*(f"{kind}-half" for kind in HALVED), *_KINDS, "hopper", "cdna3", "cdna4")
 
 # All-reduces as kernel tables have them: seconds between two devices, for each further one, and the share of the link
-# that their bytes reach. Median error 4 to 10 % (aiconfigurator, commit 095f58a, vLLM 0.24, SGLang 0.5.14 and
-# TensorRT-LLM 1.3rc20).
+# that up to 4 MiB reach, as in decode steps. Median error 4 to 10 % (aiconfigurator, commit 095f58a, vLLM 0.24, SGLang
+# 0.5.14 and TensorRT-LLM 1.3rc20).
 _LINKS: dict[str, dict[str, tuple[float, float, float]]] = {
     "hopper": {"vllm": (4.45e-6, 0.14e-6, 0.63), "": (2.6e-6, 0.2e-6, 0.63)},
     "blackwell": {"vllm": (7.1e-6, 0.15e-6, 0.51), "": (4.3e-6, 0.22e-6, 0.51)},
     "ampere-hbm": {"": (5.1e-6, 0.25e-6, 0.58)},
 }
+# The longest all-reduces of the same tables, as of prompts: 1 / the share of two devices, and what each further device
+# adds. Eight devices of hopper reach 1.04 times the link of a ring, because NVSwitch adds up the bytes (NVLS). AMD's
+# links carry 48 of 64 GB/s (rocm.blogs.amd.com, mi300x-rccl-xgmi).
+_LONG = {"hopper": (1.35, -0.065), "blackwell": (1.61, -0.06), "ampere-hbm": (1.51, -0.035)}
+_LONG_OF_AMD = (1.33, 0.0)
 # Over PCIe: the same seconds, 1 / the share of two devices, and what each further device adds to it. The share depends
 # more on the machine than on the card. Two L40S and two RTX PRO 6000 with P2P reach 60 to 62 % (the same tables), and
 # two RTX PRO 6000 without it 25 % (LLMServingSim): 2.3 is between them. Four and eight RTX PRO 6000 reach 47 and 38 %
@@ -280,8 +291,10 @@ class Model:
         *_, kind = kinds_of(kind)
         links = _LINKS.get(kind, _LINKS["hopper"])
         linked, pcie = links.get(engine, links[""]), _PCIE.get(kind, _PCIE[""])
+        long = _LONG_OF_AMD if kind.startswith("cdna") else _LONG.get(kind, _LONG["hopper"])
         return {
             "all_reduce_seconds": linked[0], "all_reduce_device_seconds": linked[1], "link_overhead": 1 / linked[2],
+            "prompt_link_overhead": long[0], "prompt_link_overhead_per_device": long[1],
             "pcie_all_reduce_seconds": pcie[0], "pcie_all_reduce_device_seconds": pcie[1],
             "pcie_overhead": pcie[2], "pcie_overhead_per_device": pcie[3],
             "head_seconds": _HEAD_SECONDS.get(kind, _FIXED["head_seconds"]),

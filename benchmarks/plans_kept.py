@@ -20,7 +20,6 @@ import kvcalc
 from kvcalc.planning.check.answer import check
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import Server, servers_in
-from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def kept(asked: dict[str, Any], best: Any, command: str, seed: int) -> bool:
             "replicas": decode["instances"], "prefill_replicas": prefill["instances"], "transfer": _LINK,
             "prefill_gpu": prefill["gpu"], "prefill_tensor_parallel_size": own.tensor_parallel_size,
             "prefill_data_parallel_size": own.data_parallel_size,
-            "prefill_expert_parallel_size": (own.speed or SpeedQuestion()).expert_parallel_size or 1,
+            "prefill_expert_parallel_size": own.speed_asked.expert_parallel_size or 1,
         }  # fmt: skip
         gpu, server, devices = decode["gpu"], servers[1], decode["num_devices"]
     question = server_asked(server, gpu, devices)
@@ -85,7 +84,7 @@ def kept(asked: dict[str, Any], best: Any, command: str, seed: int) -> bool:
     found: Any = kvcalc.simulate(
         asked["model"], gpu if pools else f"{gpu}x{devices}", engine=asked["engine"], seed=seed, requests=int(number),
         prompt_tokens=asked["input_tokens"], answer_tokens=asked["output_tokens"], **load, **more, **sizes,
-        data_parallel_size=question.data_parallel_size, speed=question.speed or SpeedQuestion(),
+        data_parallel_size=question.data_parallel_size, speed=question.speed_asked,
         engine_settings=settings or None, dtype=question.dtype, kv_dtype=question.kv_dtype or "auto",
     )  # fmt: skip
     (times,) = (row for row in found["times"] if row["metric"] == metric)

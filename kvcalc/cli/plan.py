@@ -108,7 +108,6 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     from kvcalc.planning.cases.layout import Devices, find_gpu
     from kvcalc.planning.check.servers import server_of
     from kvcalc.planning.plan.targets import Targets
-    from kvcalc.question.question import SpeedQuestion
     from kvcalc.simulation.load_curve import curve_of_server, question_of_command
     from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.writing import shell
@@ -128,7 +127,7 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
         servers = server_of(shell.split(row["command"] if row else ""), {}, {})
         devices = Devices(find_gpu(best["gpu"]), (best["num_devices"] or 1) // (best["replicas"] or 1))
         accepted = None if asked.speculative is None else asked.speculative.acceptance_length
-        speed = asked.speed or SpeedQuestion()
+        speed = asked.speed_asked
         question = question_of_command(servers[0], devices, asked.model, speed, accepted)
         replicas = (best["replicas"] or 1) - document["spare_replicas"]
         curve = curve_of_server(load, question, targets.larger(document["headroom"]), replicas)

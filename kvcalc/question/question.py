@@ -111,6 +111,11 @@ class Question(NamedTuple):
         return self.speed is not None and self.speed.request_tokens is not None
 
     @property
+    def speed_asked(self) -> SpeedQuestion:
+        """`speed`, or one without options."""
+        return self.speed or SpeedQuestion()
+
+    @property
     def asks_several(self) -> bool:
         """Whether the engine is `all` or a list."""
         return self.engine == "all" or "," in self.engine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.notes import Note
 from kvcalc.planning.cases.lengths import Lengths as PlannedLengths
 from kvcalc.planning.plan.targets import Pools, Simulated, Targets
-from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.recorded import Recording, record
@@ -87,7 +87,7 @@ class PlannedLoad(NamedTuple):
         # The simulation is asked about decode instances, with what prefill instances find and the settings of both.
         reuse = None if other.reuse is None else other.reuse._replace(transfer=None)
         rate = 0.0 if other.speed is None else other.speed.prefix_hit_rate
-        speed = (pools.decode.speed or SpeedQuestion())._replace(prefix_hit_rate=rate)
+        speed = pools.decode.speed_asked._replace(prefix_hit_rate=rate)
         asked = pools.decode._replace(
             context_tokens=None, reuse=reuse, speed=speed, engine_settings=other.engine_settings
         )

@@ -14,7 +14,7 @@ from kvcalc.planning.cases.layout import count_replicas
 from kvcalc.planning.serving.admission import accept_prompts
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.fields import IN_TURN
-from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, repeat_prompts, share_prefix
@@ -131,7 +131,7 @@ def ask_about(question: Question, load: Load) -> Asked:
         raise UsageError(
             "--context auto: requests that are too long for the cache are refused anyway", "remove --context"
         )
-    speed = question.speed or SpeedQuestion()
+    speed = question.speed_asked
     if load.distinct_prompts is not None:
         for is_given, option in (
             (question.reuse is not None and question.reuse.prefix_tokens, "--prefix-tokens"),

@@ -36,10 +36,11 @@ class Constants(NamedTuple):
     - head_seconds: the attention of one sequence and one KV head in a layer, besides reading.
     - kv_token_seconds: per layer and cached token of the longest sequence.
     - activation_passes: how often a layer reads or writes a token's hidden state in memory. expert_passes: the same for
-      the activations that the products of its experts read and write.
+      the activations that the products of its experts read and write, and those inside its dense products.
     - all_reduce_seconds, all_reduce_device_seconds: an all-reduce without its bytes between two devices, and for each
       further device. link_overhead: transferring its bytes. pcie_*: the same for devices without a fast link, where
-      pcie_overhead_per_device is added to the overhead for each device after two.
+      pcie_overhead_per_device is added to the overhead for each device after two. prompt_link_*: transferring those of
+      prompts, which are many, over a fast link. What is added for each device up to the eighth may be negative.
     - stage_seconds: passing data from one pipeline stage to the next.
     - prefill_overhead, prefill_expert_overhead: additional factors on multiplying for a prompt.
       prefill_attention_overhead: computing its scores.
@@ -72,6 +73,8 @@ class Constants(NamedTuple):
     all_reduce_seconds: float
     all_reduce_device_seconds: float
     link_overhead: float
+    prompt_link_overhead: float
+    prompt_link_overhead_per_device: float
     pcie_all_reduce_seconds: float
     pcie_all_reduce_device_seconds: float
     pcie_overhead: float

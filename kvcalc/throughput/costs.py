@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kvcalc.throughput.counts import Counts, Matrices
     from kvcalc.throughput.hardware import Gpu
 
+# The most devices of one link in kernel tables.
+_LINKED_DEVICES = 8
 _ACTIVATION_BYTES = 2  # hidden states are transferred in 16 bits
 
 
@@ -44,10 +46,10 @@ class Times(NamedTuple):
     """The ideal times of a model on a layout of devices, and its counts. `costs_of` applies an engine's constants.
 
     The fit uses it with arrays instead of numbers. `one_pass` is the time to read or write the hidden state of a token
-    in all layers once. `transfer` is the time to send what all all-reduces of a token send over the link, and `network`
-    the same between nodes. `is_linked` is 1 if the devices have a fast link, else 0. `devices` are those of one
-    DP rank and stage in one node, which all-reduce. `sends` are the sends between nodes of one all-reduce
-    that wait for each other.
+    in all layers once, and `move` the same for what the dense layers have inside. `transfer` is the time to send what
+    all all-reduces of a token send over the link, and `network` the same between nodes. `is_linked` is 1 if the devices
+    have a fast link, else 0. `devices` are those of one DP rank and stage in one node, which all-reduce. `sends` are
+    the sends between nodes of one all-reduce that wait for each other.
     """
 
     dense: tuple[MatrixTimes, ...]
@@ -58,6 +60,7 @@ class Times(NamedTuple):
     launches: float
     kv_heads: float
     one_pass: float
+    move: float
     transfer: float
     network: float
     is_linked: float
@@ -134,9 +137,12 @@ def costs_of(t: Times, c: Constants) -> Costs:
         read, multiply = pair(e.matrices)
         one = read * c.expert_overhead, multiply * c.expert_compute_overhead
         experts.append((e.experts, e.read, one, multiply * c.prefill_expert_overhead * c.prefill_overhead))
-    moved = t.one_pass * c.activation_passes
+    moved = t.one_pass * c.activation_passes + t.move * c.expert_passes
     pcie = c.pcie_overhead + c.pcie_overhead_per_device * (t.devices - 2)
     transfer = t.transfer * (t.is_linked * c.link_overhead + (1 - t.is_linked) * pcie)
+    further = smaller(t.devices, _LINKED_DEVICES) - 2
+    linked = c.prompt_link_overhead + c.prompt_link_overhead_per_device * further
+    prompt_transfer = t.transfer * (t.is_linked * linked + (1 - t.is_linked) * pcie)
     return Costs(
         matrices=(dense, pair(t.head)),
         experts=tuple(experts),
@@ -149,7 +155,7 @@ def costs_of(t: Times, c: Constants) -> Costs:
         context=t.attention_layers * c.kv_token_seconds,
         latency=_latency(t, c),
         transfer=transfer + t.network * NETWORK_OVERHEAD,
-        prompt_transfer=transfer + t.network * PROMPT_NETWORK_OVERHEAD,
+        prompt_transfer=prompt_transfer + t.network * PROMPT_NETWORK_OVERHEAD,
         prompt=dense[1] * c.prefill_overhead,
         prompt_sequence=c.sequence_seconds,
         moved=moved,
@@ -226,6 +232,11 @@ def prompt_parts(
     return pairs, prompts.scores * costs.prompt_scores, overhead, prompts.tokens * costs.prompt_transfer
 
 
+def smaller(a: float, b: float) -> float:
+    """The smaller value, also of arrays."""
+    return (a + b - abs(a - b)) / 2
+
+
 def together(read: float, multiply: float, power: float) -> float:
     """The time of reading and multiplying, which overlap."""
     found: float = (read**power + multiply**power) ** (1 / power)
@@ -265,6 +276,7 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
         counts.launches,
         counts.kv_heads,
         counts.num_layers * hidden_bytes / bandwidth,
+        _ACTIVATION_BYTES * counts.moved / bandwidth,
         all_reduces * hidden_bytes * way.link,
         all_reduces * hidden_bytes * way.network,
         float(gpu.interconnect is not None),

@@ -107,7 +107,8 @@ class Counts(NamedTuple):
     `moe_layers` is the number of layers with experts.
     `launches` is the fixed cost of the kernels of a step (`kvcalc.throughput.launches`). `kv_heads` is the number of KV
     heads that one token adds on the rank, over all layers (MLA: none). `reads` is what a step reads of the rank's
-    cache.
+    cache. `moved` is the number of activations of one token inside attention and MLPs that the products of all dense
+    layers read or write. Tensor-parallel ranks divide them, but not the hidden states.
     """
 
     num_layers: int
@@ -122,6 +123,7 @@ class Counts(NamedTuple):
     work: tuple[Work, ...]
     reads: Reads
     layout: Layout
+    moved: float = 0.0
 
     def kv_read_bytes(self, context_tokens: float) -> float:
         """Bytes of cache that one decode step of one sequence reads on the rank in all layers (`decode_read_bytes`)."""
@@ -184,7 +186,7 @@ def count(
     experts: dict[tuple[int, int], _Sum] = {}
     moved: dict[tuple[int, int], float] = {}
     whole = {weight.name: weight for block in weights.blocks for weight in block.weights}
-    moe_layers = 0
+    moe_layers, dense_moved = 0, 0.0
     for weight, layers, one_bytes, stored in matrices(held, base, linear, scheme):
         # A weight that is spread gets the tokens of all DP ranks.
         elements = weight.rows * weight.columns * (spread.data_parallel_size if weight.name in spread.names else 1)
@@ -192,17 +194,19 @@ def count(
             continue
         if weight.role == ROUTER and weight.rows > 1:
             moe_layers += layers
+        # A product reads or writes the hidden state on its outside.
+        outside = whole[weight.name].rows if is_output(weight.name) else whole[weight.name].columns
         if weight.copies > 1:
             key = weight.copies, min(weight.read, weight.copies)
             experts.setdefault(key, _Sum()).add(stored, layers * one_bytes, layers * elements)
             # An expert is split along its inside, and each of its ranks has the whole input or output of a token.
-            outside = whole[weight.name].rows if is_output(weight.name) else whole[weight.name].columns
             inside = weight.rows * weight.columns / outside
             moved[key] = moved.get(key, 0.0) + layers * (outside / layout.expert_parallel_size + inside)
         elif weight.role == HEAD:
             head.add(stored, one_bytes, elements)
         else:
             dense.add(stored, layers * one_bytes, layers * elements if weight.role in (LINEAR, ROUTER) else 0)
+            dense_moved += layers * elements / outside if weight.role == LINEAR else 0
     if weights.tied:
         form = scheme.embedding[True] if scheme is not None and scheme.embedding is not None else None
         name = base.name if form is None else form.name
@@ -227,6 +231,7 @@ def count(
         work=tuple(_work(spec, ranks)),
         reads=reads,
         layout=layout,
+        moved=dense_moved,
     )
 
 

@@ -45,11 +45,15 @@ class Factors(NamedTuple):
 
 SCALED: Mapping[str, tuple[str, ...]] = {
     "step": ("kernel_seconds", "step_seconds"),
-    "sequence": ("sequence_seconds", "busy_sequence_seconds", "head_seconds", "activation_passes", "expert_passes"),
-    "prefill": ("compute_overhead", "attention_compute_overhead", "prefill_attention_overhead"),
+    "sequence": ("sequence_seconds", "busy_sequence_seconds", "head_seconds"),
+    "prefill": (
+        "compute_overhead", "attention_compute_overhead", "prefill_attention_overhead", "activation_passes",
+        "expert_passes",
+    ),
     "communication": (
-        "all_reduce_seconds", "all_reduce_device_seconds", "link_overhead", "pcie_all_reduce_seconds",
-        "pcie_all_reduce_device_seconds", "pcie_overhead", "pcie_overhead_per_device", "stage_seconds",
+        "all_reduce_seconds", "all_reduce_device_seconds", "link_overhead", "prompt_link_overhead",
+        "prompt_link_overhead_per_device", "pcie_all_reduce_seconds", "pcie_all_reduce_device_seconds",
+        "pcie_overhead", "pcie_overhead_per_device", "stage_seconds",
     ),
     "reading": ("weight_overhead", "kv_overhead", "kv_token_seconds"),
     "waiting": (

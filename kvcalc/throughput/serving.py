@@ -37,6 +37,7 @@ from collections.abc import Sequence
 
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.costs import smaller
 from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.scheduling import StepRules
@@ -94,7 +95,7 @@ def burst_wait(each: float, together: float, requests: float) -> float:
     `each` seconds of the steps, and waits until its step ends: (requests + together) / 2 x `each` on average, which is
     what one adds to the steps. May be arrays, as in `host_wait`.
     """
-    return each * ((requests + _smaller(requests, together)) / 2 - 1)
+    return each * ((requests + smaller(requests, together)) / 2 - 1)
 
 
 def _closer(guess: float, found: float, last: tuple[float, float] | None) -> float:
@@ -103,11 +104,6 @@ def _closer(guess: float, found: float, last: tuple[float, float] | None) -> flo
         slope = min(max((found - last[1]) / (guess - last[0]), -2.0), 0.9)
         found = guess + (found - guess) / (1 - slope)
     return max(1.0, found)
-
-
-def _smaller(a: float, b: float) -> float:
-    """The smaller value, also of arrays."""
-    return (a + b - abs(a - b)) / 2
 
 
 def serve(

@@ -318,3 +318,15 @@ def test_dp_ranks_have_whole_experts_only_if_they_are_told(kvcalc: Any, more: li
     )
     assert kvcalc(*words, *more).out == f"{experts}\n"
     assert kvcalc("check", "--gpu", "h100x2", "vllm", "serve", LLAMA, "-dp", "2").status == 0
+
+
+def test_a_server_that_refuses_the_requests_says_so_first(kvcalc: Any) -> None:
+    command = ("check", "vllm", "serve", "Qwen/Qwen3-8B", "--max-model-len", "1000", "--gpu", "h100")
+    found = kvcalc(*command, "--input-tokens", "900", "--output-tokens", "200", "--format", "human")
+    assert found.status == 4
+    assert found.out.splitlines()[:2] == [
+        "starts",
+        "refuses requests of 900 + 200 tokens: they need a context of 1,100 tokens, and",
+    ]
+    assert "sustains" not in found.out
+    assert kvcalc(*command, "--input-tokens", "800", "--output-tokens", "200", "--get", "starts").status == 0

@@ -121,7 +121,7 @@ def test_the_power_is_that_of_both_pools_and_an_idle_instance_draws_less(usual: 
 
 def test_why_a_layout_lost_has_its_price() -> None:
     document, row = planned(
-        "llama-3.1-8b", requests_per_second=10, max_tpot_seconds=0.01, prices={"h100-sxm": 2.5}, input_tokens=4096,
+        "llama-3.1-8b", requests_per_second=20, max_tpot_seconds=0.01, prices={"h100-sxm": 2.5}, input_tokens=4096,
         output_tokens=200,
     )  # fmt: skip
     first, second = document["plans"]

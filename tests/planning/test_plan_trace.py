@@ -26,7 +26,7 @@ def bursts(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def recorded(bursts: str) -> Any:
     """The plan for a percentile of the trace. Do not change it."""
-    return kvcalc.plan(MODEL, ["h100"], trace=bursts, max_ttft_seconds=0.3, ttft_percentile=99)
+    return kvcalc.plan(MODEL, ["h100"], trace=bursts, max_ttft_seconds=0.25, ttft_percentile=99)
 
 
 def ttft_of(row: Any, trace: str, **more: Any) -> Any:
@@ -43,7 +43,7 @@ def ttft_of(row: Any, trace: str, **more: Any) -> Any:
 def test_the_verdicts_are_those_of_a_simulation_of_the_trace(
     bursts: str, recorded: Any, percentile: Any, scale: float
 ) -> None:
-    limit = 0.3
+    limit = 0.25
     document: Any = recorded
     if percentile is None:
         document = kvcalc.plan(MODEL, ["h100"], trace=bursts, scale_rate=scale, max_ttft_seconds=limit)
@@ -63,7 +63,7 @@ def test_bursts_of_a_trace_need_more_than_its_mean_rate(recorded: Any) -> None:
     trace, lengths = recorded["trace"], recorded["lengths"]
     even: Any = kvcalc.plan(
         MODEL, ["h100"], input_tokens=lengths["input_tokens"], output_tokens=lengths["output_tokens"],
-        requests_per_second=trace["requests_per_second"], max_ttft_seconds=0.3, ttft_percentile=99,
+        requests_per_second=trace["requests_per_second"], max_ttft_seconds=0.25, ttft_percentile=99,
         requests=trace["requests"],
     )  # fmt: skip
     assert recorded["best"]["num_devices"] > even["best"]["num_devices"]

@@ -172,7 +172,7 @@ TIMES = {"ttft p99": 0.3, "tpot p90": 0.012}
         (MODEL, "tensorrt-llm", 75.0, {"ttft p90": 0.3, "tpot p90": 0.009}, PREFIX),
         (MODEL, "vllm", 60.0, TIMES, HALF),
         ("deepseek-v3", "vllm", 8.0, {"tpot p90": 0.02}, DRAFTS),
-        ("deepseek-v3", "sglang", 17.0, {"ttft p90": 0.4, "tpot p90": 0.018}, DRAFTS),
+        ("deepseek-v3", "sglang", 14.0, {"ttft p90": 0.4, "tpot p90": 0.018}, DRAFTS),
         ("deepseek-v3", "vllm", 12.0, {"ttft p90": 1.0, "tpot p90": 0.02}, {**DRAFTS, **PREFIX}),
         ("qwen2.5-vl-7b", "vllm", 60.0, TIMES, {"images": ImagesAsked(1, 800, 600)}),
     ],

@@ -37,6 +37,13 @@ def test_an_expert_moves_what_its_products_read_and_write(counts_of: MakeCounts)
     assert whole.moved == one.moved / 2
 
 
+def test_tensor_parallel_ranks_divide_what_attention_and_mlp_move_inside(counts_of: MakeCounts) -> None:
+    # Llama 3 8B: 32 layers; queries, keys and values of 4,096 + 2 x 1,024, the output's input, and three of 14,336.
+    one, two = counts_of("llama-3-8b"), counts_of("llama-3-8b", tensor_parallel_size=2)
+    assert one.moved == 32 * (4096 + 2 * 1024 + 4096 + 3 * 14_336)
+    assert two.moved == one.moved / 2
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_lone_token_reads_every_parameter_it_uses_and_the_embedding_only_where_it_is_the_head(
     counts_of: MakeCounts, name: str

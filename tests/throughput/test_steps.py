@@ -27,7 +27,8 @@ IDEAL = Constants(
     kv_overhead=1.0, attention_compute_overhead=1.0, device_overhead=1.0, roof_power=1.0, kernel_seconds=0.0,
     step_seconds=0.0, sequence_seconds=0.0, busy_sequence_seconds=0.0, head_seconds=0.0, kv_token_seconds=0.0,
     activation_passes=0.0, all_reduce_seconds=0.0, all_reduce_device_seconds=0.0, link_overhead=1.0,
-    pcie_all_reduce_seconds=0.0, pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0,
+    prompt_link_overhead=1.0, prompt_link_overhead_per_device=0.0, pcie_all_reduce_seconds=0.0,
+    pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0,
     pcie_overhead_per_device=0.0, stage_seconds=0.0, prefill_overhead=1.0, prefill_expert_overhead=1.0,
     prefill_attention_overhead=1.0, ttft_seconds=0.0, ttft_steps=0.0, ttft_token_seconds=0.0, ttft_request_seconds=0.0,
     first_seconds=0.0, cold_seconds=0.0, token_overlap=1.0, expert_passes=0.0, prompt_launch_seconds=0.0,
@@ -119,6 +120,9 @@ def test_kernels_and_steps_cost_once_and_each_sequence() -> None:
     passed = SpeedModel(moving, GPU, IDEAL._replace(expert_passes=5.0))
     assert passed.decode(7, 100).overhead == about(7 * 2 * 5 * 6 * 2 / 1000)
     assert passed.prefill(40).overhead == about(40 * 2 * 5 * 6 * 2 / 1000)
+    # The dense layers move eight numbers of a token.
+    inside = SpeedModel(COUNTS._replace(moved=8.0), GPU, IDEAL._replace(expert_passes=5.0))
+    assert inside.decode(7, 100).overhead == about(7 * 5 * 8 * 2 / 1000)
     # Three layers have a cache. The tokens of the longest sequence count, for any batch.
     assert decode(batch=7, context=50, kv_token_seconds=3.0).overhead == about(3 * 50 * 3)
     together = decode(batch=7, kernel_seconds=3.0, step_seconds=11.0, sequence_seconds=13.0)
@@ -164,8 +168,10 @@ def test_an_all_reduce_between_nodes_sends_only_a_share_of_the_bytes_over_the_ne
         latency = {"all_reduce_seconds": 3.0, "all_reduce_device_seconds": 5.0}
         waiting = decode(gpu=node, layout=(size, 1, 1), **latency).communication
         assert waiting == about(8 * (3 + 5 * (near - 2)) + link + 3 * network + fixed)
-        work = model(gpu=node, layout=(size, 1, 1), link_overhead=5.0).prefill_work(20)
-        assert work.communication == about(20 * (5 * link + 1.07 * network))
+        # The many bytes of prompts reach more of both, and up to eight devices of a node more than two.
+        long: dict[str, Any] = {"prompt_link_overhead": 5.0, "prompt_link_overhead_per_device": -0.25}
+        work = model(gpu=node, layout=(size, 1, 1), **long).prefill_work(20)
+        assert work.communication == about(20 * ((5 - 0.25 * (near - 2)) * link + 1.07 * network))
 
 
 def test_all_reduces_stay_in_a_node_if_a_stage_and_an_dp_rank_fit_into_it() -> None:
@@ -255,14 +261,15 @@ def test_a_prompts_work_is_its_tokens_and_the_triangle_of_their_scores() -> None
     assert slower.prefill_work(tokens).compute == about(2 * tokens * (dense + 3 * experts) + 5 * scores)
     assert model(activation_passes=5.0).prefill_work(tokens).overhead == about(tokens * 5 * 80 / 1000)
     sent = 2 * 80 * 2 * (1 / 2) / 50
-    assert model(layout=(2, 1, 1), link_overhead=3.0).prefill_work(tokens).communication == about(tokens * 3 * sent)
+    slow = model(layout=(2, 1, 1), prompt_link_overhead=3.0).prefill_work(tokens)
+    assert slow.communication == about(tokens * 3 * sent)
     # Launches and reading belong to the step that includes the prompt.
     busy = model(kernel_seconds=3.0, step_seconds=3.0, sequence_seconds=3.0, all_reduce_seconds=3.0)
     assert busy.prefill_work(tokens) == work
 
 
 def test_of_several_stages_each_does_its_share_of_a_prompts_work() -> None:
-    options: dict[str, Any] = {"activation_passes": 5.0, "link_overhead": 3.0}
+    options: dict[str, Any] = {"activation_passes": 5.0, "prompt_link_overhead": 3.0}
     one, four = (model(layout=(2, stages, 1), **options) for stages in (1, 4))
     # Eight devices are more than the link's four. The two that all-reduce are in one node.
     assert four.prefill_work(20) == tuple(about(part / 4) for part in one.prefill_work(20))
@@ -301,7 +308,7 @@ def test_a_lone_prefill_waits_for_the_launches_once_and_works_for_every_prompt()
 
 
 def test_a_lone_prompt_passes_all_stages_one_after_the_other() -> None:
-    options: dict[str, Any] = {"activation_passes": 7.0, "link_overhead": 3.0, "all_reduce_seconds": 11.0}
+    options: dict[str, Any] = {"activation_passes": 7.0, "prompt_link_overhead": 3.0, "all_reduce_seconds": 11.0}
     one, two = (model(layout=(2, stages, 1), stage_seconds=13.0, **options).prefill(20, 3) for stages in (1, 2))
     assert two.overhead == about(one.overhead + 13)
     assert (two.weights, two.compute, two.communication) == (one.weights, about(one.compute), about(one.communication))

@@ -235,9 +235,8 @@ def with_hits(
     """
     if asked.reuse is not None:
         from kvcalc.planning.reuse import resolve
-        from kvcalc.question.question import SpeedQuestion
 
-        speed = asked.speed or SpeedQuestion()
+        speed = asked.speed_asked
         rate, notes = resolve(asked.reuse, speed, allocation, share, workload)
         if asked.devices is not None:
             asked = asked._replace(speed=speed._replace(prefix_hit_rate=rate))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.plan.judge import STATISTICS, Judged
 from kvcalc.planning.plan.targets import METRICS, Simulates, Targets
-from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.question import Question
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -26,17 +26,13 @@ def capacity_of(
 
     A rate is kept if the targets are met and the queue does not grow without bound.
     """
-    speed = (question.speed or SpeedQuestion())._replace(
-        input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None
-    )
+    speed = question.speed_asked._replace(input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None)
     held = question._replace(speed=speed, context_tokens=None, fits_context=False, batch_size=1)
     throughput = answer(held).document["throughput"]
     if throughput is None or throughput["serving"] is None:
         return None
     most = throughput["serving"]["requests_per_second"] * 1.25
-    served = question._replace(
-        speed=(question.speed or SpeedQuestion())._replace(input_tokens=None, output_tokens=None)
-    )
+    served = question._replace(speed=question.speed_asked._replace(input_tokens=None, output_tokens=None))
 
     def judged(rate: float, requests: int, more: int = 0) -> Judged:
         asked = targets._replace(requests_per_second=rate)

@@ -91,7 +91,7 @@ def plan(
     settings = setting_texts(question.engine_settings or {})
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
     _check_split(kinds, settings)
-    speed = question.speed or SpeedQuestion()
+    speed = question.speed_asked
     question = question._replace(engine_settings=settings, speed=None if speed == SpeedQuestion() else speed)
     if disaggregate or transfer is not None:
         from kvcalc.planning.plan.disaggregated.rows import SplitPlan, check_disaggregated, with_link, with_splits

@@ -22,7 +22,7 @@ from kvcalc.planning.device.capacity import holds
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.serving.throughput import describe_serving, speed_of
-from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices, Gpu
 from kvcalc.throughput.speed import hide_wide_ranges
@@ -220,7 +220,7 @@ def probe(traffic: Traffic, kind: Platform, tensor: int, stages: int, running: i
     """
     lengths, replica = traffic.lengths, replica_of(traffic, kind, tensor, stages)
     total = lengths.input_tokens + lengths.output_tokens
-    served = (replica.speed or SpeedQuestion())._replace(
+    served = replica.speed_asked._replace(
         input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running
     )
     answer_of = brief_answer if is_brief else _whole

@@ -22,7 +22,6 @@ from kvcalc.planning.serving.admission import (
     step_rules,
     wanted_requests,
 )
-from kvcalc.question.question import SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import Serving, serve
@@ -43,7 +42,7 @@ class Served(NamedTuple):
 
 def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     """The requests of a case at its load. None if it serves none. Adds notes about what only a simulation follows."""
-    question = case.question.speed or SpeedQuestion()
+    question = case.question.speed_asked
     prompt, answer = question.input_tokens, question.output_tokens
     if prompt is None or answer is None:
         return None

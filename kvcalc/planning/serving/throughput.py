@@ -11,7 +11,6 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
 from kvcalc.planning.cases.layout import layout_of
 from kvcalc.planning.device.weights import stored_weights
-from kvcalc.question.question import SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime, described_source, device_kind, has_constants, regions, weight_class
 from kvcalc.throughput.power import energy_per_token
@@ -65,7 +64,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput |
 
 def describe_speed(case: Case, speed: Speed, notes: list[Note]) -> documents.Throughput:
     """The `throughput` part of a document for a speed that is known."""
-    question = case.question.speed or SpeedQuestion()
+    question = case.question.speed_asked
     context_tokens, batch_size = case.workload.context_tokens, case.workload.batch_size
     model = speed.model
     step = model.decode(batch_size, context_tokens)

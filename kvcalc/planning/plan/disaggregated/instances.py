@@ -18,7 +18,7 @@ from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.planning.serving.throughput import Speed, speed_of, unfitted_of
-from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.search import largest_where
 from kvcalc.throughput.constants import Constants
@@ -89,7 +89,7 @@ def prefill_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance
     found = _instance(traffic, kind, shape, needs, {}, lengths.input_tokens + 1)
     if isinstance(found, Trouble):
         return found
-    asked = found.case.question.speed or SpeedQuestion()
+    asked = found.case.question.speed_asked
     model, cached = found.speed.model, asked.prefix_hit_rate * lengths.input_tokens
     schedule, missed = found.case.engine.schedule(), max(1, round(lengths.input_tokens - cached))
     each = 1 if schedule is None else max(1, schedule.step_tokens // missed)
@@ -164,9 +164,7 @@ def _instance(
     """The memory and the speed of an instance whose requests hold `held_tokens` tokens."""
     lengths, asked = traffic.lengths, shape.of(traffic.question)
     own = traffic.settings_for(kind.engine, {**(asked.engine_settings or {}), **settings})
-    speed = (asked.speed or SpeedQuestion())._replace(
-        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens
-    )
+    speed = asked.speed_asked._replace(input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens)
     case = make_case(
         asked._replace(
             dtype=kind.dtype,

@@ -12,7 +12,7 @@ from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
 from kvcalc.planning.plan.targets import Pools, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import Traffic
-from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.power import kwh_per_million, mean_watts
@@ -151,7 +151,7 @@ def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float
 def _question(one: Instance) -> Question:
     """The question about an instance, without the lengths of its requests."""
     asked = one.case.question
-    speed = asked.speed or SpeedQuestion()
+    speed = asked.speed_asked
     return asked._replace(
         devices=Devices(asked.devices.gpu, 1) if asked.devices is not None else None,
         speed=speed._replace(input_tokens=None, output_tokens=None, concurrency=None),
