@@ -134,3 +134,12 @@ def test_clients_with_equal_answers_may_end_together() -> None:
     (ttft,) = (row for row in simulated["times"] if row["metric"] == "ttft")
     assert ttft["mean_seconds"] is not None
     assert ttft["mean_seconds"] <= 0.5
+
+
+def test_the_printed_limit_is_that_of_the_simulation() -> None:
+    """108 requests fit at full length. A router may send 120 of 200 clients to one of two replicas, which runs them."""
+    asked: dict[str, Any] = {"input_tokens": 1500, "output_tokens": 300, "max_ttft_seconds": 1.0}
+    best: Any = kvcalc.plan("gemma-3-27b", ["b200"], concurrency=200, **asked)["best"]
+    assert best["replicas"] > 1
+    words = best["vllm"].split()
+    assert int(words[words.index("--max-num-seqs") + 1]) == 200

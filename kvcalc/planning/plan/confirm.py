@@ -17,6 +17,7 @@ from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, times_of
 from kvcalc.throughput.serving import requests_per_client
 
 if TYPE_CHECKING:
+    from kvcalc.planning.plan.judge import Finalist
     from kvcalc.planning.plan.targets import Simulates
 
 # The closed form decides alone if its times are below this share of their limits, and the replicas less busy than this.
@@ -40,9 +41,12 @@ def find_confirmed(traffic: Traffic, kind: Platform, make: Callable[[], Simulate
         left, why = [*found.layouts], None
         for _ in range(_MOST_TRIES if left else 0):
             first = left.pop(0)
-            missed = None if make is None or _is_sure(first) else _missed(make(), first)
+            tried = None if make is None or _is_sure(first) else _simulated(make(), first)
+            missed = None if tried is None else tried.missed
             if missed is None:
-                return first._replace(next_layout=why or why_not(*found))
+                # The server that is printed has the limit of running requests that was simulated.
+                most = None if tried is None else tried.layout.most_running
+                return first._replace(next_layout=why or why_not(*found), most_running=most)
             why = f"{first}: simulated, {missed}"
             more = first.replicas + max(1, first.replicas // 8)
             if more <= first.most_replicas(kind.max_devices):
@@ -70,8 +74,8 @@ def _is_sure(one: OnePool) -> bool:
     return not shares or (max(shares) < _FAR and (one.utilisation or 0.0) < _FREE)
 
 
-def _missed(simulation: Simulates, layout: OnePool) -> str | None:
-    """The limit that a layout misses. None if it meets all, or is not simulated."""
+def _simulated(simulation: Simulates, layout: OnePool) -> Finalist | None:
+    """A layout that was simulated. None if it is not."""
     from kvcalc.planning.plan.judge import Judge
 
     one, targets = layout, layout.traffic.targets._replace(confidence=POINT_CONFIDENCE)
@@ -91,4 +95,4 @@ def _missed(simulation: Simulates, layout: OnePool) -> str | None:
             found = judge.confirm(found)
     except UsageError:  # a layout that is not simulated
         return None
-    return None if found is None else found.missed
+    return found

@@ -332,7 +332,8 @@ def _row(
     row.update(describe_cost(found.cost_per_hour, traffic.lengths, paid, trace))
     replicas = memory.document["engine"]["data_parallel_size"]
     own, clients = found.most_running, traffic.targets.concurrency
-    limit = found.probe.most_running(clients) if own is None else own * replicas
+    # A router, or the ranks' own, may send one of them all clients.
+    limit = found.probe.most_running(clients) if own is None else min(own, clients or own) * replicas
     layout = Layout(
         found.shape.tensor, found.shape.stages, traffic.context_for(kind.engine),
         limit,
