@@ -168,10 +168,10 @@ class Engine(ABC):
     def prompt_settings(
         cls, settings: Mapping[str, str], prompt_tokens: int, is_complete: bool = False
     ) -> Mapping[str, str]:
-        """The settings of a server that accepts prompts of `prompt_tokens` tokens: `settings` and what they lack.
+        """`settings`, and what else a server must be given to accept prompts of `prompt_tokens` tokens.
 
-        If they are complete, as in a command, others have their defaults. Raises LayoutError (exit 2) if the server
-        that they describe refuses such prompts.
+        With `is_complete`, nothing else is given, as in a command. Raises LayoutError (exit 2) if `settings` make the
+        server refuse such prompts.
         """
         return settings
 

@@ -39,9 +39,9 @@ class Prompts:
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
 
     def _divided(self) -> float:
-        """The seconds of the steps of a prompt that has more tokens than a step, which run after each other.
+        """The seconds of all steps of a prompt that is too long for one.
 
-        Each later one attends to more tokens, and that adds time in proportion.
+        Full steps differ only in the tokens that they attend to, so their mean is that of the first and the last.
         """
         model, size, rest = self._model, self._rules.step_tokens, self.missed % self._rules.step_tokens
         share, end = model.share_of_prompts(1), self._input - rest

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 # The closed form decides alone if its times are below this share of their limits, and the replicas less busy than this.
 _FAR, _FREE = 0.5, 0.8
-# A simulated time above this share of its limit, or a busier layout, needs more runs and a long one.
-_CLOSE = 0.9
 _MOST_TRIES = 12
 # Replicas with more clients than this together are simulated as one of them with its share.
 _MOST_CLIENTS = 500
@@ -76,7 +74,7 @@ def _is_sure(one: OnePool) -> bool:
 
 def _simulated(simulation: Simulates, layout: OnePool) -> Finalist | None:
     """A layout that was simulated. None if it is not."""
-    from kvcalc.planning.plan.judge import Judge
+    from kvcalc.planning.plan.judge import CLOSE, Judge
 
     one, targets = layout, layout.traffic.targets._replace(confidence=POINT_CONFIDENCE)
     rate, clients = targets.requests_per_second, targets.concurrency
@@ -90,7 +88,7 @@ def _simulated(simulation: Simulates, layout: OnePool) -> Finalist | None:
     judge = Judge(targets, simulation)
     try:
         found = judge.at(one, one.numbers)
-        is_close = found is not None and (found.judged.worst > _CLOSE or (layout.utilisation or 0.0) > _FREE)
+        is_close = found is not None and (found.judged.worst > CLOSE or (layout.utilisation or 0.0) > _FREE)
         if found is not None and found.missed is None and is_close:
             found = judge.confirm(found)
     except UsageError:  # a layout that is not simulated

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Layout = Union["OnePool", "TwoPools"]
 """A layout has one pool, of replicas, or two, of prefill and of decode instances. Both have the same methods."""
 
+CLOSE = 0.9
+"""A simulated time above this share of its target needs more runs."""
+
 # At least this many requests of a run are beyond the percentile, and it has this many times the requests that run at
 # once. Clients all send their first request at the start. That counts for more in a shorter run, which is therefore
 # judged more strictly, so a closed loop needs fewer requests.
@@ -31,8 +34,6 @@ _BEYOND, _BEYOND_OF_CLIENTS, _TURNOVERS = 30, 20, 10
 # The winning layout is simulated with this many seeds, or with `_FEW_SEEDS` if its times are below the share `_FAR` of
 # their targets, and once for this many seconds of load, because a shorter run does not show a queue that grows slowly.
 _SEEDS, _FEW_SEEDS, _FAR, _LONG_SECONDS = 4, 2, 0.75, 1200
-# A long run above this share of a target is followed by another one.
-_CLOSE = 0.9
 # Runs differ. The mean of their times plus this many standard deviations must meet the targets, so that nearly all runs
 # of that length do.
 _DEVIATIONS = 2.0
@@ -223,7 +224,7 @@ class Judge:
         if long > number and not shown.judged.is_stuck and _mean(runs) + more <= 1:
             shown = self._again(one, len(runs), long)
             runs.append(shown)
-            if _CLOSE < shown.judged.worst <= 1 and shown.judged.worst_metric != "tpot":
+            if CLOSE < shown.judged.worst <= 1 and shown.judged.worst_metric != "tpot":
                 # Bursts that a short run seldom has decide how long requests wait, so long runs differ more than these.
                 runs.append(self._again(one, len(runs), long))
                 more = max(more, _DEVIATIONS * stdev(run.judged.worst for run in runs[-2:]))

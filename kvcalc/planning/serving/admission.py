@@ -30,14 +30,14 @@ def most_at_once(case: Case, found: Budget | str) -> int:
 
 
 def accept_prompts(case: Case, prompt_tokens: int, notes: list[Note]) -> None:
-    """Add a note if the server needs another setting for prompts of `prompt_tokens` tokens: it is counted as with it.
+    """Add a note if the server needs another setting for prompts of `prompt_tokens` tokens.
 
-    Raises LayoutError (exit 2) if it refuses them.
+    Raises LayoutError (exit 2) if the settings that are given make it refuse them.
     """
     for name, text in case.engine_class.prompt_settings(case.settings, prompt_tokens).items():
         if name not in case.settings:
             why = f"a step of {case.engine_class.title} needs room for a whole prompt of {prompt_tokens:,} tokens"
-            notes.append(Note("engine", "prompt-setting", f"counted as with --{name} {text}: {why}"))
+            notes.append(Note("engine", "prompt-setting", f"start the server with --{name} {text}: {why}"))
 
 
 def step_rules(case: Case, most: int) -> StepRules | None:
