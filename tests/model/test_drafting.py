@@ -66,7 +66,9 @@ def test_a_draft_model_keeps_all_its_layers_and_tables() -> None:
     spec, small = load_model("llama-3-70b"), load_model("llama-3.2-1b")
     drafter = drafter_of(spec, small, "draft")
     assert drafter is not None
-    assert drafter.held == drafter.read == weights_of(small)
+    # The cache of results may have been cleared in between, so the weights need not be the same object.
+    assert drafter.held is drafter.read
+    assert parameters(drafter.held) == parameters(weights_of(small))
     assert with_drafter(spec, drafter).num_layers == 80 + 16
 
 
