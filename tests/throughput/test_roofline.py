@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pytest import approx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import approx
 
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.model.resolve import load_model
