@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytest import approx
 
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.model.resolve import load_model
@@ -121,9 +120,9 @@ def test_without_a_switch_fewer_devices_use_fewer_links(name: str) -> None:
     gpu = find_gpu(name)
     assert gpu.interconnect is not None
     whole = gpu.interconnect.bytes_per_second
-    assert [link_bytes_per_second(gpu, n) for n in (1, 2, 4, 8)] == [approx(whole * k / 7) for k in (1, 1, 3, 7)]
+    assert [link_bytes_per_second(gpu, n) for n in (1, 2, 4, 8)] == [pytest.approx(whole * k / 7) for k in (1, 1, 3, 7)]
     # So a device sends the same bytes of an all-reduce over each link, however many take part: 1 / n twice.
-    assert [all_reduce(gpu, n).link for n in (2, 4, 8)] == [approx(14 / n / whole) for n in (2, 4, 8)]
+    assert [all_reduce(gpu, n).link for n in (2, 4, 8)] == [pytest.approx(14 / n / whole) for n in (2, 4, 8)]
 
 
 def test_every_device_that_has_rates_has_a_speed() -> None:
