@@ -27,7 +27,7 @@ def answer(device: str, engine: str = "vllm", **options: Any) -> dict[str, Any]:
 
 
 def started(device: str, **settings: str | bool) -> dict[str, Any]:
-    return answer(device, engine_settings={"gpu-memory-utilization": "0.9", **settings})["fit"]
+    return dict(answer(device, engine_settings={"gpu-memory-utilization": "0.9", **settings})["fit"])
 
 
 def test_the_blocks_are_those_of_a_log() -> None:
