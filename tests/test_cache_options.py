@@ -92,7 +92,7 @@ PLACED = {
 NO_BYTES = {
     "vllm": (
         "gpu-memory-utilization", "max-num-seqs", "enforce-eager", "language-model-only", "max-loras", "max-lora-rank",
-        "num-gpu-blocks-override", "no-enable-chunked-prefill",
+        "num-gpu-blocks-override", "no-enable-chunked-prefill", "cudagraph-mode",
     ),
     "sglang": (
         "mamba-full-memory-ratio", "mem-fraction-static", "max-loras-per-batch", "max-lora-rank", "max-total-tokens",
