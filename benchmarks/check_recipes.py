@@ -4,8 +4,9 @@
 
 FOLDER is for example a checkout of vllm-project/recipes. Prints how many commands are answered and how many refused, by
 reason. Texts are .md files, and .yaml files with text in them. A script that says devices after its `#` or in the title
-above is not read for them: --gpu counts for all. Counted apart are commands with a variable, a path or dots for the model,
-parts of commands, those of a recipe that is not for text (its tasks are images, speech or embeddings), and those of vLLM-Omni (`--omni`).
+above is not read for them: --gpu counts for all. Counted apart are parts of commands, commands with a variable, a path
+or dots instead of a model's name, those of vLLM-Omni (`--omni`), and those of a recipe that is not for text: its tasks
+are images, speech or embeddings.
 
 With --verified, the servers are those of models/*/*.yaml in vllm-project/recipes on each machine that is `verified`
 there, with the command that src/lib/command-synthesis.js makes for it without features. They should start; but what was
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 NO = "does not start"
+# Parts of what is said of a command that is not whole.
+_OF_PARTS = ("$", "No such file", "ends before", "names no model", "stands for a model")
 PLACEHOLDER, OTHER, UNKNOWN = "no whole command", "no language model", "model not known"
 _BLOCK = re.compile(r"^[ \t]*(`{3,})[^\n]*\n(.*?)^[ \t]*\1", re.MULTILINE | re.DOTALL)
 
