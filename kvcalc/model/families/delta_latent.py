@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, sparse_layers, with_defaults
+from kvcalc.model.families import lightning_latent
 from kvcalc.model.families.common import decoder_body, latent_shape
 from kvcalc.model.families.deepseek import has_indexer, indexer, with_streams
 from kvcalc.model.families.gated_delta import layer_types
@@ -150,11 +151,13 @@ def read_delta_latent(config: ConfigReader, model_type: str) -> ModelSpec:
     Every layer_group_size-th layer keeps a latent and, in Ling 3, a rotary key. The others keep a state.
 
     In Ling 3, the delta attention has the heads of attention, of head_dim. Transformers overwrites head_dim when it
-    saves a config, and adds linear_head_dim. GLM-5-Next has no rotary key and an indexer. The indexer pools keys by
-    learned gates, and keeps the key, the gate and one flag of every token. Source: BailingHybridConfig,
-    Glm5NextTextConfig and Glm5NextTextIndexer, Transformers 5.23.0.
+    saves a config, and adds linear_head_dim. Ling 2.5's config has the same type, and a group_norm_size. GLM-5-Next has
+    no rotary key and an indexer. The indexer pools keys by learned gates, and keeps the key, the gate and one flag of
+    every token. Source: BailingHybridConfig, Glm5NextTextConfig and Glm5NextTextIndexer, Transformers 5.23.0.
     """
     is_glm = model_type == "glm5_next_text"
+    if not is_glm and config.has("group_norm_size"):
+        return lightning_latent.read(config, model_type)
     stated = stated_delta_attention(config) if is_glm else {}
     config = config.with_defaults({**defaults_of(model_type), **stated})
     if not is_glm:
