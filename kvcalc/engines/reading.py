@@ -20,8 +20,8 @@ from kvcalc.records import NamedTuple
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
-# What a script or a manual has instead of a name: a variable, a word in brackets, dots.
-_PLACEHOLDER = re.compile(r".*\$.*|<.*>|\.\.\.|…")
+# What a script or a manual has instead of a name: a variable, or dots.
+_PLACEHOLDER = re.compile(r".*\$.*|\.\.\.|…")
 # The texts of a variable that set a flag (is_truthy, common/arg.cpp of llama.cpp).
 _TRUE = ("1", "on", "enabled", "true")
 
