@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from fit_throughput import Fitted, Predicted
 
 _ENGINES = ("vllm", "sglang", "tensorrt-llm", "logical", "llama.cpp", "mlx")
-# A region needs so many cells (a model family with a type of weights on a device) of so many families for a range of
-# its own: two or three families say too little about the next one.
-_LEAST_CELLS = 6
-_LEAST_FAMILIES = 4
-# Each cell counts once, as the errors within it are much alike, and less if it has fewer rows than this. The range
-# leaves out a share at both ends: then 80 % of the points of a cell are in it in the mean, if the range is made without
-# the cell's family too (68 to 89 % by engine and metric).
-_LEAST_ROWS, _LEFT_OUT = 5, 0.06
+# The range of a region is between that of its own rows and that of the region around it. With this many families, both
+# count the same. One family says nothing about the next one, so a region with one has no range of its own.
+_SAME_FAMILIES, _LEAST_FAMILIES = 6, 2
+# Each cell (a model family with a type of weights on a device) counts once, as the errors within it are much alike, and
+# less if it has fewer rows than this. The range leaves out a share at both ends: then 80 % of the points of a cell are
+# in it in the mean, if the range is made without the cell's family too (66 to 83 % by engine and metric).
+_LEAST_ROWS, _LEFT_OUT = 5, 0.08
 # Noise between equal points of one release, family, device and type, so no range is narrower.
 _FLOOR = 0.09
 
@@ -121,18 +120,24 @@ def _fitted(own: Sequence[Row]) -> dict[str, Any]:
 
 def _ranges(ratios: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
     """The ends of the range of measured / predicted by region, each at least the noise between equal points."""
-    found: dict[str, list[float]] = {}
     regional: dict[str, list[tuple[Row, float]]] = {}
     for row, ratio in ratios:
         for region in regions(row.kind, row.weights, row.running):
             regional.setdefault(region, []).append((row, ratio))
-    for region, rows in sorted(regional.items()):
-        cells = Counter(cell_of(row) for row, _ in rows)
-        if region and (len(cells) < _LEAST_CELLS or len({row.family for row, _ in rows}) < _LEAST_FAMILIES):
+    ends: dict[str, tuple[float, float]] = {}
+    for region, rows in sorted(regional.items()):  # a region comes after the one around it
+        cells, families = Counter(cell_of(row) for row, _ in rows), len({row.family for row, _ in rows})
+        if region and families < _LEAST_FAMILIES:
             continue
         weighed = sorted((ratio, 1 / max(cells[cell_of(row)], _LEAST_ROWS)) for row, ratio in rows)
-        low, high = _quantile(weighed, _LEFT_OUT), _quantile(weighed, 1 - _LEFT_OUT)
-        found[region] = [round(min(low, 1 - _FLOOR), 3), round(max(high, 1 + _FLOOR), 3)]
+        own = _quantile(weighed, _LEFT_OUT), _quantile(weighed, 1 - _LEFT_OUT)
+        around, share = ends.get(region.rpartition(" ")[0], own), families / (families + _SAME_FAMILIES)
+        low, high = (inner**share * outer ** (1 - share) for inner, outer in zip(own, around))
+        ends[region] = low, high
+    found = {
+        region: [round(min(low, 1 - _FLOOR), 3), round(max(high, 1 + _FLOOR), 3)]
+        for region, (low, high) in ends.items()
+    }
     return found or {"": [0.7, 1.4]}
 
 

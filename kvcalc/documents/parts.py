@@ -382,6 +382,8 @@ class Interconnect(TypedDict):
     bytes_per_second: Count
     """from one device, in one direction, over all its links"""
     devices: Annotated[int, {"minimum": 2}]
+    mesh: bool
+    """each pair of devices has an equal part of the links"""
 
 
 class DeviceFigures(TypedDict):

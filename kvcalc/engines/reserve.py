@@ -50,7 +50,8 @@ class Question(NamedTuple):
     `dp_ranks`. `has_fast_links` is whether the devices are joined by more than PCIe. `images` is set if the
     engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
     `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
-    vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens.
+    vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens. `drafts_by` is the method of
+    speculative decoding.
     """
 
     memory_bytes: int
@@ -71,6 +72,7 @@ class Question(NamedTuple):
     tensor_parallel_size: int = 1
     multimodal: Mapping[str, object] | None = None
     keeps_tokens: bool = True
+    drafts_by: str | None = None
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""

@@ -37,12 +37,14 @@ class Interconnect(NamedTuple):
     """The link between devices.
 
     `bytes_per_second` is the rate out of one device, in one direction, over all its links. `devices` is the largest
-    number of devices that the link connects.
+    number of devices that the link connects. `mesh` is whether there is no switch between them: each pair has an equal
+    part of the links, so fewer devices use fewer links.
     """
 
     name: str
     bytes_per_second: int
     devices: int
+    mesh: bool = False
 
 
 class Gpu(NamedTuple):
@@ -269,10 +271,12 @@ def _interconnect(value: object) -> Interconnect | None:
         return None
     if not isinstance(value, dict):
         raise ValueError("interconnect must be a mapping")
-    if value.keys() != {"name", "gb_per_second", "devices"}:
+    if value.keys() - {"mesh"} != {"name", "gb_per_second", "devices"}:
         raise ValueError("interconnect must have the keys name, gb_per_second and devices")
-    name, rate, devices = value["name"], value["gb_per_second"], value["devices"]
-    return Interconnect(_text(name), _scale(rate, 10**9), _scale(devices, 1))
+    name, rate, devices, mesh = value["name"], value["gb_per_second"], value["devices"], value.get("mesh", False)
+    if type(mesh) is not bool:
+        raise ValueError("mesh must be true or false")
+    return Interconnect(_text(name), _scale(rate, 10**9), _scale(devices, 1), mesh)
 
 
 def _text(value: object) -> str:

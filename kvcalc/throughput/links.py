@@ -74,10 +74,13 @@ def network_bytes_per_second(gpu: Gpu) -> float:
 def link_bytes_per_second(gpu: Gpu, devices: int) -> float:
     """Bytes per second that one device sends to its peers.
 
-    They go over its fast link, or over the network if there are more devices than the link connects.
+    They go over its fast link, or over the network if there are more devices than the link connects. In a mesh, they go
+    over the links to these peers only.
     """
-    if gpu.interconnect is None:
+    link = gpu.interconnect
+    if link is None:
         return float(gpu.pcie_bytes_per_second or _PCIE_BYTES_PER_SECOND)
-    if devices > gpu.interconnect.devices:
+    if devices > link.devices:
         return network_bytes_per_second(gpu)
-    return float(gpu.interconnect.bytes_per_second)
+    share = max(1, devices - 1) / (link.devices - 1) if link.mesh else 1.0
+    return link.bytes_per_second * share

@@ -140,30 +140,26 @@ def test_a_folder_without_the_measurements_is_refused(data: ModuleType, tmp_path
     assert stopped.value.code == 2
 
 
-def test_a_region_has_a_range_of_its_own_if_it_has_several_cells_of_several_families(
+def test_the_range_of_a_region_is_nearer_to_its_own_rows_the_more_families_it_has(
     data: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = module("constants_document", monkeypatch)
     row = rows_of(data)[0]
 
-    def cells(families: int, dtype: str, ratio: float) -> list[tuple[Any, float]]:
-        """Six rows of each of two collections."""
-        return [
-            (
-                row._replace(family=f"family {i % families}", source=f"source {i // families % 2}", weight_dtype=dtype),
-                ratio,
-            )
-            for i in range(12 * families)
-        ]
+    def families(number: int, dtype: str, ratio: float) -> list[tuple[Any, float]]:
+        """Six rows of each family."""
+        return [(row._replace(family=f"family {i % number}", weight_dtype=dtype), ratio) for i in range(6 * number)]
 
-    others = cells(6, "int4", 2.0)
-    assert document._ranges([*cells(4, "bf16", 1.0), *others])["hopper bf16"] == [0.91, 1.09]
-    # Three families, or five cells of four families, are too few.
-    three = document._ranges([*cells(3, "bf16", 1.0), *others])
-    assert "hopper bf16" not in three
-    assert three[""] == [0.91, 2.0]
-    five = [one for one in cells(4, "bf16", 1.0) if one[0].source == "source 0" or one[0].family == "family 1"]
-    assert "hopper bf16" not in document._ranges([*five, *others])
+    others = [*families(12, "int4", 0.5), *families(12, "int4", 2.0)]
+    found = {n: document._ranges([*families(n, "bf16", 1.0), *others]) for n in (1, 2, 6)}
+    # One family says nothing about the next one.
+    assert not any(region.startswith("hopper bf16") for region in found[1])
+    assert found[1][""] == found[2][""] == found[2]["hopper"] == [0.5, 2.0]
+    # Two families are a quarter of the way from the device's range to their own, and six half of it.
+    assert found[2]["hopper bf16"] == [round(0.5**0.75, 3), round(2**0.75, 3)]
+    assert found[6]["hopper bf16"] == [round(0.5**0.5, 3), round(2**0.5, 3)]
+    # So is the range of a size of batch between its own and that of the type of weights around it.
+    assert found[6]["hopper bf16 1-8"] == [round(0.5**0.25, 3), round(2**0.25, 3)]
 
 
 def test_a_cell_counts_once_in_a_range_however_many_rows_it_has(

@@ -220,7 +220,8 @@ def test_a_table_of_engines_says_whose_rules_count(kvcalc: Any) -> None:
         ("vllm@0.12", "0.12"),
     ]
     assert [one["text"] for one in document["warnings"] if one["code"] == "release"] == [
-        "sglang@0.5.9 counts by the rules read from 0.5.23"
+        "sglang@0.5.9 counts by the rules read from 0.5.23, with the default --mem-fraction-static and prefill steps "
+        "of that release"
     ]
 
 

@@ -24,7 +24,9 @@ MEMORY = 80 * GIB
 def ask(engine: str, width: Width = LLAMA_8B, **changes: Any) -> Any:
     question = Question(MEMORY, width, 1, 4096, 1, {})
     settings = {
-        **engine_class(engine).device_settings(MEMORY, "h100-sxm", "hopper", changes.get("release"), {}),
+        **engine_class(engine).device_settings(
+            changes.get("memory_bytes", MEMORY), "h100-sxm", "hopper", changes.get("release"), {}
+        ),
         **changes.pop("settings", {}),
     }
     return reserve_of(load_engine(engine, LLAMA), question._replace(settings=settings, **changes))
@@ -320,3 +322,36 @@ def test_the_mask_of_llama_cpp_has_the_cells_of_all_slots_that_share_a_stream() 
     assert (cells(4, 6918), cells(4, before_pull="16736")) == (one, one)
     # Before windows came, all slots shared one.
     assert cells(4, parallel="4", before_pull="13194") == four
+
+
+# handle_gpu_memory_settings, or __post_init__, of ServerArgs (srt/server_args.py), in MiB of a device with 81,920.
+@pytest.mark.parametrize(
+    ("release", "method", "reserved"),
+    [
+        ("0.5.2", None, 9.5 * 1024 + 512), ("0.5.2", "mtp", 11.5 * 1024 + 512), ("0.5.2", "ngram", 11.5 * 1024 + 512),
+        ("0.5.3", None, 512 + 1.5 * 8192 + 128 + 2 * 256), ("0.5.9", "mtp", 512 + 1.5 * 8192 + 128 + 2 * 256 + 2048),
+        ("0.5.9", "draft", 512 + 1.5 * 8192 + 128 + 2 * 256 + 6144),
+        ("0.5.9", "ngram", 512 + 1.5 * 8192 + 128 + 2 * 256),
+        ("0.5.10", None, 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58),
+        ("0.5.13", "eagle", 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58 + 4096),
+        ("0.5.14", "eagle", 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58),
+    ],
+)  # fmt: skip
+def test_sglang_default_share_of_a_release(release: str, method: str | None, reserved: float) -> None:
+    found = ask("sglang", release=release_of(f"sglang@{release}"), drafts_by=method)
+    assert found.settings == {"mem_fraction_static": round((81920 - reserved) / 81920, 3)}
+
+
+def test_sglang_default_share_on_a_small_device_of_a_release() -> None:
+    # 24,564 MiB: a prefill step has 4,096 tokens since 0.5.20, and the graphs 48 requests (24 and 16 before).
+    for release, tokens, graph in (("0.5.19", 2048, 24), ("0.5.20", 4096, 48)):
+        sizes = 42 if tokens == 2048 else 50
+        reserved = 512 + 1.5 * tokens + 128 + 2 * graph + 8 * sizes
+        found = ask("sglang", release=release_of(f"sglang@{release}"), memory_bytes=24564 * MIB)
+        assert found.settings == {"mem_fraction_static": round((24564 - reserved) / 24564, 3)}
+    # Before 0.5.22, the graphs did not follow the requests.
+    row = {"max-running-requests": "8"}
+    for release, graph in (("0.5.21", 256), ("0.5.22", 8)):
+        reserved = max(10 * 1024, 512 + 1.5 * 8192 + 128 + 2 * graph + 8 * 58)
+        found = ask("sglang", release=release_of(f"sglang@{release}"), settings=row)
+        assert found.settings == {"mem_fraction_static": round((81920 - reserved) / 81920, 3)}

@@ -89,15 +89,15 @@ def test_a_state_for_every_block_on_request() -> None:
     nano = "nemotron-3-nano-30b-a3b"
     chosen = start(nano, 32_768, "@0.28", settings={"mamba_cache_mode": "all"})
     assert chosen["mamba_cache_mode"] == "all"
-    assert (
-        chosen["block_size"] == start(nano, 32_768, "@0.27")["block_size"] != start(nano, 32_768, "@0.28")["block_size"]
-    )
+    older = start(nano, 32_768, "@0.27", settings={"enable_prefix_caching": True})
+    assert chosen["block_size"] == older["block_size"] != start(nano, 32_768, "@0.28")["block_size"]
     # Before 0.28 it was the default; align asks for the newest states only.
-    assert start(nano, 32_768, "@0.27", settings={"mamba_cache_mode": "align"})["mamba_cache_mode"] == "align"
+    asked = {"enable_prefix_caching": True, "mamba_cache_mode": "align"}
+    assert start(nano, 32_768, "@0.27", settings=asked)["mamba_cache_mode"] == "align"
     # Delta nets keep no state for every block.
     assert start("qwen3.6-27b", 32_768, "@0.28", settings={"mamba_cache_mode": "all"})["mamba_cache_mode"] == "align"
     # A state for every 4,096 tokens, which holds in blocks of a multiple of them.
-    fewer = start(nano, 32_768, "@0.27", settings={"mamba_block_size": "4096"})
+    fewer = start(nano, 32_768, "@0.27", settings={"enable_prefix_caching": True, "mamba_block_size": "4096"})
     assert fewer["block_size"] == 4096
 
 

@@ -75,19 +75,41 @@ def test_a_device_decides_the_prefill_of_delta_nets() -> None:
         ("nemotron-3-nano-30b-a3b", "", States("align", 3)), ("qwen3.6-27b", "", States("align", 3, 64)),
         ("nemotron-3-nano-30b-a3b", "@0.32", States("align", 3)), ("qwen3.6-27b", "@0.32", States("align", 2)),
         ("jamba-v0.1", "", States("align", 2)), ("qwen3.6-27b", "@0.28", States("align", 2)),
-        # Mamba kept a state for every block before 0.28, and prefix caching of hybrids was off before 0.26.
-        ("nemotron-3-nano-30b-a3b", "@0.27", States("all", 0, 128)), ("jamba-v0.1", "@0.26", States("all", 0, 2048)),
-        ("qwen3.6-27b", "@0.26", States("align", 2)), ("qwen3.6-27b", "@0.25", States("none", 1)),
-        ("mamba-2.8b", "", States("none", 1)),
+        # Prefix caching of hybrids was off by default before 0.28.
+        ("qwen3.6-27b", "@0.27", States("none", 1)), ("mamba-2.8b", "", States("none", 1)),
     ],
 )  # fmt: skip
 def test_the_states_of_a_release(model: str, release: str, states: States) -> None:
-    engine = load_engine(f"vllm{release}", kvcalc.load_model(model))
-    assert isinstance(engine, Vllm)
-    assert engine.states == states
-    drafting = load_engine(f"vllm{release}", kvcalc.load_model(model), {"num-speculative-tokens": "2"})
-    assert isinstance(drafting, Vllm)
-    assert drafting.states == states._replace(kept=states.kept + 2)
+    check_states(model, release, {}, states)
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "states"),
+    [
+        # Mamba kept a state for every block before 0.28.
+        ("nemotron-3-nano-30b-a3b", "@0.27", States("all", 0, 128)), ("jamba-v0.1", "@0.26", States("all", 0, 2048)),
+        ("qwen3.6-27b", "@0.26", States("align", 2)), ("qwen3.6-27b", "@0.25", States("align", 2)),
+    ],
+)  # fmt: skip
+def test_the_states_of_a_release_with_prefix_caching(model: str, release: str, states: States) -> None:
+    check_states(model, release, {"enable-prefix-caching": ""}, states)
+
+
+def check_states(model: str, release: str, asked: dict[str, str], states: States) -> None:
+    """The states of a request, and two more with two draft tokens."""
+    for drafted in (0, 2):
+        drafts = {"num-speculative-tokens": str(drafted)} if drafted else {}
+        engine = load_engine(f"vllm{release}", kvcalc.load_model(model), {**asked, **drafts})
+        assert isinstance(engine, Vllm)
+        assert engine.states == states._replace(kept=states.kept + drafted)
+
+
+def test_drafts_kept_the_newest_states_in_0_20_and_0_21() -> None:
+    for release, expected in (("0.19", "all"), ("0.20", "align"), ("0.21", "align"), ("0.22", "all")):
+        asked = {"enable-prefix-caching": "", "num-speculative-tokens": "2"}
+        engine = load_engine(f"vllm@{release}", kvcalc.load_model("jamba-v0.1"), asked)
+        assert isinstance(engine, Vllm)
+        assert engine.states.mode == expected, release
 
 
 def test_a_state_for_every_block_needs_attention() -> None:
@@ -103,10 +125,11 @@ def test_before_0_28_mamba_keeps_a_state_for_every_block() -> None:
     # A state of Jamba: 8,192 x 3 inputs and 8,192 x 16 elements of 16 bits, 311,296 bytes. A token of attention takes
     # 4,096 bytes, so 76 tokens are as large as a state, and blocks are multiples of 2,048 tokens. 4 of 32 layers have
     # attention, so there are 7 groups of states.
-    found = start("jamba-v0.1", 4096, "@0.27")
+    asked = {"enable_prefix_caching": True}
+    found = start("jamba-v0.1", 4096, "@0.27", settings=asked)
     assert (found["mamba_cache_mode"], found["block_size"]) == ("all", 2048)
     assert found["request_bytes"] == (2 + 7 * 2) * found["bytes_per_block"]
-    longer = start("jamba-v0.1", 8192, "@0.27")
+    longer = start("jamba-v0.1", 8192, "@0.27", settings=asked)
     assert longer["request_bytes"] == 2 * found["request_bytes"]
     # 0.28 keeps two states, in blocks of 80 tokens.
     newer = start("jamba-v0.1", 4096, "@0.28")

@@ -18,8 +18,6 @@ import torch
 
 # For such small runs, threads cost more than they save.
 torch.set_num_threads(1)
-# Every run ends with a garbage collection, which should not scan torch's modules.
-gc.freeze()
 
 # A model with two narrow layers, and the options of a short run.
 SMALL = ("--heads", "8", "--kv-heads", "2", "--head-dim", "16", "--hidden-size", "64", "--layers", "2")
@@ -30,6 +28,8 @@ EFFORT = Effort(read_bytes=1 << 22, matrix_width=64, cache_bytes=1 << 16, settle
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """While `patch` is active, every run in this process uses EFFORT."""
+    # A run collects garbage many times. It should not search torch's modules, and what earlier tests left in caches.
+    gc.freeze()
     patch.setattr(runner, "measure", functools.partial(runner.measure, effort=EFFORT))
     patch.setattr(profile, "measure_profile", functools.partial(profile.measure_profile, effort=EFFORT))
 

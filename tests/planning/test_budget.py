@@ -138,9 +138,9 @@ def test_a_release_has_its_own_reserve_and_a_device_its_own_defaults() -> None:
     assert settings("vllm", max_num_seqs="7", block_size="32") == {**own, "max-num-seqs": "7", "block-size": "32"}
     assert with_device("vllm", {}, find_devices("a100"))["max-num-seqs"] == "256"
     assert settings("logical", anything="1") == {"anything": "1"}
-    # vLLM uses 0.92 of the device since 0.21, and 0.9 before. Since 0.21 it also reserves memory for CUDA graphs.
+    # vLLM uses 0.92 of the device since 0.20, and 0.9 before. Since 0.20 it also reserves memory for CUDA graphs.
     h100 = find_gpu("h100")
-    for engine, left_alone in (("vllm", 0.08), ("vllm@0.20", 0.1)):
+    for engine, left_alone in (("vllm", 0.08), ("vllm@0.19", 0.1)):
         found = budget_of(engine, gpu=h100, max_num_batched_tokens="8192", max_num_seqs="256")
         named = {part.name.split(" (")[0]: part.bytes for part in found.reserve.held}
         assert named["unused share"] == pytest.approx(left_alone * h100.memory_bytes, rel=1e-6)

@@ -109,7 +109,7 @@ def test_a_layout_that_has_no_room_for_a_spare_replica_is_left_out() -> None:
 def test_layouts_of_a_row_are_judged_at_the_same_end() -> None:
     """The range of DP ranks is wide there, so plain layouts are judged at the estimate too."""
     asked: Any = {"input_tokens": 2048, "output_tokens": 300, "requests_per_second": 20.0, "max_tpot_seconds": 0.04}
-    experts: Any = kvcalc.plan("deepseek-v3", ["h200"], **asked)["best"]
+    experts: Any = kvcalc.plan("deepseek-v3", ["h200"], engine="sglang", **asked)["best"]
     assert experts is not None
     assert (experts["data_parallel_size"], experts["tpot_judged_at"]) == (1, "estimate")
     assert experts["tpot_high_seconds"] > 0.04

@@ -116,7 +116,7 @@ def test_h100_as_published() -> None:
     gpu = find_gpu("h100")
     assert gpu.bandwidth_bytes_per_second == 3_350_000_000_000
     assert gpu.flops_per_second["bf16"] == 989_400_000_000_000
-    assert gpu.interconnect == ("NVLink 4", 450_000_000_000, 8)
+    assert gpu.interconnect == ("NVLink 4", 450_000_000_000, 8, False)
     assert gpu.memory_bytes == 80_999 * 2**20
 
 

@@ -102,6 +102,7 @@ class Sglang(Engine):
     running_option = "max-running-requests"
     by_type: Mapping[str, tuple[str, str]] = {"deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4")}
     version = VERSION
+    older_rules = ", with the default --mem-fraction-static and prefill steps of that release"
     context_option = "--context-length"
     # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
     # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
@@ -185,11 +186,11 @@ class Sglang(Engine):
     def device_settings(
         memory_bytes: int, device_name: str, device_class: str | None, release: Release | None, given: Mapping[str, str]
     ) -> dict[str, str]:
-        return {"chunked-prefill-size": str(steps_by_memory(memory_bytes)[0])}
+        return {"chunked-prefill-size": str(steps_by_memory(memory_bytes, release)[0])}
 
     @staticmethod
     def device_defaults(release: Release | None) -> list[DeviceDefault]:
-        return device_defaults()
+        return device_defaults(release)
 
     @classmethod
     def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:

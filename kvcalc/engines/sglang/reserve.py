@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvcalc.engines.options import SettingsReader
-from kvcalc.engines.reserve import ACTIVATION, MIB, RESERVE, Held, Question, Reserve
+from kvcalc.engines.reserve import ACTIVATION, GIB, MIB, NEWEST, RESERVE, Held, Question, Reserve
 from kvcalc.engines.sglang.settings import steps_by_memory
+from kvcalc.model.drafting import DRAFT, NGRAM
+from kvcalc.releases import Release
 
 # The memory SGLang reserves for the prefill graphs of an MLA model (reserve_for_graph_mb). Other models: 8 MiB per
 # captured size.
 _MLA_GRAPHS_MIB = 1536
+# The releases since which the default share counts sizes of steps and graphs, the prefill graphs, and no more decode
+# graphs than running requests, and the first that has no part for drafts (srt/server_args.py, 0.4.6 to 0.5.23).
+_BY_SIZES, _PREFILL_GRAPHS = Release.of(0, 5, 3), Release.of(0, 5, 10)
+_LIMITED_GRAPHS, _DRAFTS_UNTIL = Release.of(0, 5, 22), Release.of(0, 5, 14)
 # The driver's context before the weights are loaded, and NCCL with the custom all-reduce, which needs fast links.
 # benchmarks/fit_reserve.py compares them with the logs in benchmarks/sglang_memory.tsv. On devices that share their
 # memory with the host, SGLang counts what is available there.
@@ -44,25 +50,47 @@ def reserve(question: Question) -> Reserve:
 
 
 def _default_share(question: Question, given: SettingsReader) -> float:
-    """(memory - reserved) / memory in MiB, rounded to three places, and less for a vision tower.
-
-    The largest prefill graph has as many tokens as a prefill step.
-    """
-    memory_mib = question.memory_bytes / MIB
-    tokens, few, many = steps_by_memory(question.memory_bytes)
-    tokens = given.count("chunked-prefill-size", tokens)
-    graph = few if question.ranks < 4 else many
-    graph = min(graph, given.count("max-running-requests", graph))
-    reserved = 512 + 1.5 * max(tokens, 2048) + question.ranks / 8 * 1024 + 2 * graph
-    reserved += _MLA_GRAPHS_MIB if question.is_latent else 8 * _prefill_graphs(tokens)
-    if question.dp_ranks > 1:
-        # More padding, and more again for large graphs (reserve_for_graph_mb).
-        reserved += graph * question.dp_ranks * (4.5 if graph > 300 else 3)
-    if memory_mib > 60 * 1024:
-        reserved = max(reserved, 10 * 1024)
+    """(memory - reserved) / memory in MiB, rounded to three places, and less for a vision tower."""
+    memory_mib, release = question.memory_bytes / MIB, question.release or NEWEST
+    reserved = (_reserved_mib if release >= _BY_SIZES else _older_reserved_mib)(question, given, release)
+    reserved += _drafting_mib(question.drafts_by, release)
     share = round((memory_mib - reserved) / memory_mib, 3)
     # Above 0 even on a device smaller than the reserve.
     return max(share if question.multimodal is None else round(share * _vision_factor(question.multimodal), 6), 0.001)
+
+
+def _reserved_mib(question: Question, given: SettingsReader, release: Release) -> float:
+    """The largest prefill graph has as many tokens as a prefill step."""
+    tokens, few, many = steps_by_memory(question.memory_bytes, question.release)
+    tokens = given.count("chunked-prefill-size", tokens)
+    graph = few if question.ranks < 4 else many
+    if release >= _LIMITED_GRAPHS:
+        graph = min(graph, given.count("max-running-requests", graph))
+    reserved = 512 + 1.5 * max(tokens, 2048) + question.ranks / 8 * 1024 + 2 * graph
+    if release >= _PREFILL_GRAPHS:
+        reserved += _MLA_GRAPHS_MIB if question.is_latent else 8 * _prefill_graphs(tokens)
+    if question.dp_ranks > 1:
+        # More padding, and more again for large graphs (reserve_for_graph_mb).
+        reserved += graph * question.dp_ranks * (4.5 if graph > 300 else 3)
+    return max(reserved, 10 * 1024) if question.memory_bytes > 60 * GIB else reserved
+
+
+def _older_reserved_mib(question: Question, given: SettingsReader, release: Release) -> float:
+    """Before 0.5.3. Releases before 0.4.8 had a fixed share by the number of ranks, which is not modelled."""
+    memory, ranks = question.memory_bytes / GIB, question.ranks
+    found = 32.0 if memory >= 160 else 12 + ranks / 2 if memory >= 90 else 9.5 + ranks / 2
+    if memory < 35:
+        found = 2.8 + ranks / 10
+    return 1024 * (found + 4 * (question.dp_ranks > 1))
+
+
+def _drafting_mib(method: str | None, release: Release) -> int:
+    """For a draft model and its graphs, until 0.5.14. Until 0.5.3, also for n-grams."""
+    if method is None or release >= _DRAFTS_UNTIL or (method == NGRAM and release >= _BY_SIZES):
+        return 0
+    if method == DRAFT and release >= _BY_SIZES:
+        return 6 * 1024
+    return 4 * 1024 if release >= _PREFILL_GRAPHS else 2 * 1024
 
 
 def _vision_factor(config: Mapping[str, object]) -> float:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from kvcalc.engines.account import DeviceDefault
 from kvcalc.engines.options import SettingsReader
-from kvcalc.engines.reserve import GIB
+from kvcalc.engines.reserve import GIB, NEWEST
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.records import NamedTuple
+from kvcalc.releases import Release
 from kvcalc.units import parse_tokens
 
 
@@ -68,22 +70,48 @@ def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Setti
 
 # The defaults that SGLang chooses by the memory of a device: the tokens in a prefill step, and the graphs.
 
-# Rows of (device memory below this many GiB, tokens in a prefill step, largest decode graph with fewer than four ranks,
-# largest decode graph with four or more).
-_BY_MEMORY = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
-_LARGEST = (16384, 512, 512)
+
+class _Steps(NamedTuple):
+    """Of devices with less memory than `below_gib`: tokens in a prefill step, and the largest decode graphs.
+
+    There is one size for fewer than four ranks, and one for four or more.
+    """
+
+    below_gib: float
+    tokens: int
+    few: int
+    many: int
 
 
-def device_defaults() -> list[DeviceDefault]:
+# Since a release, the newest first. Source: handle_gpu_memory_settings and, in older releases, __post_init__ of
+# ServerArgs (srt/server_args.py), 0.4.0 to 0.5.23. Before 0.5.3, the sizes of graphs have no part in the default share.
+_SMALLEST, _LARGEST = _Steps(20, 2048, 8, 8), _Steps(inf, 16384, 512, 512)
+_LARGE = (_Steps(60, 4096, 32, 160), _Steps(160, 8192, 256, 512), _LARGEST)
+_BY_MEMORY = {
+    Release.of(0, 5, 20): (_SMALLEST, _Steps(35, 4096, 48, 160), *_LARGE),
+    Release.of(0, 5, 5): (_SMALLEST, _Steps(35, 2048, 24, 80), *_LARGE),
+    Release.of(0, 5, 3): (_SMALLEST, _Steps(35, 2048, 16, 80), *_LARGE),
+    Release.of(0, 4, 8): (_Steps(35, 2048, 8, 80), _Steps(160, 8192, 160, 160), _LARGEST),
+    Release.of(0): (_Steps(25_000 / 1024, 2048, 8, 80), _Steps(inf, 8192, 160, 160)),
+}
+
+
+def device_defaults(release: Release | None) -> list[DeviceDefault]:
     """Every default number of tokens in a prefill step."""
-    sizes = {row[1]: f"less than {row[0]} GiB" for row in _BY_MEMORY}
-    largest = {_LARGEST[0]: f"{_BY_MEMORY[-1][0]} GiB and more"}
-    return [DeviceDefault("chunked-prefill-size", str(size), said) for size, said in {**sizes, **largest}.items()]
+    rows = _steps(release)
+    sizes = {str(row.tokens): f"less than {row.below_gib:.0f} GiB" for row in rows[:-1]}
+    sizes[str(rows[-1].tokens)] = f"{rows[-2].below_gib:.0f} GiB and more"
+    return [DeviceDefault("chunked-prefill-size", size, said) for size, said in sizes.items()]
 
 
-def steps_by_memory(memory_bytes: int) -> tuple[int, ...]:
+def steps_by_memory(memory_bytes: int, release: Release | None) -> tuple[int, int, int]:
     """The tokens in a prefill step, and the largest batch in a graph with few devices and with four or more."""
-    return next((row[1:] for row in _BY_MEMORY if memory_bytes < row[0] * GIB), _LARGEST)
+    row = next(row for row in _steps(release) if memory_bytes < row.below_gib * GIB)
+    return row.tokens, row.few, row.many
+
+
+def _steps(release: Release | None) -> tuple[_Steps, ...]:
+    return next(rows for since, rows in _BY_MEMORY.items() if (release or NEWEST) >= since)
 
 
 # SGLang's prefill context parallelism: copies of the attention that divide the tokens of a prompt.

@@ -18,7 +18,7 @@ from kvcalc.engines.reserve import GIB, NEWEST
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, all_caches, has_compressed, latent_of
+from kvcalc.model.spec import ModelSpec, all_caches, has_compressed, has_states, latent_of
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
 
@@ -87,6 +87,9 @@ _SPARSE, _FLASHMLA, _FLASHINFER_MLA, _CUTLASS_MLA = 64, 64, 32, 128
 _BY_KERNEL, _FLASHINFER_SINCE = (0, 18), (0, 15)
 # FlashAttention 4 reads an fp8 cache of heads of 512 elements in blocks of 64 on Hopper (Gemma 4).
 _WIDE_HEADS, _WIDE_BLOCK, _WIDE_SINCE = 512, 64, (0, 31)
+# Beside states, blocks for FlashInfer and heads of 256 elements were multiples of 32 tokens in 0.12 to 0.17
+# (HybridAttentionMambaModelConfig, model_executor/models/config.py).
+_FLASHINFER_HEADS, _FLASHINFER_BLOCK, _FLASHINFER_PADS = 256, 32, ((0, 12), (0, 18))
 
 
 _AMD = ("cdna2", "cdna3", "cdna4")
@@ -133,8 +136,10 @@ def default_block(spec: ModelSpec, kv_type: object, place: Place) -> int:
         return on_rocm if place.device_class in _AMD else _SPARSE
     if latent_of(spec) is not None:
         return _latent_block(kv_type, place)
+    if has_states(spec) and _pads_for_flashinfer(spec, place):
+        return _FLASHINFER_BLOCK
     wide = place.device_class == "hopper" and is_fp8(kv_type) and place.since(*_WIDE_SINCE)
-    return _WIDE_BLOCK if wide and _has_wide_heads(spec) else step_of(spec)
+    return _WIDE_BLOCK if wide and _has_heads_of(spec, _WIDE_HEADS) else step_of(spec)
 
 
 def _v41_step(place: Place) -> int:
@@ -152,8 +157,14 @@ def _latent_block(kv_type: object, place: Place) -> int:
     return _FLASHMLA if place.device_class == "hopper" and takes_flashmla else BLOCK
 
 
-def _has_wide_heads(spec: ModelSpec) -> bool:
-    return any(isinstance(cache, HEADS_CACHES) and cache.k_head_dim == _WIDE_HEADS for cache in all_caches(spec))
+def _pads_for_flashinfer(spec: ModelSpec, place: Place) -> bool:
+    since, until = (Release.of(*each) for each in _FLASHINFER_PADS)
+    is_old = place.release is not None and since <= place.release < until
+    return is_old and place.is_sm100 and _has_heads_of(spec, _FLASHINFER_HEADS)
+
+
+def _has_heads_of(spec: ModelSpec, elements: int) -> bool:
+    return any(isinstance(cache, HEADS_CACHES) and cache.k_head_dim == elements for cache in all_caches(spec))
 
 
 # The defaults that vLLM chooses by device: tokens in a step, running requests, the prefill kernel and the block.
@@ -167,22 +178,41 @@ _XPU, _XPU_BLOCKS_SINCE, _XPU_BLOCK = ("xe-hpg", "xe2"), Release.of(0, 32), "64"
 
 
 class _Batches(NamedTuple):
-    """The tokens in one step and the requests of vLLM's API server, on the `devices` with at least this memory."""
+    """The tokens in one step and the requests of vLLM's API server, on some `devices`.
+
+    These have at least this memory, and a name that begins with one of `only`, and with none of `but`.
+    """
 
     tokens: int
     requests: int
     memory_bytes: int
-    since: Release
     devices: str
+    only: tuple[str, ...] = ("",)
+    but: tuple[str, ...] = ()
+
+    def are_for(self, device_name: str, memory_bytes: int) -> bool:
+        return (
+            memory_bytes >= self.memory_bytes
+            and device_name.startswith(self.only)
+            and not (self.but and device_name.startswith(self.but))
+        )
 
 
-# The largest devices first (get_batch_defaults, engine/arg_utils.py). The middle row is not for these devices.
-_BATCHES = (
-    _Batches(16384, 1024, 160 * GIB, Release.of(0, 9), "160 GiB and more"),
-    _Batches(8192, 1024, 70 * GIB, Release.of(0, 8), "70 GiB and more, except A100 and GB10"),
-    _Batches(2048, 256, 0, Release.of(0), "others"),
-)
-_SMALL_BATCHES = ("a100", "gb10")
+# Since a release, the newest first. Source: get_batch_defaults and _set_default_args, engine/arg_utils.py of 0.8.0 to
+# 0.33.0. The first row that is for a device holds.
+_LARGEST = _Batches(16384, 1024, 160 * GIB, "160 GiB and more")
+_LARGE = _Batches(8192, 1024, 70 * GIB, "70 GiB and more, except A100", but=("a100",))
+_NAMED = _Batches(8192, 1024, 0, "H100 and H200", only=("h100", "h200", "gh200"))
+_OTHERS = _Batches(2048, 256, 0, "others")
+_BATCHES = {
+    Release.of(0, 33): (_LARGEST, _LARGE._replace(devices=f"{_LARGE.devices} and GB10", but=("a100", "gb10")), _OTHERS),
+    Release.of(0, 28): (_LARGEST, _LARGE, _OTHERS),
+    Release.of(0, 9): (_LARGE, _OTHERS),
+    Release.of(0, 8, 5): (_LARGE._replace(devices="70 GiB and more", but=()), _OTHERS),
+    Release.of(0, 8, 4): (_NAMED, _OTHERS),
+    Release.of(0, 8): (_NAMED, _OTHERS._replace(requests=1024)),
+    Release.of(0): (_OTHERS,),
+}
 
 
 def device_settings(
@@ -193,8 +223,7 @@ def device_settings(
     By default there are no more requests than tokens in a step (_set_default_max_num_seqs_and_batched_tokens_args,
     engine/arg_utils.py).
     """
-    rows = [row for row in _batches(release) if memory_bytes >= row.memory_bytes]
-    row = rows[-1] if device_name.startswith(_SMALL_BATCHES) else rows[0]
+    row = next(row for row in _batches(release) if row.are_for(device_name, memory_bytes))
     prefill = "flashinfer" if device_class in _FLASHINFER_DELTA_NETS else "triton"
     requests = min(row.requests, SettingsReader("vllm", given).count("max-num-batched-tokens", row.tokens))
     found = {
@@ -215,5 +244,5 @@ def device_defaults(release: Release | None) -> list[DeviceDefault]:
     ]
 
 
-def _batches(release: Release | None) -> list[_Batches]:
-    return [row for row in _BATCHES if (release or NEWEST) >= row.since]
+def _batches(release: Release | None) -> tuple[_Batches, ...]:
+    return next(rows for since, rows in _BATCHES.items() if (release or NEWEST) >= since)

@@ -40,7 +40,7 @@ from kvcalc.engines.vllm.settings import (
     check_token_ranks,
     parse_settings,
 )
-from kvcalc.engines.vllm.states import ALL, States, keeps_states
+from kvcalc.engines.vllm.states import ALL, States, can_cache_prefixes, keeps_states
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
@@ -101,8 +101,11 @@ class Vllm(Engine):
         check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         shown = {name: value for name, value in chosen._asdict().items() if name != "overlaps_stages"}
         if not chosen.enable_prefix_caching:
-            is_asked = "no-enable-prefix-caching" in settings
-            self.prefixes_off = "leave --no-enable-prefix-caching out" if is_asked else "use --enable-prefix-caching"
+            self.prefixes_off = (
+                "leave --no-enable-prefix-caching out" if "no-enable-prefix-caching" in settings
+                else "use --enable-prefix-caching" if can_cache_prefixes(spec, self.rules)
+                else "vLLM 0.15 and later cache them"
+            )  # fmt: skip
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **shown}
         self.notes = (
             *_model_notes(spec),

@@ -30,6 +30,8 @@ class Rules(NamedTuple):
     - `hybrid_prefixes`: whether prefix caching is on by default in a model with attention and states.
     - `state_per_block`: the kinds of recurrences (`Recurrence.kind`) that then keep a state for every block of tokens
       (mamba_cache_mode `all`). The others keep the newest states (`align`).
+    - `has_mode_align`: whether the others can cache prefixes at all.
+    - `drafts_align`: whether all kinds keep the newest states if there are drafts.
     - `has_mode_all`: whether --mamba-cache-mode all asks for this, if it is not the default.
     - `checkpoints`: the kinds that then keep one more state, written in the middle of a prefill.
     - `packing`: how pages of different sizes lie in a block (`packed.py`). "" in releases that do not run DeepSeek-V4.
@@ -59,6 +61,8 @@ class Rules(NamedTuple):
     overlaps_stages: bool = True
     hybrid_prefixes: bool = True
     state_per_block: tuple[str, ...] = ()
+    has_mode_align: bool = True
+    drafts_align: bool = False
     has_mode_all: bool = False
     checkpoints: tuple[str, ...] = ("linear", "delta")
 
@@ -90,17 +94,19 @@ def _before(since: tuple[int, int, int], **changes: Any) -> None:
 _before((0, 32, 0), checkpoints=("linear",))
 _before((0, 29, 0), checkpoints=(), has_mode_all=True)
 _before((0, 28, 0), packing="overlaid", overlaps_stages=False)
-_before((0, 27, 0), state_per_block=("linear", "selective"))
+_before((0, 27, 0), state_per_block=("linear", "selective"), hybrid_prefixes=False)
 _before((0, 26, 0), mla_block=64, packing="slots")
-_before((0, 25, 0), two_steps=False, hybrid_prefixes=False)
+_before((0, 25, 0), two_steps=False)
 _before((0, 23, 0), pads=False)
-_before((0, 21, 0), packing="tuples")
+_before((0, 22, 0), packing="tuples")
+_before((0, 21, 0), drafts_align=True)
 _before((0, 20, 0), tokens="group")
-_before((0, 18, 0), packing="")
+_before((0, 18, 0), packing="", drafts_align=False)
 _before((0, 17, 0), padding_ratio=Fraction(5, 4))
-_before((0, 14, 0), bills="all layers")
+_before((0, 15, 0), bills="all layers")
+_before((0, 14, 0), has_mode_align=False)
 _before((0, 12, 0), bills="stage")
-_before((0, 11, 0), padding_ratio=Fraction(0), unifies=False)
+_before((0, 11, 0), padding_ratio=Fraction(0), unifies=False, state_per_block=())
 _before((0, 10, 0), states=False)
 _before((0, 9, 1), chunks=False)
 _before((0, 8, 0), windows="alone", tokens="blocks")

@@ -29,9 +29,9 @@ _NCCL_MIB, _FAST_NCCL_MIB, _SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
 # The 80 % range of all estimated parts together, as multiples of the estimate, and at its low end of that without a
 # sort. It comes from the logs that set no constant, checked without the logs of the same family.
 _LOW, _HIGH = 0.7, 1.6
-# Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py; the log
-# says "default since v0.21.0").
-_GRAPHS_SINCE = Release.of(0, 21)
+# Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py and envs.py
+# of 0.19.0 and 0.20.0; the log says "default since v0.21.0").
+_GRAPHS_SINCE = Release.of(0, 20)
 # Before 0.13, Qwen3-VL's video counts 12.5 tokens for each of the 12,288 of its longest edge (get_max_video_tokens,
 # model_executor/models/qwen3_vl.py, 0.11.0), and the cache of embeddings is filled up to that budget.
 _LONG_VIDEOS, _LONG_VIDEO_TOKENS = (Release.of(0, 11), Release.of(0, 13)), 153_600

@@ -79,9 +79,7 @@ def parse_settings(
     check_block(spec, block_size, None)
     if "enable-prefix-caching" in settings and "no-enable-prefix-caching" in settings:
         raise UsageError("--enable-prefix-caching and --no-enable-prefix-caching contradict each other")
-    caching = "enable-prefix-caching" in settings or (
-        "no-enable-prefix-caching" not in settings and caches_prefixes(spec, rules)
-    )
+    caching = caches_prefixes(spec, rules, settings)
     kernel = given.choice("gdn-prefill-backend") if "gdn-prefill-backend" in settings else FLASHINFER
     prefill = kernel if uses_qwen_delta_nets(spec) else None
     mode = given.choice("mamba-cache-mode") if "mamba-cache-mode" in settings else None

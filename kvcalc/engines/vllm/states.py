@@ -63,11 +63,19 @@ def uses_qwen_delta_nets(spec: ModelSpec) -> bool:
     return spec.model_type in _QWEN and keeps_states(spec)
 
 
-def caches_prefixes(spec: ModelSpec, rules: Rules) -> bool:
-    """Whether prefix caching is on by default: not with an encoder, nor if the model has states but no attention."""
-    if has_cross_attention(spec):
+def caches_prefixes(spec: ModelSpec, rules: Rules, settings: Mapping[str, str]) -> bool:
+    """Whether prefix caching is on. By default, it is off with an encoder, and with states but no attention."""
+    if "enable-prefix-caching" in settings:
+        return can_cache_prefixes(spec, rules)
+    if "no-enable-prefix-caching" in settings or has_cross_attention(spec):
         return False
     return not keeps_states(spec) or (rules.hybrid_prefixes and spec.attention.num_heads > 0)
+
+
+def can_cache_prefixes(spec: ModelSpec, rules: Rules) -> bool:
+    """Whether --enable-prefix-caching does anything. Older releases turn it off if they cannot keep the states."""
+    kinds = _kinds(spec) if keeps_states(spec) else set()
+    return rules.has_mode_align or kinds <= set(rules.state_per_block)
 
 
 def states_of(
@@ -86,6 +94,8 @@ def states_of(
         return States(NONE, 1 + speculative_tokens)
     kinds = _kinds(spec)
     chosen = rules.state_per_block if mode in (None, NONE) else _STATE_PER_BLOCK if mode == ALL else ()
+    if mode in (None, NONE) and rules.drafts_align and speculative_tokens:
+        chosen = ()
     if kinds and kinds <= set(chosen):
         if not spec.attention.num_heads:
             raise ModelError(

@@ -258,6 +258,7 @@ def _divide(
         tensor_parallel_size=workload.tensor_parallel_size,
         multimodal=case.model.multimodal,
         keeps_tokens=_keeps_tokens(spec),
+        drafts_by=case.question.speculative and case.question.speculative.method,
     )
     reserve = reserve_of(case.engine, question)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()

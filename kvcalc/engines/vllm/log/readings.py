@@ -161,7 +161,7 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     if "block-size" not in plain and sizes:
         choices.append([("block-size", n, f"blocks of {n} tokens") for n in sizes])
     if keeps_states(spec):
-        choices.append(_switch(log, "enable_prefix_caching", *_PREFIX_CACHING, caches_prefixes(spec, rules)))
+        choices.append(_switch(log, "enable_prefix_caching", *_PREFIX_CACHING, caches_prefixes(spec, rules, {})))
         if uses_qwen_delta_nets(spec) and "delta" in rules.checkpoints:
             choices.append([("gdn-prefill-backend", name, f"{name} prefill") for name in ("flashinfer", "triton")])
     if windows(spec):

@@ -1,0 +1,88 @@
+"""What vLLM does without flags, release by release. Every figure was read in the source of that release's wheel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.throughput.hardware import find_devices
+from tests.documents import estimate
+
+GIB = 1 << 30
+
+
+def started(release: str, model: str, device: str, **options: Any) -> dict[str, Any]:
+    devices, engine = find_devices(device), f"vllm@{release}"
+    document = estimate(kvcalc.load_model(model), context_tokens=131_072, engine=engine, devices=devices, **options)
+    return dict(document["engine"])
+
+
+# get_batch_defaults and _set_default_args of engine/arg_utils.py: tokens in a step and requests of the API server.
+@pytest.mark.parametrize(
+    ("device", "release", "tokens", "requests"),
+    [
+        ("b200", "0.33", 16384, 1024),
+        ("b200", "0.28", 16384, 1024),
+        ("b200", "0.27", 8192, 1024),
+        ("mi300x", "0.12", 8192, 1024),
+        ("h200", "0.33", 8192, 1024),
+        ("gb10", "0.33", 2048, 256),
+        ("gb10", "0.32", 8192, 1024),
+        ("a100-80gb", "0.33", 2048, 256),
+        ("a100-80gb", "0.9.0", 2048, 256),
+        ("a100-80gb", "0.8.5", 8192, 1024),
+        ("a100-80gb", "0.8.4", 2048, 256),
+        ("a100-80gb", "0.8.3", 2048, 1024),
+        ("h100", "0.8.0", 8192, 1024),
+        ("l40s", "0.8.5", 2048, 256),
+    ],
+)  # fmt: skip
+def test_a_step_has_the_tokens_of_the_release(device: str, release: str, tokens: int, requests: int) -> None:
+    engine = started(release, "llama-3-8b", device)
+    assert (engine["max_num_batched_tokens"], engine["max_num_seqs"]) == (tokens, requests)
+
+
+# gpu_memory_utilization (config/cache.py) and VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS (envs.py).
+@pytest.mark.parametrize(("release", "share", "graphs"), [("0.19.1", 0.9, False), ("0.20.0", 0.92, True)])
+def test_the_share_of_the_memory_is_that_of_the_release(release: str, share: float, graphs: bool) -> None:
+    found = estimate(kvcalc.load_model("llama-3-8b"), engine=f"vllm@{release}", devices=find_devices("h100"))
+    assert found["engine"]["gpu_memory_utilization"] == share
+    assert any(line["name"] == "CUDA graphs" for line in found["fit"]["lines"]) == graphs
+
+
+# default_prefix_caching (engine/arg_utils.py) and is_prefix_caching_supported (config/model.py): no hybrids up to 0.27.
+@pytest.mark.parametrize(("release", "caches"), [("0.25", False), ("0.26", False), ("0.27", False), ("0.28", True)])
+def test_models_with_states_cache_prefixes_by_default_since_0_28(release: str, caches: bool) -> None:
+    assert started(release, "qwen3.6-27b", "h200")["enable_prefix_caching"] == caches
+    assert started(release, "llama-3-8b", "h200")["enable_prefix_caching"]
+
+
+def test_a_started_hybrid_prints_the_logged_tokens() -> None:
+    """vLLM 0.26.0 on an L40S, no flag for prefixes: 8.82 GiB are 184 blocks, 141,036 tokens and 1.08x of 131,072."""
+    model = kvcalc.load_model("qwen3.6-27b")
+    found = estimate(model, context_tokens=131_072, engine="vllm@0.26.0", kv_memory_bytes=int(8.82 * GIB))["engine"]
+    assert (found["block_size"], found["num_gpu_blocks"], found["kv_cache_tokens"]) == (784, 184, 141_036)
+    # With --max-num-seqs 16, 9.75 GiB were left.
+    found = estimate(model, context_tokens=131_072, engine="vllm@0.26.0", kv_memory_bytes=int(9.75 * GIB))["engine"]
+    assert (found["kv_cache_tokens"], round(found["max_concurrency"], 2)) == (155_600, 1.19)
+
+
+# MambaModelConfig (model_executor/models/config.py): Qwen's delta nets keep states for prefixes since 0.15 (mode align)
+# and Mamba-2 since 0.12 (mode all). Nothing did in 0.11.
+@pytest.mark.parametrize(
+    ("model", "release", "caches", "mode"),
+    [
+        ("qwen3-next-80b-a3b", "0.14", False, "none"),
+        ("qwen3-next-80b-a3b", "0.15", True, "align"),
+        ("falcon-h1-34b", "0.11", False, "none"),
+        ("falcon-h1-34b", "0.12", True, "all"),
+        ("falcon-h1-34b", "0.27", True, "all"),
+        ("falcon-h1-34b", "0.28", True, "align"),
+    ],
+)
+def test_the_flag_for_prefixes_does_what_the_release_can(model: str, release: str, caches: bool, mode: str) -> None:
+    asked = {"enable-prefix-caching": True}
+    engine = started(release, model, "h200", engine_settings=asked)
+    assert (engine["enable_prefix_caching"], engine["mamba_cache_mode"]) == (caches, mode)
