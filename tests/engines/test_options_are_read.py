@@ -51,6 +51,7 @@ CASES: dict[str, dict[str, Case]] = {
         "enable-prefix-caching": Case(True, "mamba-2.8b", asked=FOUR),
         "no-enable-prefix-caching": Case(True, HYBRID, "h100x8", asked=FOUR),
         "gdn-prefill-backend": Case("triton", HYBRID, "h100x8", asked=FOUR),
+        "cudagraph-mode": Case("piecewise", HYBRID, "h100x8", asked=FOUR),
         "decode-context-parallel-size": Case(2, HYBRID, "h100x8", asked=FOUR),
         "prefill-context-parallel-size": Case(2, LATENT, "h200x8", asked=FOUR),
         "pp-layer-partition": Case("20,12", gpu="h100x2", asked={**FOUR, "pipeline_parallel_size": 2}),
