@@ -51,7 +51,6 @@ CASES: dict[str, dict[str, Case]] = {
         "enable-prefix-caching": Case(True, "mamba-2.8b", asked=FOUR),
         "no-enable-prefix-caching": Case(True, HYBRID, "h100x8", asked=FOUR),
         "gdn-prefill-backend": Case("triton", HYBRID, "h100x8", asked=FOUR),
-        "cudagraph-mode": Case("piecewise", HYBRID, "h100x8", asked=FOUR),
         "decode-context-parallel-size": Case(2, HYBRID, "h100x8", asked=FOUR),
         "prefill-context-parallel-size": Case(2, LATENT, "h200x8", asked=FOUR),
         "pp-layer-partition": Case("20,12", gpu="h100x2", asked={**FOUR, "pipeline_parallel_size": 2}),
@@ -63,6 +62,7 @@ CASES: dict[str, dict[str, Case]] = {
         "mamba-cache-dtype": Case("float32", HYBRID, "h100x8", asked=FOUR),
         "mamba-ssm-cache-dtype": Case("float32", HYBRID, "h100x8", asked=FOUR),
         "kv-cache-dtype-skip-layers": Case("0,1", asked={**FOUR, **FP8}),
+        "cudagraph-mode": Case("piecewise", HYBRID, "h100x8", asked=FOUR),
         "num-speculative-tokens": Case(2, HYBRID, "h100x8", asked=FOUR),
         "gpu-memory-utilization": Case(0.5),
         "max-num-seqs": Case(2, asked=LOAD),
@@ -169,7 +169,9 @@ def test_an_option_changes_a_figure(engine: str, name: str) -> None:
 # Options that say what no flag of the engine says: a build or a host, or drafts, which --speculative describes.
 NO_FLAGS = {"num-speculative-tokens", "before-pull", "host-memory", "host-bandwidth"}
 # Options without an effect in the newest release, and those that the engine has under another name.
-GONE, RENAMED = {"mamba-cache-mode"}, {"draft-max": "spec-draft-n-max", "free-gpu-memory-fraction": "free_gpu_memory"}
+GONE, RENAMED = {"mamba-cache-mode"}, {
+    "draft-max": "spec-draft-n-max", "free-gpu-memory-fraction": "free_gpu_memory", "cudagraph-mode": "cudagraph_mode"
+}  # fmt: skip
 
 
 @every_row("engine, name", [(engine, name) for engine in SERVERS for name in CASES[engine]])
