@@ -334,6 +334,13 @@ class Engine(ABC):
         """
         return 0
 
+    def start_limit(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
+        """The largest limit of running requests (`running_option`) with which the engine starts. None: any.
+
+        `memory` is the number of bytes that a device has for the cache.
+        """
+        return None
+
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         """`batch_bytes` as a line over the batch. None if it is no line, or if that is not known."""
         return None

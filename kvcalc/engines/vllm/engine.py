@@ -34,6 +34,7 @@ from kvcalc.engines.vllm.groups import group
 from kvcalc.engines.vllm.layers import Layer, entries_of, layers_of, with_draft_layers
 from kvcalc.engines.vllm.releases import RELEASES, Rules, is_known, rules_of
 from kvcalc.engines.vllm.settings import (
+    FULL_GRAPHS,
     Settings,
     check_partition,
     check_prompt_ranks,
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
 
 VERSION = "0.33.0"
 _AUTO_CONTEXT_SINCE = Release.of(0, 14)
+# Before this release, vLLM captured fewer graphs if there were fewer blocks (config/compilation.py, 0.19.0 and 0.20.0).
+_BLOCKS_FOR_GRAPHS = (0, 20)
 
 
 class Vllm(Engine):
@@ -107,6 +110,8 @@ class Vllm(Engine):
                 else "vLLM 0.15 and later cache them"
             )  # fmt: skip
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **shown}
+        has_full_graphs = "enforce-eager" not in settings and chosen.cudagraph_mode in FULL_GRAPHS
+        self._graphs_need_blocks = has_full_graphs and keeps_states(spec) and self.place.since(*_BLOCKS_FOR_GRAPHS)
         self.notes = (
             *_model_notes(spec),
             *_notes(spec, chosen, self.states, "enable-prefix-caching" in settings),
@@ -238,6 +243,22 @@ class Vllm(Engine):
     def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         plan = self.plan(share, dtype)
         return plan.checked_bytes(tokens) if plan.checked_block_bytes > plan.block_bytes else 0
+
+    def start_limit(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
+        """With states, graphs of whole decode steps need a block for every request (vLLM 0.20 to 0.33).
+
+        Source: resolve_cudagraph_mode_and_sizes, config/compilation.py.
+        """
+        if not self._graphs_need_blocks:
+            return None
+        return max(memory, 0) // self.plan(share, dtype).block_bytes
+
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        most = super().max_running_requests(share, dtype, memory, tokens, shared_tokens)
+        limit = None if memory is None else self.start_limit(share, dtype, memory)
+        return most if limit is None or most is None else min(most, limit)
 
     def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
         plan = self.plan(share, dtype)
