@@ -198,9 +198,10 @@ class Engine(ABC):
 
     @staticmethod
     def device_settings(
-        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None, given: Mapping[str, str]
-    ) -> dict[str, str]:
-        """The default settings that the engine chooses by device, beside those `given`."""
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None,
+        given: Mapping[str, str], spec: ModelSpec | None = None,
+    ) -> dict[str, str]:  # fmt: skip
+        """The default settings that the engine chooses by device and by model (None: any), beside those `given`."""
         return {}
 
     @staticmethod

@@ -44,6 +44,23 @@ def test_a_step_has_the_tokens_of_the_release(device: str, release: str, tokens:
     assert (engine["max_num_batched_tokens"], engine["max_num_seqs"]) == (tokens, requests)
 
 
+# _set_default_max_num_seqs_and_batched_tokens_args (engine/arg_utils.py) and get_mm_max_tokens_per_item (gemma4_mm.py).
+@pytest.mark.parametrize(
+    ("model", "release", "device", "tokens"),
+    [
+        ("gemma-4-31b", "0.33", "l40s", 2496), ("gemma-4-31b", "0.22", "l40s", 2496),
+        ("gemma-4-31b", "0.21", "l40s", 2048), ("gemma-4-31b", "0.33", "h100", 8192),
+        ("gemma-4-e2b", "0.33", "l40s", 2048), ("gemma-3-27b", "0.33", "l40s", 2048),
+    ],
+)  # fmt: skip
+def test_a_step_holds_a_whole_video_of_gemma_4(model: str, release: str, device: str, tokens: int) -> None:
+    # Two devices hold the model. The smaller models of the family let images be divided.
+    assert started(release, model, f"{device}x2")["max_num_batched_tokens"] == tokens
+    asked = {"language-model-only": True}
+    alone = started(release, model, f"{device}x2", engine_settings=asked)["max_num_batched_tokens"]
+    assert alone == (8192 if device == "h100" else 2048)
+
+
 # gpu_memory_utilization (config/cache.py) and VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS (envs.py).
 @pytest.mark.parametrize(("release", "share", "graphs"), [("0.19.1", 0.9, False), ("0.20.0", 0.92, True)])
 def test_the_share_of_the_memory_is_that_of_the_release(release: str, share: float, graphs: bool) -> None:
