@@ -4,7 +4,9 @@
 
 FOLDER is for example a checkout of vllm-project/recipes. Prints how many commands are answered and how many refused, by
 reason. Texts are .md files, and .yaml files with text in them. A script that says devices after its `#` or in the title
-above is not read for them: --gpu counts for all.
+above is not read for them: --gpu counts for all. Counted apart are parts of commands, commands with a variable, a path
+or dots instead of a model's name, those of vLLM-Omni (`--omni`), and those of a recipe that is not for text: its tasks
+are images, speech or embeddings.
 
 With --verified, the servers are those of models/*/*.yaml in vllm-project/recipes on each machine that is `verified`
 there, with the command that src/lib/command-synthesis.js makes for it without features. They should start; but what was
@@ -19,6 +21,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 NO = "does not start"
+# Parts of what is said of a command that is not whole.
+_OF_PARTS = ("$", "No such file", "ends before", "names no model", "stands for a model")
+PLACEHOLDER, OTHER, UNKNOWN = "no whole command", "no language model", "model not known"
 _BLOCK = re.compile(r"^[ \t]*(`{3,})[^\n]*\n(.*?)^[ \t]*\1", re.MULTILINE | re.DOTALL)
 
 
@@ -146,6 +152,16 @@ def texts_in(folder: Path, gpu: str) -> Iterator[tuple[str, str, Server | str, D
                 yield from ((str(path), "", server, devices) for server in servers)
 
 
+@cache
+def is_for_text(path: str) -> bool:
+    """Whether a recipe is for text, as far as it says so."""
+    if not path.endswith((".yaml", ".yml")):
+        return True
+    recipe = yaml.safe_load(Path(path).read_text(errors="replace"))
+    tasks = {*(recipe.get("meta", {}).get("tasks") or ("text",))} if isinstance(recipe, dict) else {"text"}
+    return bool({"text", "multimodal"} & tasks)
+
+
 def _is_full(answer: documents.Check) -> bool:
     """Whether the weights and one request alone are larger than the memory that the server may use."""
     fit, share = answer["fit"], (answer["engine"] or {}).get("gpu_memory_utilization") or 1.0
@@ -169,13 +185,20 @@ def main() -> None:
             try:
                 answer = check(server, devices)
             except KvcalcError as error:
-                is_unknown = "not known" in error.message or "No such file" in error.message
-                verdict = "model not known" if is_unknown else NO if error.exit_code == 4 else "refused"
+                is_fragment = (
+                    "ends before" in error.message or "names no model" in error.message or "$" in error.message
+                )
+                is_path = "No such file" in error.message or "stands for a model" in error.message or is_fragment
+                is_unknown = "not known" in error.message or "was not found" in error.message
+                verdict = UNKNOWN if is_unknown else NO if error.exit_code == 4 else "refused"
+                verdict = PLACEHOLDER if is_path else verdict
                 reason = error.message
             else:
                 verdict = "starts" if answer["starts"] else "does not hold one request" if _is_full(answer) else NO
                 reason = answer["reason"] or ""
                 unknown.update(answer["command"]["not_counted"])
+        if verdict == UNKNOWN and ("--omni" in words or not is_for_text(path)):
+            verdict = OTHER
         verdicts[verdict] += 1
         if verdict != "starts":
             reasons[f"{verdict}: {re.sub('[0-9]+', 'N', str(reason)[:110])}"] += 1
@@ -183,6 +206,9 @@ def main() -> None:
                 print(f"{path} {machine}: {verdict}: {reason}: {words}")
     total = sum(verdicts.values())
     print(f"{total} commands: {', '.join(f'{number} {verdict}' for verdict, number in verdicts.most_common())}")
+    named = total - verdicts[PLACEHOLDER] - verdicts[OTHER]
+    left = verdicts[UNKNOWN] + verdicts["refused"] + verdicts["not read"]
+    print(f"of {named} commands that serve a language model by its name, {left} are not answered: {left / named:.1%}")
     for title, rows in (("why", reasons), ("not counted", unknown)):
         print(f"\n{title}:")
         for text, number in rows.most_common(60):

@@ -21,7 +21,7 @@ class GroupedAttention(nn.Module):
     - With `rope_dim` 0, the caller adds positions.
     - `window` limits the attention of every token to the last `window` tokens.
     - `output_gate` multiplies the heads' output by a sigmoid gate of the input (Qwen3NextAttention, Transformers
-      5.23.0, where the query projection includes the gate's).
+      5.23.0, where the query projection includes the gate's). `head_gate` does so with one gate per head.
     - `causal` is False for an encoder or for cross-attention.
     - Dropout applies to the attention weights, only in training.
     - `core` runs single tokens. It can be replaced by another of `kvcalc.attention.backends`.
@@ -41,6 +41,7 @@ class GroupedAttention(nn.Module):
         qkv_bias: bool = False,
         output_bias: bool = False,
         output_gate: bool = False,
+        head_gate: bool = False,
         rope_dim: int = 0,
         rope_theta: float = 10_000.0,
         window: int | None = None,
@@ -69,7 +70,8 @@ class GroupedAttention(nn.Module):
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=qkv_bias, **made)
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * v_head_dim, bias=qkv_bias, **made)
         self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias=output_bias, **made)
-        self.gate_proj = nn.Linear(hidden_size, num_heads * v_head_dim, bias=qkv_bias, **made) if output_gate else None
+        gates = num_heads * v_head_dim * output_gate or num_heads * head_gate
+        self.gate_proj = nn.Linear(hidden_size, gates, bias=qkv_bias and output_gate, **made) if gates else None
         self.rope = RotaryEmbedding(rope_dim, rope_theta, device=device) if rope_dim else None
 
     def cache_shapes(self) -> tuple[tuple[int, int], ...]:
@@ -151,11 +153,20 @@ class GroupedAttention(nn.Module):
         return heads if self.rope is None else self.rope(heads, start)
 
     def _project(self, out: Tensor, x: Tensor) -> Tensor:
-        heads = out.transpose(1, 2).flatten(2)
-        if self.gate_proj is not None:
-            heads = heads * torch.sigmoid(self.gate_proj(x))
-        projected: Tensor = self.o_proj(heads)
+        projected: Tensor = self.o_proj(gated(out, x, self.gate_proj))
         return projected
+
+
+def gated(out: Tensor, x: Tensor, gate: nn.Module | None) -> Tensor:
+    """The heads' output (batch, heads, tokens, width) as (batch, tokens, heads * width), times a gate of the input.
+
+    `gate` gives one number per element or per head.
+    """
+    heads = out.transpose(1, 2)
+    if gate is not None:
+        gates: Tensor = torch.sigmoid(gate(x))
+        heads = heads * gates.view(*heads.shape[:3], -1)
+    return heads.flatten(2)
 
 
 def extend(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.core import causal_attention, grouped_attention, split_heads
-from kvcalc.attention.grouped import extend
+from kvcalc.attention.grouped import extend, gated
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
 from kvcalc.attention.step import rotate_and_append
@@ -36,6 +36,8 @@ class MultiHeadLatentAttention(nn.Module):
     - `qkv_bias` adds a bias to the projections of the input, except to a direct query projection, as in
       DeepseekV3Attention (Transformers 5.23.0).
     - `window` limits the attention of every token to the last `window` tokens (only for what-if questions).
+    - `output_gate` multiplies the heads' output by a sigmoid gate of the input (Kimi K3), `head_gate` with one gate per
+      head (Ling 3).
     - `core` runs single tokens over the latents. It can be replaced by another of `kvcalc.attention.backends`.
     - With `expands`, every decode step rebuilds K and V of all cached tokens, to show what absorption saves.
     """
@@ -52,6 +54,8 @@ class MultiHeadLatentAttention(nn.Module):
         q_lora_rank: int = 0,
         qkv_bias: bool = False,
         output_bias: bool = False,
+        output_gate: bool = False,
+        head_gate: bool = False,
         rope_theta: float = 10_000.0,
         window: int | None = None,
         device: torch.device | None = None,
@@ -79,6 +83,8 @@ class MultiHeadLatentAttention(nn.Module):
         # One up-projection contains W_UK and W_UV of every head: (heads * (nope + v), rank).
         self.kv_up = nn.Linear(kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **made)
         self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias=output_bias, **made)
+        gates = num_heads * v_head_dim * output_gate or num_heads * head_gate
+        self.gate_proj = nn.Linear(hidden_size, gates, bias=False, **made) if gates else None
         self.per_head = HeadProduct()
         self.rope = RotaryEmbedding(qk_rope_head_dim, rope_theta, device=device)
 
@@ -98,23 +104,24 @@ class MultiHeadLatentAttention(nn.Module):
         if cache is not None and x.shape[1] == 1 and mask is None:
             query_rope = rotate_and_append(self.rope, query_rope, key_rope, cache, front=content)
             if self.expands:
-                return self._output(self.attend(torch.cat((query_nope, query_rope), dim=-1), cache))
-            return self._output_absorbed(self.attend(self._absorbed(query_nope, query_rope), cache))
+                return self._output(self.attend(torch.cat((query_nope, query_rope), dim=-1), cache), x)
+            return self._output_absorbed(self.attend(self._absorbed(query_nope, query_rope), cache), x)
         query_rope, latent = self.rope(query_rope, start), torch.cat((content, self.rope(key_rope, start)), dim=-1)
         if mask is None and start == 0 and x.shape[1] > 1 and (self.window or x.shape[1]) >= x.shape[1]:
             if cache is not None:
                 cache.append((latent,))
             key, value = self.rebuilt(latent)
-            return self._output(causal_attention(torch.cat((query_nope, query_rope), dim=-1), key, value))
+            return self._output(causal_attention(torch.cat((query_nope, query_rope), dim=-1), key, value), x)
         if cache is not None:
             (latent,), mask = extend(cache, (latent,), mask)
         if cache is None or x.shape[1] > 1:
             mask = combine_masks(causal_mask(x.shape[1], latent.shape[2], self.window, x.device), mask)
         if cache is None or x.shape[1] >= self.tokens_worth_expanding:
             key, value = self.rebuilt(latent)
-            return self._output(grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask))
+            return self._output(grouped_attention(torch.cat((query_nope, query_rope), dim=-1), key, value, mask), x)
         query = self._absorbed(query_nope, query_rope)
-        return self._output_absorbed(grouped_attention(query, latent, latent[..., : self.rank], mask, scale=self.scale))
+        out = grouped_attention(query, latent, latent[..., : self.rank], mask, scale=self.scale)
+        return self._output_absorbed(out, x)
 
     def attend(self, query: Tensor, cache: TokenCache) -> Tensor:
         """Only the core of one decode step: `query` (batch, num_heads, 1, width) over the cached rows.
@@ -162,9 +169,9 @@ class MultiHeadLatentAttention(nn.Module):
         """The query for attention over latents, with W_UK absorbed: (batch, num_heads, n, rank + rope)."""
         return torch.cat((self.per_head(query_nope, self._up()[0]), query_rope), dim=-1)
 
-    def _output_absorbed(self, out: Tensor) -> Tensor:
+    def _output_absorbed(self, out: Tensor, x: Tensor) -> Tensor:
         """The output of attention over latents: apply W_UV, then `_output`."""
-        return self._output(self.per_head(out, self._up()[1].transpose(-1, -2)))
+        return self._output(self.per_head(out, self._up()[1].transpose(-1, -2)), x)
 
     def rebuilt(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         """Rebuild keys and values of every head from the latent, as the paper defines MLA."""
@@ -175,6 +182,6 @@ class MultiHeadLatentAttention(nn.Module):
         )
         return key, self.per_head(content, w_uv.transpose(-1, -2))
 
-    def _output(self, out: Tensor) -> Tensor:
-        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+    def _output(self, out: Tensor, x: Tensor) -> Tensor:
+        projected: Tensor = self.o_proj(gated(out, x, self.gate_proj))
         return projected

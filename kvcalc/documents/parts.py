@@ -307,6 +307,9 @@ class Fit(TypedDict):
     """at this batch; null if memory sets no limit"""
     max_batch_size: Whole | None
     """at this context, and no more than the engine runs at once; null if neither memory nor the engine sets a limit"""
+    start_limit: Whole | None
+    """the largest limit of running requests (vLLM's --max-num-seqs) with which the engine starts: CUDA graphs of a
+    model with recurrent states need a block of the cache for each; null if there is none"""
     lines: list[Held] | None
     """where a device's memory goes; the lines add up to device_bytes"""
     host: HostShare | None

@@ -117,6 +117,9 @@ class Allocation:
     def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         return self.engine.start_bytes(self._own(share), dtype, tokens)
 
+    def start_limit(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
+        return self.engine.start_limit(self._own(share), dtype, memory)
+
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         return self.engine.batch_line(share, dtype, tokens) if self._is_plain else None
 

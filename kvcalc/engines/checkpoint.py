@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from kvcalc.errors import ModelError
 from kvcalc.memory.dtypes import parse_weight_dtype
 
 if TYPE_CHECKING:
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
 _WITHOUT_CACHE_TYPE = ("qwen3.6-35b-a3b",)
 _TYPES_WITHOUT_CACHE_TYPE = ("deepseek_v4", "deepseek_ref", "minimax_m3", "minimax_m3_vl_text")
 
+# What a recipe of presets/types/releases.yaml says for copies whose own config was not read and may name a cache type.
+_UNKNOWN = "unknown"
+
 
 def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] | None:
     """The cache type in the quantization_config `outer` (`fp8` or `nvfp4`), and the key that names it.
 
-    Returns None if the checkpoint was not made by one of `methods`, or names no cache type or another one. The key
+    Returns None if the checkpoint was not made by one of `methods`, or names no cache type or another one. Raises
+    ModelError for a copy whose config was not read, if such copies may name one. The key
     kv_cache_quant_algo holds a name, and kv_cache_scheme holds a number of bits and a type. Both may be inside a nested
     `quantization` (modelopt's hf_quant_config.json).
     """
@@ -29,6 +34,8 @@ def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] 
     inner = nested if isinstance(nested, Mapping) else outer
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         asked = inner.get(key) or outer.get(key)
+        if asked == _UNKNOWN:
+            raise ModelError("whether this release asks for an fp8 cache was not found", "set --kv-dtype")
         if asked:
             name = _of_scheme(asked) if isinstance(asked, Mapping) else str(asked).casefold()
             return (name, f"quantization_config.{key}") if name in ("fp8", "nvfp4") else None

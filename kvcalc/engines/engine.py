@@ -198,9 +198,10 @@ class Engine(ABC):
 
     @staticmethod
     def device_settings(
-        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None, given: Mapping[str, str]
-    ) -> dict[str, str]:
-        """The default settings that the engine chooses by device, beside those `given`."""
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None,
+        given: Mapping[str, str], spec: ModelSpec | None = None,
+    ) -> dict[str, str]:  # fmt: skip
+        """The default settings that the engine chooses by device and by model (None: any), beside those `given`."""
         return {}
 
     @staticmethod
@@ -333,6 +334,13 @@ class Engine(ABC):
         Else 0.
         """
         return 0
+
+    def start_limit(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
+        """The largest limit of running requests (`running_option`) with which the engine starts. None: any.
+
+        `memory` is the number of bytes that a device has for the cache.
+        """
+        return None
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         """`batch_bytes` as a line over the batch. None if it is no line, or if that is not known."""

@@ -20,6 +20,8 @@ from kvcalc.records import NamedTuple
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
+# What a script or a manual has instead of a name: a variable, or dots.
+_PLACEHOLDER = re.compile(r".*\$.*|\.\.\.|…")
 # The texts of a variable that set a flag (is_truthy, common/arg.cpp of llama.cpp).
 _TRUE = ("1", "on", "enabled", "true")
 
@@ -182,6 +184,8 @@ class Reader:
             found.model = stray.pop(0)
         if not found.model:
             raise UsageError(f"{' '.join(self.programs[0])}: the command names no model")
+        if _PLACEHOLDER.fullmatch(found.model):
+            raise UsageError(f"{found.model} stands for a model; the command needs its name")
         found.unknown += stray
         may_change = self.words.limit_options.split()
         found.lifts_limit = environment.get(self.words.limit_variable, "0").casefold() in ("1", "true")

@@ -9,6 +9,9 @@ from kvcalc.model.tensors import Weight, experts, gated_mlp, linear, other, rout
 
 # All keys for the number of experts. Source: attribute_map of the configuration classes, Transformers 5.23.0.
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+_SHARED_KEYS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+# Of text, and of images.
+_MOST_SETS = 2
 
 
 class Experts:
@@ -17,9 +20,11 @@ class Experts:
     `layers` is `all`, `step` (by decoder_sparse_step and mlp_only_layers), `first_dense` (all layers after the first
     first_k_dense_replace or num_dense_layers), `listed` (the same, unless mlp_layer_types lists them) or `interval`
     (every moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index). `shared`: each layer also
-    has n_shared_experts experts that every token reads; `shared_bias` is the key for their biases. `gated_shared`: each
-    layer also has one expert of shared_expert_intermediate_size, with a gate. `corrects`: each layer adds a number per
-    expert to the scores.
+    has n_shared_experts experts that every token reads, `shared_name` in the checkpoint; `shared_inner` is the key for
+    the width of each, if it is not that of the others (then there is one, unless the config says how many), and
+    `shared_bias` the key for their biases. A config may list the number and the width of a second set of experts, which
+    only tokens of images read. `gated_shared`: each layer also has one expert of shared_expert_intermediate_size, with
+    a gate. `corrects`: each layer adds a number per expert to the scores.
     """
 
     def __init__(
@@ -35,12 +40,14 @@ class Experts:
         gated_shared: bool = False,
         corrects: bool = False,
         shared_bias: str = "",
+        shared_inner: str = "",
+        shared_name: str = "shared_experts",
     ) -> None:
         self.number, self.inner = number, inner
         self.prefix, self.router, self.names = prefix, router, names
         self.bias, self.layers = bias, layers
         self.shared, self.gated_shared, self.corrects = shared, gated_shared, corrects
-        self.shared_bias = shared_bias
+        self.shared_bias, self.shared_inner, self.shared_name = shared_bias, shared_inner, shared_name
 
 
 def with_defaults(config: ConfigReader, defaults: Mapping[str, object]) -> ConfigReader:
@@ -87,26 +94,47 @@ def choose(
 
 def moe(config: ConfigReader, rule: Experts, width: int) -> tuple[Weight, ...]:
     """Return the router, the experts and (if the family has them) the shared experts of one layer."""
-    count, inner = config.integer(rule.number, *_EXPERT_KEYS), config.integer(rule.inner)
+    config = _uniform(config, "moe_topk")
+    widths = config.integers(rule.inner, least=1) if config.is_list(rule.inner) else [config.integer(rule.inner)]
+    if config.is_list(rule.number):
+        counts = config.integers(rule.number, least=1)
+    else:
+        counts = [config.integer(rule.number, *_EXPERT_KEYS)]
+    counts *= len(widths) if len(counts) == 1 else 1
+    if not 0 < len(widths) <= _MOST_SETS or len(counts) != len(widths):
+        raise config.error(f"{rule.number} and {rule.inner} must have the same number of entries, up to {_MOST_SETS}")
     read = config.integer("num_experts_per_tok", "moe_topk", "moe_k")
-    if read > count:
-        raise config.error(f"num_experts_per_tok {read} is more than {rule.number} {count}")
-    one = f"{rule.prefix}.experts.0"
-    gate, up, down = rule.names
-    matrices = (
-        linear(f"{one}.{gate}", width, inner, rule.bias),
-        linear(f"{one}.{up}", width, inner, rule.bias),
-        linear(f"{one}.{down}", inner, width, rule.bias),
-    )
-    found = (router(f"{rule.prefix}.{rule.router}", width, count, rule.bias), *experts(matrices, count, read))
-    if rule.corrects:
-        found += (other(f"{rule.prefix}.{rule.router}.e_score_correction_bias", count),)
+    if read > counts[0]:
+        raise config.error(f"num_experts_per_tok {read} is more than {rule.number} {counts[0]}")
+    found = _experts(rule, rule.prefix, width, widths[0], counts[0], read)
+    if len(widths) > 1:
+        found += _experts(rule, f"{rule.prefix}.of_images", width, widths[1], counts[1], 0)
     if rule.shared:
-        shared = config.integer("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", least=0)
+        if rule.shared_inner:
+            config = config.with_defaults({} if any(map(config.has, _SHARED_KEYS)) else {_SHARED_KEYS[0]: 1})
+        each = config.integer(rule.shared_inner, least=0) if rule.shared_inner else widths[0]
+        shared = each * config.integer(*_SHARED_KEYS, least=0)
         bias = bool(rule.shared_bias) and config.boolean(rule.shared_bias, default=False)
-        found += gated_mlp(f"{rule.prefix}.shared_experts", width, inner * shared, bias) if shared else ()
+        found += gated_mlp(f"{rule.prefix}.{rule.shared_name}", width, shared, bias) if shared else ()
     if rule.gated_shared:
         wide = config.integer("shared_expert_intermediate_size")
         found += gated_mlp(f"{rule.prefix}.shared_expert", width, wide)
         found += (router(f"{rule.prefix}.shared_expert_gate", width, 1),)
     return found
+
+
+def _uniform(config: ConfigReader, key: str) -> ConfigReader:
+    """Return `config` with one number under `key` if it lists the same number for every layer (Hunyuan)."""
+    listed = {*config.integers(key)} if config.is_list(key) else ()
+    return config.with_values({key: next(iter(listed))}) if len(listed) == 1 else config
+
+
+def _experts(rule: Experts, prefix: str, width: int, inner: int, count: int, read: int) -> tuple[Weight, ...]:
+    gate, up, down = rule.names
+    matrices = (
+        linear(f"{prefix}.experts.0.{gate}", width, inner, rule.bias),
+        linear(f"{prefix}.experts.0.{up}", width, inner, rule.bias),
+        linear(f"{prefix}.experts.0.{down}", inner, width, rule.bias),
+    )
+    found = (router(f"{prefix}.{rule.router}", width, count, rule.bias), *experts(matrices, count, read))
+    return (*found, other(f"{prefix}.{rule.router}.e_score_correction_bias", count)) if rule.corrects else found

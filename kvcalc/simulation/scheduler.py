@@ -9,9 +9,11 @@ from kvcalc.engines.account import RunningPool
 from kvcalc.engines.engine import Engine
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
+from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.dp_attention import whole_copies
 from kvcalc.planning.device.budget import budget
+from kvcalc.planning.device.capacity import starts, too_many_to_start
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import Arrivals
@@ -103,6 +105,8 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
             f"{case.model.name} leaves no memory for the cache on {case.devices.gpu.name}",
             "kvcalc fit says how many devices it needs",
         )
+    if not starts(case, found.pool_bytes):
+        raise DoesNotFitError(too_many_to_start(case, found.pool_bytes) or "")
     replicas, drafted = case.workload.data_parallel_size, case.question.speculative
     running = max(1, most_at_once(case, found) // replicas)
     checked, lookahead, pool = 1 if drafted is None else 1 + drafted.num_tokens, 0, RunningPool(None)
@@ -130,6 +134,13 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
     lag = Lag(c.ttft_seconds, c.ttft_steps, c.ttft_token_seconds, c.ttft_request_seconds, launch_seconds)
     rules = Rules(schedule, step_tokens, running, lag, per_step, checked, lookahead)
     return Scheduler(rules, pool, schedule.finds_preempted and isinstance(pool.table, range), replicas)
+
+
+def start_notes(case: Case) -> list[Note]:
+    """A note if the engine does not start with its default limit of running requests. Fewer are simulated."""
+    found = budget(case)
+    too_many = None if isinstance(found, str) else too_many_to_start(case, found.pool_bytes)
+    return [] if too_many is None else [Note("engine", "start-limit", too_many)]
 
 
 def _schedule_of(case: Case) -> Schedule:

@@ -26,7 +26,7 @@ from kvcalc.simulation.replicas.server import Server
 from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.routed import serve
-from kvcalc.simulation.scheduler import Scheduler, scheduler_of
+from kvcalc.simulation.scheduler import Scheduler, scheduler_of, start_notes
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import known_range, range_factors
 
@@ -66,6 +66,7 @@ def simulate(
     number = replicas or count_replicas(case.devices.num_devices, case.workload)
     _check_devices(devices.num_devices, number, case.workload.num_devices)
     scheduler = scheduler_of(case, speed.model, longest).under(load)
+    notes += start_notes(case)
     fitting = [request for request in taken(requests, question) if scheduler.fits(request)]
     check_fitting(requests, fitting, question, notes)
     shared_tokens = shared_tokens_of(case, scheduler, named_tokens, notes)

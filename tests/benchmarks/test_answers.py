@@ -79,7 +79,7 @@ def test_most_questions_are_answered_and_python_gives_the_document_of_the_comman
     modules: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recording = modules("recording")
-    recording.record(tmp_path / "answers.jsonl.gz", 80, seed=3)
+    recording.record(tmp_path / "answers.jsonl.gz", 120, seed=3)
     rows = [row for row in recording.rows_of(tmp_path / "answers.jsonl.gz") if row["question"]["kind"] == "python"]
     answered = [row for row in rows if "document" in row["answer"]]
     assert len(answered) > len(rows) / 2 > 5

@@ -129,6 +129,8 @@ def test_unknown_options_are_named_once(kvcalc: Any) -> None:
     [
         (["vllm", "serve", "no/such", "--gpu", "h100"], 3, "is not known"),
         (["vllm", "serve", "--gpu", "h100"], 2, "names no model"),
+        (["vllm", "serve", "$MODEL", "--gpu", "h100"], 2, "$MODEL stands for a model"),
+        (["vllm", "serve", "...", "--gpu", "h100"], 2, "... stands for a model"),
         (["vllm", "serve", LLAMA], 2, "needs a device"),
         (["echo", "hi", "--gpu", "h100"], 2, "not a server command"),
         (["vllm", "serve", LLAMA, "--max-model-len", "--gpu", "h100"], 2, "max-model-len"),

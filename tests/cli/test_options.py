@@ -37,9 +37,9 @@ VALUES = {
     "flash-attn": "on", "before-pull": "19067", "context-length": "32k", "split-mode": "layer",
     "host-memory": "64GiB", "host-bandwidth": "80GB/s",
     "kv-bits": "8", "gdn-prefill-backend": "triton", "decode-context-parallel-size": "1",
-    "pp-layer-partition": "32", "mamba-cache-mode": "align", "mamba-cache-dtype": "float32",
-    "mamba-ssm-cache-dtype": "float32", "kv-cache-dtype-skip-layers": "0", "prefill-context-parallel-size": "1",
-    "attn-cp-size": "1", "max-num-tokens": "4096",
+    "pp-layer-partition": "32", "mamba-cache-mode": "align", "cudagraph-mode": "piecewise",
+    "mamba-cache-dtype": "float32", "mamba-ssm-cache-dtype": "float32", "kv-cache-dtype-skip-layers": "0",
+    "prefill-context-parallel-size": "1", "attn-cp-size": "1", "max-num-tokens": "4096",
 }  # fmt: skip
 DECLARED = [(engine, option) for engine, options in OPTIONS.items() for option in options]
 
@@ -106,10 +106,10 @@ def test_batch_takes_every_option_as_a_field() -> None:
 @pytest.mark.parametrize(("engine", "file"), [("vllm", "vllm-0.33.0.txt"), ("sglang", "sglang-0.5.23.txt")])
 def test_the_names_are_the_engines_own(engine: str, file: str) -> None:
     own = set(Path(ROOT, "tests", "engine_options", file).read_text().splitlines())
-    # vLLM's boolean flags have a --no- form. Draft tokens are a key of its --speculative-config, and the layers of
-    # stages are the variable VLLM_PP_LAYER_PARTITION.
+    # vLLM's boolean flags have a --no- form. Draft tokens are a key of its --speculative-config, the mode of graphs one
+    # of its --compilation-config, and the layers of stages are the variable VLLM_PP_LAYER_PARTITION.
     known = own | {f"--no-{name.removeprefix('--')}" for name in own}
-    known |= {"--num-speculative-tokens", "--pp-layer-partition"}
+    known |= {"--num-speculative-tokens", "--pp-layer-partition", "--cudagraph-mode"}
     assert {f"--{option.name}" for option in OPTIONS[engine]} <= known
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.errors import LayoutError
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate
 
@@ -42,6 +43,23 @@ def started(release: str, model: str, device: str, **options: Any) -> dict[str, 
 def test_a_step_has_the_tokens_of_the_release(device: str, release: str, tokens: int, requests: int) -> None:
     engine = started(release, "llama-3-8b", device)
     assert (engine["max_num_batched_tokens"], engine["max_num_seqs"]) == (tokens, requests)
+
+
+# _set_default_max_num_seqs_and_batched_tokens_args (engine/arg_utils.py) and get_mm_max_tokens_per_item (gemma4_mm.py).
+@pytest.mark.parametrize(
+    ("model", "release", "device", "tokens"),
+    [
+        ("gemma-4-31b", "0.33", "l40s", 2496), ("gemma-4-31b", "0.22", "l40s", 2496),
+        ("gemma-4-31b", "0.21", "l40s", 2048), ("gemma-4-31b", "0.33", "h100", 8192),
+        ("gemma-4-e2b", "0.33", "l40s", 2048), ("gemma-3-27b", "0.33", "l40s", 2048),
+    ],
+)  # fmt: skip
+def test_a_step_holds_a_whole_video_of_gemma_4(model: str, release: str, device: str, tokens: int) -> None:
+    # Two devices hold the model. The smaller models of the family let images be divided.
+    assert started(release, model, f"{device}x2")["max_num_batched_tokens"] == tokens
+    asked = {"language-model-only": True}
+    alone = started(release, model, f"{device}x2", engine_settings=asked)["max_num_batched_tokens"]
+    assert alone == (8192 if device == "h100" else 2048)
 
 
 # gpu_memory_utilization (config/cache.py) and VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS (envs.py).
@@ -86,3 +104,22 @@ def test_the_flag_for_prefixes_does_what_the_release_can(model: str, release: st
     asked = {"enable-prefix-caching": True}
     engine = started(release, model, "h200", engine_settings=asked)
     assert (engine["enable_prefix_caching"], engine["mamba_cache_mode"]) == (caches, mode)
+
+
+# validate_block_size (config/vllm.py): "In Mamba cache align mode, block_size must be <= max_num_batched_tokens".
+@pytest.mark.parametrize(
+    ("release", "settings", "starts"),
+    [
+        ("0.16", {}, True), ("0.17", {}, False), ("0.26", {}, False), ("0.27", {}, True),
+        ("0.26", {"max-num-batched-tokens": "784"}, True), ("0.26", {"enable-prefix-caching": None}, True),
+    ],
+)  # fmt: skip
+def test_a_step_holds_a_block_whose_state_is_kept(release: str, settings: dict[str, Any], starts: bool) -> None:
+    given = {"max-num-batched-tokens": "512", "max-num-seqs": "8", "enable-prefix-caching": True, **settings}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if starts:
+        assert started(release, "qwen3.6-27b", "h200", engine_settings=asked)["block_size"] == 784
+        return
+    with pytest.raises(LayoutError, match="a block of 784 tokens") as refused:
+        started(release, "qwen3.6-27b", "h200", engine_settings=asked)
+    assert "--max-num-batched-tokens 784" in str(refused.value.hint)

@@ -26,7 +26,10 @@ SHAPES = {
     "gqa of two": GROUPED._replace(num_kv_heads=2),
     "mqa": GROUPED._replace(num_kv_heads=1),
     "gated": GROUPED._replace(num_kv_heads=2, output_gate=True),
+    "gated by head": GROUPED._replace(num_kv_heads=2, head_gate=True),
     "mla": LATENT,
+    "mla, gated": LATENT._replace(output_gate=True),
+    "mla, gated by head": LATENT._replace(head_gate=True),
     "mla, plain query": LATENT._replace(q_lora_rank=0),
 }
 

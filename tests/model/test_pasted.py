@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.errors import ModelError
+from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.model.pasted import find_pasted, nearest_names
 from kvcalc.model.presets import find_preset, shipped_presets, shipped_table
 from kvcalc.model.published import releases, repackaged
@@ -194,8 +194,8 @@ REFUSED = {
     "kimi-k2.5:cloud": (),
     "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3": (),
     # Their caches may be fp8.
-    "nvidia/DeepSeek-R1-NVFP4": (),
-    "poolside/Laguna-XS.2-FP8": (),
+    "nvidia/DeepSeek-V3-NVFP4": (),
+    "arcee-ai/Trinity-Mini-FP8": (),
     "someone/Qwen3-32B-NVFP4": (),
     "codestral:22b-v0.2-q4_0": (),
     "nvidia/gpt-oss-120b-Eagle3": (),
@@ -484,3 +484,20 @@ def test_near_names_ignore_punctuation_and_keep_versions_apart(typed: str, offer
     assert len(found) <= 3
     presets = [find_preset(name) for name in found]
     assert len({preset.name for preset in presets if preset}) == len(found)
+
+
+def test_a_copy_that_may_ask_for_an_fp8_cache_is_answered_with_a_type_of_the_cache() -> None:
+    with pytest.raises(KvcalcError, match="whether this release asks for an fp8 cache was not found"):
+        kvcalc.estimate("tencent/Hy3-FP8", engine="vllm")
+    for kv_dtype, elements in (("fp8", 1), ("bf16", 2)):
+        document = kvcalc.estimate("tencent/Hy3-FP8", engine="vllm", kv_dtype=kv_dtype)
+        assert (
+            document["kv_cache"]["bytes_per_token"]
+            == elements * kvcalc.estimate("hy3")["kv_cache"]["bytes_per_token"] // 2
+        )
+
+
+def test_copies_of_poolside_ask_for_an_fp8_cache() -> None:
+    for suffix in ("FP8", "NVFP4", "INT4"):
+        assert kvcalc.estimate(f"poolside/Laguna-XS.2-{suffix}", engine="vllm")["kv_cache"]["dtype"] == "fp8"
+    assert kvcalc.estimate("nvidia/DeepSeek-R1-NVFP4", engine="vllm")["kv_cache"]["dtype"] == "bf16"

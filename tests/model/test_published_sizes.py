@@ -44,6 +44,13 @@ PUBLISHED = {
     "stablelm-2-1.6b": 1.64, "stable-code-3b": 2.8, "santacoder": 1.12, "llama-160m": 0.162,
     "trinity-large": 398, "trinity-mini": 26.1, "trinity-nano": 6.1, "hy3": 295, "mellum2-12b-a2.5b": 12.15,
     "mistral-small-4-119b": 119, "gemma-4-12b": 11.9, "jais-2-8b": 8.09, "iquest-coder-v1-40b": 39.8,
+    "baichuan-7b": 7.0, "baichuan2-13b": 13.9, "baichuan2-7b": 7.51, "chatglm3-6b": 6.24, "deepseek-moe-16b": 16.38,
+    "exaone-3.5-2.4b": 2.41, "exaone-3.5-32b": 32.0, "exaone-3.5-7.8b": 7.82, "hunyuan-a13b": 80.4,
+    "hyperclovax-seed-think-14b": 14.75, "internlm-7b": 7.32, "internlm2-20b": 19.86, "internlm2-7b": 7.74,
+    "kimi-k3": 2780, "laguna-s-2.1": 118, "ling-3.0-flash": 124, "ling-2.6-flash": 104.2, "alia-40b": 40.434,
+    "eurollm-22b": 22.64, "lfm2.5-230m": 0.23, "falcon-h1-1.5b": 1.555, "ling-lite": 16.8, "minicpm-2b": 2.72,
+    "minicpm4-8b": 8.19, "nemotron-super-49b": 49.87, "nemotron-ultra-253b": 253.4, "orion-14b": 14.5,
+    "step-3.5-flash": 196, "a.x-k1": 519, "xverse-7b": 7.3, "ernie-4.5-vl-28b-a3b": 28.6,
     "seed-oss-36b": 36.15, "solar-10.7b": 10.73, "starcoder": 15.5, "yi-1.5-9b": 8.83, "yi-34b": 34.39,
 }  # fmt: skip
 

@@ -122,7 +122,7 @@ def test_published_sizes_of_models_that_are_no_presets() -> None:
 
 
 def test_a_family_that_is_not_counted_gives_no_number() -> None:
-    for model_type in ("generic", "flex_olmo"):
+    for model_type in ("generic", "granitemoeshared"):
         spec = kvcalc.read_config({"model_type": model_type, **LLAMA}, model_type, "test")
         assert weights_of(spec) is None
         assert spec.weights_reason == f"the weights of model_type {model_type} are not counted"

@@ -51,6 +51,15 @@ DBRX = {
     "vocab_size": 64, "d_model": 32, "n_layers": 3, "n_heads": 4, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
     "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
 }  # fmt: skip
+INKLING = {
+    **SMALL, "num_key_value_heads": 2, "head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8, "sliding_window_size": 4, "d_rel": 2, "rel_extent": 6, "moe_intermediate_size": 8,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+}  # fmt: skip
+LING = {
+    **{k: v for k, v in MLA.items() if k != "q_lora_rank"}, "head_dim": 8, "moe_intermediate_size": 8,
+    "num_experts": 4, "num_experts_per_tok": 2, "layer_group_size": 3,
+}  # fmt: skip
 
 # Keys that change the weights but not the cache: biases, tied embeddings, norms, experts in some layers.
 WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
@@ -145,6 +154,8 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("mimo_v2_flash", {**MIMO, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 4, **BIAS}),
     ("bert", {**SMALL, "max_position_embeddings": 40, "type_vocab_size": 1}),
+    *((name, {**SMALL, "max_position_embeddings": 42, "type_vocab_size": 1})
+      for name in ("camembert", "roberta", "xlm-roberta")),
     ("qwen2_moe", {**KV, **MOE, "shared_expert_intermediate_size": 12}),
     ("qwen2_moe", {**KV, **MOE, "shared_expert_intermediate_size": 12, "qkv_bias": False, "mlp_only_layers": [2]}),
     ("smollm3", {**KV, "pad_token_id": 0}),
@@ -193,6 +204,23 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
     ("minimax_m3_vl_text", {**SPARSE, "moe_layer_freq": [0, 0, 1, 1, 1, 1], "tie_word_embeddings": True,
                             "sparse_attention_config": {"sparse_attention_freq": [0, 1] * 3,
                                                         "sparse_num_index_heads": 3}}),
+    ("laguna", {**GQA, **MOE, "num_attention_heads_per_layer": [4, 2] * 3, "shared_expert_intermediate_size": 12}),
+    ("laguna", {**GQA, **MOE, "gating": "per-element", "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 3}),
+    ("hunyuan_v1_moe", {**GQA, "num_experts": 4, "moe_topk": [2] * 6, "pad_token_id": 0}),
+    ("cohere2_moe", {**GQA, **WINDOW, "num_experts": 4, "num_shared_experts": 2, "first_k_dense_replace": 2}),
+    ("flex_olmo", {**KV, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}),
+    ("granite_swa", {**KV, **WINDOW, "mlp_bias": True}),
+    ("gpt_neo", {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 20,
+                 "attention_types": [[["global", "local"], 1]]}),
+    ("youtu", {**MLA, "pad_token_id": 0}),
+    ("dots3_note_text", {**INDEXED, "sliding_window": 4, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4,
+                         "swa_q_lora_rank": 12, "swa_kv_lora_rank": 24, "swa_head_dim": 12, "swa_qk_nope_head_dim": 8,
+                         "swa_v_head_dim": 8, "pad_token_id": 0}),
+    ("axk1", {**MLA, "first_k_dense_replace": 2}),
+    ("hy_v4", {**INDEXED, "hc_mult": 2, "pad_token_id": 0}),
+    ("inkling_text", INKLING),
+    ("inkling_text", {**INKLING, "dense_mlp_idx": 2, "dense_intermediate_size": 24}),
+    ("bailing_hybrid", {**LING, "mlp_layer_types": ["sparse", "dense"] * 3}),
     ("deepseek_v4", {k: v for k, v in V4.items() if k != "intermediate_size"}),
     (
         "deepseek_v4",
@@ -201,6 +229,7 @@ WEIGHT_CASES: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+_LIKE_BERT = ("bert", "camembert", "roberta", "xlm-roberta")
 # DeepSeek-V4's own cases set its width under two names, with different values.
 ALL = [*CASES, *SEQUENCES, *(case for case in HYBRIDS if case[0] != "deepseek_v4"), *WEIGHT_CASES]
 
@@ -224,7 +253,7 @@ def built_by_transformers(model_type: str, config: dict[str, Any]) -> tuple[int,
             model = MllamaForCausalLM(built)
         else:
             sequences = {model_type for model_type, _ in SEQUENCES}
-            loaders = {**dict.fromkeys(sequences, AutoModelForSeq2SeqLM), "bert": AutoModel}
+            loaders = {**dict.fromkeys(sequences, AutoModelForSeq2SeqLM), **dict.fromkeys(_LIKE_BERT, AutoModel)}
             loaders["whisper"] = AutoModelForSpeechSeq2Seq
             model = loaders.get(model_type, AutoModelForCausalLM).from_config(built)
     return sum(p.numel() for p in model.parameters()), model.get_input_embeddings().weight.numel()
@@ -254,7 +283,27 @@ TEXT_MODELS = [
     ("qwen3_vl_moe_text", "qwen3_vl_moe", "Qwen3VLMoeText"),
     ("qwen3_omni_moe_text", "qwen3_omni_moe", "Qwen3OmniMoeThinkerText"),
     ("mistral4", "mistral4", "Mistral4"),
+    ("ernie4_5_vl_moe_text", "ernie4_5_vl_moe", "Ernie4_5_VLMoeText"),
+    ("glm5_next_text", "glm5_next", "Glm5NextText"),
+    ("hunyuan_vl_text", "hunyuan_vl", "HunYuanVLText"),
+    ("muse_glimmer_text", "muse_glimmer", "MuseGlimmerText"),
+    ("qwen2_5_omni_text", "qwen2_5_omni", "Qwen2_5OmniThinkerText"),
+    ("step3p5", "step3p7", "Step3p7Text"),
+    ("unlimited_ocr_text", "unlimited_ocr", "UnlimitedOcrText"),
 ]
+
+_MORE: dict[str, dict[str, Any]] = {
+    "ernie4_5_vl_moe_text": {"moe_num_experts": 2, "moe_k": 1, "moe_intermediate_size": [8, 4],
+                             "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+    "glm5_next_text": {"n_routed_experts": 2, "pad_token_id": 0, "index_n_heads": 2, "hc_mult": 2,
+                       "num_key_value_heads": 4,
+                       "linear_attn_config": {"head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 4}},
+    "hunyuan_vl_text": {"head_dim": 8},
+    "muse_glimmer_text": {"head_dim": 8, **WINDOW},
+    "step3p5": {**WINDOW, "head_dim": 8, "num_sliding_attention_heads": 6, "n_routed_experts": 2,
+                "layer_types": ["full_attention", "sliding_attention"] * 3},
+    "unlimited_ocr_text": {"n_routed_experts": 2, "n_shared_experts": 2, "num_key_value_heads": 4},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("model_type", "module", "name"), TEXT_MODELS, ids=[case[0] for case in TEXT_MODELS])
@@ -268,6 +317,7 @@ def test_language_models_of_multimodal_ones(model_type: str, module: str, name: 
     config = {**KV, **MOE, **({"head_dim": 8, **BIAS} if module.startswith("qwen3") else {})}
     if model_type == "mistral4":
         config = {**MLA, **ROUTED, "first_k_dense_replace": 1}
+    config |= _MORE.get(model_type, {})
     built = getattr(import_module(f"{folder}.configuration_{module}"), f"{name.replace('Thinker', '')}Config")(**config)
     with torch.device("meta"):
         model = getattr(import_module(f"{folder}.modeling_{module}"), f"{name}Model")._from_config(built)
@@ -276,27 +326,45 @@ def test_language_models_of_multimodal_ones(model_type: str, module: str, name: 
     assert count_parameters(weights).total == sum(p.numel() for p in model.parameters())
 
 
+def test_diffusion_gemmas_decoder_and_its_self_conditioning() -> None:
+    import torch
+    from transformers.models.diffusion_gemma import configuration_diffusion_gemma, modeling_diffusion_gemma
+
+    config = {
+        "num_hidden_layers": 6, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 8, "sliding_window": 4,
+    }  # fmt: skip
+    text = configuration_diffusion_gemma.DiffusionGemmaTextConfig(**config)
+    whole = configuration_diffusion_gemma.DiffusionGemmaConfig(text_config=text)
+    with torch.device("meta"):
+        model = modeling_diffusion_gemma.DiffusionGemmaDecoderModel(whole)
+    weights = weights_of(read("diffusion_gemma_text", {**config, "global_head_dim": 512, **TIED}))
+    assert weights is not None
+    assert count_parameters(weights).total == sum(p.numel() for p in model.parameters())
+
+
 # Types with their own reader whose weights are not counted, and encoders, of which only BERT's are counted.
-_FAMILIES_NOT_COUNTED = (
-    "bert composed convolved_attention delta_latent hrm_text latent_layers qwen4 sequences unlimited_ocr xlstm"
-).split()
+_FAMILIES_NOT_COUNTED = "bert composed hrm_text qwen4 sequences xlstm".split()
 NOT_COUNTED = set(
     (
-        "axk1 axk2 diffusion_gemma_text gemma4_unified_assistant gpt_neo hy_v4 jetmoe "
-        "modernbert modernbert-decoder recurrent_gemma rwkv6 step3p5 youtu"
+        "axk2 gemma4_unified_assistant inkling2_text jetmoe mistral_large4_text "
+        "modernbert modernbert-decoder recurrent_gemma rwkv6 zaya"
     ).split()
-) | {model_type for model_type, module in FAMILIES.items() if module in _FAMILIES_NOT_COUNTED and model_type != "bert"}
+) | {model_type for model_type, module in FAMILIES.items() if module in _FAMILIES_NOT_COUNTED} - {*_LIKE_BERT}
 
 
 def test_every_counted_family_is_compared() -> None:
-    compared = {model_type for model_type, _ in ALL} | {case[0] for case in TEXT_MODELS}
+    compared = {model_type for model_type, _ in ALL} | {case[0] for case in TEXT_MODELS} | {"diffusion_gemma_text"}
     compared |= {config.get("text_config", {}).get("model_type", outer) for outer, config in TOWERS}
     counted = {model_type for model_type in model_types() if row(model_type).get("vocab_size")} | set(FAMILIES)
     # These are read as another type that is compared: DeepSeek-V3, LLaMA, Phi-3, Qwen2 and Qwen3. Molmo and Qwen have
-    # no class in Transformers, and are compared with published checkpoints (tests/model/test_towers.py). Nor has Ling
-    # 2.0, which is compared with published parameters. Gemma 4's drafter is no model of its own
+    # no class in Transformers, and are compared with published checkpoints (tests/model/test_towers.py). Nor have the
+    # types of tests/model/test_published_sizes.py. Gemma 4's drafter is no model of its own
     # (tests/planning/test_drafting.py).
     assert counted - compared - NOT_COUNTED == {
-        "bailing_moe_v2", "gemma4_assistant", "kimi_k2", "llama_bidirec", "llava", "llava_llama", "llava_mistral",
-        "llava_qwen", "mimo", "mimo_v2_asr", "molmo", "phi3_v", "phi4", "phi4mm", "qwen", "sdar", "sdar_moe",
+        "baichuan", "bailing_moe", "bailing_moe_v2", "deepseek", "exaone", "gemma4_assistant", "hyperclovax",
+        "internlm", "internlm2", "kimi_k2", "llama_bidirec", "llava", "llava_llama", "llava_mistral", "llava_qwen",
+        "mimo", "mimo_v2_asr", "minicpm", "molmo", "orion", "phi3_v", "phi4", "phi4mm", "qwen", "sdar", "sdar_moe",
+        "xverse",
     }  # fmt: skip

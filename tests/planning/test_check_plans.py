@@ -17,7 +17,7 @@ from kvcalc.throughput.hardware import find_devices
 
 MODELS = (
     "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b", "gpt-oss-20b", "deepseek-v3",
-    "gemma-3-27b", "mistral-7b", "qwen3-235b-a22b",
+    "gemma-3-27b", "mistral-7b", "qwen3-235b-a22b", "qwen3.6-27b", "nemotron-3-nano-30b-a3b",
 )  # fmt: skip
 GPUS = ("l40s", "a100", "h100", "h200", "b200", "mi300x")
 TRANSFER = {

@@ -12,6 +12,8 @@ import yaml
 import kvcalc
 from kvcalc.errors import UsageError
 from kvcalc.planning.plan.disaggregated.instances import Sent, transfer_bytes
+from kvcalc.planning.serving.transfer import link_bytes_per_second
+from kvcalc.throughput.hardware import find_gpu
 
 LINK = "infiniband-400g"  # 50 GB/s
 # K and V of 8 heads with 128 elements of 2 bytes, in 80 layers.
@@ -182,6 +184,11 @@ def test_nvlink_joins_no_more_devices_than_it_does() -> None:
     _, row = planned("llama-3.1-8b", requests_per_second=3, transfer="nvlink")
     assert row["fits"]
     assert row["disaggregated"]["transfer"]["bandwidth_bytes_per_second"] == 450_000_000_000
+
+
+def test_without_a_switch_a_cache_is_sent_over_one_link() -> None:
+    assert link_bytes_per_second("nvlink", find_gpu("h100")) == 450_000_000_000
+    assert link_bytes_per_second("nvlink", find_gpu("mi300x")) == 448_000_000_000 // 7
 
 
 def test_a_model_that_cannot_be_split_keeps_its_other_row() -> None:

@@ -184,8 +184,9 @@ class Sglang(Engine):
 
     @staticmethod
     def device_settings(
-        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None, given: Mapping[str, str]
-    ) -> dict[str, str]:
+        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None,
+        given: Mapping[str, str], spec: ModelSpec | None = None,
+    ) -> dict[str, str]:  # fmt: skip
         return {"chunked-prefill-size": str(steps_by_memory(memory_bytes, release)[0])}
 
     @staticmethod

@@ -32,7 +32,7 @@ _SIZES = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len
 _CACHE_TYPES = {"fp8": "fp8", RAW_FP8.name: "fp8", **{name: name for name in SINCE}}
 # The number of draft tokens is inside --speculative-config, together with the draft model's name. The layers of
 # pipeline stages are in a variable.
-_NOT_FLAGS = ("num-speculative-tokens", "pp-layer-partition")
+_NOT_FLAGS = ("num-speculative-tokens", "pp-layer-partition", "cudagraph-mode")
 _LISTS = ("kv-cache-dtype-skip-layers",)  # flags that take several words
 # An option without an effect, of which vLLM says that it will be removed, and the release with which that began
 # (0.32.0 does not say so).
@@ -68,6 +68,8 @@ class Command(StartCommand):
             text = layout.settings[option.name]
             values = text.split(",") if option.name in _LISTS else [text]
             flags += [f"--{option.name}", *(values if option.metavar is not None else [])]
+        mode = layout.settings.get("cudagraph-mode")
+        flags += ["--compilation-config", json.dumps({"cudagraph_mode": mode.upper()})] if mode else []
         # Without the variable, vLLM refuses a length beyond the model's limit (vllm/envs.py).
         variables = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if layout.beyond_limit else []
         variables += [f"VLLM_PP_LAYER_PARTITION={partition}"] if partition else []

@@ -215,9 +215,25 @@ _BATCHES = {
 }
 
 
+# A step holds a whole video of Gemma 4's larger models, whose tokens attend to each other: 32 frames of 70 tokens and 8
+# marks. vLLM raises its default for them since this release, and did not start before (get_mm_max_tokens_per_item,
+# model_executor/models/gemma4_mm.py, and _set_default_max_num_seqs_and_batched_tokens_args, engine/arg_utils.py).
+_GEMMA4, _GEMMA4_VIDEO, _VIDEOS_SINCE = "gemma4_text", 32 * (70 + 8), Release.of(0, 22)
+
+
+def _least_tokens(spec: ModelSpec | None, release: Release | None, given: Mapping[str, str]) -> int:
+    """The fewest tokens in a step by default, if a model's image or video may not be divided. Else 0."""
+    if spec is None or spec.multimodal is None or spec.model_type != _GEMMA4 or "language-model-only" in given:
+        return 0
+    text = spec.multimodal.get("text_config", spec.multimodal)
+    is_whole = isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision"
+    return _GEMMA4_VIDEO if is_whole and (release or NEWEST) >= _VIDEOS_SINCE else 0
+
+
 def device_settings(
-    memory_bytes: int, device_name: str, device_class: str | None, release: Release | None, given: Mapping[str, str]
-) -> dict[str, str]:
+    memory_bytes: int, device_name: str, device_class: str | None, release: Release | None,
+    given: Mapping[str, str], spec: ModelSpec | None = None,
+) -> dict[str, str]:  # fmt: skip
     """The tokens in one step and the number of requests of the API server, and the prefill kernel of delta nets.
 
     By default there are no more requests than tokens in a step (_set_default_max_num_seqs_and_batched_tokens_args,
@@ -225,9 +241,10 @@ def device_settings(
     """
     row = next(row for row in _batches(release) if row.are_for(device_name, memory_bytes))
     prefill = "flashinfer" if device_class in _FLASHINFER_DELTA_NETS else "triton"
-    requests = min(row.requests, SettingsReader("vllm", given).count("max-num-batched-tokens", row.tokens))
+    tokens = max(row.tokens, _least_tokens(spec, release, given))
+    requests = min(row.requests, SettingsReader("vllm", given).count("max-num-batched-tokens", tokens))
     found = {
-        "max-num-batched-tokens": str(row.tokens), "max-num-seqs": str(requests), "gdn-prefill-backend": prefill
+        "max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests), "gdn-prefill-backend": prefill
     }  # fmt: skip
     if device_class in _XPU and (release or NEWEST) >= _XPU_BLOCKS_SINCE:
         found["block-size"] = _XPU_BLOCK

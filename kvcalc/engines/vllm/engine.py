@@ -34,13 +34,14 @@ from kvcalc.engines.vllm.groups import group
 from kvcalc.engines.vllm.layers import Layer, entries_of, layers_of, with_draft_layers
 from kvcalc.engines.vllm.releases import RELEASES, Rules, is_known, rules_of
 from kvcalc.engines.vllm.settings import (
+    FULL_GRAPHS,
     Settings,
     check_partition,
     check_prompt_ranks,
     check_token_ranks,
     parse_settings,
 )
-from kvcalc.engines.vllm.states import ALL, States, can_cache_prefixes, keeps_states
+from kvcalc.engines.vllm.states import ALIGN, ALL, States, can_cache_prefixes, keeps_states
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
@@ -60,6 +61,10 @@ if TYPE_CHECKING:
 
 VERSION = "0.33.0"
 _AUTO_CONTEXT_SINCE = Release.of(0, 14)
+# Before this release, vLLM captured fewer graphs if there were fewer blocks (config/compilation.py, 0.19.0 and 0.20.0).
+_BLOCKS_FOR_GRAPHS = (0, 20)
+# The first release in which a step holds a block whose state is kept, and the first in which it need not.
+_STEPS_OF_BLOCKS = ((0, 17), (0, 27))
 
 
 class Vllm(Engine):
@@ -107,6 +112,8 @@ class Vllm(Engine):
                 else "vLLM 0.15 and later cache them"
             )  # fmt: skip
         self.chosen, self.settings = chosen, {"rules": self.rules.name, **shown}
+        has_full_graphs = "enforce-eager" not in settings and chosen.cudagraph_mode in FULL_GRAPHS
+        self._graphs_need_blocks = has_full_graphs and keeps_states(spec) and self.place.since(*_BLOCKS_FOR_GRAPHS)
         self.notes = (
             *_model_notes(spec),
             *_notes(spec, chosen, self.states, "enable-prefix-caching" in settings),
@@ -238,6 +245,22 @@ class Vllm(Engine):
     def start_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int) -> int:
         plan = self.plan(share, dtype)
         return plan.checked_bytes(tokens) if plan.checked_block_bytes > plan.block_bytes else 0
+
+    def start_limit(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
+        """With states, graphs of whole decode steps need a block for every request (vLLM 0.20 to 0.33).
+
+        Source: resolve_cudagraph_mode_and_sizes, config/compilation.py.
+        """
+        if not self._graphs_need_blocks:
+            return None
+        return max(memory, 0) // self.plan(share, dtype).block_bytes
+
+    def max_running_requests(
+        self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
+    ) -> int | None:
+        most = super().max_running_requests(share, dtype, memory, tokens, shared_tokens)
+        limit = None if memory is None else self.start_limit(share, dtype, memory)
+        return most if limit is None or most is None else min(most, limit)
 
     def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
         plan = self.plan(share, dtype)
@@ -387,10 +410,25 @@ class Vllm(Engine):
             found = self._plans[id(share), id(dtype), is_divided] = share, dtype, plan
         return found[2]
 
+    def _check_aligned(self, layers: list[Layer]) -> None:
+        """Raise LayoutError (exit 2) if a step is smaller than a block whose state is kept (0.17 to 0.26).
+
+        Source: validate_block_size, config/vllm.py.
+        """
+        since, until = _STEPS_OF_BLOCKS
+        if self.states.mode != ALIGN or not self.place.since(*since) or self.place.since(*until):
+            return
+        block = max(layer.page.block_size for layer in layers)
+        if block > self.chosen.max_num_batched_tokens:
+            text = f"vLLM does not start with prefix caching if a step is smaller than a block of {block:,} tokens"
+            asked = f"--max-num-batched-tokens {self.chosen.max_num_batched_tokens}"
+            raise LayoutError(f"{asked}: {text}", f"--max-num-batched-tokens {block}, or no --enable-prefix-caching")
+
     def _make_plan(self, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
         share, layers = self._layers_of(share, dtype)
         if not layers:
             raise ModelError(f"{share.name}: vLLM keeps no cache for it")
+        self._check_aligned(layers)
         groups = group([layer.page for layer in layers], self.rules)
         if groups is None:
             raise ModelError(f"{share.name}: {self.rules.name} cannot give this model's layers pages of one size")

@@ -41,9 +41,21 @@ class VllmReader(Reader):
             found.unknown.append(f"quantization {quantization}")
         if "VLLM_PP_LAYER_PARTITION" in environment:
             found.settings["pp-layer-partition"] = environment["VLLM_PP_LAYER_PARTITION"]
+        compiled = left.get("compilation-config") or left.get("cc")
+        if compiled is not None:
+            self._graphs(found, compiled)
         config = left.get("speculative-config") or left.get("sc")
         if config is not None:
             self._drafting(found, json_object(config, "speculative-config"))
+
+    def _graphs(self, found: Read, config: str) -> None:
+        """--compilation-config is an object, or the number of its mode."""
+        given = {} if config.isdigit() else json_object(config, "compilation-config")
+        mode = given.pop("cudagraph_mode", None)
+        if isinstance(mode, str):
+            found.settings["cudagraph-mode"] = mode.casefold()
+        if given or config.isdigit():
+            found.unknown.append("compilation-config")
 
     def _drafting(self, found: Read, config: Mapping[str, Any]) -> None:
         tokens, method, model = config.get("num_speculative_tokens", 1), config.get("method"), config.get("model")

@@ -23,6 +23,9 @@ _DEFAULT_BATCHED_TOKENS = 8192
 # platforms/xpu.py), and for every model since 0.32 (get_supported_kernel_block_sizes, flash_attn.py).
 XPU_BLOCK = 64
 
+# The values of cudagraph_mode with graphs of whole steps (CUDAGraphMode, config/compilation.py).
+FULL_GRAPHS = ("full_and_piecewise", "full_decode_only", "full")
+
 # The values of --max-lora-rank. 1 is not in 0.11.0.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -53,6 +56,7 @@ class Settings(NamedTuple):
     overlaps_stages: bool = True
     num_gpu_blocks_override: int | None = None
     enable_chunked_prefill: bool = True
+    cudagraph_mode: str = "full_and_piecewise"
 
     @property
     def steps_in_flight(self) -> int:
@@ -105,6 +109,7 @@ def parse_settings(
         overlaps_stages=rules.overlaps_stages,
         num_gpu_blocks_override=given.optional_count("num-gpu-blocks-override"),
         enable_chunked_prefill="no-enable-chunked-prefill" not in settings,
+        cudagraph_mode=given.choice("cudagraph-mode"),
     )
     check_requests(given, found.max_num_batched_tokens)
     return found, states

@@ -49,12 +49,14 @@ def build_layer(
         return MultiHeadLatentAttention(
             shape.hidden_size, shape.num_heads, shape.kv_lora_rank, shape.qk_nope_head_dim, shape.qk_rope_head_dim,
             shape.v_head_dim, q_lora_rank=shape.q_lora_rank, qkv_bias=shape.qkv_bias, output_bias=shape.output_bias,
-            rope_theta=shape.rope_theta, window=window, dtype=dtype, device=device,
+            output_gate=shape.output_gate, head_gate=shape.head_gate, rope_theta=shape.rope_theta, window=window,
+            dtype=dtype, device=device,
         )  # fmt: skip
     return GroupedAttention(
         shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.qk_head_dim, shape.v_head_dim,
-        qkv_bias=shape.qkv_bias, output_bias=shape.output_bias, output_gate=shape.output_gate, rope_dim=shape.rope_dim,
-        rope_theta=shape.rope_theta, window=window, dtype=dtype, device=device,
+        qkv_bias=shape.qkv_bias, output_bias=shape.output_bias, output_gate=shape.output_gate,
+        head_gate=shape.head_gate, rope_dim=shape.rope_dim, rope_theta=shape.rope_theta, window=window,
+        dtype=dtype, device=device,
     )  # fmt: skip
 
 

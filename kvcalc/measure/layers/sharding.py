@@ -55,7 +55,7 @@ def _copy_grouped(whole: GroupedAttention, share: GroupedAttention, rank: int, s
     _copy_rows(whole.k_proj, share.k_proj, kv_head * share.head_dim)
     _copy_rows(whole.v_proj, share.v_proj, kv_head * share.v_head_dim)
     if share.gate_proj is not None and whole.gate_proj is not None:
-        _copy_rows(whole.gate_proj, share.gate_proj, rank * share.num_heads * share.v_head_dim)
+        _copy_rows(whole.gate_proj, share.gate_proj, rank * share.gate_proj.out_features)
 
 
 def _copy_latent(whole: MultiHeadLatentAttention, share: MultiHeadLatentAttention, rank: int) -> None:
@@ -69,6 +69,8 @@ def _copy_latent(whole: MultiHeadLatentAttention, share: MultiHeadLatentAttentio
     _copy_rows(whole.kv_down, share.kv_down, 0)
     share.kv_norm.weight.data.copy_(whole.kv_norm.weight.data)
     _copy_rows(whole.kv_up, share.kv_up, rank * share.num_heads * (share.nope + share.v_head_dim))
+    if share.gate_proj is not None and whole.gate_proj is not None:
+        _copy_rows(whole.gate_proj, share.gate_proj, rank * share.gate_proj.out_features)
 
 
 def _copy_rows(whole: nn.Module, share: nn.Module, first: int) -> None:

@@ -16,6 +16,9 @@ _MAY_DECODE = (
     "roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
 ).split()
 
+# Types with BERT's weights.
+_LIKE_BERT = ("bert", "camembert", "roberta", "xlm-roberta")
+
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """Read the caches by the formula. `is_encoder` says that no engine keeps them after the forward pass.
@@ -40,7 +43,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     return config.model(
         model_type,
         [(Attention(shape, names=names),)] * num_layers,
-        (lambda: _bert(config, hidden_size, num_layers)) if model_type == "bert" else None,
+        (lambda: _bert(config, hidden_size, num_layers)) if model_type in _LIKE_BERT else None,
         positions=("max_position_embeddings", "n_positions"),
         is_encoder=model_type != "git" and not decodes,
     )

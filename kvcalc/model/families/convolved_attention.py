@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
+from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe
+from kvcalc.model.families.common import decoder_body
 from kvcalc.model.layers import Mixer
-from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.mixers.recurrent import Recurrence
-from kvcalc.model.reader import ConfigReader
+from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import gated_mlp, linear, norm, other
 from kvcalc.model.type_tables import defaults_of
 
 _WINDOW = {"inkling_text": 512, "inkling2_text": 1024}
@@ -24,7 +27,8 @@ def _read_inkling(config: ConfigReader, model_type: str) -> ModelSpec:
     """Five of six layers have a window, with heads of their own.
 
     There are four convolutions per layer, in fp32: over keys, over values, and over the outputs of attention and of the
-    MLP. Source: InklingAttention, InklingDecoderLayer and Inkling2SlidingDecoderLayer, Transformers 5.23.0.
+    MLP. Queries also give d_rel numbers per head, which weigh a table of distances up to rel_extent, or up to the
+    window. Source: InklingAttention, InklingDecoderLayer and Inkling2SlidingDecoderLayer, Transformers 5.23.0.
     """
     num_layers, width = config.num_layers("num_hidden_layers"), config.integer("hidden_size")
     kernel = config.optional_integer("conv_kernel_size", "sconv_kernel_size") or 4
@@ -34,8 +38,17 @@ def _read_inkling(config: ConfigReader, model_type: str) -> ModelSpec:
         heads, head_dim = config.integer(f"{prefix}num_attention_heads"), config.integer(f"{prefix}head_dim")
         kv_heads = config.check_groups(heads, config.integer(f"{prefix}num_key_value_heads"))
         shape = AttentionShape(heads, kv_heads, head_dim, head_dim, width)
-        convolved = RecurrentState(2 * kv_heads * head_dim + 2 * width, kernel, 0, conv_dtype="fp32")
-        return (Attention(shape, window), Recurrence(convolved, "none"))
+        channels = 2 * kv_heads * head_dim + 2 * width
+        convolved = RecurrentState(channels, kernel, 0, conv_dtype="fp32")
+        distances = config.integer("rel_extent")
+        rank = config.integer("d_rel")
+        weights = (
+            linear("self_attn.r_proj", width, heads * rank),
+            other("self_attn.rel_logits_proj", rank, min(window or distances, distances)),
+            other("sconv", channels, kernel),
+        )
+        names = Projections(qk_norm="head")
+        return (Attention(shape, window, names=names), Recurrence(convolved, "none", weights=weights))
 
     full, windowed = layer("", None), layer("swa_", window)
     kinds = config.strings("layer_types", num_layers, _KINDS)
@@ -48,9 +61,29 @@ def _read_inkling(config: ConfigReader, model_type: str) -> ModelSpec:
         slides = [(number + 1) % 6 != 0 for number in range(num_layers)]
     return config.model(
         model_type, [windowed if is_windowed else full for is_windowed in slides],
+        None if model_type != "inkling_text" else lambda: _body_of_inkling(config, num_layers),
         attention=full[0].shape if isinstance(full[0], Attention) else None,
         positions=("max_position_embeddings", "model_max_length"),
     )  # fmt: skip
+
+
+def _body_of_inkling(config: ConfigReader, num_layers: int) -> Body:
+    """The router also scores the shared experts.
+
+    In checkpoints with dense_intermediate_size, intermediate_size is the width of an expert. Source: InklingTextConfig,
+    InklingMoE and InklingForCausalLM, Transformers 5.23.0.
+    """
+    width = config.integer("hidden_size")
+    wide = config.optional_integer("dense_intermediate_size")
+    inner = config.integer("intermediate_size" if wide else "moe_intermediate_size")
+    shared = config.integer("n_shared_experts", least=0)
+    sized = config.with_values({"moe_intermediate_size": inner, "n_shared_experts": shared})
+    rule = Experts("n_routed_experts", shared=True)
+    sparse = (*moe(sized, rule, width), other("mlp.gate.of_shared_experts", shared, width), other("mlp.gate.scale", 1))
+    first = config.optional_integer("dense_mlp_idx", least=0) or 0
+    layers = listed_sparse_layers(config, num_layers, range(min(first, num_layers), num_layers))
+    dense = (*gated_mlp("mlp", width, wide or config.integer("intermediate_size")), other("mlp.scale", 1))
+    return decoder_body(config, choose(num_layers, layers, sparse, dense), norm("model.embed_norm", width))
 
 
 def _read_zaya(config: ConfigReader) -> ModelSpec:

@@ -67,15 +67,37 @@ def read_row(config: ConfigReader, model_type: str, facts: dict[str, Any]) -> Mo
         window = window // 2 + 1
     has_norm = decoder.qk_norm and (not decoder.qk_norm_key or config.boolean(decoder.qk_norm_key, default=False))
     names = Projections(**decoder.attention_names, qk_norm=decoder.qk_norm if has_norm else "")
-    full, windowed = (Attention(shape, names=names),), (Attention(shape, window, names=names),)
+    made: dict[tuple[int, bool], tuple[Attention, ...]] = {}
+    mixers = []
+    for heads, is_sliding in zip(_heads_by_layer(config, decoder, shape, num_layers), sliding):
+        own = Attention(shape._replace(num_heads=heads), window if is_sliding else None, names=names)
+        mixers.append(made.setdefault((heads, is_sliding), (own,)))
     return config.model(
         model_type,
-        [windowed if is_sliding else full for is_sliding in sliding],
+        mixers,
         None if decoder.vocab_size is None else lambda: _body(config, decoder, num_layers),
         attention=shape,
         positions=decoder.positions,
         is_encoder=is_encoder,
     )
+
+
+def _heads_by_layer(config: ConfigReader, row: Decoder, shape: AttentionShape, num_layers: int) -> list[int]:
+    stated = config.integers(row.heads_by_layer, least=1) if row.heads_by_layer else []
+    if len(stated) not in (0, num_layers):
+        raise config.error(f"{row.heads_by_layer} must have one number for each of {num_layers} layers")
+    for heads in {*stated}:
+        config.check_groups(heads, shape.num_kv_heads)
+    return stated or [shape.num_heads] * num_layers
+
+
+def _has_gate(config: ConfigReader, row: Decoder, *values: object) -> bool:
+    """Return whether the key for the output's gate has one of `values`. Source: LagunaAttention, vLLM 0.33.0."""
+    if not row.gate_key:
+        return row.output_gate
+    if not config.is_any(row.gate_key, None, True, False, "none", "per-head", "per-element"):
+        raise config.error(f"{row.gate_key} must be true, false, per-head or per-element")
+    return config.is_any(row.gate_key, *values)
 
 
 def _shape(config: ConfigReader, row: Decoder) -> AttentionShape:
@@ -86,7 +108,8 @@ def _shape(config: ConfigReader, row: Decoder) -> AttentionShape:
     return AttentionShape(
         num_heads, _kv_heads(config, row, num_heads), head_dim, config.optional_integer("v_head_dim") or head_dim,
         hidden_size, qkv_bias=_flag(config, row.qkv_bias), output_bias=_flag(config, row.output_bias),
-        output_gate=row.output_gate,
+        output_gate=_has_gate(config, row, "per-element"),
+        head_gate=bool(row.gate_key) and _has_gate(config, row, True, None, "per-head"),
         rope_dim=head_dim if rotary else 0, rope_theta=config.number("rope_theta", default=10_000.0),
     )  # fmt: skip
 

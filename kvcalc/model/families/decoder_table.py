@@ -25,8 +25,9 @@ class Decoder:
     directions together. `refused` maps unsupported keys to the reason. `grouped` is False if every query head has its
     own K and V. `states_kv_heads`: the config must give num_key_value_heads. `derives_head_dim`: the width of a head is
     always hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded
-    down. `output_gate`: each output of the heads has a gate. `num_kv_heads` is set if the family's own module has
-    determined the number.
+    down. `output_gate`: each output of the heads has a gate. `gate_key` is the key that says whether a gate has one row
+    per head (true) or per output (per-element). `heads_by_layer` is the key that lists the query heads of every layer.
+    `num_kv_heads` is set if the family's own module has determined the number.
 
     Weights: `vocab_size` is None if the family's weights are not counted. `tied` is the default of tie_word_embeddings.
     `qk_norm` is as in Projections; if `qk_norm_key` is set, it applies only if the config has that key set to true.
@@ -66,6 +67,8 @@ class Decoder:
     qkv_bias: bool | str = "attention_bias"
     output_bias: bool | str = "attention_bias"
     output_gate: bool = False
+    gate_key: str = ""
+    heads_by_layer: str = ""
 
     vocab_size: int | None = None
     vocab: tuple[str, ...] = ("vocab_size",)

@@ -7,18 +7,20 @@ from collections.abc import Collection
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
 from kvcalc.model.families.common import decoder_body, grouped_shape, latent_shape
-from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
+from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Weight, gated_mlp, norm, other, replicated
+from kvcalc.model.tensors import Block, Weight, gated_mlp, norm, other, replicated
 from kvcalc.model.type_tables import defaults_of
 
 # Types whose weights are not counted. For longcat_flash the reason is that Transformers 5.23.0 counts matrices for
 # experts that compute nothing, and the published count does not.
 _LONGCAT = ("longcat_flash", "longcat_flash_ngram")
-_NOT_COUNTED = (*_LONGCAT, "axk1", "axk2", "hy_v4", "pangu_ultra_moe", "sarvam_mla", "youtu", "youtu_llm")
+_NOT_COUNTED = (*_LONGCAT, "axk2", "pangu_ultra_moe", "sarvam_mla")
+# Types without experts.
+_DENSE = ("minicpm3", "youtu", "youtu_llm")
 # Types whose configs may list the kind of MLP of every layer.
-_LISTED = ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite")
+_LISTED = ("deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "hy_v4")
 # The kinds in layer_types without and with an indexer. The second name with an indexer is that of older releases.
 _LAYER_TYPES = (("full_attention",), ("indexed_attention", "deepseek_sparse_attention"))
 _INDEXED = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
@@ -44,14 +46,15 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
             )
         v_head_dim = hidden_size // num_heads
     bias = config.boolean("attention_bias", default=False)
-    shape = latent_shape(config, v_head_dim=v_head_dim)._replace(qkv_bias=bias, output_bias=bias)
+    is_gated = model_type == "hy_v4"
+    shape = latent_shape(config, v_head_dim=v_head_dim)._replace(qkv_bias=bias, output_bias=bias, output_gate=is_gated)
     if any(kind not in _LAYER_TYPES[model_type in _INDEXED] for kind in config.items("layer_types")):
         raise ModelError(f"{config.name}: layer_types contains a kind of layer that {model_type} does not have")
-    plain = (Attention(shape),)
+    plain = (Attention(shape, names=Projections(gate="gate_proj", has_sinks=is_gated)),)
     mixers = [plain] * num_layers
     if model_type in _INDEXED:
-        sparse = Attention(shape, most_read_tokens=config.integer("index_topk"))
-        shared, indexed = (sparse,), (sparse._replace(indexer=_indexer(config, shape)),)
+        sparse = plain[0]._replace(most_read_tokens=config.integer("index_topk"))
+        shared, indexed = (sparse,), (sparse._replace(indexer=indexer(config, shape)),)
         mixers = [indexed if has else shared for has in has_indexer(config, model_type, num_layers)]
     body = None if model_type in _NOT_COUNTED else lambda: _body(config, model_type, num_layers)
     return config.model(model_type, mixers, body)
@@ -70,7 +73,7 @@ def _without_latent(config: ConfigReader, model_type: str) -> ModelSpec:
     return config.model("deepseek", mixers, lambda: _body(config, model_type, num_layers), attention=shape)
 
 
-def _indexer(config: ConfigReader, shape: AttentionShape) -> Indexer:
+def indexer(config: ConfigReader, shape: AttentionShape) -> Indexer:
     """Return the indexer.
 
     Every rank holds its projections (ReplicatedLinear, DeepseekV2MLAAttention of vLLM 0.33.0), because all heads share
@@ -95,13 +98,36 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     if model_type in _INDEXED:
         config.integer("q_lora_rank")  # the indexer computes its queries from it
     width = config.integer("hidden_size")
-    sparse: Collection[int] = () if model_type == "minicpm3" else _sparse_layers(config, model_type, num_layers)
+    sparse: Collection[int] = () if model_type in _DENSE else _sparse_layers(config, model_type, num_layers)
     dense: tuple[Weight, ...] = ()
     if len(sparse) < num_layers:
         bias = config.boolean("mlp_bias", default=False)
         dense = gated_mlp("mlp", width, config.integer("intermediate_size"), bias)
     experts = moe(config, Experts("n_routed_experts", shared=True), width) if sparse else ()
-    return decoder_body(config, choose(num_layers, sparse, experts, dense), tied=model_type == "minicpm3")
+    if model_type == "axk1":
+        experts += (norm("mlp.post_mlp_layernorm", width),)
+    body = decoder_body(config, choose(num_layers, sparse, experts, dense), tied=model_type in _DENSE)
+    return with_streams(config, body, has_head=True, mixes=False) if model_type == "hy_v4" else body
+
+
+def with_streams(config: ConfigReader, body: Body, *, has_head: bool, mixes: bool) -> Body:
+    """Add the weights of hyper-connections (hc_mult residual streams) before attention and MLP.
+
+    They weigh the streams on the way in and out, and `mixes` says that they also mix them. `has_head`: the streams are
+    weighed once more before the head. Source: HYV4HyperConnection and Glm5NextHyperConnection, Transformers 5.23.0.
+    """
+    width, streams = config.integer("hidden_size"), config.integer("hc_mult")
+    rows = streams * (2 + streams * mixes)
+    kinds = 2 + mixes
+
+    def weights(name: str, rows: int, kinds: int) -> tuple[Weight, ...]:
+        return other(f"{name}.fn", rows, streams * width), other(f"{name}.base", rows), other(f"{name}.scale", kinds)
+
+    norms = (*body.norms, *weights("attn_hc", rows, kinds), *weights("ffn_hc", rows, kinds))
+    if body.around is None or not has_head:
+        return body._replace(norms=norms)
+    head = Block("", (0,), weights("model.hc_head", streams, 1))
+    return body._replace(norms=norms, around=body.around._replace(blocks=(*body.around.blocks, head)))
 
 
 def _sparse_layers(config: ConfigReader, model_type: str, num_layers: int) -> Collection[int]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
-from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
+from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, sparse_layers, with_defaults
+from kvcalc.model.families import lightning_latent
 from kvcalc.model.families.common import decoder_body, latent_shape
-from kvcalc.model.families.deepseek import has_indexer
+from kvcalc.model.families.deepseek import has_indexer, indexer, with_streams
 from kvcalc.model.families.gated_delta import layer_types
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, Indexer
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import gated_mlp, linear, norm, other
+from kvcalc.model.tensors import Weight, gated_mlp, linear, norm, other, replicated
 from kvcalc.model.type_tables import defaults_of
 
-# Keys of Kimi K3 that add matrices which Transformers 5.23.0 does not build.
-_NOT_BUILT = ("routed_expert_hidden_size", "mla_use_output_gate", "attn_res_block_size", "latent_moe_use_norm")
 _NESTED = {"head_dim": "linear_head_dim", "num_heads": "linear_num_heads",
            "short_conv_kernel_size": "linear_conv_kernel_dim"}  # fmt: skip
 
@@ -32,16 +31,17 @@ def read_kimi_linear(config: ConfigReader, model_type: str) -> ModelSpec:
     nested = config.nested("linear_attn_config")
     config = with_defaults(config, {**defaults_of(model_type), **stated_delta_attention(config)})
     num_layers = config.num_layers("num_hidden_layers")
-    shape = latent_shape(config)
+    shape = latent_shape(config)._replace(output_gate=config.is_set("mla_use_output_gate"))
     if config.boolean("attention_bias", default=False):
         shape = shape._replace(qkv_bias=True, output_bias=True)
+    delta = delta_attention(config, shape.hidden_size or 0, "f" if nested.is_set("use_full_rank_gate") else "fg")
     kept: tuple[tuple[Mixer, ...], tuple[Mixer, ...]] = (
-        (delta_attention(config, shape.hidden_size or 0),), (Attention(shape),),
+        (delta,), (Attention(shape),),
     )  # fmt: skip
     return config.model(
         model_type,
         [kept[is_full] for is_full in _full_layers(config, nested, num_layers)],
-        lambda: _body(config, nested, num_layers),
+        lambda: _body(config, num_layers),
         attention=shape,
         positions=("max_position_embeddings", "model_max_length"),
     )
@@ -52,16 +52,22 @@ def stated_delta_attention(config: ConfigReader) -> dict[str, object]:
     return config.nested("linear_attn_config").shares(_NESTED)
 
 
-def delta_attention(config: ConfigReader, width: int) -> Recurrence:
-    """Convolutions over queries, keys and values, and a state of head_dim x head_dim per head, in fp32."""
+def delta_attention(config: ConfigReader, width: int, low_ranks: str = "fg") -> Recurrence:
+    """Convolutions over queries, keys and values, and a state of head_dim x head_dim per head, in fp32.
+
+    The decay (f) and the gate of the output (g) each have two matrices of rank head_dim if they are in `low_ranks`,
+    else one. Source: KimiLinearDeltaAttention and BailingHybridKDA, Transformers 5.23.0; for Kimi K3,
+    KimiK3DeltaAttention, vLLM 0.33.0.
+    """
     heads, head_dim = config.integer("linear_num_heads"), config.integer("linear_head_dim")
     inner, kernel = heads * head_dim, config.integer("linear_conv_kernel_dim")
     weights = (
         *(linear(f"self_attn.{name}_proj", width, inner) for name in "qkv"),
         linear("self_attn.o_proj", inner, width),
         linear("self_attn.b_proj", width, heads),
-        *(linear(f"self_attn.{name}_a_proj", width, head_dim) for name in "fg"),
-        *(linear(f"self_attn.{name}_b_proj", head_dim, inner) for name in "fg"),
+        *(linear(f"self_attn.{name}_a_proj", width, head_dim) for name in low_ranks),
+        *(linear(f"self_attn.{name}_b_proj", head_dim, inner) for name in low_ranks),
+        *(linear(f"self_attn.{name}_proj", width, inner) for name in "fg" if name not in low_ranks),
         other("self_attn.conv1d", 3 * inner * kernel),
         other("self_attn.dt_bias", inner),
         other("self_attn.A_log", heads),
@@ -71,12 +77,13 @@ def delta_attention(config: ConfigReader, width: int) -> Recurrence:
     return Recurrence(state, "delta", heads, heads, head_dim, head_dim, weights)
 
 
-def _body(config: ConfigReader, nested: ConfigReader, num_layers: int) -> Body:
-    """Source: KimiLinearDecoderLayer, KimiLinearConfig, Transformers 5.23.0."""
-    for key in _NOT_BUILT:
-        config.refuse(key, "the weights that it adds are not counted")
-    if nested.is_set("use_full_rank_gate"):
-        raise config.error("linear_attn_config.use_full_rank_gate: the weights that it adds are not counted")
+def _body(config: ConfigReader, num_layers: int) -> Body:
+    """The weights outside the mixers.
+
+    In Kimi K3 the routed experts read and write a narrower vector, and every part of a layer adds a weighted sum of
+    earlier blocks of attn_res_block_size layers. Source: KimiLinearDecoderLayer and KimiLinearConfig, Transformers
+    5.23.0; for Kimi K3, KimiMoE and KimiDecoderLayer (models/kimi_k3), vLLM 0.33.0.
+    """
     if not config.is_any("moe_layer_freq", None, 1):
         raise config.error("moe_layer_freq: only 1 is supported")
     sized = config.with_defaults({
@@ -86,10 +93,40 @@ def _body(config: ConfigReader, nested: ConfigReader, num_layers: int) -> Body:
     width = config.integer("hidden_size")
     first = config.optional_integer("first_k_dense_replace", least=0)
     default = range(min(1 if first is None else first, num_layers), num_layers)
-    sparse = moe(sized, Experts("num_local_experts", shared=True), width)
+    sparse = _narrowed(config, moe(sized, Experts("num_local_experts", shared=True), width), width)
     dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
     layers = listed_sparse_layers(config, num_layers, default)
-    return decoder_body(config, choose(num_layers, layers, sparse, dense))
+    mlps = choose(num_layers, layers, sparse, dense)
+    if not config.is_set("attn_res_block_size"):
+        return decoder_body(config, mlps)
+    body = decoder_body(config, mlps, norm("model.output_attn_res_norm", width), _sum("model.output_attn_res", width))
+    more = (
+        norm("self_attention_res_norm", width), norm("mlp_res_norm", width),
+        _sum("self_attention_res", width), _sum("mlp_res", width),
+    )  # fmt: skip
+    return body._replace(norms=(*body.norms, *more))
+
+
+def _sum(name: str, width: int) -> Weight:
+    """The weights of a sum over earlier blocks."""
+    return other(f"{name}_proj", 1, width)
+
+
+def _narrowed(config: ConfigReader, weights: tuple[Weight, ...], width: int) -> tuple[Weight, ...]:
+    """Return the weights of experts, with routed experts that read routed_expert_hidden_size elements (Kimi K3)."""
+    narrow = config.optional_integer("routed_expert_hidden_size")
+    if narrow is None:
+        return weights
+    names = {width: narrow}
+    routed = [
+        each._replace(rows=names.get(each.rows, each.rows), columns=names.get(each.columns, each.columns))
+        if each.copies > 1 else each for each in weights
+    ]  # fmt: skip
+    scale = (norm("mlp.routed_expert_norm", narrow),) if config.is_set("latent_moe_use_norm") else ()
+    ends = (
+        replicated("mlp.routed_expert_down_proj", width, narrow), replicated("mlp.routed_expert_up_proj", narrow, width)
+    )  # fmt: skip
+    return (*routed, *ends, *scale)
 
 
 def _full_layers(config: ConfigReader, nested: ConfigReader, num_layers: int) -> list[bool]:
@@ -114,11 +151,13 @@ def read_delta_latent(config: ConfigReader, model_type: str) -> ModelSpec:
     Every layer_group_size-th layer keeps a latent and, in Ling 3, a rotary key. The others keep a state.
 
     In Ling 3, the delta attention has the heads of attention, of head_dim. Transformers overwrites head_dim when it
-    saves a config, and adds linear_head_dim. GLM-5-Next has no rotary key and an indexer. The indexer pools keys by
-    learned gates, and keeps the key, the gate and one flag of every token. Source: BailingHybridConfig,
-    Glm5NextTextConfig and Glm5NextTextIndexer, Transformers 5.23.0.
+    saves a config, and adds linear_head_dim. Ling 2.5's config has the same type, and a group_norm_size. GLM-5-Next has
+    no rotary key and an indexer. The indexer pools keys by learned gates, and keeps the key, the gate and one flag of
+    every token. Source: BailingHybridConfig, Glm5NextTextConfig and Glm5NextTextIndexer, Transformers 5.23.0.
     """
     is_glm = model_type == "glm5_next_text"
+    if not is_glm and config.has("group_norm_size"):
+        return lightning_latent.read(config, model_type)
     stated = stated_delta_attention(config) if is_glm else {}
     config = config.with_defaults({**defaults_of(model_type), **stated})
     if not is_glm:
@@ -128,17 +167,34 @@ def read_delta_latent(config: ConfigReader, model_type: str) -> ModelSpec:
             "linear_conv_kernel_dim": config.integer("short_conv_kernel_size"),
         })  # fmt: skip
     num_layers = config.num_layers("num_hidden_layers")
-    shape = latent_shape(config, least_rope=0)
+    shape = latent_shape(config, least_rope=0)._replace(head_gate=not is_glm)
     full = [Attention(shape)] * num_layers
     if is_glm:
         sparse = Attention(shape, most_read_tokens=config.integer("index_topk"))
-        packed = Indexer(config.integer("index_n_heads"), 2 * config.integer("index_head_dim") + 1)
-        indexed = sparse._replace(indexer=packed)
+        head_dim, pool = config.integer("index_head_dim"), config.integer("index_kpool")
+        own = indexer(config, shape)
+        pooling = (
+            other("self_attn.indexer.index_kpool_compress_ape", pool, head_dim),
+            other("self_attn.indexer.index_kpool_compress_gate", head_dim, shape.hidden_size or 0),
+        )
+        indexed = sparse._replace(indexer=Indexer(own.num_heads, 2 * head_dim + 1, (*own.weights, *pooling)))
         full = [indexed if has else sparse for has in has_indexer(config, model_type, num_layers)]
     made: dict[int, tuple[Mixer, ...]] = {id(each): (each,) for each in full}
-    delta: tuple[Mixer, ...] = (delta_attention(config, shape.hidden_size or 0),)
+    delta: tuple[Mixer, ...] = (delta_attention(config, shape.hidden_size or 0, "fg" if is_glm else ""),)
     kinds = layer_types(config, num_layers, "indexed_attention", interval="layer_group_size")
     mixers = [delta if kind == "linear_attention" else made[id(full[number])] for number, kind in enumerate(kinds)]
     return config.model(
-        model_type, mixers, attention=shape, positions=("max_position_embeddings", "model_max_length")
+        model_type, mixers, lambda: _body_of_layers(config, num_layers, is_glm), attention=shape,
+        positions=("max_position_embeddings", "model_max_length"),
     )  # fmt: skip
+
+
+def _body_of_layers(config: ConfigReader, num_layers: int, is_glm: bool) -> Body:
+    """Source: BailingHybridDecoderLayer and Glm5NextDecoderLayer, Transformers 5.23.0."""
+    width = config.integer("hidden_size")
+    sized = config.with_defaults(config.shares({"num_experts_per_token": "num_experts_per_tok"}))
+    rule = Experts("num_experts", layers="listed", shared=True)
+    dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
+    mlps = choose(num_layers, sparse_layers(sized, rule, num_layers), moe(sized, rule, width), dense)
+    body = decoder_body(config, mlps)
+    return with_streams(config, body, has_head=False, mixes=True) if is_glm else body

@@ -1,12 +1,14 @@
-"""Decoders that differ from a plain one in one respect. Their weights are not counted."""
+"""Decoders that differ from a plain one in one respect."""
 
 from __future__ import annotations
 
 from kvcalc.errors import ModelError
-from kvcalc.model.families.common import grouped_shape
+from kvcalc.model.experts import Experts, choose, moe, sparse_layers
+from kvcalc.model.families.common import decoder_body, grouped_shape
 from kvcalc.model.mixers.attention import Attention, AttentionShape
-from kvcalc.model.reader import MAX_LAYERS, ConfigReader
+from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import around, gated_mlp, lookup, norm, plain_mlp
 from kvcalc.model.type_tables import defaults_of
 
 _KINDS_GPT_NEO = ("global", "local")
@@ -29,7 +31,24 @@ def read_gpt_neo(config: ConfigReader, model_type: str) -> ModelSpec:
         "global": (Attention(shape),),
         "local": (Attention(shape, config.optional_integer("window_size") or 256),),
     }
-    return config.model(model_type, [kept[kind] for kind in _kinds_gpt_neo(config, num_layers)])
+    mixers = [kept[kind] for kind in _kinds_gpt_neo(config, num_layers)]
+    return config.model(model_type, mixers, lambda: _body_of_gpt_neo(config, hidden_size, num_layers))
+
+
+def _body_of_gpt_neo(config: ConfigReader, width: int, num_layers: int) -> Body:
+    """Source: GPTNeoBlock and GPTNeoModel, Transformers 5.23.0."""
+    inner = config.optional_integer("intermediate_size") or 4 * width
+    outer = (
+        norm("transformer.ln_f", width, bias=True),
+        lookup("transformer.wpe", config.optional_integer("max_position_embeddings") or 2048, width),
+    )
+    tied = config.boolean("tie_word_embeddings", default=True)
+    outside = around(
+        config.optional_integer("vocab_size") or 50257, width, tied, *outer, embedding="transformer.wte",
+        prefix="transformer.h.{}.",
+    )  # fmt: skip
+    mlp = plain_mlp("mlp.c_fc", "mlp.c_proj", width, inner, bias=True)
+    return Body(outside, [mlp] * num_layers, (norm("ln_1", width, bias=True), norm("ln_2", width, bias=True)))
 
 
 def _kinds_gpt_neo(config: ConfigReader, num_layers: int) -> list[str]:
@@ -171,7 +190,7 @@ _KINDS_UNLIMITED_OCR = ("full_attention", "reference_sliding_attention")
 def read_unlimited_ocr(config: ConfigReader, model_type: str) -> ModelSpec:
     """Unlimited-OCR: every layer keeps the whole prompt, and a window of what it generates.
 
-    The context is counted as a prompt, so all of its tokens are kept. The weights are not counted.
+    The context is counted as a prompt, so all of its tokens are kept.
 
     It keeps the last sliding_window generated tokens. Source: UnlimitedOcrTextConfig and
     UnlimitedOcrDynamicReferenceSlidingWindowLayer, Transformers 5.23.0.
@@ -180,113 +199,13 @@ def read_unlimited_ocr(config: ConfigReader, model_type: str) -> ModelSpec:
     num_layers = config.num_layers("num_hidden_layers")
     config.strings("layer_types", num_layers, _KINDS_UNLIMITED_OCR)
     shape = grouped_shape(config)
-    return config.model(model_type, [(Attention(shape),)] * num_layers, attention=shape)
 
+    def body() -> Body:
+        """Source: UnlimitedOcrTextDecoderLayer, Transformers 5.23.0."""
+        width = config.integer("hidden_size")
+        rule = Experts("n_routed_experts", layers="listed", shared=True)
+        dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
+        mlps = choose(num_layers, sparse_layers(config, rule, num_layers), moe(config, rule, width), dense)
+        return decoder_body(config, mlps)
 
-# Keys of a layer's attention that would make it keep something other than all of its K and V.
-_OTHER_CACHES = (
-    "sparsify",
-    "window_length",
-    "num_sink_tokens",
-    "unshifted_sink",
-    "use_prefill_window_in_sink_attention",
-)
-
-
-def read_nas(config: ConfigReader, model_type: str) -> ModelSpec:
-    """Nemotron-NAS (Llama-3.3-Nemotron-Super and Ultra) and DeciLM: a search chose the attention of each layer.
-
-    K and V of heads / n_heads_in_group heads. A layer with no attention, or a linear map instead, keeps nothing.
-
-    Source: modeling_decilm.py of nvidia/Llama-3_3-Nemotron-Super-49B-v1, and of Deci/DeciLM-7B, which lists
-    num_key_value_heads_per_layer instead of block_configs.
-    """
-    num_layers = config.num_layers("num_hidden_layers")
-    plain = grouped_shape(config.without("num_key_value_heads"))
-    num_heads = plain.num_heads
-    counts = _kv_heads(config, num_layers, num_heads)
-    kept: dict[int, tuple[Attention, ...]] = {0: ()}
-    for heads in counts:
-        if heads not in kept:
-            kept[heads] = (Attention(plain._replace(num_kv_heads=config.check_groups(num_heads, heads))),)
-    first = next((heads for heads in counts if heads), num_heads)
-    return config.model(model_type, [kept[n] for n in counts], attention=plain._replace(num_kv_heads=first))
-
-
-def _kv_heads(config: ConfigReader, num_layers: int, num_heads: int) -> list[int]:
-    """Return the number of KV heads of every layer, 0 if it keeps nothing."""
-    key = "block_configs" if config.has("block_configs") else "num_key_value_heads_per_layer"
-    if config.number_of(key, 0) != num_layers:
-        raise config.error(f"{key} must be a list of {num_layers}, one per layer")
-    if key == "block_configs":
-        return [_block_kv_heads(config, block, num_heads) for block in config.objects(key)]
-    return config.integers(key, least=1)
-
-
-def _block_kv_heads(config: ConfigReader, block: ConfigReader, num_heads: int) -> int:
-    attention = block.nested("attention")
-    if not block.has("attention"):
-        raise config.error("block_configs: a layer has no attention object")
-    if attention.boolean("no_op", default=False) or attention.boolean("replace_with_linear", default=False):
-        return 0
-    for key in _OTHER_CACHES:
-        attention.refuse(key, "block_configs: the cache of this layer is not supported")
-    group = attention.integer("n_heads_in_group")
-    return num_heads // config.check_groups(num_heads, group)
-
-
-def read_step(config: ConfigReader, model_type: str) -> ModelSpec:
-    """Step 3.5, 3.7 and 5: layer_types lists the layers with a window, which have more query heads.
-
-    All layers have the same number of KV heads. Layers with a window differ only in their number of query heads.
-
-    layer_types may include layers for multi-token prediction, which are not part of the model that decodes.
-    Source: Step3p7TextConfig, Transformers 5.23.0; for Step 5, Step5Config and Step5Attention of vLLM 0.33.0. There,
-    every second layer has a window by default, the first one included. Its sparse attention is refused by its keys.
-    """
-    if model_type == "step5":
-        config = config.with_defaults({"head_dim": config.head_dim(
-            config.integer("hidden_size"), config.integer("num_attention_heads")
-        ), "num_attention_groups": 8})  # fmt: skip
-    if not config.mentions("num_attention_groups"):
-        config = config.with_defaults({"num_key_value_heads": 8})
-    config = config.with_defaults({"head_dim": 128})
-    num_layers = config.num_layers("num_hidden_layers")
-    num_heads = config.integer("num_attention_heads")
-    num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads", "num_attention_groups"))
-    head_dim = config.integer("head_dim")
-    kinds = _kinds_step(config, model_type, num_layers)
-    shape = AttentionShape(
-        num_heads, num_kv_heads, head_dim, head_dim, config.integer("hidden_size"), rope_dim=head_dim
-    )
-    full = windowed = (Attention(shape),)
-    sliding_heads = _sliding_heads(config, num_heads, num_kv_heads)
-    if "sliding_attention" in kinds:
-        windowed = (Attention(shape._replace(num_heads=sliding_heads), config.integer("sliding_window")),)
-    return config.model(model_type, [full if kind == "full_attention" else windowed for kind in kinds], attention=shape)
-
-
-def _kinds_step(config: ConfigReader, model_type: str, num_layers: int) -> list[str]:
-    allowed = ("full_attention", "sliding_attention")
-    if not config.has("layer_types"):
-        if model_type == "step5" and config.is_set("sliding_window"):
-            return [allowed[number % 2 == 0] for number in range(num_layers)]
-        return ["full_attention"] * num_layers
-    listed = len(config.items("layer_types"))
-    ahead = config.optional_integer("num_nextn_predict_layers", least=0) or 0
-    kinds = config.strings("layer_types", num_layers + ahead if listed != num_layers else num_layers, allowed)
-    return (kinds or [])[:num_layers]
-
-
-def _sliding_heads(config: ConfigReader, num_heads: int, num_kv_heads: int) -> int:
-    """Return the number of query heads of the layers with a window.
-
-    attention_other_setting may also state KV heads and a head width. They must be the same as in the other layers.
-    """
-    other = config.nested("attention_other_setting")
-    groups, width = other.optional_integer("num_attention_groups"), other.optional_integer("head_dim")
-    if groups not in (None, num_kv_heads) or width not in (None, config.integer("head_dim")):
-        raise config.error("attention_other_setting changes K and V of the sliding layers: not supported")
-    heads = config.optional_integer("num_sliding_attention_heads") or other.optional_integer("num_attention_heads")
-    config.check_groups(heads or num_heads, num_kv_heads)
-    return heads or num_heads
+    return config.model(model_type, [(Attention(shape),)] * num_layers, body, attention=shape)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from kvcalc.model.families.common import latent_shape
-from kvcalc.model.families.deepseek import has_indexer
+from kvcalc.model.experts import Experts, choose, moe, sparse_layers
+from kvcalc.model.families.common import decoder_body, latent_shape
+from kvcalc.model.families.deepseek import has_indexer, indexer
 from kvcalc.model.layers import Mixer
-from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer
-from kvcalc.model.reader import ConfigReader
+from kvcalc.model.mixers.attention import Attention, AttentionShape
+from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import gated_mlp, norm
 from kvcalc.model.type_tables import defaults_of
 
 
@@ -31,15 +33,28 @@ def _read_dots(config: ConfigReader, model_type: str) -> ModelSpec:
             full if not slides or number < 2 or number % 4 == 1 else "sliding_attention" for number in range(num_layers)
         ]
     kinds = [kind if kind == "sliding_attention" else full for kind in kinds]
-    shape, narrow = latent_shape(config), _window_shape(config, kinds)
+    shape = latent_shape(config)._replace(head_gate=True)
+    narrow = _window_shape(config, kinds)._replace(head_gate=True)
     window = config.integer("sliding_window") if config.is_set("sliding_window") else None
     kept: dict[str, tuple[Mixer, ...]] = {
         "full_attention": (Attention(shape),),
         "indexed_attention": (_indexed(config, shape),),
         "sliding_attention": (Attention(narrow, window or config.integer("sliding_window_size")),),
     }
-    spec = config.model(model_type, [kept[kind] for kind in kinds], attention=shape)
+    mixers = [kept[kind] for kind in kinds]
+    spec = config.model(model_type, mixers, lambda: _body_of_dots(config, num_layers), attention=shape)
     return spec._replace(draft_mixers=kept[_draft_kind(config, spec.num_draft_layers or 0, full)])
+
+
+def _body_of_dots(config: ConfigReader, num_layers: int) -> Body:
+    """The rotary key has a norm of its own. Source: Dots3NoteDecoderLayer, Transformers 5.23.0."""
+    width = config.integer("hidden_size")
+    rule = Experts("n_routed_experts", layers="listed", shared=True, shared_inner="shared_experts_intermediate_size")
+    dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
+    mlps = choose(num_layers, sparse_layers(config, rule, num_layers), moe(config, rule, width), dense)
+    body = decoder_body(config, mlps)
+    rope = config.integer("qk_rope_head_dim")
+    return body._replace(norms=(*body.norms, norm("self_attn.k_rope_only_layernorm", rope)))
 
 
 def _draft_kind(config: ConfigReader, num_layers: int, full: str) -> str:
@@ -102,5 +117,4 @@ def _read_mistral(config: ConfigReader, model_type: str) -> ModelSpec:
 
 
 def _indexed(config: ConfigReader, shape: AttentionShape) -> Attention:
-    indexer = Indexer(config.integer("index_n_heads"), config.integer("index_head_dim"))
-    return Attention(shape, most_read_tokens=config.integer("index_topk"), indexer=indexer)
+    return Attention(shape, most_read_tokens=config.integer("index_topk"), indexer=indexer(config, shape))

@@ -13,6 +13,7 @@ from kvcalc.model.tensors import Weight, linear
 from kvcalc.model.type_tables import defaults_of
 
 _NAMES = Projections(output="out_proj", qk_norm="head", qk_norms=("q_layernorm", "k_layernorm"))
+_NAMES_3 = Projections(qk_norm="head")
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -27,23 +28,23 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
         if config.optional_integer(key) not in (None, hidden_size):
             raise config.error(f"{key} differs from hidden_size {hidden_size}: not supported")
     # The projections have no biases, whatever attention_bias says.
-    shape = shape._replace(qkv_bias=False, output_bias=False)
+    shape = shape._replace(qkv_bias=False, output_bias=False, head_gate=model_type == "lfm3")
     bias = config.boolean("conv_bias", default=False)
+    names = _NAMES_3 if model_type == "lfm3" else _NAMES
     kept: dict[str, tuple[Mixer, ...]] = {
         "conv": (short_convolution(hidden_size, config.integer("conv_L_cache"), bias),),
-        "full_attention": (Attention(shape, names=_NAMES),),
+        "full_attention": (Attention(shape, names=names),),
     }
     if model_type == "lfm3":
-        kept["sliding_attention"] = (Attention(shape, config.integer("sliding_window"), names=_NAMES),)
+        kept["sliding_attention"] = (Attention(shape, config.integer("sliding_window"), names=names),)
     mixers = [kept[kind] for kind in _layer_kinds(config, model_type, num_layers)]
-    body = None if model_type == "lfm3" else lambda: _body(config, model_type, num_layers)
-    return config.model(model_type, mixers, body, attention=shape)
+    return config.model(model_type, mixers, lambda: _body(config, model_type, num_layers), attention=shape)
 
 
 def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     """The first layers have an MLP. In LFM2-MoE the later layers have experts.
 
-    Source: Lfm2DecoderLayer and Lfm2MoeDecoderLayer, Transformers 5.23.0.
+    Source: Lfm2DecoderLayer, Lfm2MoeDecoderLayer and Lfm3DecoderLayer, Transformers 5.23.0.
     """
     width, inner = config.integer("hidden_size"), _inner(config, model_type)
     dense: tuple[Weight, ...] = (
@@ -58,7 +59,8 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
         mlps = choose(num_layers, range(first, num_layers), moe(config, rule, width), dense)
     tied = config.boolean("tie_embedding", default=config.boolean("tie_word_embeddings", default=True))
     untied = config.without("tie_word_embeddings")
-    return decoder_body(untied, mlps, norms=("operator_norm", "ffn_norm"), last="model.embedding_norm", tied=tied)
+    norms = ("operator_norm", "ffn_norm", *(("post_operator_norm", "post_ffn_norm") if model_type == "lfm3" else ()))
+    return decoder_body(untied, mlps, norms=norms, last="model.embedding_norm", tied=tied)
 
 
 def _inner(config: ConfigReader, model_type: str) -> int:
@@ -66,7 +68,7 @@ def _inner(config: ConfigReader, model_type: str) -> int:
 
     LFM2 uses two thirds of the stated width, times a factor, rounded up to a multiple. Source: Lfm2MLP.
     """
-    if model_type == "lfm2_moe":
+    if model_type != "lfm2":
         return config.integer("intermediate_size")
     inner = config.optional_integer("block_ff_dim") or config.optional_integer("intermediate_size") or 12288
     if not config.boolean("block_auto_adjust_ff_dim", default=True):

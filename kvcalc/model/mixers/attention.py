@@ -23,8 +23,9 @@ class AttentionShape(NamedTuple):
 
     `qk_head_dim` is the width of a query head and of a key head. With MLA it is qk_nope_head_dim + qk_rope_head_dim.
     `kv_lora_rank` is 0 if there is no latent, and `q_lora_rank` is 0 if the query is not compressed. `rope_dim` is the
-    number of rotated dimensions per head, or 0 if positions are added elsewhere. `output_gate`: the query projection
-    also produces a gate as wide as the output of the heads (Qwen3-Next).
+    number of rotated dimensions per head, or 0 if positions are added elsewhere. `output_gate`: the input also gives a
+    gate as wide as the output of the heads: the query projection has its rows (Qwen3-Next), or with MLA, a matrix of
+    its own. `head_gate`: a matrix of its own gives one gate per head.
     """
 
     num_heads: int
@@ -40,6 +41,7 @@ class AttentionShape(NamedTuple):
     q_lora_rank: int = 0
     qk_rope_head_dim: int = 0
     output_gate: bool = False
+    head_gate: bool = False
 
     @property
     def is_latent(self) -> bool:
@@ -60,8 +62,8 @@ class AttentionShape(NamedTuple):
 
     @property
     def query_rows(self) -> int:
-        """Outputs of the query projection, including the output gate."""
-        gate = self.num_heads * self.v_head_dim if self.output_gate else 0
+        """Outputs of the query projection, including the output gate if it has none of its own."""
+        gate = self.num_heads * self.v_head_dim if self.output_gate and not self.is_latent else 0
         return self.num_heads * self.qk_head_dim + gate
 
 
@@ -73,7 +75,8 @@ class Projections(NamedTuple):
     `reads_encoder`: keys and values were computed when the encoder ran, so a decode step does not read their
     projections. `qk_norm` is the kind of norm on queries and keys: one scale shared by all heads ("head"), the same
     with a shift ("head_bias"), or one scale as wide as all heads together ("width"). `has_sinks`: a weight for each
-    head is one more term of its softmax. `caps_scores`: scores are limited by a tanh, which has no weight.
+    head is one more term of its softmax. `caps_scores`: scores are limited by a tanh, which has no weight. `gate` is
+    the name of the matrix of a gate that has one.
     """
 
     prefix: str = "self_attn"
@@ -90,6 +93,7 @@ class Projections(NamedTuple):
     qk_norms: tuple[str, str] = ("q_norm", "k_norm")
     has_sinks: bool = False
     caps_scores: bool = False
+    gate: str = "g_proj"
 
 
 class Indexer(NamedTuple):
@@ -210,8 +214,7 @@ class Attention(NamedTuple):
                     one = linear(f"{prefix}{name}", width, rows, bias)
                     made.append(one._replace(kv_heads=heads, kv_rows=rows, read=read))
         made.append(linear(f"{prefix}{names.output}", shape.num_heads * shape.v_head_dim, width, shape.output_bias))
-        if names.has_sinks:
-            made.append(other(f"{prefix}sinks", shape.num_heads))
+        made += self._gate_and_sinks(prefix)
         if names.qk_norm:
             is_wide, bias = names.qk_norm == "width", names.qk_norm == "head_bias"
             counts = (shape.num_heads, heads) if is_wide else (1, 1)
@@ -242,4 +245,14 @@ class Attention(NamedTuple):
             norm(f"{prefix}kv_a_layernorm", rank),
             linear(f"{prefix}kv_b_proj", rank, shape.num_heads * (shape.qk_nope_head_dim + shape.v_head_dim)),
             linear(f"{prefix}o_proj", shape.num_heads * shape.v_head_dim, width, shape.output_bias),
+            *self._gate_and_sinks(prefix),
         )
+
+    def _gate_and_sinks(self, prefix: str) -> tuple[Weight, ...]:
+        """Return the gate of the output and the sinks, of which most modules have none."""
+        shape, names = self.shape, self.names
+        found: tuple[Weight, ...] = ()
+        if shape.head_gate or (shape.output_gate and shape.is_latent):
+            rows = shape.num_heads * (1 if shape.head_gate else shape.v_head_dim)
+            found = (linear(f"{prefix}{names.gate}", shape.hidden_size or 0, rows),)
+        return (*found, other(f"{prefix}sinks", shape.num_heads)) if names.has_sinks else found

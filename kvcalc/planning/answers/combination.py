@@ -16,7 +16,7 @@ from kvcalc.model.spec import period
 from kvcalc.notes import Note
 from kvcalc.planning.answers.figures import FIGURES, cache_figures
 from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.device.capacity import max_running_requests
+from kvcalc.planning.device.capacity import max_running_requests, starts
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 
@@ -189,6 +189,8 @@ def _with_memory(
     if case.allocation.start_bytes(share, dtype, case.workload.context_tokens) or period(case.spec) > 1:
         at = case.workload.attention_batch
         checks.append(lambda tokens, batch: case.needed_bytes(tokens, at(batch)) <= memory(tokens, batch))
+    if case.allocation.start_limit(share, dtype, 0) is not None:
+        checks.append(lambda tokens, batch: starts(case, memory(tokens, batch)))
     if case.allocation.max_running_requests(share, dtype, None) is not None:
         checks.append(lambda tokens, batch: batch <= (max_running_requests(case, memory(tokens, batch), tokens) or 0))
     return found._replace(

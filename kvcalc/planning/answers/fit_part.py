@@ -10,7 +10,16 @@ from kvcalc.planning.answers.gpus import describe_gpu
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.layout import count_replicas
 from kvcalc.planning.device.budget import Budget, free_range
-from kvcalc.planning.device.capacity import NO_LIMIT, Limits, capacity, context_notes, least, max_running_requests
+from kvcalc.planning.device.capacity import (
+    NO_LIMIT,
+    Limits,
+    capacity,
+    context_notes,
+    least,
+    max_running_requests,
+    starts,
+    too_many_to_start,
+)
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
@@ -65,6 +74,9 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     if found.towers is not None:
         notes += found.towers.notes
     _add_range(found, fit, notes)
+    too_many = too_many_to_start(found.case, found.pool_bytes)
+    if fit["fits"] and too_many is not None:
+        notes.append(Note("fit", "start-limit", too_many))
     if not fit["fits"]:
         notes.append(Note("fit", "does-not-fit", _verdict(found, fit)))
     if found.host is not None:
@@ -134,6 +146,8 @@ def _verdict(found: Budget, fit: documents.Fit) -> str:
             f"{format_size(found.case.devices.gpu.memory_bytes, capacity=True)}, and {kept} is reserved"
         )
     case, workload = found.case, found.case.workload
+    if not starts(case, found.pool_bytes):
+        return too_many_to_start(case, found.pool_bytes) or ""
     tokens = f"{workload.context_tokens:,} tokens"
     most = max_running_requests(case, found.pool_bytes, workload.context_tokens)
     if fit["free_bytes"] >= 0 and most is not None and most < workload.batch_size:

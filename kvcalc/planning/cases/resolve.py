@@ -80,7 +80,7 @@ def resolve_types(asked: Question) -> Types:
     weight_dtype, weight_note = engine.weight_dtype(spec, asked.dtype)
     asked = asked._replace(dtype=weight_dtype)
     if devices is not None:
-        settings = with_device(asked.engine, settings, devices)
+        settings = with_device(asked.engine, settings, devices, spec)
     elif asked.speed is not None:
         raise UsageError(
             "serving options, --prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100"
@@ -113,11 +113,13 @@ def _with_named_dtype(asked: Question) -> Question:
     return asked._replace(model=asked.model._replace(quantization={"quant_method": f"gguf {plain}"}))
 
 
-def with_device(engine: str, settings: Mapping[str, str], devices: Devices) -> dict[str, str]:
-    """The engine's settings, including the defaults that depend on the device."""
+def with_device(
+    engine: str, settings: Mapping[str, str], devices: Devices, spec: ModelSpec | None = None
+) -> dict[str, str]:
+    """The engine's settings, including the defaults that depend on the device, and on the model if one is given."""
     gpu = devices.gpu
     place = gpu.memory_bytes, gpu.name, gpu.device_class, release_of(engine)
-    return {**engine_class(engine).device_settings(*place, settings), **settings}
+    return {**engine_class(engine).device_settings(*place, settings, spec), **settings}
 
 
 def settings_of(found: Types) -> Mapping[str, str]:

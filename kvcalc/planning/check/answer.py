@@ -63,7 +63,9 @@ def check(
     starts = bool(part["fits"])
     if not starts and not server.reader.words.needs_context:
         starts = bool(part["max_context_tokens"])
-    reason = None if starts else _reason(part, found["workload"]["context_tokens"])
+    too_many = _too_many(question, found)
+    reason = too_many[2] if too_many else None if starts else _reason(part, found["workload"]["context_tokens"])
+    starts = starts and too_many is None
     limit = limit_of(read, server.reader, question)
     if limit is not None:
         starts, reason = False, reason or beyond_limit(read, server.reader, found["workload"]["context_tokens"], limit)
@@ -84,12 +86,13 @@ def check(
         },
         "starts": starts,
         "reason": reason,
-        "changes": [] if starts else list(_changes(server, question, found, limit)),
+        "changes": [] if starts else list(_changes(server, question, found, limit, too_many)),
         "requests": requests,
         "capacity": capacity,
         **found,
     }
-    return cast("documents.Check", {**document, "warnings": [*describe_notes(notes), *found["warnings"]]})
+    others = [warning for warning in found["warnings"] if warning["code"] != "start-limit"]
+    return cast("documents.Check", {**document, "warnings": [*describe_notes(notes), *others]})
 
 
 def _requests(question: Question, input_tokens: int, output_tokens: int, context: int) -> documents.CheckRequests:
@@ -114,6 +117,19 @@ def _refused(question: Question, input_tokens: int, output_tokens: int, context:
     return None
 
 
+def _too_many(question: Question, found: documents.FitDocument) -> tuple[str, int, str] | None:
+    """The option, its largest value with which the server starts, and why, if its limit of running requests is larger.
+
+    A default counts too. None if the server starts with its limit.
+    """
+    option, limit = engine_class(question.engine).running_option, found["fit"]["start_limit"]
+    asked = cast(Any, found["engine"]).get(option.replace("-", "_")) if option and limit is not None else None
+    if option is None or limit is None or asked is None or asked <= limit:
+        return None
+    text = f"--{option} {asked}: the CUDA graphs need a block of the cache for each of these requests, and there are "
+    return option, limit, text + f"{limit:,}"
+
+
 def _reason(part: documents.Fit, tokens: int) -> str:
     more = f"{format_size(-part['free_bytes'])} more is needed per device"
     if part["kv_cache_memory_bytes"] <= 0:
@@ -122,13 +138,17 @@ def _reason(part: documents.Fit, tokens: int) -> str:
 
 
 def _changes(
-    server: Server, question: Question, found: documents.FitDocument, limit: int | None
-) -> Iterator[documents.CheckChangesItem]:
+    server: Server, question: Question, found: documents.FitDocument, limit: int | None,
+    too_many: tuple[str, int, str] | None,
+) -> Iterator[documents.CheckChangesItem]:  # fmt: skip
     """Each of the smallest changes with which the server starts: the option and its value.
 
-    `limit` is the model's longest context if the server's is beyond it.
+    `limit` is the model's longest context if the server's is beyond it, and `too_many` the result of `_too_many`.
     """
     reader, part = server.reader, found["fit"]
+    if too_many is not None and too_many[1]:
+        yield {"option": f"--{too_many[0]}", "value": str(too_many[1])}
+        return
     names = dict.fromkeys(reader.fields.values())
     if part["max_context_tokens"] and question.context_tokens:
         named = next((name for name in ("max_model_len", "context_tokens") if name in names), None)

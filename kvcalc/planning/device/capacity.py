@@ -61,6 +61,7 @@ def capacity(
         "free_high_bytes": None,
         "max_context_tokens": longest,
         "max_batch_size": largest,
+        "start_limit": allocation.start_limit(share, workload.kv_dtype, kv_memory_bytes),
         "lines": None,
         "host": None,
         "devices": None,
@@ -72,7 +73,30 @@ def holds(case: Case, kv_memory_bytes: int) -> bool:
     workload = case.workload
     needed = case.needed_bytes(workload.context_tokens, workload.attention_batch(workload.batch_size))
     most = max_running_requests(case, kv_memory_bytes, workload.context_tokens)
-    return needed <= kv_memory_bytes and (most is None or workload.batch_size <= most)
+    runs = most is None or workload.batch_size <= most
+    return needed <= kv_memory_bytes and runs and starts(case, kv_memory_bytes)
+
+
+def starts(case: Case, kv_memory_bytes: int) -> bool:
+    """Whether the engine starts with the limit of running requests that was asked for. A default can be lowered."""
+    is_asked = case.engine.running_option in (case.question.engine_settings or {})
+    return not is_asked or too_many_to_start(case, kv_memory_bytes) is None
+
+
+def too_many_to_start(case: Case, kv_memory_bytes: int) -> str | None:
+    """Why the engine does not start with its limit of running requests, given or by default. None if it does."""
+    allocation, share, dtype = case.allocation, case.share, case.workload.kv_dtype
+    limit, running = allocation.start_limit(share, dtype, kv_memory_bytes), None
+    if limit is not None:
+        running = allocation.max_running_requests(share, dtype, None)
+    if limit is None or running is None or running <= limit:
+        return None
+    option, title = case.engine.running_option, case.engine.title
+    default = "" if option in (case.question.engine_settings or {}) else ", the default"
+    return (
+        f"{title} does not start with --{option} {running}{default}: its CUDA graphs need a block of the cache for "
+        f"each of these requests, and there are {limit:,}: use --{option} {limit}"
+    )
 
 
 def max_running_requests(case: Case, kv_memory_bytes: int | None, tokens: int = 1) -> int | None:
@@ -105,6 +129,8 @@ def longest_context(
     """
     spec, workload = case.spec, case.workload
     batch = workload.attention_batch(workload.batch_size)
+    if not starts(case, kv_memory_bytes):
+        return 0
     needed = _needed(case, pool_shrinkage)
     if at_most is not None and period(spec) == 1 and (not at_most or needed(at_most, batch) <= kv_memory_bytes):
         return at_most
@@ -134,6 +160,8 @@ def largest_batch(
     each device. None if neither sets a limit. Every DP rank runs as many."""
     if tokens != case.workload.context_tokens and case.encoder_follows_context:
         case = case.of_length(tokens)
+    if not starts(case, kv_memory_bytes):
+        return 0
     most = _largest_attention_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
     fitting = None if most is None else most * case.workload.data_parallel_size
     return least(fitting, max_running_requests(case, kv_memory_bytes, tokens))

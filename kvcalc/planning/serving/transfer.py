@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvcalc.errors import UsageError
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.reuse import move_seconds, network_bytes_per_second, network_names, prompt_tokens_of
+from kvcalc.throughput.links import link_bytes_per_second as bytes_per_second_to_peers
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -50,7 +51,7 @@ def link_bytes_per_second(name: str, gpu: Gpu) -> int:
     folded = name.casefold()
     if folded == NVLINK:
         if gpu.interconnect is not None:
-            return gpu.interconnect.bytes_per_second
+            return round(bytes_per_second_to_peers(gpu, 2))
         raise UsageError(f"--transfer-bandwidth {NVLINK}: {gpu.name} has no such link", "give a rate, such as 50GB/s")
     if folded == PCIE:
         if gpu.pcie_bytes_per_second:
