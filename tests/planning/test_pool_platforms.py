@@ -19,8 +19,8 @@ H100, H200 = find_gpu("h100"), find_gpu("h200")
 
 
 def on(prefill: Any, decode: Any, prices: tuple[float | None, float | None]) -> PoolPlatforms:
-    kinds = (Platform(gpu, 64, "vllm", True, price) for gpu, price in zip((prefill, decode), prices))
-    return PoolPlatforms(*kinds, Link(50 << 30, None), (1.0, 1.0), (64, 64, 64))
+    first, second = (Platform(gpu, 64, "vllm", True, price) for gpu, price in zip((prefill, decode), prices))
+    return PoolPlatforms(first, second, Link(50 << 30, None), (1.0, 1.0), (64, 64, 64))
 
 
 @pytest.mark.parametrize(
