@@ -116,10 +116,13 @@ def kvcalc(capsys: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
-def spawn(*arguments: object, stdin: str | bytes = "", env: dict[str, str] | None = None, **options: Any) -> Result:
-    """Run `python -m kvcalc` in a new process."""
+def spawn(
+    *arguments: object, stdin: str | bytes = "", env: dict[str, str] | None = None,
+    run: tuple[str, str] = ("-m", "kvcalc"), **options: Any,
+) -> Result:  # fmt: skip
+    """Run `python -m kvcalc`, or Python with another `run`, in a new process."""
     done = subprocess.run(
-        [sys.executable, "-m", "kvcalc", *map(str, arguments)],
+        [sys.executable, *run, *map(str, arguments)],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         env={**os.environ, **(env or {})},
