@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MODELS = (
     "llama-3.1-8b", "qwen3-32b", "qwen3-30b-a3b", "gemma-3-27b", "gpt-oss-120b", "llama-3.3-70b", "deepseek-v3",
-    "qwen3-235b-a22b", "mixtral-8x7b",
+    "qwen3-235b-a22b", "mixtral-8x7b", "qwen3.6-27b", "qwen3-next-80b-a3b",
 )  # fmt: skip
 DEVICES = ("h100", "h200", "a100-80gb", "b200")
 ENGINES = ("vllm", "sglang", "tensorrt-llm")

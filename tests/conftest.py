@@ -50,6 +50,14 @@ def one_of_each_type() -> list[str]:
     return sorted({str(preset.config["model_type"]): preset.name for preset in reversed(shipped_presets())}.values())
 
 
+def asked_presets(config: pytest.Config) -> list[str]:
+    """The first shipped preset of every model_type and every fifth of the others, or with `--every-preset` all."""
+    first, names = {*one_of_each_type()}, preset_names()
+    if config.getoption("--every-preset"):
+        return names
+    return sorted({*first, *[name for name in names if name not in first][::5]})
+
+
 @cache
 def loaded(name: str) -> ModelSpec:
     """The model of a shipped preset, read once, for tests that ask all presets again and again."""
@@ -108,10 +116,13 @@ def kvcalc(capsys: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
-def spawn(*arguments: object, stdin: str | bytes = "", env: dict[str, str] | None = None, **options: Any) -> Result:
-    """Run `python -m kvcalc` in a new process."""
+def spawn(
+    *arguments: object, stdin: str | bytes = "", env: dict[str, str] | None = None,
+    run: tuple[str, str] = ("-m", "kvcalc"), **options: Any,
+) -> Result:  # fmt: skip
+    """Run `python -m kvcalc`, or Python with another `run`, in a new process."""
     done = subprocess.run(
-        [sys.executable, "-m", "kvcalc", *map(str, arguments)],
+        [sys.executable, *run, *map(str, arguments)],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         env={**os.environ, **(env or {})},
@@ -170,5 +181,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=5000, help="mutated inputs of the fuzz tests (-m fuzz), in all")
     parser.addoption("--fuzz-seed", type=int, default=16, help="the first seed of the fuzz tests")
     parser.addoption("--names", type=int, default=150, help="hostile names for every emitter (tests/writing)")
+    parser.addoption("--every-preset", action="store_true", help="ask about every preset where a few of a type will do")
     parser.addoption("--pairs", type=int, default=20, help="pairs of a command and an environment to run")
     parser.addoption("--pairs-seed", type=int, default=16, help="the seed of the sample of pairs")

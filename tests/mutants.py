@@ -83,6 +83,7 @@ _SIMULATED = (
 )
 _SPLIT = _recorded("pools") + _tests(
     "planning",
+    "pool_platforms",
     "disaggregated_limits",
     "disaggregated_matching",
     "disaggregated_rules",
@@ -95,7 +96,7 @@ _PLANS = (
     *_LOADS,
     *_tests("planning", "fewest_finalists", "refused_plans", "pareto", "plan"),
     *_tests("cli", "plan"),
-    *_tests("planning", "shapes", "running_requests"),
+    *_tests("planning", "shapes", "running_requests", "finalists"),
 )
 
 # The tests of a file's rules, or of those of all files in a folder, fastest first, because a mutant's run ends at the

@@ -14,7 +14,7 @@ from kvcalc.engines import ENGINES
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.presets import presets_folder
 from kvcalc.schema import SCHEMA_VERSION, load_schema
-from tests.conftest import ROOT, loaded, one_of_each_type, preset_names
+from tests.conftest import ROOT, asked_presets, loaded, one_of_each_type, preset_names
 from tests.documents import validate
 from tests.rows import every_row
 
@@ -130,7 +130,7 @@ def test_compare(kvcalc: Any, options: tuple[str, ...]) -> None:
     "options",
     [
         ("--concurrency", "64", "--gpu", "h100", "--gpu", "t4", "--price", "h100=2.5"),
-        ("--requests-per-second", "3", "--max-tpot", "50ms", "--engine", "sglang", "--dtype", "fp8"),
+        ("--requests-per-second", "3", "--max-tpot", "50ms", "--engine", "sglang", "--dtype", "fp8", "--gpu", "h200"),
         ("--concurrency", "4", "--gpu", "t4", "--max-gpus", "1"),
     ],
 )
@@ -194,10 +194,10 @@ def test_a_document_with_a_key_more_or_less_or_a_float_for_bytes_is_refused(kvca
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_preset_under_every_engine(engine: str) -> None:
+def test_presets_under_every_engine(engine: str, pytestconfig: pytest.Config) -> None:
     """Also in lengths that no block divides. Rounding may leave no part of the cache below zero."""
-    answered = 0
-    for name in preset_names():
+    answered, names = 0, asked_presets(pytestconfig)
+    for name in names:
         spec = loaded(name)
         for tokens in (1000, 131_072):
             try:
@@ -209,7 +209,7 @@ def test_every_preset_under_every_engine(engine: str) -> None:
             assert grown == cache["bytes_per_sequence"], (name, tokens)
             validate(document, "estimate")
             answered += 1
-    assert answered > len(preset_names())
+    assert answered > len(names)
 
 
 def test_what_another_process_prints_is_checked_too() -> None:

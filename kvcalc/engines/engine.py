@@ -110,6 +110,7 @@ class Engine(ABC):
     lora_option: str | None = None
     largest_share: tuple[str, str] | None = None
     smaller_types: tuple[tuple[str, float], ...] = (("fp8", 8.0), ("int4", 4.0))
+    reserves_running = False  # whether it keeps memory for every request that may run, whatever runs
     limits_concurrency = True
     keeps_tables_on_host = False
     has_device_budgets = False

@@ -89,6 +89,11 @@ def test_pinned_memory_and_a_backends_own_block_size_are_read() -> None:
     head = "Setting kv cache block size to 32 for FLASHINFER_MLA backend.\n"
     document = read(head + log.replace("98,304", "183,360"), "vllm", "kimi-k2.5")
     assert document["engine"]["settings"]["block-size"] == "32"
+    # Blocks of 16 tokens explain this number. They are not tried if the log says that blocks have 64.
+    other = log.replace("98,304", "183,328")
+    assert verdicts(read(other, "vllm", "kimi-k2.5"))[-1] == ("kv_cache_tokens", "equal")
+    stated = f"Initializing a V1 LLM engine (v0.33.0) with config: block_size=64\n{other}"
+    assert verdicts(read(stated, "vllm", "kimi-k2.5"))[-1] == ("kv_cache_tokens", "unexplained")
 
 
 @pytest.mark.parametrize(

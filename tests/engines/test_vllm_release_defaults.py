@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.errors import LayoutError
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate
 
@@ -103,3 +104,22 @@ def test_the_flag_for_prefixes_does_what_the_release_can(model: str, release: st
     asked = {"enable-prefix-caching": True}
     engine = started(release, model, "h200", engine_settings=asked)
     assert (engine["enable_prefix_caching"], engine["mamba_cache_mode"]) == (caches, mode)
+
+
+# validate_block_size (config/vllm.py): "In Mamba cache align mode, block_size must be <= max_num_batched_tokens".
+@pytest.mark.parametrize(
+    ("release", "settings", "starts"),
+    [
+        ("0.16", {}, True), ("0.17", {}, False), ("0.26", {}, False), ("0.27", {}, True),
+        ("0.26", {"max-num-batched-tokens": "784"}, True), ("0.26", {"enable-prefix-caching": None}, True),
+    ],
+)  # fmt: skip
+def test_a_step_holds_a_block_whose_state_is_kept(release: str, settings: dict[str, Any], starts: bool) -> None:
+    given = {"max-num-batched-tokens": "512", "max-num-seqs": "8", "enable-prefix-caching": True, **settings}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if starts:
+        assert started(release, "qwen3.6-27b", "h200", engine_settings=asked)["block_size"] == 784
+        return
+    with pytest.raises(LayoutError, match="a block of 784 tokens") as refused:
+        started(release, "qwen3.6-27b", "h200", engine_settings=asked)
+    assert "--max-num-batched-tokens 784" in str(refused.value.hint)

@@ -48,7 +48,7 @@ print(status, needs[0].total_bytes, peak)
     [
         "gpt2",
         "llama-2-7b --layers 1",
-        "llama-3-8b --layers 2 --context 8192",
+        "llama-3-8b --layers 1 --context 4096",
         "deepseek-v3 --layers 1 --context 512",
         "bert-base --batch 8 --dtype fp32",
         "qwen3-next-80b-a3b --layers 3 --context 512",

@@ -9,7 +9,7 @@ from kvcalc.engines import ENGINES, load_engine
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.sharding import Bounds, stages_of, whole_of
 from kvcalc.throughput.hardware import find_devices
-from tests.conftest import loaded, preset_names
+from tests.conftest import asked_presets, loaded
 from tests.documents import estimate
 
 # mlx runs on one device only.
@@ -49,9 +49,9 @@ def test_a_stage_keeps_the_numbers_of_its_layers_and_knows_its_model() -> None:
 
 
 @pytest.mark.parametrize("engine", WITH_STAGES)
-def test_the_stages_of_every_engine_hold_the_whole_together(engine: str) -> None:
+def test_the_stages_of_every_engine_hold_the_whole_together(engine: str, pytestconfig: pytest.Config) -> None:
     counted = 0
-    for name in preset_names():
+    for name in asked_presets(pytestconfig):
         spec = loaded(name)
         try:
             one = estimate(spec, context_tokens=2000, batch_size=3, engine=engine)["kv_cache"]

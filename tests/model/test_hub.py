@@ -122,7 +122,17 @@ def hub() -> Iterator[Hub]:
     server.server_close()
 
 
+# `python -m kvcalc` that waits two seconds for the Hub.
+IMPATIENT = (
+    "import sys; from kvcalc.model import hub; hub.SECONDS = 2; from kvcalc.__main__ import main; sys.exit(main())"
+)
+
+
 def ask(home: Path, hub: Hub | None, reference: str, **env: str) -> Result:
+    return ask_in(("-m", "kvcalc"), home, hub, reference, env)
+
+
+def ask_in(run: tuple[str, str], home: Path, hub: Hub | None, reference: str, env: dict[str, str]) -> Result:
     endpoint = f"http://127.0.0.1:{hub.server_port}" if hub else "http://127.0.0.1:9"
     base = {
         "HF_HOME": str(home),
@@ -131,7 +141,7 @@ def ask(home: Path, hub: Hub | None, reference: str, **env: str) -> Result:
         "HF_TOKEN": "",
         "NO_PROXY": "127.0.0.1",
     }
-    return spawn("estimate", reference, "--context", "1", "--json", env={**base, **env})
+    return spawn("estimate", reference, "--context", "1", "--json", env={**base, **env}, run=run)
 
 
 def put_in_cache(home: Path, commit: str, ref: str | None, config: dict[str, Any]) -> Path:
@@ -257,15 +267,16 @@ def test_what_is_no_hub(tmp_path: Path, hub: Hub) -> None:
 
 @needs_hub
 def test_a_server_that_never_answers_and_a_body_that_never_comes_are_given_up(tmp_path: Path, hub: Hub) -> None:
-    """Both at once, because each waits for ten seconds."""
+    """Both at once, because each waits."""
     hub.answers["/org/name/resolve/main/config.json"] = 60.0
     hub.config("/org/cut/resolve/main/config.json", b"", **{"Content-Length": "500"})
     with ThreadPoolExecutor(2) as pool:
         patient = {"HF_HUB_DOWNLOAD_TIMEOUT": "60", "HF_HUB_ETAG_TIMEOUT": "60"}
-        silent = pool.submit(ask, tmp_path / "silent", hub, "hf:org/name", **patient).result
-        cut = pool.submit(ask, tmp_path / "cut", hub, "hf:org/cut").result
+        run = ("-c", IMPATIENT)
+        silent = pool.submit(ask_in, run, tmp_path / "silent", hub, "hf:org/name", patient).result
+        cut = pool.submit(ask_in, run, tmp_path / "cut", hub, "hf:org/cut", {}).result
         assert silent().status == cut().status == 1
-        assert silent().err.startswith("kvcalc: hf:org/name: the Hub did not answer within 10 seconds\n")
+        assert silent().err.startswith("kvcalc: hf:org/name: the Hub did not answer within 2 seconds\n")
         assert len(silent().err.splitlines()) == 2
         assert len(cut().err.splitlines()) <= 2
 

@@ -67,6 +67,26 @@ def test_the_percentile_of_the_best_layout_holds_and_with_one_replica_less_it_do
     assert best["simulated_tpot_seconds"] <= 0.012
 
 
+@pytest.mark.parametrize(("gpu", "limit", "judged_at"), [("h100", 0.3, "upper_end"), ("l40s", 1.5, "estimate")])
+def test_first_tokens_may_be_later_than_the_slower_steps_make_them(gpu: str, limit: float, judged_at: str) -> None:
+    """Steps are simulated as slow as the upper end of TPOT. What the range of TTFT has beyond that is a factor.
+
+    It is never below 1: if TTFT is judged at the estimate, its simulated time stays that of the slower steps.
+    """
+    document: Any = kvcalc.plan(
+        MODEL, [gpu], input_tokens=PROMPT, output_tokens=ANSWER, requests_per_second=4.0, requests=100, confidence=80,
+        max_ttft_seconds=limit, ttft_percentile=90,
+    )  # fmt: skip
+    best = document["best"]
+    assert best["ttft_judged_at"] == judged_at
+    ttft = best["ttft_high_seconds"] if judged_at == "upper_end" else best["ttft_seconds"]
+    for one in document["finalists"]:
+        assert one["step_factor"] == pytest.approx(best["tpot_high_seconds"] / best["tpot_seconds"])
+        factor = ttft / best["ttft_seconds"] / one["step_factor"]
+        assert one["ttft_factor"] == pytest.approx(factor if judged_at == "upper_end" else 1.0)
+        assert (factor > 1) == (judged_at == "upper_end")
+
+
 @cache
 def on_h100(replicas: int, tensor: int, seed: int) -> dict[str, Any]:
     """The times of a layout, which several targets are compared with."""

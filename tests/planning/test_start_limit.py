@@ -6,11 +6,12 @@ to 0.33; vllm-project/vllm#49064).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import kvcalc
+from kvcalc.engines import start_command
 from kvcalc.errors import DoesNotFitError
 from kvcalc.planning.check.answer import check
 from kvcalc.planning.check.servers import servers_in
@@ -86,11 +87,30 @@ def test_a_command_counts_its_default() -> None:
     assert checked(f"--gpu-memory-utilization 0.9 {config}")["starts"]
 
 
-@pytest.mark.parametrize("clients", [4, 400])
-def test_a_plan_prints_a_limit_with_which_its_server_starts(clients: int) -> None:
-    found = kvcalc.plan(MODEL, ["l40s"], input_tokens=500, output_tokens=200, concurrency=clients)
-    servers = servers_in(emit(found, "vllm"))
-    assert check(servers[0], find_devices("l40s"))["starts"], servers[0].words
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("load", [{"concurrency": 4}, {"concurrency": 400}, {"requests_per_second": 2.0}], ids=str)
+def test_a_plan_prints_a_limit_with_which_its_server_starts(engine: str, load: dict[str, Any]) -> None:
+    """TensorRT-LLM keeps a state for each of --max_batch_size requests."""
+    found = kvcalc.plan(MODEL, ["h100"], input_tokens=500, output_tokens=200, engine=engine, **load)
+    row = cast(Any, found["plans"][0])
+    server = servers_in(emit(found, start_command(engine).program))[0]
+    answer = check(server, find_devices(f"h100x{row['num_devices'] // row['replicas']}"))
+    assert answer["starts"], server.words
+    assert answer["fit"]["fits"], server.words
+
+
+def test_a_simulation_has_states_for_the_requests_that_fit() -> None:
+    load: dict[str, Any] = {"prompt_tokens": 1500, "answer_tokens": 120, "requests_per_second": 0.5, "requests": 20}
+    found = kvcalc.simulate("qwen3.6-27b", "a100-80gb", **load, engine="tensorrt-llm")
+    most = found["engine"]["max_running_requests"]
+    same = kvcalc.simulate(
+        "qwen3.6-27b", "a100-80gb", **load, engine="tensorrt-llm", engine_settings={"max-batch-size": str(most)}
+    )
+    assert same["results"] == found["results"]
+    with pytest.raises(DoesNotFitError):
+        kvcalc.simulate(
+            "qwen3.6-27b", "a100-80gb", **load, engine="tensorrt-llm", engine_settings={"max-batch-size": "2048"}
+        )
 
 
 def test_a_mode_of_graphs_is_printed_as_vllm_takes_it() -> None:

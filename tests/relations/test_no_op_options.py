@@ -63,7 +63,7 @@ def drawn(command: str, engine: str, number: int, seed: int) -> tuple[Asked, ...
         model, options = draw(random, command, engine)
         options = {name: value for name, value in options.items() if name not in (*DRAFTS, *REUSE)}
         if command == "plan" and "concurrency" in options:  # plans for more clients are simulated for seconds
-            options["concurrency"] = str(min(16, int(options["concurrency"])))
+            options["concurrency"] = str(min(6, int(options["concurrency"])))
         document = asked(command, model, options)
         if document is not None and len(found) % 2 and "input-tokens" in options and command == "estimate":
             options = {**options, **pressed(random, document)}

@@ -35,6 +35,7 @@ class Hybrid(TensorrtLlm):
     `no_reuse` is why no prefixes are found again.
     """
 
+    reserves_running = True
     no_reuse = "TensorRT-LLM keeps no states of prefixes then (enable_block_reuse: false)"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:

@@ -41,7 +41,7 @@ from kvcalc.engines.vllm.settings import (
     check_token_ranks,
     parse_settings,
 )
-from kvcalc.engines.vllm.states import ALL, States, can_cache_prefixes, keeps_states
+from kvcalc.engines.vllm.states import ALIGN, ALL, States, can_cache_prefixes, keeps_states
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
@@ -63,6 +63,8 @@ VERSION = "0.33.0"
 _AUTO_CONTEXT_SINCE = Release.of(0, 14)
 # Before this release, vLLM captured fewer graphs if there were fewer blocks (config/compilation.py, 0.19.0 and 0.20.0).
 _BLOCKS_FOR_GRAPHS = (0, 20)
+# The first release in which a step holds a block whose state is kept, and the first in which it need not.
+_STEPS_OF_BLOCKS = ((0, 17), (0, 27))
 
 
 class Vllm(Engine):
@@ -408,10 +410,25 @@ class Vllm(Engine):
             found = self._plans[id(share), id(dtype), is_divided] = share, dtype, plan
         return found[2]
 
+    def _check_aligned(self, layers: list[Layer]) -> None:
+        """Raise LayoutError (exit 2) if a step is smaller than a block whose state is kept (0.17 to 0.26).
+
+        Source: validate_block_size, config/vllm.py.
+        """
+        since, until = _STEPS_OF_BLOCKS
+        if self.states.mode != ALIGN or not self.place.since(*since) or self.place.since(*until):
+            return
+        block = max(layer.page.block_size for layer in layers)
+        if block > self.chosen.max_num_batched_tokens:
+            text = f"vLLM does not start with prefix caching if a step is smaller than a block of {block:,} tokens"
+            asked = f"--max-num-batched-tokens {self.chosen.max_num_batched_tokens}"
+            raise LayoutError(f"{asked}: {text}", f"--max-num-batched-tokens {block}, or no --enable-prefix-caching")
+
     def _make_plan(self, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
         share, layers = self._layers_of(share, dtype)
         if not layers:
             raise ModelError(f"{share.name}: vLLM keeps no cache for it")
+        self._check_aligned(layers)
         groups = group([layer.page for layer in layers], self.rules)
         if groups is None:
             raise ModelError(f"{share.name}: {self.rules.name} cannot give this model's layers pages of one size")

@@ -227,10 +227,14 @@ def _modelopt(config: Mapping[str, object], base_bytes: int) -> Scheme:
         for module, entry in table.items():
             form = _algorithm(entry.get("quant_algo") if isinstance(entry, Mapping) else entry)
             forms[module] = form if isinstance(entry, Mapping) else None
-        return Scheme(
-            "mixed",
-            lambda name, role: nearest_entry(name, forms) if role in (LINEAR, HEAD) and not excluded(name) else None,
-        )
+        patterns = [(glob_match([module]), form) for module, form in forms.items() if "*" in module]
+
+        def format_of(name: str, role: str) -> Format | None:
+            if role not in (LINEAR, HEAD) or excluded(name):
+                return None
+            return nearest_entry(name, forms) or next((form for matches, form in patterns if matches(name)), None)
+
+        return Scheme("mixed", format_of)
     form = _algorithm(algorithm)
     return Scheme(form.name, lambda name, role: form if role == LINEAR and not excluded(name) else None)
 

@@ -16,7 +16,8 @@ from kvcalc.model.tensors import Weight, experts, gated_mlp, linear, lookup, nor
 from kvcalc.model.type_tables import defaults_of
 
 _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-_PATTERN = {"diffusion_gemma_text": 6, "gemma4_text": 6, "gemma4_unified_text": 6, "gemma3n_text": 5}
+_DIFFUSION = "diffusion_gemma_text"
+_PATTERN = {_DIFFUSION: 6, "gemma4_text": 6, "gemma4_unified_text": 6, "gemma3n_text": 5}
 
 
 def read_gemma4_assistant(config: ConfigReader, model_type: str) -> ModelSpec:
@@ -41,6 +42,9 @@ def read(config: ConfigReader, model_type: str, of_drafter: Sequence[Weight] = (
     `of_drafter` are the other weights of a drafter, none of whose layers keeps anything.
     """
     config = config.with_defaults(defaults_of(model_type))
+    if model_type == _DIFFUSION:
+        own_keys = {"attention_k_eq_v": True, "enable_moe_block": config.is_set("num_experts")}
+        config = config.with_defaults(own_keys)
     if config.word("use_bidirectional_attention") == "all":
         raise ModelError(
             f"{config.name}: use_bidirectional_attention: encoders, which halve the window, are not supported"
@@ -70,9 +74,9 @@ def read(config: ConfigReader, model_type: str, of_drafter: Sequence[Weight] = (
         for kind, mixer in plain.items()
     }
     mixers = [(sharing if number >= own else keeping)[kind] for number, kind in enumerate(kinds)]
-    is_counted = model_type != "diffusion_gemma_text"
-    body = None if not is_counted else lambda: _body(config, model_type, num_layers, own, of_drafter)
-    return config.model(model_type, mixers, body, attention=shape)
+    return config.model(
+        model_type, mixers, lambda: _body(config, model_type, num_layers, own, of_drafter), attention=shape
+    )  # fmt: skip
 
 
 def as_transformers(config: Mapping[str, object]) -> Mapping[str, object]:
@@ -120,7 +124,8 @@ def _full(config: ConfigReader, model_type: str, shape: AttentionShape) -> Atten
 def _body(config: ConfigReader, model_type: str, num_layers: int, own: int, of_drafter: Sequence[Weight]) -> Body:
     """An MLP (and experts), and the weights for per-layer inputs.
 
-    Source: Gemma4TextDecoderLayer and Gemma3nTextDecoderLayer, Transformers 5.23.0.
+    DiffusionGemma also has an MLP that reads the last step's output. Source: Gemma4TextDecoderLayer,
+    Gemma3nTextDecoderLayer and DiffusionGemmaSelfConditioning, Transformers 5.23.0.
     """
     width = config.integer("hidden_size")
     extra: tuple[Weight, ...] = ()
@@ -140,6 +145,9 @@ def _body(config: ConfigReader, model_type: str, num_layers: int, own: int, of_d
             linear("model.per_layer_model_projection", width, inputs),
             norm("model.per_layer_projection_norm", per_layer),
         ]
+    if model_type == _DIFFUSION:
+        name = "model.self_conditioning"
+        outer += [norm(f"{name}.pre_norm", width), *gated_mlp(name, width, config.integer("intermediate_size"))]
     if model_type == "gemma3n_text":
         count = config.integer("altup_num_inputs")
         extra += _altup(config, width, count)

@@ -102,10 +102,10 @@ def read_minimax_m3(config: ConfigReader, model_type: str) -> ModelSpec:
 def _indexer(heads: int, head_dim: int, width: int) -> Indexer:
     """Return the indexer. All index heads share one key, so every rank holds it."""
     weights = (
-        linear("self_attn.indexer.q_proj", width, heads * head_dim),
-        replicated("self_attn.indexer.k_proj", width, head_dim),
-        norm("self_attn.indexer.q_norm", head_dim),
-        norm("self_attn.indexer.k_norm", head_dim),
+        linear("self_attn.index_q_proj", width, heads * head_dim),
+        replicated("self_attn.index_k_proj", width, head_dim),
+        norm("self_attn.index_q_norm", head_dim),
+        norm("self_attn.index_k_norm", head_dim),
     )
     return Indexer(heads, head_dim, weights)
 

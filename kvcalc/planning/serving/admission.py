@@ -9,7 +9,7 @@ from kvcalc.model.spec import windows
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.budget import Budget, budget
-from kvcalc.planning.device.capacity import max_running_requests
+from kvcalc.planning.device.capacity import least, max_running_requests
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.scheduling import StepRules
 
@@ -21,11 +21,13 @@ def most_at_once(case: Case, found: Budget | str) -> int:
     """The most requests that the engine's DP ranks run at once, whatever their lengths.
 
     `found` is the budget of the case, or the reason if it is not known. For an engine without a limit, it is the most
-    that kvcalc considers.
+    that kvcalc considers. An engine that keeps memory for every request that may run gets the limit that fits.
     """
     if case.question.speculative is not None and case.engine.drafts_for_one:
         return 1
     limit = max_running_requests(case, None if isinstance(found, str) else found.offered_bytes)
+    if case.engine.reserves_running and not isinstance(found, str):
+        limit = least(limit, found.running_limit())
     return _UNLIMITED * case.workload.data_parallel_size if limit is None else limit
 
 
