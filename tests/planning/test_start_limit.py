@@ -87,6 +87,12 @@ def test_a_command_counts_its_default() -> None:
     assert checked(f"--gpu-memory-utilization 0.9 {config}")["starts"]
 
 
+def test_without_memory_the_limit_is_not_the_reason() -> None:
+    found = checked("--dtype bfloat16", "rtx-4090")
+    assert found["fit"]["start_limit"] == 0
+    assert "memory" in str(found["reason"])
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 @pytest.mark.parametrize("load", [{"concurrency": 4}, {"concurrency": 400}, {"requests_per_second": 2.0}], ids=str)
 def test_a_plan_prints_a_limit_with_which_its_server_starts(engine: str, load: dict[str, Any]) -> None:

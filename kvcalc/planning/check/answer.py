@@ -123,8 +123,8 @@ def _too_many(question: Question, found: documents.FitDocument) -> tuple[str, in
     A default counts too. None if the server starts with its limit.
     """
     option, limit = engine_class(question.engine).running_option, found["fit"]["start_limit"]
-    asked = cast(Any, found["engine"]).get(option.replace("-", "_")) if option and limit is not None else None
-    if option is None or limit is None or asked is None or asked <= limit:
+    asked = cast(Any, found["engine"]).get(option.replace("-", "_")) if option and limit else None
+    if option is None or not limit or asked is None or asked <= limit:
         return None
     text = f"--{option} {asked}: the CUDA graphs need a block of the cache for each of these requests, and there are "
     return option, limit, text + f"{limit:,}"
@@ -146,7 +146,7 @@ def _changes(
     `limit` is the model's longest context if the server's is beyond it, and `too_many` the result of `_too_many`.
     """
     reader, part = server.reader, found["fit"]
-    if too_many is not None and too_many[1]:
+    if too_many is not None:
         yield {"option": f"--{too_many[0]}", "value": str(too_many[1])}
         return
     names = dict.fromkeys(reader.fields.values())

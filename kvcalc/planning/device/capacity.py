@@ -87,9 +87,9 @@ def too_many_to_start(case: Case, kv_memory_bytes: int) -> str | None:
     """Why the engine does not start with its limit of running requests, given or by default. None if it does."""
     allocation, share, dtype = case.allocation, case.share, case.workload.kv_dtype
     limit, running = allocation.start_limit(share, dtype, kv_memory_bytes), None
-    if limit is not None:
+    if limit:  # without a block, nothing fits anyway
         running = allocation.max_running_requests(share, dtype, None)
-    if limit is None or running is None or running <= limit:
+    if not limit or running is None or running <= limit:
         return None
     option, title = case.engine.running_option, case.engine.title
     default = "" if option in (case.question.engine_settings or {}) else ", the default"
