@@ -145,6 +145,26 @@ def test_a_manifest_may_have_any_metadata() -> None:
         assert server.name == name
 
 
+def test_a_container_without_a_program_has_that_of_its_image() -> None:
+    images = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang", "ghcr.io/ggml-org/llama.cpp": "llama.cpp"}
+    for image, engine in images.items():
+        (server,) = servers_in(f"services: {{a: {{image: '{image}:latest', command: '--model a/b'}}}}")
+        assert server.reader.engine == engine
+
+
+def test_containers_are_found_in_lists_of_resources() -> None:
+    pod = "{kind: Pod, spec: {containers: [{name: NAME, image: vllm/vllm-openai, args: [--model, a/b]}]}}"
+    both = ", ".join(pod.replace("NAME", name) for name in ("a", "b"))
+    assert [server.name for server in servers_in(f"kind: List\nitems: [{both}]\n")] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("asked", "given", "used"), [(8, "h100", 8), (2, "h100x4", 4), (8, "h100x4", 8)])
+def test_a_container_has_its_devices_or_those_that_are_more(asked: int, given: str, used: int) -> None:
+    reserved = f"deploy: {{resources: {{reservations: {{devices: [{{count: {asked}}}]}}}}}}"
+    text = f"services: {{a: {{image: vllm/vllm-openai, command: '--model {LLAMA}', {reserved}}}}}"
+    assert check(text, given)["hardware"]["num_devices"] == used
+
+
 def test_unknown_options_are_named_once(kvcalc: Any) -> None:
     found = kvcalc("check", "vllm", "serve", LLAMA, "--frobnicate", "3", "--port", "80", "--gpu", "h100", "--json")
     document = json.loads(found.out)
