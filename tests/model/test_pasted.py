@@ -379,6 +379,13 @@ def test_glm_5_3_flash_is_published_in_fp8() -> None:
     assert answer("unsloth/GLM-5.3-Flash-FP8")["weights"] == fp8["weights"]
 
 
+def test_mistrals_releases_of_2512_to_2603_are_published_in_fp8_but_for_base_and_reasoning() -> None:
+    for name in ("Ministral-3-14B-Instruct-2512", "Ministral-3-3B-Instruct-2512", "Mistral-Small-4-119B-2603"):
+        assert answer(f"mistralai/{name}")["weights"]["dtype"] == "fp8", name
+    for name in ("Ministral-3-8B-Instruct-2512-BF16", "Ministral-3-8B-Reasoning-2512", "Ministral-3-14B-Base-2512"):
+        assert answer(f"mistralai/{name}")["weights"]["dtype"] == "bf16", name
+
+
 def test_the_padded_mlp_of_qwens_72b_int4_release_is_counted() -> None:
     padded, plain = answer("Qwen/Qwen2.5-72B-Instruct-AWQ"), answer("Qwen/Qwen2.5-72B-Instruct")
     # 80 layers of three matrices of 8192 x (29696 - 29568)
