@@ -50,8 +50,8 @@ def _recipes() -> dict[str, Recipe]:
     found: dict[str, Recipe] = {}
     for name, row in _TABLE["recipes"].items():
         base = found[row["like"]] if "like" in row else Recipe(row["stored"], {}, dtype=row.get("dtype"))
-        changes = {**base.changes, **row.get("changes", {})}
-        found[name] = Recipe(base.stored, {**base.config, **row.get("config", {})}, changes, base.dtype)
+        stored, changes = row.get("stored", base.stored), {**base.changes, **row.get("changes", {})}
+        found[name] = Recipe(stored, {**base.config, **row.get("config", {})}, changes, base.dtype)
     return found
 
 

@@ -116,6 +116,35 @@ def test_it_says_why_and_what_helps(kvcalc: Any) -> None:
     assert document["changes"][0]["option"] == "--max-model-len"
 
 
+def test_more_devices_help_if_one_option_gives_them() -> None:
+    command = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
+    (change,) = check(command, "h100x8")["changes"]
+    assert change == {"option": "--tensor-parallel-size", "value": "4"}
+    assert check(f"{command} -tp 4", "h100x8")["starts"]
+    assert check(f"{command} -tp 4", "h100x8")["changes"] == []
+
+
+def test_the_type_of_a_quantized_checkpoint_is_that_of_its_other_parts() -> None:
+    plain, typed = (check(f"vllm serve openai/gpt-oss-20b{more}", "h100") for more in ("", " --dtype bfloat16"))
+    assert plain["weights"] == typed["weights"]
+    assert plain["weights"]["dtype"] == "mxfp4"
+
+
+def test_mpirun_says_how_many_devices_there_are() -> None:
+    for number in ("-n 8", "--map-by 4 -n 8", "-np 8 --map-by 4"):
+        (server,) = servers_in(f"mpirun {number} trtllm-llmapi-launch trtllm-serve a/b")
+        assert server.num_devices == 8
+    (server,) = servers_in("mpirun --map-by 4 trtllm-llmapi-launch trtllm-serve a/b")
+    assert server.num_devices is None
+
+
+def test_a_manifest_may_have_any_metadata() -> None:
+    container = "spec: {containers: [{image: 'vllm/vllm-openai:v0.33.0', args: ['--model', 'a/b']}]}"
+    for metadata, name in (("[a]", None), ("{name: a}", "a"), ("{}", None)):
+        (server,) = servers_in(f"apiVersion: v1\nkind: Pod\nmetadata: {metadata}\n{container}\n")
+        assert server.name == name
+
+
 def test_unknown_options_are_named_once(kvcalc: Any) -> None:
     found = kvcalc("check", "vllm", "serve", LLAMA, "--frobnicate", "3", "--port", "80", "--gpu", "h100", "--json")
     document = json.loads(found.out)

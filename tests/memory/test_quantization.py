@@ -16,6 +16,8 @@ from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, NORM, ROUTER, Block, M
 from tests.documents import estimate
 
 NAME = "model.layers.3.self_attn.q_proj"
+QUARK_FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+QUARK_FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}
 
 
 def matrix(rows: int, columns: int, config: dict[str, Any]) -> int:
@@ -55,6 +57,10 @@ def compressed(layout: str, inputs: dict[str, Any] | None = None, **weights: Any
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, 256 * 384 + 8),
         ({"quant_algo": "FP8"}, 256 * 384 + 8),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 256 * 384 // 2 + 256 * 24 + 8),
+        # A byte per 32 elements.
+        ({"quant_method": "quark", "global_quant_config": {"weight": QUARK_FP4}}, 256 * 384 // 2 + 256 * 12),
+        ({"quant_method": "quark", "global_quant_config": {"weight": [QUARK_FP8]}}, 256 * 384 + 4),
+        ({"quant_method": "quark", "layer_quant_config": {"*": {"weight": QUARK_FP8}}}, 256 * 384 + 4),
         (
             compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=True),
             256 * 384 // 2 + 256 * 12 * 2 + 16,
@@ -235,6 +241,29 @@ def test_mixed_precision_by_module_and_by_what_it_stands_in() -> None:
     attention = 32 * 32 + 8 + 3 * 32 * 32 * 2
     mlp = 8 * (48 * 32 // 2 + 48 * 2 + 4) + 3 * 8 * 48 * 32 * 2
     assert found[0] == KEPT + 64 * 32 + 8 + attention + mlp
+
+
+def test_quark_leaves_out_modules_by_name_by_pattern_and_by_expression() -> None:
+    """A list for layers goes before the specification of all others. Source: QuarkConfig, vLLM 0.33.0."""
+    left_out = ["model.layers.0.self_attn.q_proj", "*.mlp.gate", "re:model.layers.2.*"]
+    layers = {"*self_attn*": {"weight": QUARK_FP8}, "*.o_proj": {"weight": None}}
+    config = {"quant_method": "quark", "exclude": left_out, "global_quant_config": {"weight": QUARK_FP4}}
+    scheme = read_scheme({**config, "layer_quant_config": layers}, 2)
+    assert (scheme.name, scheme.by_layer) == ("mixed", True)
+    stored = {
+        "layers.0.self_attn.q_proj": None, "layers.1.self_attn.q_proj": "fp8", "layers.1.self_attn.o_proj": "fp8",
+        "layers.1.mlp.gate": None, "layers.1.mlp.gate_proj": "mxfp4", "layers.2.mlp.gate_proj": None,
+    }  # fmt: skip
+    for name, expected in stored.items():
+        form = scheme.format_of(f"model.{name}", LINEAR)
+        assert (form and form.name) == expected, name
+    assert scheme.format_of("lm_head", HEAD) is None
+    others: list[Any] = [{**QUARK_FP4, "group_size": 16}, {"dtype": "int4", "qscheme": "per_channel"}]
+    for weight in (*others, [QUARK_FP8, QUARK_FP4]):
+        with pytest.raises(UnknownSchemeError, match="quark with"):
+            read_scheme({"quant_method": "quark", "global_quant_config": {"weight": weight}}, 2)
+    with pytest.raises(UnknownSchemeError, match="layer_type_quant_config"):
+        read_scheme({**config, "layer_type_quant_config": {"Linear": {"weight": None}}}, 2)
 
 
 @pytest.mark.parametrize(

@@ -362,6 +362,13 @@ def test_a_quantized_release_weighs_what_its_own_config_says(name: str) -> None:
     assert answer(name)["weights"]["bytes"] == WEIGHTS[name]
 
 
+def test_inklings_quantized_release_keeps_the_experts_of_one_layer_in_16_bits() -> None:
+    # The published tensors of both releases have the same drafting layers and towers.
+    less = answer("thinkingmachines/Inkling")["weights"]["bytes"]
+    less -= answer("thinkingmachines/Inkling-NVFP4")["weights"]["bytes"]
+    assert less == pytest.approx(1_904_604_285_204 - 591_854_374_368, rel=1e-6)
+
+
 def test_the_padded_mlp_of_qwens_72b_int4_release_is_counted() -> None:
     padded, plain = answer("Qwen/Qwen2.5-72B-Instruct-AWQ"), answer("Qwen/Qwen2.5-72B-Instruct")
     # 80 layers of three matrices of 8192 x (29696 - 29568)

@@ -239,6 +239,48 @@ def _modelopt(config: Mapping[str, object], base_bytes: int) -> Scheme:
     return Scheme(form.name, lambda name, role: form if role == LINEAR and not excluded(name) else None)
 
 
+def _quark(config: Mapping[str, object], base_bytes: int) -> Scheme:
+    """AMD's Quark: one specification for all matrices but those of some modules, and a list of modules left out.
+
+    Source: QuarkConfig, model_executor/layers/quantization/quark/quark.py, and should_ignore_layer, utils.py, of vLLM
+    0.33.0.
+    """
+    excluded = _strings(config, "exclude")
+    is_named = compressed_match([name for name in excluded if "*" not in name or name.startswith("re:")], ())
+    is_like = glob_match([name for name in excluded if "*" in name and not name.startswith("re:")])
+    listed, kinds = config.get("layer_quant_config") or {}, config.get("layer_type_quant_config") or {}
+    if not isinstance(listed, Mapping) or kinds:
+        raise UnknownSchemeError("quark with layer_type_quant_config")
+    rest = _quark_format(config.get("global_quant_config"))
+    forms = [(glob_match([pattern]), _quark_format(entry)) for pattern, entry in listed.items()]
+
+    def format_of(name: str, role: str) -> Format | None:
+        if role != LINEAR or is_named(name) or is_like(name):
+            return None
+        return next((form for matches, form in forms if matches(name)), rest)
+
+    used = {form.name for form in (rest, *(form for _, form in forms)) if form is not None}
+    return Scheme(used.pop() if len(used) == 1 else "mixed", format_of)
+
+
+def _quark_format(entry: object) -> Format | None:
+    """The format of `weight` in a specification of Quark, None if it leaves the weights as they are."""
+    weight = entry.get("weight") if isinstance(entry, Mapping) else None
+    if isinstance(weight, list) and len(weight) == 1:
+        weight = weight[0]
+    if weight is None:
+        return None
+    if isinstance(weight, Mapping):
+        dtype, scheme, group = (weight.get(key) for key in ("dtype", "qscheme", "group_size"))
+        is_scaled = weight.get("scale_format") == "e8m0"
+        if dtype == "fp4" and scheme == "per_group" and group == 32 and is_scaled:
+            return formats.MXFP4
+        if dtype == "fp8_e4m3" and scheme in ("per_tensor", "per_channel"):
+            return formats.FP8_TENSOR if scheme == "per_tensor" else formats.FP8_CHANNEL
+        raise UnknownSchemeError(f"quark with weights in {_shown(dtype)} {_shown(scheme)}")
+    raise UnknownSchemeError("quark with several types of a weight")
+
+
 def _algorithm(name: object) -> Format:
     form = _ALGORITHMS.get(name) if isinstance(name, str) else None
     if form is None:
@@ -249,13 +291,15 @@ def _algorithm(name: object) -> Format:
 def _tells_layers_apart(config: Mapping[str, object]) -> bool:
     """Whether a pattern may match some layers and not others: it contains a digit, or something that matches one."""
     groups, table = config.get("config_groups"), config.get("quantized_layers")
-    skipped = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules")
+    skipped = (
+        "modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules", "exclude",
+    )  # fmt: skip
     lists = [config.get(key) for key in skipped]
     if isinstance(groups, Mapping):
         lists += [group.get("targets") for group in groups.values() if isinstance(group, Mapping)]
     patterns = [str(item) for found in lists if isinstance(found, list) for item in found]
-    if isinstance(table, Mapping):
-        patterns += table
+    for named in (table, config.get("layer_quant_config")):
+        patterns += named if isinstance(named, Mapping) else ()
     return any(not _DIGITS.isdisjoint(pattern.replace("\\.", "")) for pattern in patterns)
 
 
@@ -292,5 +336,5 @@ def _shown(value: object) -> str:
 
 _METHODS = {
     "fp8": _fp8, "fbgemm_fp8": _fbgemm_fp8, "mxfp4": _mxfp4, "gptq": _gptq, "awq": _awq, "modelopt": _modelopt,
-    "bitsandbytes": _bitsandbytes, "compressed-tensors": _compressed_tensors,
+    "bitsandbytes": _bitsandbytes, "compressed-tensors": _compressed_tensors, "quark": _quark,
 }  # fmt: skip

@@ -194,11 +194,13 @@ def _in_document(document: Any) -> Iterator[Server]:
         limits = (container.get("resources") or {}).get("limits") or {}
         text = next((str(limits[key]) for key in _RESOURCES if key in limits), "")
         number = int(text) if text.isdecimal() else None
-        yield from _of_container(str(name or container.get("name")), container, "command", "args", "env", number)
+        given = name or container.get("name")
+        service = None if given is None else str(given)
+        yield from _of_container(service, container, "command", "args", "env", number)
 
 
 def _of_container(
-    name: str, container: Mapping[str, Any], entry: str, command: str, variables: str, number: int | None
+    name: str | None, container: Mapping[str, Any], entry: str, command: str, variables: str, number: int | None
 ) -> list[Server]:
     environment = _variables(container.get(variables))
     words = [*_list(container.get(entry)), *_list(container.get(command))]
