@@ -369,6 +369,16 @@ def test_inklings_quantized_release_keeps_the_experts_of_one_layer_in_16_bits() 
     assert less == pytest.approx(1_904_604_285_204 - 591_854_374_368, rel=1e-6)
 
 
+def test_glm_5_3_flash_is_published_in_fp8() -> None:
+    # 314,396,639,232 elements of its tensors are in fp8, each block of 128 x 128 with an fp32 scale. Of them, the
+    # drafting layer has 288 experts and a shared one, and latent attention but for kv_b_proj.
+    drafting = 289 * 3 * 4096 * 2048 + 4096 * (1536 + 512 + 64 * 256) + 1536 * 64 * 256
+    quantized = 314_396_639_232 - drafting
+    bf16, fp8 = answer("zai-org/GLM-5.3-Flash-BF16"), answer("zai-org/GLM-5.3-Flash")
+    assert bf16["weights"]["bytes"] - fp8["weights"]["bytes"] == quantized - quantized // 128**2 * 4
+    assert answer("unsloth/GLM-5.3-Flash-FP8")["weights"] == fp8["weights"]
+
+
 def test_the_padded_mlp_of_qwens_72b_int4_release_is_counted() -> None:
     padded, plain = answer("Qwen/Qwen2.5-72B-Instruct-AWQ"), answer("Qwen/Qwen2.5-72B-Instruct")
     # 80 layers of three matrices of 8192 x (29696 - 29568)
