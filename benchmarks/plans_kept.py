@@ -80,6 +80,9 @@ def kept(asked: dict[str, Any], best: Any, command: str, seed: int) -> bool:
         gpu, server, devices = decode["gpu"], servers[1], decode["num_devices"]
     question = server_asked(server, gpu, devices)
     settings = dict(question.engine_settings or {})
+    if pools:
+        # The pools have limits of their own, and the simulation has one for both.
+        settings.pop("max-running-requests", None)
     sizes = {name: getattr(question, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
     found: Any = kvcalc.simulate(
         asked["model"], gpu if pools else f"{gpu}x{devices}", engine=asked["engine"], seed=seed, requests=int(number),

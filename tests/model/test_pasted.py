@@ -369,6 +369,23 @@ def test_inklings_quantized_release_keeps_the_experts_of_one_layer_in_16_bits() 
     assert less == pytest.approx(1_904_604_285_204 - 591_854_374_368, rel=1e-6)
 
 
+def test_glm_5_3_flash_is_published_in_fp8() -> None:
+    # 314,396,639,232 elements of its tensors are in fp8, each block of 128 x 128 with an fp32 scale. Of them, the
+    # drafting layer has 288 experts and a shared one, and latent attention but for kv_b_proj.
+    drafting = 289 * 3 * 4096 * 2048 + 4096 * (1536 + 512 + 64 * 256) + 1536 * 64 * 256
+    quantized = 314_396_639_232 - drafting
+    bf16, fp8 = answer("zai-org/GLM-5.3-Flash-BF16"), answer("zai-org/GLM-5.3-Flash")
+    assert bf16["weights"]["bytes"] - fp8["weights"]["bytes"] == quantized - quantized // 128**2 * 4
+    assert answer("unsloth/GLM-5.3-Flash-FP8")["weights"] == fp8["weights"]
+
+
+def test_mistrals_releases_of_2512_to_2603_are_published_in_fp8_but_for_base_and_reasoning() -> None:
+    for name in ("Ministral-3-14B-Instruct-2512", "Ministral-3-3B-Instruct-2512", "Mistral-Small-4-119B-2603"):
+        assert answer(f"mistralai/{name}")["weights"]["dtype"] == "fp8", name
+    for name in ("Ministral-3-8B-Instruct-2512-BF16", "Ministral-3-8B-Reasoning-2512", "Ministral-3-14B-Base-2512"):
+        assert answer(f"mistralai/{name}")["weights"]["dtype"] == "bf16", name
+
+
 def test_the_padded_mlp_of_qwens_72b_int4_release_is_counted() -> None:
     padded, plain = answer("Qwen/Qwen2.5-72B-Instruct-AWQ"), answer("Qwen/Qwen2.5-72B-Instruct")
     # 80 layers of three matrices of 8192 x (29696 - 29568)

@@ -60,11 +60,12 @@ def confirmed(seconds: list[float], long: list[float]) -> Any:
         ([0.9, 0.92, 0.88, 0.89], [0.9], None, 5),
         ([0.5, 0.6], [1.1], "TTFT mean is 1.1 s and the limit is 1 s", 3),  # a queue that grows slowly
         ([0.8, 1.05, 0.75, 0.9], [0.85], None, 5),  # a long run differs less from the others than a short one
-        ([0.98, 0.7, 0.99, 0.6], [0.999], "TTFT mean with other seeds is 1.09 s and the limit is 1 s", 6),
+        ([0.98, 0.7, 0.99, 0.6], [0.999], "TTFT mean with other seeds is 1.1 s and the limit is 1 s", 8),
         ([0.9, 1.2, 1.1, 1.3], [0.95], "TTFT mean is 1.3 s and the limit is 1 s", 4),
-        ([0.9, 0.9, 0.9, 0.9], [0.95, 0.96], None, 6),  # close to the limit: two long runs
+        ([0.9, 0.9, 0.9, 0.9], [0.95, 0.96], None, 8),  # close to the limit: four long runs
         ([0.9, 0.9, 0.9, 0.9], [0.95, 1.2], "TTFT mean is 1.2 s and the limit is 1 s", 6),
-        ([0.9, 0.9, 0.9, 0.9], [0.99, 0.93], "TTFT mean with other seeds is 1.04 s and the limit is 1 s", 6),
+        ([0.6, 0.7], [0.956, 0.967, 1.27], "TTFT mean is 1.27 s and the limit is 1 s", 5),
+        ([0.9, 0.9, 0.9, 0.9], [0.99, 0.9], "TTFT mean with other seeds is 1.05 s and the limit is 1 s", 8),
     ],
 )
 def test_nearly_all_runs_must_meet_the_targets(

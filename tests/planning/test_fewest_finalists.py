@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.planning.plan.finalists import _fewest_instances, _fewest_replicas
+from kvcalc.planning.plan.finalists import _fewest_instances, _fewest_replicas, find_simulated
 from kvcalc.planning.plan.replicas import OnePool
 
 
@@ -123,6 +123,58 @@ def test_instances_do_not_help_a_request_that_is_too_slow_alone() -> None:
     judge: Any = KnownJudge((2, 2), alone_misses=True)
     found: Any = _fewest_instances(judge, split((3, 3)), None)
     assert (found.missed, judge.simulated) == ("too slow", [])
+
+
+class Confirming:
+    """A judge that confirms no winner with fewer devices than `least`."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def confirm(self, found: Any) -> Any:
+        return found if found.layout.num_devices >= self.least else finalist(found.layout, "unlucky")
+
+
+def finalist(layout: Any, missed: str | None) -> Any:
+    return Fake(missed=missed, layout=layout, rank=(layout.num_devices, 0.5), judged=Fake(worst=0.5))
+
+
+class Sized(Fake):
+    """A layout of `sizes`, the numbers of devices that it can have."""
+
+    num_devices: int
+    sizes: list[int]
+
+    def _replace(self, **changes: Any) -> Sized:
+        return Sized(**{**vars(self), **changes})
+
+    def why_more(self, other: Any) -> str:
+        return f"{self.num_devices} devices instead of {other.num_devices}"
+
+    def at(self, least: int) -> Sized | None:
+        size = next((size for size in self.sizes if size >= least), None)
+        return None if size is None else self._replace(num_devices=size)
+
+
+@pytest.mark.parametrize(("least", "devices"), [(8, 8), (9, 12), (13, 16), (17, 18), (25, None)])
+def test_a_layout_that_was_too_large_is_tried_if_the_winner_is_not_confirmed(least: int, devices: int | None) -> None:
+    """8 devices, and the next larger number is 16. Others have 12 and 18."""
+
+    def smallest_of(judge: Any, layout: Any, best: Any) -> Any:
+        found = layout.at(0)
+        return None if best is not None and found.num_devices > best.layout.num_devices else finalist(found, None)
+
+    def larger_of(judge: Any, found: Any) -> Any:
+        larger = found.layout.at(found.layout.num_devices + 1)
+        return None if larger is None else finalist(larger, None)
+
+    layouts = [Sized(num_devices=0, sizes=sizes) for sizes in ([8, 16], [18, 24], [12, 24])]
+    judge: Any = Confirming(least)
+    found: Any = find_simulated(judge, [(layouts, None)], smallest_of, larger_of)
+    if devices is None:
+        assert found.reason.endswith("unlucky")
+    else:
+        assert found.num_devices == devices
 
 
 def test_the_finalists_are_the_last_that_misses_and_the_first_that_meets() -> None:

@@ -47,28 +47,35 @@ def find_simulated(
     for layouts, reason in candidates:
         trouble = reason or trouble
         refusal: UsageError | None = None
-        met, missed, larger = list[Finalist](), list[Finalist](), list[Layout]()
-        for layout in layouts:
-            best = min(met, key=_rank, default=None)
-            try:
-                found = smallest_of(judge, layout, best)
-            except UsageError as error:  # a layout that is not simulated, such as DP ranks
-                refusal = error
-                continue
-            if found is None:
-                larger.append(layout)
-            else:
-                (met if found.missed is None else missed).append(found)
-        while met and (first := min(met, key=_rank)) is not (confirmed := judge.confirm(first)):
-            met.remove(first)
-            if confirmed.missed is None:
-                met.append(confirmed)
-                continue
-            more = larger_of(judge, confirmed)
-            if more is None or more.missed is not None:
-                missed.append(confirmed)
-            else:
-                met.append(more)
+        met, missed = list[Finalist](), list[Finalist]()
+        left, larger = list(layouts), list[L]()
+        while left:
+            for layout in left:
+                best = min(met, key=_rank, default=None)
+                try:
+                    found = smallest_of(judge, layout, best)
+                except UsageError as error:  # a layout that is not simulated, such as DP ranks
+                    refusal = error
+                    continue
+                if found is None:
+                    larger.append(layout)
+                else:
+                    (met if found.missed is None else missed).append(found)
+            left = []
+            while met and (first := min(met, key=_rank)) is not (confirmed := judge.confirm(first)):
+                met.remove(first)
+                if confirmed.missed is None:
+                    met.append(confirmed)
+                    continue
+                more = larger_of(judge, confirmed)
+                if more is None or more.missed is not None:
+                    missed.append(confirmed)
+                else:
+                    met.append(more)
+                # The layouts that were larger than this one may be smaller than the next one.
+                left, larger = larger, []
+                if left:
+                    break
         if met:
             best, *others = sorted(met, key=_rank)
             why = _why_next(best, others, missed, larger)
@@ -167,7 +174,7 @@ def _rank(one: Finalist) -> tuple[float, float]:
     return one.rank
 
 
-def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], larger: list[Layout]) -> str | None:
+def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], larger: Sequence[Layout]) -> str | None:
     """Why the next layout lost: one that meets the targets, else one that does not, else one that was not simulated."""
     if others:
         second = others[0]
