@@ -106,6 +106,7 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
     from kvcalc.question.question import SpeedQuestion
     from kvcalc.simulation.planned import PlannedLoad
 
+    server = _of_release(server, given)
     lengths = [value_of(given, name) for name in ("input_tokens", "output_tokens")]
     if (lengths[0] is None) != (lengths[1] is None):
         raise UsageError("--input-tokens and --output-tokens belong together", "--input-tokens 2k --output-tokens 250")
@@ -124,6 +125,11 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
         server, devices, input_tokens=lengths[0], output_tokens=lengths[1], targets=targets, simulation=simulation,
         speed=speed, acceptance_length=value_of(given, "acceptance_length"),
     )  # fmt: skip
+
+
+def _of_release(server: "Server", given: Mapping[str, Any]) -> "Server":
+    release = given["release"]
+    return server if release is None else server._replace(release=release)
 
 
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
@@ -148,7 +154,7 @@ def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.C
     capacity, devices = document["capacity"], devices_of(given)
     if capacity is None or devices is None or not capacity["requests_per_second"]:
         return {}
-    targets = _targets_of(given)
+    targets, server = _targets_of(given), _of_release(server, given)
     if server.num_devices is not None and devices.num_devices == 1:
         devices = devices._replace(num_devices=server.num_devices)
     lengths = one_length(*(value_of(given, name) for name in ("input_tokens", "output_tokens")))

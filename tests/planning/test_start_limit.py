@@ -93,6 +93,15 @@ def test_without_memory_the_limit_is_not_the_reason() -> None:
     assert "memory" in str(found["reason"])
 
 
+def test_a_release_is_said_beside_the_command(kvcalc: Any) -> None:
+    words = ("check", "vllm", "serve", MODEL, "--max-model-len", "32768", "--gpu", "h100", "--json")
+    assert kvcalc(*words).json["engine"]["version"] == "0.33.0"
+    older = kvcalc(*words, "--release", "0.19")
+    assert (older.status, older.json["engine"]["version"]) == (0, "0.19")
+    assert kvcalc(*words, "--release", "0.20").status == 4
+    assert "vllm@never: not a release" in kvcalc(*words, "--release", "never").err
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 @pytest.mark.parametrize("load", [{"concurrency": 4}, {"concurrency": 400}, {"requests_per_second": 2.0}], ids=str)
 def test_a_plan_prints_a_limit_with_which_its_server_starts(engine: str, load: dict[str, Any]) -> None:
