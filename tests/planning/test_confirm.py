@@ -144,3 +144,27 @@ def test_the_printed_limit_is_that_of_the_simulation() -> None:
     assert best["replicas"] > 1
     words = best["vllm"].split()
     assert int(words[words.index("--max-num-seqs") + 1]) == 200
+
+
+def test_pools_that_a_simulation_finds_too_slow_are_not_taken() -> None:
+    """The closed form promises 341 ms for three prefill instances of DP ranks, and their simulation misses 500 ms."""
+    asked: dict[str, Any] = {"engine": "vllm", "transfer": "infiniband-400g"}
+    found: Any = kvcalc.plan(
+        "mixtral-8x7b", ["a100-80gb"], input_tokens=3000, output_tokens=120, requests_per_second=25.0,
+        max_ttft_seconds=0.5, disaggregate=True, **asked,
+    )  # fmt: skip
+    (pools,) = (row["disaggregated"] for row in found["plans"] if row["disaggregated"])
+    prefill, decode = pools["prefill"], pools["decode"]
+    assert prefill["instances"] == 4
+    simulated = kvcalc.simulate(
+        "mixtral-8x7b", "a100-80gb", prompt_tokens=3000, answer_tokens=120, requests=1000,
+        requests_per_second=25.0, seed=7, replicas=decode["instances"], prefill_replicas=prefill["instances"],
+        tensor_parallel_size=decode["tensor_parallel_size"], data_parallel_size=decode["data_parallel_size"],
+        speed=kvcalc.SpeedQuestion(expert_parallel_size=decode["expert_parallel_size"]),
+        prefill_tensor_parallel_size=prefill["tensor_parallel_size"],
+        prefill_data_parallel_size=prefill["data_parallel_size"],
+        prefill_expert_parallel_size=prefill["expert_parallel_size"], **asked,
+    )  # fmt: skip
+    (ttft,) = (row for row in simulated["times"] if row["metric"] == "ttft")
+    assert ttft["mean_seconds"] is not None
+    assert ttft["mean_seconds"] <= 0.5

@@ -130,7 +130,7 @@ def plan(
     if transfer is not None:
         split = SplitPlan(
             Instances(with_link(traffic, transfer)), transfer, max_devices,
-            checkpoint_of(question.model, question.dtype), simulation, num_simulated,
+            checkpoint_of(question.model, question.dtype), simulation, num_simulated, confirm,
         )  # fmt: skip
         rows, split_notes, simulated = with_splits(split, kinds, rows)
         finalists += simulated

@@ -21,6 +21,7 @@ from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, more_devices, smallest
 from kvcalc.planning.plan.shapes import Shape
+from kvcalc.planning.plan.targets import POINT_CONFIDENCE, Simulates
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.search import smallest_where
 
@@ -209,13 +210,38 @@ def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, 
     can be simulated.
     """
     if judge.decides:
-        guesses = _guesses(known, joined, judge, most or DEFAULT_PAIRS)
-        candidates = ([], guesses) if isinstance(guesses, Trouble) else (guesses, None)
-        return find_simulated(judge, [candidates], _fewest_instances, _more_instances)
-    found = find_split(known, joined)
+        return _simulated_pools(known, joined, judge, most)
+    found = find_confirmed_pools(known, joined, judge.simulation)
     if isinstance(found, TwoPools):
         judge.at(found, found.numbers)
     return found
+
+
+def find_confirmed_pools(
+    known: Instances, joined: Sequence[PoolPlatforms], simulation: Simulates
+) -> TwoPools | Trouble:  # fmt: skip
+    """The pools that `find_split` finds. If they miss a target in a simulation, simulations choose the pools.
+
+    Times are judged at the estimate there, because the closed form has judged the ranges.
+    """
+    found = find_split(known, joined)
+    targets = known.traffic.targets._replace(confidence=POINT_CONFIDENCE)
+    if not isinstance(found, TwoPools) or not targets.limits:
+        return found
+    judge = Judge(targets, simulation)
+    try:
+        tried = judge.at(found, found.numbers)
+        return found if tried is None or tried.missed is None else _simulated_pools(known, joined, judge, None)
+    except UsageError:  # a layout that is not simulated
+        return found
+
+
+def _simulated_pools(
+    known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, most: int | None
+) -> TwoPools | Trouble:  # fmt: skip
+    guesses = _guesses(known, joined, judge, most or DEFAULT_PAIRS)
+    candidates = ([], guesses) if isinstance(guesses, Trouble) else (guesses, None)
+    return find_simulated(judge, [candidates], _fewest_instances, _more_instances)
 
 
 def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, keep: int) -> list[TwoPools] | Trouble:

@@ -5,7 +5,7 @@ And the points of separate instances on the Pareto front.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +89,7 @@ class SplitPlan(NamedTuple):
     """What all rows have in common: the instances of the traffic, the link between them, and the simulation if any.
 
     All kinds together have at most `most` devices. At most `num_simulated` pairs of layouts are simulated for a row,
-    None for the default.
+    None for the default. `confirm` makes the load that confirms what the closed form chooses, None if it decides alone.
     """
 
     known: Instances
@@ -98,6 +98,7 @@ class SplitPlan(NamedTuple):
     checkpoint: Checkpoint
     simulation: Simulates | None = None
     num_simulated: int | None = None
+    confirm: Callable[[], Simulates] | None = None
 
     def judge(self) -> Judge | None:
         """A judge for a row. None if nothing is simulated."""
@@ -157,11 +158,13 @@ def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) ->
 
 
 def _find(asked: SplitPlan, joined: Sequence[PoolPlatforms], judge: Judge | None) -> TwoPools | Trouble:
-    if judge is None:
-        return find_split(asked.known, joined)
-    from kvcalc.planning.plan.finalists import find_pools
+    from kvcalc.planning.plan.finalists import find_confirmed_pools, find_pools
 
-    return find_pools(asked.known, joined, judge, asked.num_simulated)
+    if judge is not None:
+        return find_pools(asked.known, joined, judge, asked.num_simulated)
+    if asked.confirm is not None:
+        return find_confirmed_pools(asked.known, joined, asked.confirm())
+    return find_split(asked.known, joined)
 
 
 def _in_order(
