@@ -254,7 +254,7 @@ OF_TEXT = re.compile(r"language_model|text_model|lm_head|^proj_out|^(model\.)?(l
 
 
 # Their classes decide in their own ways whether, and how wide, the output head is.
-OWN_HEADS = ("audioflamingo3", "blip-2", "instructblip", "ovis2", "paddleocr_vl")
+OWN_HEADS = ("audioflamingo3", "blip-2", "hunyuan_vl", "instructblip", "ovis2", "paddleocr_vl")
 
 
 @pytest.mark.parametrize(("model_type", "config"), CASES)
