@@ -330,7 +330,7 @@ def test_diffusion_gemmas_decoder_and_its_self_conditioning() -> None:
     import torch
     from transformers.models.diffusion_gemma import configuration_diffusion_gemma, modeling_diffusion_gemma
 
-    config = {
+    config: dict[str, Any] = {
         "num_hidden_layers": 6, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "num_experts": 4, "top_k_experts": 2,
         "moe_intermediate_size": 8, "sliding_window": 4,
