@@ -4,9 +4,9 @@
 
 FOLDER is for example a checkout of vllm-project/recipes. Prints how many commands are answered and how many refused, by
 reason. Texts are .md files, and .yaml files with text in them. A script that says devices after its `#` or in the title
-above is not read for them: --gpu counts for all. Counted apart are parts of commands, commands with a variable, a path
-or dots instead of a model's name, those of vLLM-Omni (`--omni`), and those of a recipe that is not for text: its tasks
-are images, speech or embeddings.
+above is not read for them: --gpu counts for all. Counted apart are incomplete commands (also those with a variable, a
+path or dots in place of the model's name), commands for vLLM-Omni (`--omni`), and recipes for images, speech or
+embeddings.
 
 With --verified, the servers are those of models/*/*.yaml in vllm-project/recipes on each machine that is `verified`
 there, with the command that src/lib/command-synthesis.js makes for it without features. They should start; but what was
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 NO = "does not start"
-# Parts of what is said of a command that is not whole.
-_OF_PARTS = ("$", "No such file", "ends before", "names no model", "stands for a model")
+# Texts in errors about incomplete commands.
+_INCOMPLETE = ("$", "No such file", "ends before", "names no model", "stands for a model")
 PLACEHOLDER, OTHER, UNKNOWN = "no whole command", "no language model", "model not known"
 _BLOCK = re.compile(r"^[ \t]*(`{3,})[^\n]*\n(.*?)^[ \t]*\1", re.MULTILINE | re.DOTALL)
 
@@ -185,13 +185,10 @@ def main() -> None:
             try:
                 answer = check(server, devices)
             except KvcalcError as error:
-                is_fragment = (
-                    "ends before" in error.message or "names no model" in error.message or "$" in error.message
-                )
-                is_path = "No such file" in error.message or "stands for a model" in error.message or is_fragment
                 is_unknown = "not known" in error.message or "was not found" in error.message
                 verdict = UNKNOWN if is_unknown else NO if error.exit_code == 4 else "refused"
-                verdict = PLACEHOLDER if is_path else verdict
+                if any(text in error.message for text in _INCOMPLETE):
+                    verdict = PLACEHOLDER
                 reason = error.message
             else:
                 verdict = "starts" if answer["starts"] else "does not hold one request" if _is_full(answer) else NO

@@ -39,7 +39,7 @@ class Prompts:
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
 
     def _divided(self) -> float:
-        """The seconds of all steps of a prompt that is too long for one.
+        """The seconds of all steps of a prompt that is too long for one step.
 
         Full steps differ only in the tokens that they attend to, so their mean is that of the first and the last.
         """

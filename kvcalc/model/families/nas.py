@@ -42,7 +42,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
 
 
 def _body(config: ConfigReader) -> Body:
-    """Each part of a layer that is there has a norm. A linear map instead of a part is a square matrix.
+    """Attention and MLP each have a norm. A square linear map may replace either, with its norm; a no-op has nothing.
 
     Source: DeciLMDecoderLayer (model_executor/models/nemotron_nas.py), vLLM 0.33.0, which has no linear maps.
     """

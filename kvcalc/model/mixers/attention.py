@@ -76,7 +76,7 @@ class Projections(NamedTuple):
     projections. `qk_norm` is the kind of norm on queries and keys: one scale shared by all heads ("head"), the same
     with a shift ("head_bias"), or one scale as wide as all heads together ("width"). `has_sinks`: a weight for each
     head is one more term of its softmax. `caps_scores`: scores are limited by a tanh, which has no weight. `gate` is
-    the name of the matrix of a gate that has one.
+    the name of the gate's matrix, if the gate has a matrix of its own.
     """
 
     prefix: str = "self_attn"
