@@ -47,16 +47,13 @@ def check(
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
     question, notes = asked_by(read, server.reader, devices, speed, accepted)
     try:
-        found = fit(question)
-    except LayoutError as error:
-        told = error.message if " not start" in error.message else f"does not start: {error.message}"
-        raise DoesNotFitError(told, error.hint) from None
-    except KvcalcError as error:
+        found = _fit(question)
+    except (ModelError, UsageError) as error:
         # The drafter may be unknown. Then the server is answered without it.
-        if question.speculative is None or not isinstance(error, (ModelError, UsageError)):
+        if question.speculative is None:
             raise
         question = question._replace(speculative=None)
-        found = fit(question)
+        found = _fit(question)
         notes.append(Note("command", "command", f"drafting is not counted: {error.message}"))
     if found["speculative"] is not None and acceptance_length is None:
         found["speculative"]["acceptance_length"] = None
@@ -96,6 +93,14 @@ def check(
     }
     others = [warning for warning in found["warnings"] if warning["code"] != "start-limit"]
     return cast("documents.Check", {**document, "warnings": [*describe_notes(notes), *others]})
+
+
+def _fit(question: Question) -> documents.FitDocument:
+    try:
+        return fit(question)
+    except LayoutError as error:
+        told = error.message if " not start" in error.message else f"does not start: {error.message}"
+        raise DoesNotFitError(told, error.hint) from None
 
 
 def _requests(question: Question, input_tokens: int, output_tokens: int, context: int) -> documents.CheckRequests:
