@@ -51,6 +51,14 @@ def read(text: str) -> dict[str, Any]:
             f"--model {LLAMA} -tp 2",
             {"model": LLAMA, "tensor_parallel_size": "2"},
         ),
+        (
+            f"vllm serve {LLAMA} --no-enable-prefix-caching --no-async-scheduling --enforce-eager",
+            {"no-enable-prefix-caching": "true", "no-async-scheduling": "true", "enforce-eager": "true"},
+        ),
+        (
+            "python -m sglang.launch_server --model a/b --chunked-prefill-size -1",
+            {"chunked-prefill-size": "16384"},
+        ),
         (f"VLLM_PP_LAYER_PARTITION=10,22 vllm serve {LLAMA} -pp 2", {"pp-layer-partition": "10,22"}),
         (f"bash -c 'vllm serve {LLAMA} -pp 2'", {"pipeline_parallel_size": "2"}),
         (
