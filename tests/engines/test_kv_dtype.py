@@ -163,7 +163,9 @@ def test_a_row_of_sparse_attention_in_fp8_has_scales_unless_the_device_is_blackw
 def test_vllm_and_sglang_compute_a_model_published_in_fp32_in_16_bits(
     engine: str, dtype: str | None, expected: str
 ) -> None:
-    answer = ask({**plain(torch_dtype="float32"), "vocab_size": 1000, "intermediate_size": 1024}, engine, 64, dtype=dtype)
+    answer = ask(
+        {**plain(torch_dtype="float32"), "vocab_size": 1000, "intermediate_size": 1024}, engine, 64, dtype=dtype
+    )
     assert answer["kv_cache"]["dtype"] == expected
     assert answer["weights"]["dtype"] == (dtype or expected)
     assert any(note["code"] == "narrowed" for note in answer["warnings"]) == (expected != "fp32")
