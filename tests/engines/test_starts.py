@@ -203,6 +203,15 @@ def test_check_counts_a_step_as_large_as_the_context_if_prompts_are_not_divided(
         assert found["engine"]["max_num_batched_tokens"] == step
 
 
+def test_tensorrt_llm_lowers_a_context_beyond_its_cache() -> None:
+    """KVCacheManager, _torch/pyexecutor/resource_manager.py."""
+    command = choose_server("trtllm-serve nvidia/Llama-3.3-70B-Instruct-FP8", None)
+    found = check(command, kvcalc.find_devices("h100"))
+    assert found["starts"]
+    assert not found["fit"]["fits"]
+    assert 0 < (found["fit"]["max_context_tokens"] or 0) < 131_072
+
+
 def test_check_answers_a_block_that_no_kernel_of_the_device_reads() -> None:
     command = choose_server("vllm serve deepseek-v3 --tensor-parallel-size 8 --block-size 1", None)
     assert check(command, kvcalc.find_devices("mi300xx8"))["starts"]
