@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from kvcalc.engines.declarations import table
-from kvcalc.engines.place import CAPABILITIES
+from kvcalc.engines.place import CAPABILITIES, is_fp8
 from kvcalc.errors import LayoutError
 from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.schemes import Scheme, UnknownSchemeError, read_scheme
@@ -66,6 +66,7 @@ class Rules(NamedTuple):
     - `capabilities`: the least compute capability for a way to store weights (`method` or `method type`), times ten.
       The empty name is that of the engine itself.
     - `bf16`: the least compute capability for --dtype bf16.
+    - `fp8_cache`: that for a cache in fp8.
     - `unchecked`: the matrices of a type of models that the engine does not check or pads, by the end of their names.
     - `padded`: the same, on NVIDIA's GPUs alone.
     - `groups`: the methods of which a device must have whole groups of inputs that share a scale, but for experts.
@@ -81,6 +82,7 @@ class Rules(NamedTuple):
     least_block: int = 0
     capabilities: Mapping[str, int] = {}
     bf16: int = 0
+    fp8_cache: int = 0
     sparse_latent: Sequence[int] = ()
     unchecked: Mapping[str, Sequence[str]] = {}
     padded: Mapping[str, Sequence[str]] = {}
@@ -129,6 +131,8 @@ def _of_device(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
             yield f"{what} a compute capability of {_shown(least)}, and {has}", None
     if start.dtype == "bf16" and capability < rules.bf16:
         yield f"--dtype bf16 needs a compute capability of {_shown(rules.bf16)}, and {has}", "--dtype fp16"
+    if capability < rules.fp8_cache and is_fp8(start.workload.kv_dtype.name):
+        yield f"a cache in fp8 needs a compute capability of {_shown(rules.fp8_cache)}, and {has}", None
     if rules.sparse_latent and capability // 10 not in rules.sparse_latent and _is_sparse(start.spec):
         known = ", ".join(f"{major}.x" for major in rules.sparse_latent)
         yield f"sparse latent attention has kernels for compute capability {known}, and {has}", None

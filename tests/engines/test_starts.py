@@ -51,6 +51,7 @@ REFUSED = [
     ("nvidia/Llama-3.1-8B-Instruct-FP8", "a100-80gb", "sglang", None, "8.9"),
     ("nvidia/Llama-3.1-8B-Instruct-FP8", "a100-80gb", "vllm@0.25", None, "8.9"),
     ("nvidia/Qwen3-8B-NVFP4", "h100", "tensorrt-llm", None, "10.0"),
+    ("RedHatAI/Qwen3-32B-quantized.w4a16", "t4x4", "vllm@0.9.1", None, "8.0"),  # vllm-project/vllm#20216
     ("deepseek-v3.2", "a100-80gbx16", "vllm", None, "9.x"),
 ]
 
@@ -105,6 +106,14 @@ def test_bf16_is_refused_where_it_is_asked_for() -> None:
     devices = kvcalc.find_devices("t4")
     with pytest.raises(LayoutError, match=r"--dtype bf16 needs a compute capability of 8\.0, and t4 has 7\.5"):
         kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="bf16")
+    assert kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16")["fit"]["fits"]
+
+
+def test_an_fp8_cache_needs_kernels_for_it() -> None:
+    """1CatAI/1Cat-vLLM#27: fp8e4nv is not supported on a V100."""
+    devices = kvcalc.find_devices("v100-32gb")
+    with pytest.raises(LayoutError, match=r"a cache in fp8 needs a compute capability of 8\.0"):
+        kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16", kv_dtype="fp8")
     assert kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16")["fit"]["fits"]
 
 
