@@ -34,13 +34,10 @@ from kvcalc.engines.sglang.models import (
     is_sparse,
 )
 from kvcalc.engines.sglang.pools import (
-    DRAFTING_REQUESTS,
     DraftSlot,
     Pools,
     draft_slot,
-    memory_after_states,
     most_requests,
-    num_states,
     pools_of,
     profiled_tokens,
 )
@@ -54,6 +51,7 @@ from kvcalc.engines.sglang.settings import (
     steps_by_memory,
     strategy_of,
 )
+from kvcalc.engines.sglang.states import DRAFTING_REQUESTS, memory_after_states, num_states, states_of_request
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
@@ -62,7 +60,7 @@ from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
-from kvcalc.releases import Release
+from kvcalc.releases import Release, parse_release
 from kvcalc.units import Number
 
 if TYPE_CHECKING:
@@ -130,10 +128,8 @@ class Sglang(Engine):
             self.spreads_mlps = not keeps_mlps(spec)
         if spec.model_type in types_of(self.name, "with_encoder") and self.chosen.max_running_requests is not None:
             raise UsageError("--max-running-requests: the request table of a model with an encoder is not modelled")
-        # The states of a running request: its own, and with the prefix cache those of the prefixes that it uses.
-        # SGLang runs only as many requests as have these states (_calculate_mamba_ratio, kv_cache_configurator.py).
-        has_more = spec.model_type in types_of(self.name, "with_extra_states")
-        self.states_each = 1 if self.chosen.disable_radix_cache else 5 if has_more else 3
+        self.place = Place(None if release is None else parse_release(self.name, release).release)
+        self.states_each = states_of_request(spec, self.chosen, self.place)
         # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
         self.encoder = encoder_tokens(spec)
         # ChunkCache (mem_cache/chunk_cache.py) then stands in the tree's place, and it matches no prefix.
@@ -361,7 +357,7 @@ class Sglang(Engine):
         capacity = None if memory is None else self._profiled_tokens(share, dtype, memory)
         most = most_requests(self.chosen, capacity, self.chosen.context_length or self.spec.max_position_embeddings)
         state = self._largest_states(share, dtype)
-        states = num_states(memory, state, self.chosen, self.states_each) if state else None
+        states = num_states(memory, state, self.chosen, self.states_each, self.place) if state else None
         return most if states is None else min(most, states // self.states_each)
 
     def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
@@ -369,7 +365,8 @@ class Sglang(Engine):
 
         Every stage subtracts as many states as the stage with the most of them (_handle_max_mamba_cache).
         """
-        left = memory_after_states(memory, self._largest_states(share, dtype), self.chosen, self.states_each)
+        state = self._largest_states(share, dtype)
+        left = memory_after_states(memory, state, self.chosen, self.states_each, self.place)
         found = [profiled_tokens(self._pools(stage, dtype), self.chosen, left) for stage in self._stages(share)]
         return min((tokens for tokens in found if tokens is not None), default=None)
 

@@ -250,6 +250,8 @@ def _divide(
         is_latent=spec.attention.is_latent,
         release=release_of(case.question.engine),
         is_apple=gpu.vendor == "Apple",
+        is_amd=gpu.vendor == "AMD",
+        model_type=spec.model_type,
         dp_ranks=replicas // copies,
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,
