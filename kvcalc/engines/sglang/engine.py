@@ -58,7 +58,8 @@ from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
 from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
-from kvcalc.model.spec import ModelSpec, has_states
+from kvcalc.model.drafting import EAGLE, EAGLE1, MTP
+from kvcalc.model.spec import ModelSpec, has_states, weights_of
 from kvcalc.notes import Note
 from kvcalc.releases import Release, parse_release
 from kvcalc.units import Number
@@ -204,6 +205,20 @@ class Sglang(Engine):
         """
         name, reason = default_cache(spec, dtype, place) if asked.casefold() == "auto" else (asked, None)
         return (RAW_FP8 if is_fp8(name) and has_raw_rows(spec, place) else name), reason
+
+    def draft_tables(self, method: str, head: ModelSpec | None, ranks: int) -> tuple[tuple[str, int], ...]:
+        """The drafter's own embedding and output head, which are freed only after the pool has its size.
+
+        Before 0.5.14, the pool had its size before the drafter was loaded. An EAGLE-3 head keeps its own output head,
+        unless its config has no vocabulary for it. Source: init_memory_pools (managers/scheduler.py) and init_lm_head
+        (eagle_worker_v2.py), SGLang 0.5.14 to 0.5.23; sgl-project/sglang#36452.
+        """
+        weights = weights_of(self.spec)
+        if method not in (MTP, EAGLE, EAGLE1) or weights is None or not self.place.since(0, 5, 14):
+            return ()
+        keeps_head = weights.tied or (method == EAGLE and (head is None or "draft_vocab_size" in head.stated))
+        size = weights.embedding.parameters * 2 // ranks
+        return (("the drafter's tables, freed after the start", size if keeps_head else 2 * size),)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         full, window = self._pool_tokens(self._pools(self.spec, dtype), tokens, 1)
