@@ -53,8 +53,8 @@ def test_nothing_is_added_on_a_device_whose_kernels_are_not_known() -> None:
     assert padding(found) is None
 
 
-# "Memory used after loading model weights (inside torch)", with biases, tables and workspaces: gpt-oss-120b under 1.2 on
-# a GB10, and on GB200 in NVIDIA's own tests.
+# "Memory used after loading model weights (inside torch)", with biases, tables and workspaces: gpt-oss-120b on a GB10
+# (December 2025), and on GB200 in NVIDIA's own tests.
 @pytest.mark.parametrize(("gpu", "ranks", "loaded"), [("gb10", 1, 63.52), ("gb200x2", 2, 34.08), ("gb200x4", 4, 17.11)])
 def test_the_weights_are_those_that_tensorrt_llm_loads(gpu: str, ranks: int, loaded: float) -> None:
     found = fit("gpt-oss-120b", gpu, "tensorrt-llm", tensor_parallel_size=ranks)
