@@ -104,6 +104,7 @@ class Sglang(Engine):
     version = VERSION
     older_rules = ", with the default --mem-fraction-static and prefill steps of that release"
     context_option = "--context-length"
+    fp32_as = "fp16"  # _get_and_verify_dtype, configs/model_config.py; Gemma's is bf16, of the same size
     # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
     # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
     has_dp_ranks = True

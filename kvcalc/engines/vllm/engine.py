@@ -87,6 +87,7 @@ class Vllm(Engine):
     running_option = "max-num-seqs"
     version = VERSION
     context_option = "--max-model-len"
+    fp32_as = "bf16"  # _resolve_auto_dtype, config/model.py
     starts_short = False  # _check_enough_kv_cache_memory, core/kv_cache_utils.py
     # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
     has_dp_ranks = True
