@@ -267,6 +267,10 @@ class Engine(ABC):
         """The model with the caches that the engine keeps for it, if they are not those that its attention needs."""
         return spec
 
+    def draft_tables(self, method: str, head: ModelSpec | None, ranks: int) -> tuple[tuple[str, int], ...]:
+        """Tables of what drafts tokens that take memory on each of `ranks` devices when the cache is sized."""
+        return ()
+
     @classmethod
     def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:
         """The name and the bytes of the tables that every device computes while it loads the model."""

@@ -172,9 +172,10 @@ class Vllm(Engine):
     def weight_padding(
         cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
     ) -> tuple[tuple[str, int], ...]:
-        from kvcalc.engines.vllm.loading import expert_padding
+        from kvcalc.engines.expert_padding import expert_padding
+        from kvcalc.engines.vllm.loading import tile_of
 
-        return expert_padding(spec, gpu, dtype, ranks, spread, stages)
+        return expert_padding(spec, tile_of(gpu), dtype, ranks, spread, stages)
 
     @classmethod
     def kept(cls, spec: ModelSpec) -> ModelSpec:
