@@ -1,6 +1,6 @@
 """Ask `kvcalc check` about every command that starts a server in a folder of recipes.
 
-    python benchmarks/check_recipes.py FOLDER [--gpu h200x8] [--verified] [--each]
+    python benchmarks/check_recipes.py FOLDER [--gpu h200x8] [--verified] [--cookbook] [--each]
 
 FOLDER is for example a checkout of vllm-project/recipes. Prints how many commands are answered and how many refused, by
 reason. Texts are .md files, and .yaml files with text in them. A script that says devices after its `#` or in the title
@@ -9,9 +9,13 @@ path or dots in place of the model's name), commands for vLLM-Omni (`--omni`), a
 embeddings.
 
 With --verified, the servers are those of models/*/*.yaml in vllm-project/recipes on each machine that is `verified`
-there, with the command that src/lib/command-synthesis.js makes for it without features. They should start; but what was
-verified may have been another variant, another context or another number of devices. So a server that does not start
-is counted apart if its weights and one request alone are larger than the memory that it may use.
+there, with the command that src/lib/command-synthesis.js makes for it without features, in the release of the recipe's
+image or else of its last update. They should start; but what was verified may have been another variant, another
+context or another number of devices. So a server that does not start is counted apart if its weights and one request
+alone are larger than the memory that it may use.
+
+With --cookbook, the servers are those of data/models/generated in sgl-project/sgl-cookbook, each on its hardware and in
+the release of its folder.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ import yaml
 
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.check.answer import check
-from kvcalc.planning.check.servers import Server, servers_of_script
+from kvcalc.planning.check.servers import Server, of_release, servers_of_script
+from kvcalc.releases import Release, parse_release
 from kvcalc.throughput.hardware import Devices, find_devices
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
 
 NO = "does not start"
 # Texts in errors about incomplete commands.
-_INCOMPLETE = ("$", "No such file", "ends before", "names no model", "stands for a model")
+_INCOMPLETE = ("$", "No such file", "ends before", "names no model", "stands for a model", '"model": <')
 PLACEHOLDER, OTHER, UNKNOWN = "no whole command", "no language model", "model not known"
 _BLOCK = re.compile(r"^[ \t]*(`{3,})[^\n]*\n(.*?)^[ \t]*\1", re.MULTILINE | re.DOTALL)
 
@@ -58,6 +63,8 @@ _DEVICES = {
 }  # fmt: skip
 # H20, which taxonomy.yaml does not have.
 _UNLISTED = {"brand": "NVIDIA", "generation": "hopper", "gpu_count": 8, "vram_gb": 768}
+_BLACKWELL = {"brand": "NVIDIA", "generation": "blackwell"}
+_TAG = re.compile(r":v(\d+\.\d+\.\d+)")
 _FLAGS = {"tp": "--tensor-parallel-size", "tep": "--tensor-parallel-size", "dep": "--data-parallel-size"}
 
 
@@ -72,8 +79,52 @@ def verified_in(folder: Path) -> Iterator[tuple[str, str, Server, Devices]]:
             if standing == "verified" and machine in _DEVICES:
                 profile = {"id": machine, **machines.get(machine, _UNLISTED)}
                 devices = find_devices(f"{_DEVICES[machine]}x{profile['gpu_count']}")
+                release = _release(recipe, profile)
                 for server in servers_of_script(_command(recipe, profile)):
-                    yield path.stem, machine, server, devices
+                    yield path.stem, machine, of_release(server, release), devices
+
+
+def _release(recipe: dict[str, Any], profile: dict[str, Any]) -> str | None:
+    """The release of the image that the recipe names, or else of its last update, but not below the least one."""
+    variant = _variant(recipe, profile)
+    own = _of_hardware(variant, "docker_image", profile) or _of_hardware(recipe, "docker_image", profile)
+    image = own or variant.get("docker_image") or recipe["model"].get("docker_image") or ""
+    if isinstance(image, dict):
+        image = image.get(profile["brand"].lower()) or ""
+    found = _TAG.search(str(image))
+    if found:
+        return found[1]
+    least, day = str(recipe["model"].get("min_vllm_version")), str(recipe["meta"]["date_updated"])
+    if "nightly" in least or "nightly" in str(image) or recipe["model"].get("nightly_required"):
+        return None
+    then = parse_release("vllm", day).release
+    return least if then is None or then < cast(Release, parse_release("vllm", least).release) else day
+
+
+def cookbook_in(folder: Path) -> Iterator[tuple[str, str, Server, Devices]]:
+    """The file and the hardware of each language model's configuration in SGLang's cookbook, its server and devices."""
+    for path in sorted(folder.glob("data/models/generated/*/*.yaml")):
+        for family in yaml.safe_load(path.read_text())["families"]:
+            for model in (one for one in family["models"] if "llm" in one["attributes"]):
+                for hardware, asked in (model.get("hardware") or {}).items():
+                    for one in asked["configurations"]:
+                        engine, name = one["engine"], hardware.lower()
+                        devices = find_devices(f"{_DEVICES.get(name, name)}x{engine['tp'] or 1}")
+                        for server in servers_of_script(_launch(one.get("quantized_model_path"), model, engine)):
+                            yield path.stem, hardware, of_release(server, path.parent.name[1:]), devices
+
+
+def _launch(quantized: str | None, model: dict[str, Any], engine: dict[str, Any]) -> str:
+    words = ["python", "-m", "sglang.launch_server", "--model-path", quantized or model["model_path"]]
+    for name in ("tp", "dp", "ep"):
+        words += [f"--{name}", str(engine[name])] if engine[name] else []
+    words += ["--enable-dp-attention"] if engine["enable_dp_attention"] else []
+    variables = [f"{name}={value}" for name, value in engine["env_vars"].items()]
+    return " ".join([*map(shlex.quote, variables), shlex.join([*words, *map(str, engine["extra_args"])])])
+
+
+def _of_hardware(part: dict[str, Any], fact: str, profile: dict[str, Any]) -> Any:
+    return ((part.get("hardware_overrides") or {}).get(profile["id"]) or {}).get(fact)
 
 
 def _keys(profile: dict[str, Any]) -> list[str]:
@@ -89,13 +140,18 @@ def _variant(recipe: dict[str, Any], profile: dict[str, Any]) -> dict[str, Any]:
     offered = [
         one
         for one in variants
-        if profile["id"] in (one.get("supported_hardware") or [profile["id"]])
-        and (one.get("precision") not in ("nvfp4", "fp4") or profile["generation"] == "blackwell")
+        if profile["id"] in (one.get("supported_hardware") or [profile["id"]]) and _runs(one, profile)
     ]
     held = [one for one in offered if (one.get("vram_minimum_gb") or 0) <= profile["vram_gb"]]
     if held and profile.get("scalable", True) is False and held[0] is not variants[0]:
         return max(held, key=lambda one: one.get("vram_minimum_gb") or 0)  # `pickFittingVariant`
     return next(iter(held), next(iter(offered), variants[0]))
+
+
+def _runs(variant: dict[str, Any], profile: dict[str, Any]) -> bool:
+    """`isPrecisionCompatible`."""
+    needed = _BLACKWELL if variant.get("precision") in ("nvfp4", "fp4") else {}
+    return all(profile.get(key) == value for key, value in (variant.get("precision_hardware") or needed).items())
 
 
 def _command(recipe: dict[str, Any], profile: dict[str, Any]) -> str:
@@ -175,10 +231,13 @@ def main() -> None:
     parser.add_argument("--gpu", default="h200x8")
     parser.add_argument("--each", action="store_true", help="print every refusal")
     parser.add_argument("--verified", action="store_true", help="the servers that are known to start")
+    parser.add_argument("--cookbook", action="store_true", help="the servers of SGLang's cookbook")
     asked = parser.parse_args()
     verdicts, reasons, unknown = Counter[str](), Counter[str](), Counter[str]()
     found: Iterator[tuple[str, str, Server | str, Devices]] = texts_in(asked.folder, asked.gpu)
-    for path, machine, server, devices in verified_in(asked.folder) if asked.verified else found:
+    if asked.verified or asked.cookbook:
+        found = verified_in(asked.folder) if asked.verified else cookbook_in(asked.folder)
+    for path, machine, server, devices in found:
         verdict, reason, words = "not read", server, ""
         if isinstance(server, Server):
             words = " ".join(server.words)[:200]
