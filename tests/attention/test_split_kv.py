@@ -72,7 +72,8 @@ def check(interpreted: Callable[[Cases], list[float]]) -> Callable[[Cases], None
 def test_interpreted_as_in_fp32(check: Any, layout: str) -> None:
     dtypes = ["float16", "bfloat16"] * 3
     kept = {"tokens": 70, "layout": layout, "device": HOPPER}
-    check([{"heads": heads, "dtype": dtype, **kept} for heads, dtype in zip(SHAPES, dtypes)])
+    shapes = SHAPES[::2] if layout == "growing" else SHAPES  # it differs from a dense cache in its strides alone
+    check([{"heads": heads, "dtype": dtype, **kept} for heads, dtype in zip(shapes, dtypes)])
 
 
 @pytest.mark.parametrize("layout", ["dense", "paged"])
