@@ -200,7 +200,8 @@ def bad_options() -> list[tuple[str, str, str, tuple[str, ...]]]:
     """
     import typer
 
-    found, times = [], Counter[str]()
+    found: list[tuple[str, str, str, tuple[str, ...]]] = []
+    times = Counter[str]()
     for command in ANSWERED:
         app = importlib.import_module(f"kvcalc.cli.{command}").app
         for parameter in typer.main.get_command(app).params:
