@@ -155,7 +155,7 @@ TAKEN = {
     "someone/Qwen3-32B-abliterated": ("qwen3-32b", "bf16", 40_960),
     "someone/Qwen3-32B-Claude-4.6-Opus-Reasoning-Distilled-GGUF": ("qwen3-32b", "q4_k_m", 40_960),
     "someone/Qwen3-32B-Uncensored-Heretic-AWQ": ("qwen3-32b", "int4", 40_960),
-    # Copies whose type names no type of the cache, whoever publishes them, and files with MTP layers or a longer context.
+    # Copies whose type names no type of the cache, whoever publishes them, and files with MTP layers.
     "someone/Qwen3-32B-GPTQ-Int4": ("qwen3-32b", "int4", 40_960),
     "someone/Qwen3-32B-GGUF-Q6_K": ("qwen3-32b", "q6_k", 40_960),
     "unsloth/Qwen3-32B-MTP-GGUF:Q8_0": ("qwen3-32b", "q8_0", 40_960),
