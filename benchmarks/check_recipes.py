@@ -9,9 +9,10 @@ path or dots in place of the model's name), commands for vLLM-Omni (`--omni`), a
 embeddings.
 
 With --verified, the servers are those of models/*/*.yaml in vllm-project/recipes on each machine that is `verified`
-there, with the command that src/lib/command-synthesis.js makes for it without features. They should start; but what was
-verified may have been another variant, another context or another number of devices. So a server that does not start
-is counted apart if its weights and one request alone are larger than the memory that it may use.
+there, with the command that src/lib/command-synthesis.js makes for it without features, in the release of the recipe's
+image or else of its last update. They should start; but what was verified may have been another variant, another
+context or another number of devices. So a server that does not start is counted apart if its weights and one request
+alone are larger than the memory that it may use.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ import yaml
 
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.check.answer import check
-from kvcalc.planning.check.servers import Server, servers_of_script
+from kvcalc.planning.check.servers import Server, of_release, servers_of_script
+from kvcalc.releases import Release, parse_release
 from kvcalc.throughput.hardware import Devices, find_devices
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 NO = "does not start"
 # Texts in errors about incomplete commands.
-_INCOMPLETE = ("$", "No such file", "ends before", "names no model", "stands for a model")
+_INCOMPLETE = ("$", "No such file", "ends before", "names no model", "stands for a model", '"model": <')
 PLACEHOLDER, OTHER, UNKNOWN = "no whole command", "no language model", "model not known"
 _BLOCK = re.compile(r"^[ \t]*(`{3,})[^\n]*\n(.*?)^[ \t]*\1", re.MULTILINE | re.DOTALL)
 
@@ -58,6 +60,8 @@ _DEVICES = {
 }  # fmt: skip
 # H20, which taxonomy.yaml does not have.
 _UNLISTED = {"brand": "NVIDIA", "generation": "hopper", "gpu_count": 8, "vram_gb": 768}
+_BLACKWELL = {"brand": "NVIDIA", "generation": "blackwell"}
+_TAG = re.compile(r":v(\d+\.\d+\.\d+)")
 _FLAGS = {"tp": "--tensor-parallel-size", "tep": "--tensor-parallel-size", "dep": "--data-parallel-size"}
 
 
@@ -72,8 +76,30 @@ def verified_in(folder: Path) -> Iterator[tuple[str, str, Server, Devices]]:
             if standing == "verified" and machine in _DEVICES:
                 profile = {"id": machine, **machines.get(machine, _UNLISTED)}
                 devices = find_devices(f"{_DEVICES[machine]}x{profile['gpu_count']}")
+                release = _release(recipe, profile)
                 for server in servers_of_script(_command(recipe, profile)):
-                    yield path.stem, machine, server, devices
+                    yield path.stem, machine, of_release(server, release), devices
+
+
+def _release(recipe: dict[str, Any], profile: dict[str, Any]) -> str | None:
+    """The release of the image that the recipe names, or else of its last update, but not below the least one."""
+    variant = _variant(recipe, profile)
+    own = _of_hardware(variant, "docker_image", profile) or _of_hardware(recipe, "docker_image", profile)
+    image = own or variant.get("docker_image") or recipe["model"].get("docker_image") or ""
+    if isinstance(image, dict):
+        image = image.get(profile["brand"].lower()) or ""
+    found = _TAG.search(str(image))
+    if found:
+        return found[1]
+    least, day = str(recipe["model"].get("min_vllm_version")), str(recipe["meta"]["date_updated"])
+    if "nightly" in least or "nightly" in str(image) or recipe["model"].get("nightly_required"):
+        return None
+    then = parse_release("vllm", day).release
+    return least if then is None or then < cast(Release, parse_release("vllm", least).release) else day
+
+
+def _of_hardware(part: dict[str, Any], fact: str, profile: dict[str, Any]) -> Any:
+    return ((part.get("hardware_overrides") or {}).get(profile["id"]) or {}).get(fact)
 
 
 def _keys(profile: dict[str, Any]) -> list[str]:
@@ -89,13 +115,18 @@ def _variant(recipe: dict[str, Any], profile: dict[str, Any]) -> dict[str, Any]:
     offered = [
         one
         for one in variants
-        if profile["id"] in (one.get("supported_hardware") or [profile["id"]])
-        and (one.get("precision") not in ("nvfp4", "fp4") or profile["generation"] == "blackwell")
+        if profile["id"] in (one.get("supported_hardware") or [profile["id"]]) and _runs(one, profile)
     ]
     held = [one for one in offered if (one.get("vram_minimum_gb") or 0) <= profile["vram_gb"]]
     if held and profile.get("scalable", True) is False and held[0] is not variants[0]:
         return max(held, key=lambda one: one.get("vram_minimum_gb") or 0)  # `pickFittingVariant`
     return next(iter(held), next(iter(offered), variants[0]))
+
+
+def _runs(variant: dict[str, Any], profile: dict[str, Any]) -> bool:
+    """`isPrecisionCompatible`."""
+    needed = _BLACKWELL if variant.get("precision") in ("nvfp4", "fp4") else {}
+    return all(profile.get(key) == value for key, value in (variant.get("precision_hardware") or needed).items())
 
 
 def _command(recipe: dict[str, Any], profile: dict[str, Any]) -> str:

@@ -65,6 +65,9 @@ RESERVED: dict[tuple[str, str], tuple[str, Settings, Settings, str]] = {
     ("sglang", "context-length"): (
         LLAMA, {"max-running-requests": "64"}, {"context-length": "40000"}, "request table"),
     ("sglang", "max-mamba-cache-size"): (HYBRID, {}, {"max-mamba-cache-size": "64"}, "states beyond the batch"),
+    ("sglang", "mamba-radix-cache-strategy"): (
+        HYBRID, {}, {"mamba-radix-cache-strategy": "no_buffer"}, "states for prefixes"),
+    ("sglang", "disable-overlap-schedule"): (HYBRID, {}, {"disable-overlap-schedule": ""}, "states for prefixes"),
     ("sglang", "disable-radix-cache"): (HYBRID, {}, {"disable-radix-cache": ""}, "states for prefixes"),
     ("sglang", "speculative-num-draft-tokens"): (
         HYBRID, {}, {"speculative-num-draft-tokens": "4"}, "states for checking drafts"),
@@ -96,8 +99,7 @@ NO_BYTES = {
     ),
     "sglang": (
         "mamba-full-memory-ratio", "mem-fraction-static", "max-loras-per-batch", "max-lora-rank", "max-total-tokens",
-        "max-prefill-tokens", "schedule-conservativeness", "enable-mixed-chunk", "disable-overlap-schedule",
-        "scheduler-recv-interval",
+        "max-prefill-tokens", "schedule-conservativeness", "enable-mixed-chunk", "scheduler-recv-interval",
     ),
     "tensorrt-llm": (
         "max-tokens", "free-gpu-memory-fraction", "max-num-tokens", "enable-chunked-prefill",

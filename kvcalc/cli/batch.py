@@ -211,7 +211,7 @@ class Questions:
     def _check(self, fields: Mapping[str, Any]) -> "documents.Batch":
         """The answer to a line with a `server`, the command that starts it."""
         from kvcalc.cli import check
-        from kvcalc.planning.check.servers import choose_server
+        from kvcalc.planning.check.servers import choose_server, of_release
 
         server = fields.get("server")
         if not isinstance(server, str):
@@ -219,7 +219,8 @@ class Questions:
         if "check" not in self._of_commands:
             self._of_commands["check"] = _parameters_of(check.app)
         others = {field: value for field, value in fields.items() if field != "server"}
-        return check.answer(_given(others, *self._of_commands["check"], "check"), choose_server(server, None))
+        asked = _given(others, *self._of_commands["check"], "check")
+        return check.answer(asked, of_release(choose_server(server, None), asked["release"]))
 
     def given(self, fields: Mapping[str, Any]) -> Values:
         """The parameters of estimate, with the values that the equivalent command line would give."""

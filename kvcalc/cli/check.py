@@ -73,7 +73,7 @@ def check(ctx: typer.Context) -> None:
     given = ctx.params
     output = output_of(given, "check")
     check_report(given)
-    servers = _servers(ctx.meta["kvcalc.command"], given["file"])
+    servers = _servers(ctx.meta["kvcalc.command"], given["file"], given["release"])
     if given["report"] is not None and len(servers) > 1:
         raise UsageError(f"--report shows one server, and there are {len(servers)}", "check one of the commands alone")
     failed: Optional[KvcalcError] = None
@@ -106,7 +106,6 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
     from kvcalc.question.question import SpeedQuestion
     from kvcalc.simulation.planned import PlannedLoad
 
-    server = _of_release(server, given)
     lengths = [value_of(given, name) for name in ("input_tokens", "output_tokens")]
     if (lengths[0] is None) != (lengths[1] is None):
         raise UsageError("--input-tokens and --output-tokens belong together", "--input-tokens 2k --output-tokens 250")
@@ -125,11 +124,6 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
         server, devices, input_tokens=lengths[0], output_tokens=lengths[1], targets=targets, simulation=simulation,
         speed=speed, acceptance_length=value_of(given, "acceptance_length"),
     )  # fmt: skip
-
-
-def _of_release(server: "Server", given: Mapping[str, Any]) -> "Server":
-    release = given["release"]
-    return server if release is None else server._replace(release=release)
 
 
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
@@ -154,7 +148,7 @@ def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.C
     capacity, devices = document["capacity"], devices_of(given)
     if capacity is None or devices is None or not capacity["requests_per_second"]:
         return {}
-    targets, server = _targets_of(given), _of_release(server, given)
+    targets = _targets_of(given)
     if server.num_devices is not None and devices.num_devices == 1:
         devices = devices._replace(num_devices=server.num_devices)
     lengths = one_length(*(value_of(given, name) for name in ("input_tokens", "output_tokens")))
@@ -166,9 +160,9 @@ def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.C
     return {"targets": targets.describe(), "load_curve": rows}
 
 
-def _servers(words: list[str], file: Optional[str]) -> "list[Server]":
+def _servers(words: list[str], file: Optional[str], release: Optional[str]) -> "list[Server]":
     """The servers in the words or in the file. UsageError (exit 2) if there is none."""
-    from kvcalc.planning.check.servers import no_server, server_of, servers_in, servers_of_script
+    from kvcalc.planning.check.servers import no_server, of_release, server_of, servers_in, servers_of_script
 
     if file is not None and words:
         raise UsageError(f"--file and a command cannot be combined: {words[0][:40]!a}", "use one")
@@ -183,7 +177,7 @@ def _servers(words: list[str], file: Optional[str]) -> "list[Server]":
         found = server_of(words[first:], environment, {})
     if not found:
         raise no_server()
-    return found
+    return [of_release(server, release) for server in found]
 
 
 def _text_of(file: str) -> str:

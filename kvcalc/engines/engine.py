@@ -56,6 +56,7 @@ class Engine(ABC):
     use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine, and `splits_layers` whether
     pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `running_option` is
     the engine's option for the most requests that run at once, and `context_option` its flag for the longest request.
+    `fp32_as` is the type in which it computes a model that is published in fp32, unless the question names a type.
     `starts_short` is whether it starts if the cache does not hold one request of that length.
 
     `has_dp_ranks` is whether the engine can copy the attention and split the experts. If it can:
@@ -90,6 +91,7 @@ class Engine(ABC):
     older_rules = ""
     running_option: str | None = None
     context_option: str | None = None
+    fp32_as = "fp32"
     starts_short = True
     _default_running: int | None = None  # without that option; None if the device decides it, or if there is no limit
     notes: tuple[Note, ...] = ()
@@ -264,6 +266,10 @@ class Engine(ABC):
     def kept(cls, spec: ModelSpec) -> ModelSpec:
         """The model with the caches that the engine keeps for it, if they are not those that its attention needs."""
         return spec
+
+    def draft_tables(self, method: str, head: ModelSpec | None, ranks: int) -> tuple[tuple[str, int], ...]:
+        """Tables of what drafts tokens that take memory on each of `ranks` devices when the cache is sized."""
+        return ()
 
     @classmethod
     def loaded_tables(cls, spec: ModelSpec) -> tuple[tuple[str, int], ...]:

@@ -45,10 +45,10 @@ class Held(NamedTuple):
 class Question(NamedTuple):
     """A device's memory, the workload on it, and the engine's own settings (option name to text).
 
-    `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, and `is_apple` if macOS
-    manages the memory. `release` is the engine's release, or None for the newest. `batch_size` is that of one of the
-    `dp_ranks`. `has_fast_links` is whether the devices are joined by more than PCIe. `images` is set if the
-    engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
+    `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, `is_apple` if macOS manages
+    the memory, and `is_amd` if the device is AMD's. `release` is the engine's release, or None for the newest.
+    `batch_size` is that of one of the `dp_ranks`. `has_fast_links` is whether the devices are joined by more than PCIe.
+    `images` is set if the engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
     `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
     vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens. `drafts_by` is the method of
     speculative decoding.
@@ -73,6 +73,8 @@ class Question(NamedTuple):
     multimodal: Mapping[str, object] | None = None
     keeps_tokens: bool = True
     drafts_by: str | None = None
+    is_amd: bool = False
+    model_type: str = ""
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""

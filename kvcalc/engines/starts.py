@@ -38,6 +38,10 @@ class Start(NamedTuple):
     dtype: str | None
     gpu: Gpu | None
 
+    @property
+    def is_on_nvidia(self) -> bool:
+        return self.gpu is None or self.gpu.device_class is None or self.gpu.device_class in CAPABILITIES
+
     def ranks(self, weight: Weight) -> int:
         """The number of devices that divide a matrix among them."""
         size, copies = self.workload.tensor_parallel_size, self.workload.attention_copies
@@ -61,7 +65,8 @@ class Rules(NamedTuple):
     - `capabilities`: the least compute capability for a way to store weights (`method` or `method type`), times ten.
       The empty name is that of the engine itself.
     - `bf16`: the least compute capability for --dtype bf16.
-    - `unchecked`: the matrices of a type of models whose outputs the engine does not check.
+    - `unchecked`: the matrices of a type of models that the engine does not check or pads, by the end of their names.
+    - `padded`: the same, on NVIDIA's GPUs alone.
     - `sparse_latent`: the major compute capabilities that have a kernel for sparse latent attention. Empty means any.
     """
 
@@ -74,6 +79,7 @@ class Rules(NamedTuple):
     bf16: int = 0
     sparse_latent: Sequence[int] = ()
     unchecked: Mapping[str, Sequence[str]] = {}
+    padded: Mapping[str, Sequence[str]] = {}
 
 
 @cache
@@ -186,11 +192,13 @@ def _of_blocks(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
 
 def _partial_block(start: Start, rules: Rules) -> str | None:
     """The first matrix of which a device has no whole blocks, in words."""
-    stated, unchecked = start.spec.quantization, rules.unchecked.get(start.spec.model_type, ())
+    stated, model_type = start.spec.quantization, start.spec.model_type
+    ends = [*rules.unchecked.get(model_type, ()), *(rules.padded.get(model_type, ()) if start.is_on_nvidia else ())]
+    unchecked = tuple(f".{end}" for end in ends)
     refines = isinstance(stated, Mapping) and stated.get("quant_method") == "fp8"
     for name, weight, (rows, columns) in _blocks_of(start.spec):
         ranks, leaf = start.ranks(weight), name.rpartition(".")[2]
-        if leaf in unchecked:
+        if f".{name}".endswith(unchecked):
             continue
         by_inputs = leaf in _BY_INPUTS
         whole, block = (weight.columns, columns) if by_inputs else (weight.rows, rows)

@@ -36,6 +36,10 @@ _REPEATS, _SECONDS_EACH = 5, 0.3
 _MUCH_SLOWER = 1.5
 
 
+class CannotRunError(RunError):
+    """The backend that was asked for by name cannot run a layer's step here."""
+
+
 class SlowBackends:
     """The backends that were too slow at one context to be compiled for another one.
 
@@ -87,8 +91,8 @@ def choose(
 
     `query` has the shape that `layer.attend` takes, and `flush` is a `flusher`. A backend that fails in any way is not
     used, and its row says why.
-    Raises RunError (exit 1) if the backend called `name` cannot run here or gives wrong results, and BrokenDeviceError
-    (exit 1), which names the backend, if nothing can run here after it.
+    Raises CannotRunError (exit 1) if the backend called `name` cannot run here or gives wrong results, and
+    BrokenDeviceError (exit 1), which names the backend, if nothing can run here after it.
     """
     case = case_of(layer, cache, query)
     sort = case, query.shape[0], cache.capacity < cache.max_tokens
@@ -144,6 +148,6 @@ def choose(
         raise RunError(f"no kernel is left to run without {', '.join(sorted(without))}", "use fewer --without-backend")
     if best is None:
         asked = next((row["reason"] for row in rows if row["name"] == name), rows[0]["reason"])
-        raise RunError(f"--backend {name} cannot run here: {asked}", "use --backend auto to choose one that can")
+        raise CannotRunError(f"--backend {name} cannot run here: {asked}", "use --backend auto to choose one that can")
     slow.learn(sort, rows)
     return Choice(best[2], rows)

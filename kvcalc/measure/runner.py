@@ -11,7 +11,7 @@ import torch
 from kvcalc.attention.backends import BACKENDS
 from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
 from kvcalc.measure.bandwidth import read_again, read_roof
-from kvcalc.measure.choose import SlowBackends
+from kvcalc.measure.choose import CannotRunError, SlowBackends
 from kvcalc.measure.devices.device import ALLOCATION_SLACK, describe_device, free_bytes, release, resolve_device
 from kvcalc.measure.devices.distributed import ALONE, device_of, join, shared_device
 from kvcalc.measure.devices.environment import describe_environment
@@ -195,7 +195,15 @@ def measure(
                     skipped.append({"attention": kind, "reason": reason})
                 else:
                     whole = apply(model, what_if) if not all_variants else _same_kind(model, what_if, kind)
-                    ended.append(_run(kind, spec, whole, request, roof, progress, slow))
+                    try:
+                        ended.append(_run(kind, spec, whole, request, roof, progress, slow))
+                    except CannotRunError as error:
+                        # The runs before are kept, and others may still come. Other ranks may not have this error.
+                        if group.size > 1 or (number == len(every) and not ended):
+                            raise
+                        skipped.append({"attention": kind, "reason": error.message})
+                        release(where)
+                        continue
                     if known_roof is None:
                         read_again(roof, where, request.torch_dtype, effort)
                     if keep is not None and number < len(every):

@@ -20,6 +20,7 @@ _CONVERTERS = frozenset(_TABLE["converters"].casefold().split())
 _MIRRORS = frozenset(_TABLE["mirrors"].casefold().split())
 _RENAMED: Mapping[str, str] = _TABLE["renamed"]
 _EDITED = re.compile(rf"(.+)-({'|'.join(_TABLE['edited'].split())})(?:-v\d+)?", re.IGNORECASE)
+_ANYBODYS = frozenset(_TABLE["anybodys"].split())
 _REGISTRIES = ("hf.co/", "huggingface.co/")  # before the name of a repository, ollama and llama.cpp fetch its files
 _MLX = frozenset(_TABLE["mlx_copies"]["organisations"].casefold().split())
 _GGUF_ASIDE = frozenset(_TABLE["gguf"]["aside"].split())
@@ -33,8 +34,10 @@ def derive(name: str) -> Release | None:
     path, _, tag = name.partition(":")
     registry = next((one for one in _REGISTRIES if path.startswith(one)), "")
     organisation, slash, last = path.removeprefix(registry).partition("/")
-    if registry and not last.casefold().endswith("-gguf"):
+    if registry and "-gguf" not in last.casefold():
         return None
+    if registry and tag == "latest":  # ollama's word for no tag
+        name, tag = name.removesuffix(":latest"), ""
     if not slash:
         return _from_ollama(path.casefold(), tag.casefold())
     if not organisation or not last or "/" in last:
@@ -42,13 +45,13 @@ def derive(name: str) -> Release | None:
     if path.casefold() in _REFUSED:
         return None
     parts = last.casefold().split("-")
-    if parts[-1] == "gguf":
+    if "gguf" in parts[-2:]:  # NAME-GGUF or NAME-GGUF-TYPE
         return _from_gguf(name.removeprefix(registry), organisation, last, tag.casefold())
     if tag:
         return None
     for suffix, recipe in _suffixes(organisation.casefold()):
         if last.casefold().endswith(suffix):
-            base = _base(organisation, last[: -len(suffix)], is_copy=True)
+            base = _base(organisation, last[: -len(suffix)], is_copy=True, copies=suffix in _ANYBODYS)
             if base is not None:
                 return None if recipe is None else _converted(name, base, last[-len(suffix) :].lstrip("-"), recipe)
     found = _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
@@ -167,7 +170,7 @@ def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | N
     while parts and parts[-1].casefold() in (_GGUF_ASIDE | _GGUF_TYPES):
         part = parts.pop().casefold()
         tag = tag or (part if part in _GGUF_TYPES else "")
-    base = _base(organisation, "-".join(parts), is_copy=True)
+    base = _base(organisation, "-".join(parts), is_copy=True, copies=True)
     recipe = None if base is None else _of_type(base, tag.removeprefix("ud-"), tag)
     return None if base is None or recipe is None else _converted(name, base, tag or "GGUF", recipe)
 

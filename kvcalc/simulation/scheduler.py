@@ -13,7 +13,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.dp_attention import whole_copies
 from kvcalc.planning.device.budget import budget
-from kvcalc.planning.device.capacity import starts, too_many_to_start
+from kvcalc.planning.device.capacity import too_many_to_start
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import Arrivals
@@ -105,8 +105,9 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
             f"{case.model.name} leaves no memory for the cache on {case.devices.gpu.name}",
             "kvcalc fit says how many devices it needs",
         )
-    if not starts(case, found.pool_bytes):
-        raise DoesNotFitError(too_many_to_start(case, found.pool_bytes) or "")
+    too_many = too_many_to_start(case, found.pool_bytes)
+    if too_many is not None and not too_many.is_default:
+        raise DoesNotFitError(too_many.refusal(case.engine.title))
     replicas, drafted = case.workload.data_parallel_size, case.question.speculative
     running = max(1, most_at_once(case, found) // replicas)
     checked, lookahead, pool = 1 if drafted is None else 1 + drafted.num_tokens, 0, RunningPool(None)
@@ -140,7 +141,7 @@ def start_notes(case: Case) -> list[Note]:
     """A note if the engine does not start with its default limit of running requests. Fewer are simulated."""
     found = budget(case)
     too_many = None if isinstance(found, str) else too_many_to_start(case, found.pool_bytes)
-    return [] if too_many is None else [Note("engine", "start-limit", too_many)]
+    return [] if too_many is None else [Note("engine", "start-limit", too_many.refusal(case.engine.title))]
 
 
 def _schedule_of(case: Case) -> Schedule:

@@ -23,6 +23,9 @@ _OPERATORS = {operator: operator for operator in (AND, INTO)}
 # What `_quoted` writes. There is no quote inside $'...', because it is escaped there.
 _PIECE = r"""\$'(?P<escaped>[^']*)'|'(?P<single>[^']*)'|"(?P<double>[^"]*)"|(?P<plain>[^\s'"$]+)"""
 
+# A command whose output is put into a word, and a character that stands around its number while a line is read.
+_COMMAND, _HELD = re.compile(r"\$\([^()]*\)"), "\ue000"
+
 
 def join(words: Iterable[str]) -> str:
     """A command for bash and zsh.
@@ -45,6 +48,16 @@ def split(command: str) -> list[str]:
 
 def words_of(line: str) -> list[str] | None:
     """The words and the operators of a line that a person has written. None if a quote has no end."""
+    # A substituted command is a part of a word, also without quotes.
+    commands: list[str] = []
+
+    def held(found: re.Match[str]) -> str:
+        commands.append(found[0])
+        return f"{_HELD}{len(commands) - 1}{_HELD}"
+
+    left = 1
+    while left:
+        line, left = _COMMAND.subn(held, line)
     # Python's shlex has no $'...', which `join` writes.
     line = re.sub(r"\$'((?:[^'\\]|\\.)*)'", lambda found: shlex.quote(found[1].encode().decode("unicode_escape")), line)
     reader = shlex.shlex(line, posix=True, punctuation_chars=";&|<>()")
@@ -53,6 +66,8 @@ def words_of(line: str) -> list[str] | None:
         words = list(reader)
     except ValueError:
         return None
+    for number in reversed(range(len(commands))):
+        words = [word.replace(f"{_HELD}{number}{_HELD}", commands[number]) for word in words]
     for place, word in enumerate(words):
         if word.startswith("#"):
             return words[:place]

@@ -46,6 +46,11 @@ def read(text: str) -> dict[str, Any]:
             f"docker run --rm -it --gpus all -p 80:80 vllm/vllm-openai:v0.11.0 --model {LLAMA}",
             {"engine": "vllm@0.11.0", "model": LLAMA},
         ),
+        (
+            'docker run -v $(realpath $(pwd)/m):/m --name a$(id -u) -v "$(echo a b)":/x vllm/vllm-openai:v0.11.0 '
+            f"--model {LLAMA} -tp 2",
+            {"model": LLAMA, "tensor_parallel_size": "2"},
+        ),
         (f"VLLM_PP_LAYER_PARTITION=10,22 vllm serve {LLAMA} -pp 2", {"pp-layer-partition": "10,22"}),
         (f"bash -c 'vllm serve {LLAMA} -pp 2'", {"pipeline_parallel_size": "2"}),
         (

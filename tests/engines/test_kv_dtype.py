@@ -151,3 +151,21 @@ def test_a_row_of_sparse_attention_in_fp8_has_scales_unless_the_device_is_blackw
     config = {**sparse(), "vocab_size": 1000, "intermediate_size": 1024}
     answer = ask(config, engine, 64, devices=kvcalc.find_devices(gpu), kv_dtype=asked)
     assert answer["kv_cache"]["bytes_per_token"] == 3 * (row_bytes + 132)
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "expected"),
+    [
+        ("vllm", None, "bf16"), ("sglang", None, "fp16"), ("transformers", None, "fp32"), ("vllm", "fp32", "fp32"),
+        ("vllm", "fp8", "bf16"),
+    ],
+)  # fmt: skip
+def test_vllm_and_sglang_compute_a_model_published_in_fp32_in_16_bits(
+    engine: str, dtype: str | None, expected: str
+) -> None:
+    answer = ask(
+        {**plain(torch_dtype="float32"), "vocab_size": 1000, "intermediate_size": 1024}, engine, 64, dtype=dtype
+    )
+    assert answer["kv_cache"]["dtype"] == expected
+    assert answer["weights"]["dtype"] == (dtype or expected)
+    assert any(note["code"] == "narrowed" for note in answer["warnings"]) == (expected != "fp32")

@@ -78,6 +78,7 @@ CASES: dict[str, dict[str, Case]] = {
         "context-length": Case("64k", settings={"max-running-requests": 64}),
         "max-mamba-cache-size": Case(64, HYBRID, "h100x8", asked=FOUR),
         "mamba-full-memory-ratio": Case(0.5, HYBRID, "h100x8", asked=FOUR),
+        "mamba-radix-cache-strategy": Case("no_buffer", HYBRID, "h100x8", asked=FOUR),
         "disable-radix-cache": Case(True, HYBRID, "h100x8", asked=FOUR),
         "speculative-num-draft-tokens": Case(2, HYBRID, "h100x8", asked=FOUR),
         "speculative-eagle-topk": Case(4, HYBRID, "h100x8", {"speculative-num-draft-tokens": 4}, FOUR),

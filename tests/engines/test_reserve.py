@@ -14,6 +14,8 @@ from kvcalc.memory.sharding import Width
 from kvcalc.model.resolve import load_model
 from kvcalc.model.towers.image_rule import ImageRule
 from kvcalc.releases import Release, release_of
+from kvcalc.throughput.hardware import find_devices
+from tests.documents import estimate
 
 LLAMA = load_model("llama-3-8b")
 LLAMA_8B = Width(3 * 14336, 4096, 128256, 32, False)
@@ -355,3 +357,62 @@ def test_sglang_default_share_on_a_small_device_of_a_release() -> None:
         reserved = max(10 * 1024, 512 + 1.5 * 8192 + 128 + 2 * graph + 8 * 58)
         found = ask("sglang", release=release_of(f"sglang@{release}"), settings=row)
         assert found.settings == {"mem_fraction_static": round((81920 - reserved) / 81920, 3)}
+
+
+# Before 0.4.7.post1, a table by the number of devices decided (__post_init__ of ServerArgs, srt/server_args.py).
+@pytest.mark.parametrize(
+    ("release", "mib", "ranks", "method", "share"),
+    [
+        ("0.4.0", 81559, 1, None, 0.88), ("0.4.3", 81559, 2, None, 0.87), ("0.4.6", 24564, 4, None, 0.85),
+        ("0.4.6.post5", 81559, 8, None, 0.81), ("0.4.7", 81559, 16, None, 0.79), ("0.4.7", 81559, 8, "eagle", 0.7695),
+        ("0.4.5", 143771, 8, None, 0.81), ("0.4.6", 143771, 8, None, (143771 - 13 * 1024) / 143771),
+        ("0.4.6.post2", 97871, 8, None, 0.88), ("0.4.6.post2", 143771, 8, None, (143771 - 18 * 1024) / 143771),
+        ("0.4.7", 143771, 8, "eagle", (143771 - 20 * 1024) / 143771), ("0.4.7", 183359, 8, None, 0.79),
+        ("0.4.6.post2", 183359, 8, None, (183359 - 18 * 1024) / 183359),
+        ("0.4.7.post1", 81920, 8, None, round((81920 - 13.5 * 1024) / 81920, 3)),
+    ],
+)  # fmt: skip
+def test_sglang_oldest_default_share(release: str, mib: int, ranks: int, method: str | None, share: float) -> None:
+    found = ask(
+        "sglang", release=release_of(f"sglang@{release}"), memory_bytes=mib * MIB, ranks=ranks, drafts_by=method
+    )
+    assert found.settings["mem_fraction_static"] == pytest.approx(share, abs=1e-6)
+
+
+def test_sglang_had_one_factor_for_all_towers_which_a_given_share_had_too() -> None:
+    tower = {"vision_config": {"num_hidden_layers": 27, "hidden_size": 1152}}
+    shares = {
+        release: ask("sglang", release=release_of(f"sglang@{release}"), multimodal=tower, settings=settings).settings
+        for release, settings in (
+            ("0.4.4", {}), ("0.4.6", {}), ("0.4.8", {"mem-fraction-static": "0.8"}),
+            ("0.4.9", {"mem-fraction-static": "0.8"}),
+        )
+    }  # fmt: skip
+    assert [row["mem_fraction_static"] for row in shares.values()] == [0.836, 0.792, 0.72, 0.8]
+
+
+def test_sglang_leaves_more_free_for_aiter_on_amd() -> None:
+    """Qwen3-Reranker-0.6B on an MI355X, 0.5 of the memory, 40,960 tokens: K 60.44 and V 60.44 GB of 287.26 GB, while
+    286.05 GB were free: 0.425 of the memory."""
+
+    def share(**changes: Any) -> float:
+        settings = {"mem-fraction-static": "0.5", **changes.pop("settings", {})}
+        given = {"is_amd": True, "context_tokens": 40_960, "settings": settings, **changes}
+        return float(ask("sglang", **given).settings["mem_fraction_static"])
+
+    assert 1 - share() == pytest.approx((286.05 - 120.88) / 287.26, abs=1e-3)
+    assert share(context_tokens=8192) == share(is_amd=False) == share(release=release_of("sglang@0.4.6")) == 0.5
+    # MLA: with 16 or 128 heads on a device. DeepSeek-V3 has 128, Kimi-K2 64.
+    heads = {(128, 8): 0.425, (128, 1): 0.425, (64, 4): 0.425, (64, 8): 0.5, (128, 4): 0.5}
+    for (number, ranks), expected in heads.items():
+        assert share(is_latent=True, num_heads=number, tensor_parallel_size=ranks) == expected
+    assert share(is_latent=True, num_heads=128, has_sparse_latent=True) == share(model_type="deepseek_v4") == 0.5
+
+
+def test_a_longer_context_has_aiters_part() -> None:
+    def pool(tokens: int, gpu: str = "mi300x") -> int:
+        found = estimate(load_model("qwen3-8b"), context_tokens=tokens, engine="sglang", devices=find_devices(gpu))
+        return int(found["fit"]["kv_cache_memory_bytes"])
+
+    assert pool(8193) < pool(8192) == pool(1024)
+    assert pool(8193, "h200") == pool(8192, "h200")

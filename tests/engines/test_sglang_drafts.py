@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import load_engine
 from kvcalc.errors import UsageError
 from kvcalc.model.drafting import Speculation
+from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate
 
 # Qwen3.5-9B: 32 layers, of which every fourth has attention.
@@ -117,3 +119,42 @@ def test_the_request_table_has_room_for_drafts() -> None:
     settings = {"max-running-requests": "9", "page-size": "64"}
     paged = lines(ask(Speculation("ngram", 3), "llama-3.1-8b", engine_settings=settings))
     assert paged["request table"] - plain["request table"] == 10 * (2 * 4 + 64 - 1 - 4) * 4
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "method", "tables"),
+    [
+        # sgl-project/sglang#35996: the MTP head of a model of 248,320 x 5,120 took 5.18 GB, of which a layer is 0.44.
+        ("sglang", "qwen3.6-27b", "mtp", 2 * 248_320 * 5120 * 2),
+        ("sglang@0.5.14", "qwen3.6-27b", "mtp", 2 * 248_320 * 5120 * 2),
+        ("sglang@0.5.13", "qwen3.6-27b", "mtp", 0),
+        ("sglang", "llama-3.1-8b", "eagle", 128_256 * 4096 * 2),
+        ("sglang", "llama-3.1-8b", "eagle1", 2 * 128_256 * 4096 * 2),
+        ("sglang", "llama-3.1-8b", "ngram", 0),
+        # A tied embedding is the head too.
+        ("sglang", "llama-3.2-1b", "eagle1", 128_256 * 2048 * 2),
+        ("vllm", "qwen3.6-27b", "mtp", 0),
+    ],
+)
+def test_the_drafters_tables_take_memory_while_the_pool_is_sized(
+    engine: str, model: str, method: str, tables: int
+) -> None:
+    for gpu, ranks in (("h100", 1), ("h100x2", 2)):
+        found = estimate(
+            kvcalc.load_model(model), context_tokens=8192, engine=engine, devices=find_devices(gpu),
+            tensor_parallel_size=ranks, speculative=Speculation(method, 3, 2.0),
+        )  # fmt: skip
+        sizes = [line["bytes"] for line in found["fit"]["lines"] if line["name"].startswith("the drafter's tables")]
+        assert sum(sizes) == tables // ranks
+
+
+def test_an_eagle_head_of_the_models_vocabulary_frees_its_head_too() -> None:
+    config = {
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4096, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+        "architectures": ["LlamaForCausalLMEagle3"],
+    }  # fmt: skip
+    rules, table = load_engine("sglang", kvcalc.load_model("llama-3.1-8b")), 128_256 * 4096 * 2
+    for more, tables in (({}, 2), ({"draft_vocab_size": 32000}, 1)):
+        ((_, size),) = rules.draft_tables("eagle", kvcalc.read_config({**config, **more}, "test", "test"), 1)
+        assert size == tables * table

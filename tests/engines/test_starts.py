@@ -30,6 +30,7 @@ REFUSED = [
     ("Qwen/Qwen3-235B-A22B-FP8", "rtx-5090x8", "vllm@0.8.5", None, "192"),  # vllm-project/vllm#17569
     ("MiniMaxAI/MiniMax-M2.5", "h200x8", "vllm@0.28", None, "192"),  # ROCm/ATOM#1488 says the same of its own checks
     ("deepseek-v4-pro", "h20x16", "vllm@0.23", 16, "192"),  # vllm-project/vllm#45784
+    ("deepseek-v4-pro", "mi300xx16", "vllm", 16, "192"),  # its class for AMD pads nothing (models/deepseek_v4/amd)
     ("deepseek-r1", "h100x32", "sglang", None, "576"),  # sgl-project/sglang#3345
     # The checks in SGLang 0.5.23 (layers/quantization/fp8.py).
     ("Qwen/Qwen3-235B-A22B-FP8", "h200x8", "sglang", None, "192"),
@@ -63,6 +64,8 @@ def test_what_an_engine_refuses_is_refused_with_its_reason(
 STARTED = [
     ("Qwen/Qwen3-235B-A22B-FP8", "h200x8", "vllm", None),  # blocks of experts are refined
     ("MiniMaxAI/MiniMax-M2.5", "h200x8", "vllm@0.29", None),
+    ("deepseek-v4-pro", "h20x16", "vllm@0.24", 16),  # its shared experts are padded (vllm-project/vllm#46001)
+    ("inclusionAI/Ling-3.0-flash-fp8", "h200x4", "vllm", 4),  # so are these (Ling-3.0-flash of vllm-project/recipes)
     ("MiniMaxAI/MiniMax-M2.5", "h200x4", "sglang", None),
     ("Qwen/Qwen3-235B-A22B-FP8", "h200x8", "sglang", 8),  # whole experts
     ("Qwen/Qwen3-30B-A3B-FP8", "h100x2", "sglang", None),
@@ -118,6 +121,35 @@ def test_a_plan_leaves_out_what_does_not_start() -> None:
     )  # fmt: skip
     assert found["best"] is not None
     assert found["best"]["tensor_parallel_size"] in (1, 2)
+
+
+def test_a_plan_without_a_layout_says_what_the_engine_refuses() -> None:
+    asked: dict[str, Any] = {"input_tokens": 1000, "output_tokens": 100, "requests_per_second": 1.0, "engine": "vllm"}
+    found = kvcalc.plan("Qwen/Qwen3-8B-FP8", gpus=["v100-32gb"], **asked)
+    assert "weights in fp8 need a compute capability of 7.5" in str(found["plans"][0]["reason"])
+    split = kvcalc.plan("Qwen/Qwen3-8B-FP8", gpus=["v100-32gb"], disaggregate=True, transfer="infiniband-400g", **asked)
+    assert "weights in fp8 need a compute capability of 7.5" in str(split["plans"][0]["reason"])
+    by_block = {**asked, "engine_settings": {"block-size": "24"}}
+    found = kvcalc.plan("llama-3.1-8b", gpus=["h100"], **by_block)
+    assert found["plans"][0]["hint"] == "use --block-size 16"
+
+
+@pytest.mark.parametrize(
+    "method", ["", ' --speculative-config \'{"method": "ernie_mtp", "num_speculative_tokens": 1}\'']
+)
+def test_check_says_that_too_few_devices_are_given_with_an_unknown_drafter_too(method: str) -> None:
+    command = f"vllm serve baidu/ERNIE-4.5-300B-A47B-PT --tensor-parallel-size 16{method}"
+    with pytest.raises(KvcalcError, match="does not start: 8 devices with --tp 16") as error:
+        check(choose_server(command, None), kvcalc.find_devices("h200x8"))
+    assert error.value.exit_code == 4
+
+
+def test_check_answers_a_block_that_no_kernel_of_the_device_reads() -> None:
+    command = choose_server("vllm serve deepseek-v3 --tensor-parallel-size 8 --block-size 1", None)
+    assert check(command, kvcalc.find_devices("mi300xx8"))["starts"]
+    with pytest.raises(KvcalcError, match="does not start: --block-size 1") as error:
+        check(command, kvcalc.find_devices("h200x8"))
+    assert error.value.exit_code == 4
 
 
 def test_check_says_why_a_server_does_not_start() -> None:

@@ -48,7 +48,7 @@ def test_deepseek_v4(
     [
         # get_kv_cache_groups and get_max_concurrency_for_kv_cache_config of the release's core/kv_cache_utils.py, for
         # 131,072 tokens and 8,192 in a step. Two steps are in flight since 0.26.
-        ("@0.20", 1_051_776, 3_866 * 1_051_776, 40_835, 32_668, 11.7308),
+        ("@0.20.0", 1_051_776, 3_866 * 1_051_776, 40_835, 32_668, 11.7308),
         ("@0.22", 1_051_776, 3_866 * 1_051_776, 40_835, 1_537_582, 11.7308),
         ("@0.24", 1_039_680, 3_866 * 1_039_680, 41_310, 1_555_468, 11.8673),
         ("@0.26", 1_039_680, 7_194 * 1_039_680, 41_310, 842_212, 6.4256),
@@ -132,8 +132,21 @@ def test_the_window_of_mimo_v2_has_128_tokens() -> None:
     one_step = {"max_num_batched_tokens": "17", "no_async_scheduling": ""}
     found = start("mimo-v2-flash", 131_072, tensor_parallel_size=8, settings=one_step)
     assert found["request_bytes"] == 759_582_720
-    with pytest.raises(KvcalcError, match=r"before 0\.20 is not modelled"):
-        start("mimo-v2-flash", 8192, "@0.18")
+    with pytest.raises(KvcalcError, match=r"before 0\.14 is not modelled"):
+        start("mimo-v2-flash", 8192, "@0.13")
+
+
+@pytest.mark.parametrize("release", ["0.14", "0.16", "0.19.1"])
+def test_mimo_v2_stored_v_as_wide_as_k_before_0_20(release: str) -> None:
+    # Nine full layers of 4 heads and 39 windows of 8 heads, with 192 elements for K and as many for V. Blocks of 32
+    # tokens in full layers are as large as blocks of 16 tokens in windows.
+    page, config = 16 * 8 * (192 + 192) * 2, {"max_num_batched_tokens": "17", "no_async_scheduling": ""}
+    found = start("mimo-v2-flash", 131_072, f"@{release}", settings=config)
+    layers, rest = divmod(found["bytes_per_block"], page)
+    assert not rest
+    # 127 + 17 tokens are 9 blocks, and vLLM keeps one more for each window.
+    blocks = -(-9 // layers) * 131_072 // 32 + -(-39 // layers) * 10
+    assert found["request_bytes"] == blocks * found["bytes_per_block"]
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,15 @@ def of_release(release: str, model: str, tokens: int, memory: int | None = None,
     return dict(answer["engine"])
 
 
-def test_tokens_printed_are_a_groups_before_0_21() -> None:
+def test_tokens_printed_are_a_groups_before_0_20_1() -> None:
     # vllm-project/vllm#40691, 0.19.0: Qwen3.5-27B prints 290,864 tokens, 33.04x of 32,768: 1,487 blocks of 784 tokens.
     block = of_release("0.19.0", "qwen3.5-27b", 32_768)["bytes_per_block"]
     found = of_release("0.19.0", "qwen3.5-27b", 32_768, 1487 * block)
     assert (found["block_size"], found["kv_cache_tokens"], round(found["max_concurrency"], 2)) == (784, 290_864, 33.04)
     # The newest release prints the concurrency times the length: 33.04 times 32,768.
-    assert of_release("0.21", "qwen3.5-27b", 32_768, 1487 * block)["kv_cache_tokens"] == 1487 * 32_768 // 45
+    assert of_release("0.20.1", "qwen3.5-27b", 32_768, 1487 * block)["kv_cache_tokens"] == 1487 * 32_768 // 45
     # alvarobartt/hf-mem#61: gemma-4-31B, 24.54 GiB: 26,800 tokens, a sixth of 10,051 blocks of 16.
-    assert of_release("0.20", "gemma-4-31b", 8192, int(24.54 * GIB))["kv_cache_tokens"] == 26_800
+    assert of_release("0.20.0", "gemma-4-31b", 8192, int(24.54 * GIB))["kv_cache_tokens"] == 26_800
 
 
 # Kimi-Linear-48B-A3B: 7 of 27 layers have MLA, and the others keep a state of 32 heads of 128 x 128.

@@ -132,6 +132,22 @@ def test_whatever_a_kernel_raises_is_its_reason(kvcalc: Any, faulty: Any, error:
     assert "--backend faulty cannot run here" in refused.err
 
 
+def test_a_kind_that_the_asked_backend_cannot_run_is_skipped(kvcalc: Any, faulty: Any) -> None:
+    """The kinds before it are not lost."""
+
+    def step(query: Tensor, key: Tensor, value: Tensor, scale: Any) -> Tensor:
+        if key.shape[-1] != value.shape[-1]:
+            raise RuntimeError("no latents")
+        return eager_attention(query, key, value, scale=scale)
+
+    faulty(step)
+    asked = ("measure", *LONG, "--dtype", "fp32", "--backend", "faulty")
+    found = kvcalc(*asked, "--attention", "all").json
+    assert [run["attention"] for run in found["runs"]] == ["mha", "mqa", "gqa"]
+    assert found["skipped"] == [{"attention": "mla", "reason": "--backend faulty cannot run here: no latents"}]
+    assert kvcalc(*asked, "--attention", "mla").status == 1
+
+
 def test_nan_is_not_right(kvcalc: Any, faulty: Any) -> None:
     faulty(lambda query, key, value, scale: eager_attention(query, key, value, scale=scale) * float("nan"))
     row = row_of(kvcalc("measure", *LONG, "--dtype", "fp32").json["runs"][0])

@@ -62,6 +62,8 @@ def test_the_stages_of_every_engine_hold_the_whole_together(engine: str, pytestc
         # SGLang has a request table on every stage, which is counted for DeepSeek-V4's default number of requests.
         tables = [line["bytes"] for line in three["engine"].get("pool_lines") or [] if line["name"] == "request table"]
         more = cache["devices_total_bytes"] - cache["total_bytes"] - 2 * sum(tables)
+        if engine == "transformers" and spec.model_type == "qwen4_exp_text":
+            more -= 2 * 3 * 2000 * 24  # the indexers' positions, which every stage counts
         # TensorRT-LLM's pools have whole pages of memory, and proportions that depend on the layers of the stage.
         has_pools = engine == "tensorrt-llm" and len(spec.layers) > 1
         assert abs(more) <= (0.25 * cache["total_bytes"] if has_pools else 0), name

@@ -117,7 +117,7 @@ TAKEN = {
     "Qwen/Qwen2.5-7B-Instruct-1M": ("qwen2.5-7b", "bf16", 1_010_000),
     "Qwen/Qwen3-8B-Base": ("qwen3-8b", "bf16", 32_768),
     # Another variant of the same organisation.
-    "google/gemma-2-9b": ("gemma-2-9b", "bf16", 8_192),
+    "google/gemma-1.1-7b-it": ("gemma-7b", "bf16", 8_192),
     "Qwen/Qwen3-Next-80B-A3B-Thinking": ("qwen3-next-80b-a3b", "bf16", 262_144),
     # Converted copies, with the suffix of their type.
     "nvidia/Llama-3.3-70B-Instruct-FP8": ("llama-3.3-70b", "fp8", 131_072),
@@ -190,7 +190,6 @@ REFUSED = {
     # Quantized in a way that differs from its name's rule.
     "meta-llama/Llama-3.1-405B-Instruct-FP8": (),
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": (),
-    "nvidia/DeepSeek-V4-Flash-NVFP4": (),
     "kimi-k2.5:cloud": (),
     "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3": (),
     # Their caches may be fp8.
@@ -205,8 +204,8 @@ REFUSED = {
     "llama-3.1-70b-instruct-fp8": (),
     "llama-3.1-70b-awq": (),
     # Organisations that do not convert models, and other organisations' variants.
-    "someone/Llama-3.1-8B-Instruct-GGUF": (),
-    "someone/Qwen3-32B-AWQ": (),
+    "someone/Llama-3.1-8B-Instruct-FP8": (),
+    "someone/Qwen3-32B-quantized.w8a8": (),
     "someone/gemma-2-9b": (),
     "unsloth/Qwen3-32B-Foo-GGUF": (),
     "unsloth/Qwen3-32B-GGUF:Q4_Z": (),
@@ -433,13 +432,23 @@ def test_vllm_takes_the_cache_type_that_nvidias_checkpoint_asks_for() -> None:
     assert answer("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", engine="vllm")["kv_cache"]["dtype"] == "bf16"
 
 
+@pytest.mark.parametrize("name", ["google/gemma-2-9b", "allenai/OLMo-2-1124-7B", "HuggingFaceTB/SmolLM-1.7B"])
+def test_base_models_published_in_fp32(name: str) -> None:
+    """Their instruct releases, and the presets, are in 16 bits. vLLM computes both in 16 bits."""
+    assert (answer(name)["weights"]["dtype"], answer(name, engine="vllm")["weights"]["dtype"]) == ("fp32", "bf16")
+    assert answer(name.partition("/")[2] + "-Instruct" * name.startswith("allenai"))["weights"]["dtype"] == "bf16"
+
+
 def test_no_listed_name_is_a_presets_and_none_stands_twice() -> None:
     listed = [release.name.casefold() for release in (*releases(), *repackaged())]
     assert len(set(listed)) == len(listed)
+    preset_of = {release.name.partition("/")[2].casefold(): release.preset for release in releases()}
     bare = [release.name.partition("/")[2].casefold() for release in releases()]
     assert len(set(bare)) == len(bare)
     known = {name.casefold() for preset in shipped_presets() for name in (preset.name, *preset.aliases)}
-    assert not known & {*listed, *bare}
+    assert not known & {*listed}
+    # Without its organisation, such a name means the preset.
+    assert all(preset_of[name] == name for name in known & {*bare})
     tails = [alias.partition("/")[2].casefold() for p in shipped_presets() for alias in p.aliases if "/" in alias]
     assert not set(tails) & set(bare)
 

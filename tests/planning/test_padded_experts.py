@@ -1,4 +1,4 @@
-"""vLLM's padding of experts in MXFP4, against "Model loading took" of public logs."""
+"""The padding of experts in MXFP4, against the weights that public logs of vLLM and TensorRT-LLM print."""
 
 from __future__ import annotations
 
@@ -51,3 +51,22 @@ def test_nothing_is_added_on_a_device_whose_kernels_are_not_known() -> None:
     unknown = devices._replace(gpu=devices.gpu._replace(device_class=None))
     found = estimate(kvcalc.load_model("gpt-oss-20b"), devices=unknown, engine="vllm")["fit"]
     assert padding(found) is None
+
+
+# "Memory used after loading model weights (inside torch)", with biases, tables and workspaces: gpt-oss-120b on a GB10
+# (December 2025), and on GB200 in NVIDIA's own tests.
+@pytest.mark.parametrize(("gpu", "ranks", "loaded"), [("gb10", 1, 63.52), ("gb200x2", 2, 34.08), ("gb200x4", 4, 17.11)])
+def test_the_weights_are_those_that_tensorrt_llm_loads(gpu: str, ranks: int, loaded: float) -> None:
+    found = fit("gpt-oss-120b", gpu, "tensorrt-llm", tensor_parallel_size=ranks)
+    assert 0.1 < loaded - found["weights_bytes"] / GIB < 0.4
+
+
+def test_tensorrt_llms_kernels_round_the_input_alone_to_512() -> None:
+    matrices = 24 * 32
+    added = 2 * (3072 * 2944 - 2880**2) + 2944**2 - 2880**2
+    assert padding(fit("gpt-oss-20b", "b200", "tensorrt-llm")) == matrices * added * 17 // 32
+    halves = fit("gpt-oss-20b", "b200", "tensorrt-llm", tensor_parallel_size=2)
+    added = 2 * (3072 * 1536 - 2880 * 1440) + 2944 * 1536 - 2880 * 1440
+    assert padding(halves) == matrices * added * 17 // 32
+    # Triton's layout on Hopper is not known.
+    assert padding(fit("gpt-oss-20b", "h100", "tensorrt-llm")) is None

@@ -34,13 +34,10 @@ from kvcalc.engines.sglang.models import (
     is_sparse,
 )
 from kvcalc.engines.sglang.pools import (
-    DRAFTING_REQUESTS,
     DraftSlot,
     Pools,
     draft_slot,
-    memory_after_states,
     most_requests,
-    num_states,
     pools_of,
     profiled_tokens,
 )
@@ -54,15 +51,17 @@ from kvcalc.engines.sglang.settings import (
     steps_by_memory,
     strategy_of,
 )
+from kvcalc.engines.sglang.states import DRAFTING_REQUESTS, memory_after_states, num_states, states_of_request
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
 from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
-from kvcalc.model.spec import ModelSpec, has_states
+from kvcalc.model.drafting import EAGLE, EAGLE1, MTP
+from kvcalc.model.spec import ModelSpec, has_states, weights_of
 from kvcalc.notes import Note
-from kvcalc.releases import Release
+from kvcalc.releases import Release, parse_release
 from kvcalc.units import Number
 
 if TYPE_CHECKING:
@@ -104,6 +103,7 @@ class Sglang(Engine):
     version = VERSION
     older_rules = ", with the default --mem-fraction-static and prefill steps of that release"
     context_option = "--context-length"
+    fp32_as = "fp16"  # _get_and_verify_dtype, configs/model_config.py; Gemma's is bf16, of the same size
     # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
     # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
     has_dp_ranks = True
@@ -130,10 +130,8 @@ class Sglang(Engine):
             self.spreads_mlps = not keeps_mlps(spec)
         if spec.model_type in types_of(self.name, "with_encoder") and self.chosen.max_running_requests is not None:
             raise UsageError("--max-running-requests: the request table of a model with an encoder is not modelled")
-        # The states of a running request: its own, and with the prefix cache those of the prefixes that it uses.
-        # SGLang runs only as many requests as have these states (_calculate_mamba_ratio, kv_cache_configurator.py).
-        has_more = spec.model_type in types_of(self.name, "with_extra_states")
-        self.states_each = 1 if self.chosen.disable_radix_cache else 5 if has_more else 3
+        self.place = Place(None if release is None else parse_release(self.name, release).release)
+        self.states_each = states_of_request(spec, self.chosen, self.place)
         # The encoder's tokens come before the decoder's, in rows of the same pool (prepare_encoder_info_extend).
         self.encoder = encoder_tokens(spec)
         # ChunkCache (mem_cache/chunk_cache.py) then stands in the tree's place, and it matches no prefix.
@@ -208,6 +206,20 @@ class Sglang(Engine):
         """
         name, reason = default_cache(spec, dtype, place) if asked.casefold() == "auto" else (asked, None)
         return (RAW_FP8 if is_fp8(name) and has_raw_rows(spec, place) else name), reason
+
+    def draft_tables(self, method: str, head: ModelSpec | None, ranks: int) -> tuple[tuple[str, int], ...]:
+        """The drafter's own embedding and output head, which are freed only after the pool has its size.
+
+        Before 0.5.14, the pool had its size before the drafter was loaded. An EAGLE-3 head keeps its own output head,
+        unless its config has no vocabulary for it. Source: init_memory_pools (managers/scheduler.py) and init_lm_head
+        (eagle_worker_v2.py), SGLang 0.5.14 to 0.5.23; sgl-project/sglang#36452.
+        """
+        weights = weights_of(self.spec)
+        if method not in (MTP, EAGLE, EAGLE1) or weights is None or not self.place.since(0, 5, 14):
+            return ()
+        keeps_head = weights.tied or (method == EAGLE and (head is None or "draft_vocab_size" in head.stated))
+        size = weights.embedding.parameters * 2 // ranks
+        return (("the drafter's tables, freed after the start", size if keeps_head else 2 * size),)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         full, window = self._pool_tokens(self._pools(self.spec, dtype), tokens, 1)
@@ -361,7 +373,7 @@ class Sglang(Engine):
         capacity = None if memory is None else self._profiled_tokens(share, dtype, memory)
         most = most_requests(self.chosen, capacity, self.chosen.context_length or self.spec.max_position_embeddings)
         state = self._largest_states(share, dtype)
-        states = num_states(memory, state, self.chosen, self.states_each) if state else None
+        states = num_states(memory, state, self.chosen, self.states_each, self.place) if state else None
         return most if states is None else min(most, states // self.states_each)
 
     def _profiled_tokens(self, share: ModelSpec, dtype: Dtype, memory: int) -> int | None:
@@ -369,7 +381,8 @@ class Sglang(Engine):
 
         Every stage subtracts as many states as the stage with the most of them (_handle_max_mamba_cache).
         """
-        left = memory_after_states(memory, self._largest_states(share, dtype), self.chosen, self.states_each)
+        state = self._largest_states(share, dtype)
+        left = memory_after_states(memory, state, self.chosen, self.states_each, self.place)
         found = [profiled_tokens(self._pools(stage, dtype), self.chosen, left) for stage in self._stages(share)]
         return min((tokens for tokens in found if tokens is not None), default=None)
 

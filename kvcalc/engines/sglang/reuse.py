@@ -24,7 +24,8 @@ from typing import Any, Protocol
 from kvcalc.engines.prefixes import PLAIN, Matching, Prefixes, in_use, refuse_encoder_decoder
 from kvcalc.engines.reuse import OF_HIDDEN_STATES, TIERS, Reuse, is_latent
 from kvcalc.engines.rounding import round_up
-from kvcalc.engines.sglang.pools import DRAFTING_REQUESTS, Pools, pools_of
+from kvcalc.engines.sglang.pools import Pools, pools_of
+from kvcalc.engines.sglang.states import DRAFTING_REQUESTS
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.sharding import whole_of

@@ -30,6 +30,7 @@ class Settings(NamedTuple):
     context_length: int | None
     max_mamba_cache_size: int | None
     mamba_full_memory_ratio: float
+    mamba_radix_cache_strategy: str
     disable_radix_cache: bool
     speculative_num_draft_tokens: int | None
     speculative_eagle_topk: int
@@ -54,6 +55,7 @@ def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Setti
         context,
         given.optional_count("max-mamba-cache-size"),
         given.ratio("mamba-full-memory-ratio"),
+        given.choice("mamba-radix-cache-strategy", "a strategy"),
         "disable-radix-cache" in settings,
         given.optional_count("speculative-num-draft-tokens"),
         given.count("speculative-eagle-topk"),

@@ -21,12 +21,13 @@ from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.kv_cache import stored_cache_bytes
-from kvcalc.memory.sharding import longer_first
+from kvcalc.memory.sharding import Bounds, longer_first
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
+from kvcalc.throughput.hardware import Gpu
 from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
@@ -115,6 +116,15 @@ class TensorrtLlm(Engine):
         _refuse(self.spec)
         if self._has_window_pools and any(isinstance(cache, LatentAttention) for cache in all_caches(self.spec)):
             raise UsageError("--max-attention-window: MLA has one pool", "give one window, or leave it out")
+
+    @classmethod
+    def weight_padding(
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
+    ) -> tuple[tuple[str, int], ...]:
+        from kvcalc.engines.expert_padding import expert_padding
+        from kvcalc.engines.tensorrt_llm.loading import tile_of
+
+        return expert_padding(spec, tile_of(gpu), dtype, ranks, spread, stages)
 
     @classmethod
     def prompt_settings(

@@ -15,7 +15,7 @@ from kvcalc.engines.account import DeviceDefault
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place, is_fp8
 from kvcalc.engines.reserve import GIB, NEWEST
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, has_compressed, has_states, latent_of
@@ -103,7 +103,7 @@ def check_block(spec: ModelSpec, block_size: int, device_class: str | None) -> N
     """
     takes_any = latent_of(spec) is not None and (device_class is None or device_class in _AMD)
     if block_size % step_of(spec) and not (takes_any and step_of(spec) == BLOCK):
-        raise UsageError(
+        raise LayoutError(
             f"--block-size {block_size}: vLLM's kernels for {spec.name} need multiples of {step_of(spec)}",
             f"use --block-size {step_of(spec)}",
         )

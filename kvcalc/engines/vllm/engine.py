@@ -87,6 +87,7 @@ class Vllm(Engine):
     running_option = "max-num-seqs"
     version = VERSION
     context_option = "--max-model-len"
+    fp32_as = "bf16"  # _resolve_auto_dtype, config/model.py
     starts_short = False  # _check_enough_kv_cache_memory, core/kv_cache_utils.py
     # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
     has_dp_ranks = True
@@ -171,9 +172,10 @@ class Vllm(Engine):
     def weight_padding(
         cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
     ) -> tuple[tuple[str, int], ...]:
-        from kvcalc.engines.vllm.loading import expert_padding
+        from kvcalc.engines.expert_padding import expert_padding
+        from kvcalc.engines.vllm.loading import tile_of
 
-        return expert_padding(spec, gpu, dtype, ranks, spread, stages)
+        return expert_padding(spec, tile_of(gpu), dtype, ranks, spread, stages)
 
     @classmethod
     def kept(cls, spec: ModelSpec) -> ModelSpec:

@@ -46,9 +46,9 @@ _STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text", *QWEN4)
 _OWN_STATES = ("bailing_hybrid",)
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
-# vLLM's window has one token less than the model's (sliding_window_size; MiMoV2Attention, models/mimo_v2.py). In the
-# sources of 0.14 to 0.18 the pages of these windows do not fit with the others.
-_MIMO, _MIMO_SINCE = ("mimo_v2", "mimo_v2_flash"), (0, 20, 0)
+# vLLM's window has one token less than the model's (sliding_window_size; MiMoV2Attention, models/mimo_v2.py). Before
+# 0.20, V is padded to the width of K (models/mimo_v2_flash.py of 0.14.1, 0.16.0 and 0.19.1; 0.12.0 does not have it).
+_MIMO, _MIMO_SINCE, _MIMO_UNPADDED = ("mimo_v2", "mimo_v2_flash"), (0, 14, 0), (0, 20, 0)
 
 # The first release whose layout of Qwen4-Exp, GLM-5-Next and Inkling was read.
 _QWEN4_SINCE = (0, 33, 0)
@@ -91,7 +91,7 @@ def layers_of(
     if spec.model_type in (*QWEN4, *GLM5_NEXT, *INKLING) and rules.since < _QWEN4_SINCE:
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.33 is not modelled")
     if spec.model_type in _MIMO and rules.since < _MIMO_SINCE:
-        raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.20 is not modelled")
+        raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.14 is not modelled")
     layers = []
     whole = _kept_whole(spec, rules, settings)
     for group in spec.layers:
@@ -123,7 +123,7 @@ def layers_of(
             elif isinstance(cache, IndexerKeys) and spec.model_type in GLM5_NEXT:
                 pages += [(cache, *page) for page in _glm5_pages(spec, cache, settings)]
             elif not (isinstance(cache, CrossAttention) and not cache.encoder_tokens):
-                page = _token_page(spec, cache, dtype, settings.block_size, sparse, whole, place)
+                page = _token_page(spec, _stored(spec, cache, rules), dtype, settings.block_size, sparse, whole, place)
                 pages.append((cache, page, None))
         layers += [Layer(number, *page) for number in range(group.first, group.last + 1) for page in pages]
     layers = _beside_states(layers, settings.block_size, rules.mla_block, states)
@@ -209,6 +209,13 @@ def _state_bytes(spec: ModelSpec, cache: RecurrentState, settings: Settings, col
     if cache.state_dtype == "fp32":
         state = DTYPES[asked] if asked else _state_dtype(spec, state)
     return bytes_of(cache.conv_channels * columns, DTYPES[conv]) + bytes_of(cache.state_elements, state)
+
+
+def _stored(spec: ModelSpec, cache: Cache, rules: Rules) -> Cache:
+    """The cache as the release stores it."""
+    if isinstance(cache, HEADS_CACHES) and spec.model_type in _MIMO and rules.since < _MIMO_UNPADDED:
+        return cache._replace(v_head_dim=cache.k_head_dim)
+    return cache
 
 
 def _token_page(

@@ -1,6 +1,6 @@
 """Differences between vLLM's releases: one set of rules for each run of releases with the same behaviour.
 
-Source: the wheels of 0.7.3, 0.8.5, 0.9.0 to 0.9.2, 0.10.0, 0.10.2, 0.11.0 to 0.14.0, 0.16.0 to 0.28.0 and 0.33.0
+Source: the wheels of 0.7.3, 0.8.5, 0.9.0 to 0.9.2, 0.10.0, 0.10.2, and of every release from 0.11.0 to 0.33.0
 (v1/core/kv_cache_utils.py, v1/kv_cache_interface.py, model_executor/models/config.py, platforms/interface.py).
 """
 
@@ -99,7 +99,7 @@ _before((0, 26, 0), mla_block=64, packing="slots")
 _before((0, 25, 0), two_steps=False)
 _before((0, 23, 0), pads=False)
 _before((0, 22, 0), packing="tuples")
-_before((0, 21, 0), drafts_align=True)
+_before((0, 20, 1), drafts_align=True)
 _before((0, 20, 0), tokens="group")
 _before((0, 18, 0), packing="", drafts_align=False)
 _before((0, 17, 0), padding_ratio=Fraction(5, 4))

@@ -114,7 +114,7 @@ def skipped_layers(spec: ModelSpec, dtype: Dtype, settings: Settings, place: Pla
     if packs:
         ends = min(_ENDS, spec.num_layers // 2)
         numbers.update((*range(ends), *range(spec.num_layers - ends, spec.num_layers)))
-    own = DTYPES["fp32" if spec.torch_dtype == "float32" else "bf16"]
+    own = DTYPES["fp32" if spec.torch_dtype == "fp32" else "bf16"]
     own_kernel = packs or dtype.name.endswith("_per_token_head")
     # Beside states, blocks have grown so that a quantized page holds a state.
     grows = not beside_states and place.since(*_GROWS_SINCE)

@@ -7,9 +7,11 @@ Data other than device tensors always uses gloo.
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -40,6 +42,12 @@ class Group:
         self.rank, self.size = place.rank, place.size
         self.captures = place.size == 1 or "cuda:nccl" in dist.get_backend_config()
         """Whether a CUDA graph can have the sums over ranks. gloo copies them through the host."""
+
+    def without_gradients(self) -> AbstractContextManager[None]:
+        """The context of a run: torch's inference mode. With several ranks, only gradients are off, because gloo writes
+        from a thread of its own up to torch 2.5, and no other thread may change a tensor of the inference mode.
+        """
+        return torch.inference_mode() if self.size == 1 else torch.no_grad()
 
     def barrier(self) -> None:
         """Wait until every rank has reached this call."""
@@ -186,9 +194,24 @@ def shared_device(group: Group, device: torch.device) -> UsageError | None:
 def _start() -> None:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_SECONDS))
+        with _silent_stdout():
+            dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_SECONDS))
     except (RuntimeError, ValueError, OSError) as error:
         raise RunError(f"the ranks cannot connect: {_reason(error)}", "check MASTER_ADDR and MASTER_PORT") from error
+
+
+@contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """Drop what libraries print on stdout, which is for the answer. gloo reports its connections there (torch 2.8)."""
+    sys.stdout.flush()
+    kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(null)
 
 
 def _talk(call: Callable[[], object]) -> None:

@@ -50,7 +50,7 @@ def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
     reader = _METHODS.get(method) if isinstance(method, str) else None
     if reader is None:
         raise UnknownSchemeError(f"quant_method {_shown(method)}")
-    if reader is not _modelopt and config.get("quant_algo") is not None:
+    if reader is not _modelopt and config.get("quant_algo") is not None and "moe_quant_algo" not in config:
         raise UnknownSchemeError(f"quant_method {method} with quant_algo {_shown(config['quant_algo'])}")
     try:
         return reader(config, base_bytes)._replace(by_layer=_tells_layers_apart(config))
@@ -58,22 +58,27 @@ def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
         raise UnknownSchemeError(f"a module pattern of quantization_config: {error}") from None
 
 
+_EXPERTS = {"fp4": formats.MXFP4, "NVFP4": formats.NVFP4}
+
+
 def with_expert_dtype(scheme: Scheme, expert_dtype: object) -> Scheme:
     """The scheme of a DeepSeek-V4 checkpoint, whose config names the type of the experts separately.
 
-    With fp4, experts are mxfp4, and all scales have one byte (ue8m0). With fp8, the experts are like the other linear
+    With fp4, experts are mxfp4, and all scales have one byte (ue8m0). With NVFP4 (moe_quant_algo of NVIDIA's copies),
+    the experts are nvfp4 instead. With fp8, the experts are like the other linear
     layers, whose scales are fp32. The weights of the hyper-connections and the positions of the compressors are fp32.
     Raises UnknownSchemeError for another type. Source: DeepseekV4FP8Config, DeepseekV4DecoderLayer and
     DeepseekCompressor, vLLM 0.33.0.
     """
     if expert_dtype in (None, "fp8"):
         return scheme
-    if expert_dtype != "fp4":
+    experts = _EXPERTS.get(expert_dtype) if isinstance(expert_dtype, str) else None
+    if experts is None:
         raise UnknownSchemeError(f"expert_dtype {_shown(expert_dtype)}")
 
     def format_of(name: str, role: str) -> Format | None:
         if role == LINEAR and ".experts." in name:
-            return formats.MXFP4
+            return experts
         if role == OTHER and any(part in name for part in ("_hc.", "hc_head.", "position_bias")):
             return formats.FP32
         form = scheme.format_of(name, role)

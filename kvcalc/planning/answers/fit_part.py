@@ -17,7 +17,6 @@ from kvcalc.planning.device.capacity import (
     context_notes,
     least,
     max_running_requests,
-    starts,
     too_many_to_start,
 )
 from kvcalc.units import format_size
@@ -76,7 +75,7 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     _add_range(found, fit, notes)
     too_many = too_many_to_start(found.case, found.pool_bytes)
     if fit["fits"] and too_many is not None:
-        notes.append(Note("fit", "start-limit", too_many))
+        notes.append(Note("fit", "start-limit", too_many.refusal(found.case.engine.title)))
     if not fit["fits"]:
         notes.append(Note("fit", "does-not-fit", _verdict(found, fit)))
     if found.host is not None:
@@ -146,8 +145,9 @@ def _verdict(found: Budget, fit: documents.Fit) -> str:
             f"{format_size(found.case.devices.gpu.memory_bytes, capacity=True)}, and {kept} is reserved"
         )
     case, workload = found.case, found.case.workload
-    if not starts(case, found.pool_bytes):
-        return too_many_to_start(case, found.pool_bytes) or ""
+    too_many = too_many_to_start(case, found.pool_bytes)
+    if too_many is not None and not too_many.is_default:
+        return too_many.refusal(case.engine.title)
     tokens = f"{workload.context_tokens:,} tokens"
     most = max_running_requests(case, found.pool_bytes, workload.context_tokens)
     if fit["free_bytes"] >= 0 and most is not None and most < workload.batch_size:

@@ -15,7 +15,7 @@ from kvcalc.engines.engine import Engine
 from kvcalc.engines.options import check_settings
 from kvcalc.engines.place import Place
 from kvcalc.errors import LayoutError, ModelError, UsageError
-from kvcalc.memory.dtypes import FILE_TYPES, GGUF_TYPES, Dtype, gguf_type
+from kvcalc.memory.dtypes import FILE_TYPES, GGUF_TYPES, Dtype, gguf_type, parse_weight_dtype
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
@@ -75,7 +75,7 @@ def resolve_types(asked: Question) -> Types:
     if own is not None and engine.classes_of_transformers in asked.model.with_its_classes:
         asked = asked._replace(model=own)
     asked = _with_named_dtype(asked)
-    spec = engine.kept(apply(asked.model, asked.what_if))
+    spec, narrowed = _computed(engine, engine.kept(apply(asked.model, asked.what_if)), asked.dtype)
     settings, devices = asked.engine_settings or {}, asked.devices
     weight_dtype, weight_note = engine.weight_dtype(spec, asked.dtype)
     asked = asked._replace(dtype=weight_dtype)
@@ -95,7 +95,16 @@ def resolve_types(asked: Question) -> Types:
         spec, asked.context_tokens, asked.batch_size, asked.dtype, kv_dtype, asked.tensor_parallel_size or 1,
         asked.encoder_tokens, asked.pipeline_parallel_size,
     )  # fmt: skip
-    return Types(asked, bind_workload(spec, workload), workload, settings, reason, weight_note)
+    return Types(asked, bind_workload(spec, workload), workload, settings, reason, weight_note or narrowed)
+
+
+def _computed(engine: type[Engine], spec: ModelSpec, dtype: str | None) -> tuple[ModelSpec, Note | None]:
+    """The model in the type in which the engine computes it, and a note if that is not the config's."""
+    asked = parse_weight_dtype(dtype)
+    if spec.torch_dtype != "fp32" or engine.fp32_as == "fp32" or (asked is not None and asked.is_float):
+        return spec, None
+    text = f"the config says fp32; {engine.title} computes in {engine.fp32_as} (--dtype fp32 keeps fp32)"
+    return spec._replace(torch_dtype=engine.fp32_as), Note("model", "narrowed", text)
 
 
 def _with_named_dtype(asked: Question) -> Question:

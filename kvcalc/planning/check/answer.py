@@ -13,6 +13,7 @@ from kvcalc.planning.answers.fit import fit
 from kvcalc.planning.check.asked import asked_by, beyond_limit, limit_of
 from kvcalc.planning.check.capacity import capacity_of
 from kvcalc.planning.check.servers import Server
+from kvcalc.planning.device.capacity import TooMany, too_many
 from kvcalc.planning.plan.targets import Simulates, Targets
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.schema import SCHEMA_VERSION
@@ -46,16 +47,13 @@ def check(
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
     question, notes = asked_by(read, server.reader, devices, speed, accepted)
     try:
-        found = fit(question)
-    except LayoutError as error:
-        told = error.message if " not start" in error.message else f"does not start: {error.message}"
-        raise DoesNotFitError(told, error.hint) from None
-    except KvcalcError as error:
+        found = _fit(question)
+    except (ModelError, UsageError) as error:
         # The drafter may be unknown. Then the server is answered without it.
-        if question.speculative is None or not isinstance(error, (ModelError, UsageError)):
+        if question.speculative is None:
             raise
         question = question._replace(speculative=None)
-        found = fit(question)
+        found = _fit(question)
         notes.append(Note("command", "command", f"drafting is not counted: {error.message}"))
     if found["speculative"] is not None and acceptance_length is None:
         found["speculative"]["acceptance_length"] = None
@@ -63,9 +61,11 @@ def check(
     starts = bool(part["fits"])
     if not starts and not server.reader.words.needs_context:
         starts = bool(part["max_context_tokens"])
-    too_many = _too_many(question, found)
-    reason = too_many[2] if too_many else None if starts else _reason(part, found["workload"]["context_tokens"])
-    starts = starts and too_many is None
+    option = engine_class(question.engine).running_option
+    running = cast(Any, found["engine"]).get(option.replace("-", "_")) if option else None
+    refused = too_many(question, running, part["start_limit"])
+    reason = refused.reason if refused else None if starts else _reason(part, found["workload"]["context_tokens"])
+    starts = starts and refused is None
     limit = limit_of(read, server.reader, question)
     if limit is not None:
         starts, reason = False, reason or beyond_limit(read, server.reader, found["workload"]["context_tokens"], limit)
@@ -86,13 +86,21 @@ def check(
         },
         "starts": starts,
         "reason": reason,
-        "changes": [] if starts else list(_changes(server, question, found, limit, too_many)),
+        "changes": [] if starts else list(_changes(server, question, found, limit, refused)),
         "requests": requests,
         "capacity": capacity,
         **found,
     }
     others = [warning for warning in found["warnings"] if warning["code"] != "start-limit"]
     return cast("documents.Check", {**document, "warnings": [*describe_notes(notes), *others]})
+
+
+def _fit(question: Question) -> documents.FitDocument:
+    try:
+        return fit(question)
+    except LayoutError as error:
+        told = error.message if " not start" in error.message else f"does not start: {error.message}"
+        raise DoesNotFitError(told, error.hint) from None
 
 
 def _requests(question: Question, input_tokens: int, output_tokens: int, context: int) -> documents.CheckRequests:
@@ -117,19 +125,6 @@ def _refused(question: Question, input_tokens: int, output_tokens: int, context:
     return None
 
 
-def _too_many(question: Question, found: documents.FitDocument) -> tuple[str, int, str] | None:
-    """The option, its largest value with which the server starts, and why, if its limit of running requests is larger.
-
-    A default counts too. None if the server starts with its limit.
-    """
-    option, limit = engine_class(question.engine).running_option, found["fit"]["start_limit"]
-    asked = cast(Any, found["engine"]).get(option.replace("-", "_")) if option and limit else None
-    if option is None or not limit or asked is None or asked <= limit:
-        return None
-    text = f"--{option} {asked}: the CUDA graphs need a block of the cache for each of these requests, and there are "
-    return option, limit, text + f"{limit:,}"
-
-
 def _reason(part: documents.Fit, tokens: int) -> str:
     more = f"{format_size(-part['free_bytes'])} more is needed per device"
     if part["kv_cache_memory_bytes"] <= 0:
@@ -139,15 +134,16 @@ def _reason(part: documents.Fit, tokens: int) -> str:
 
 def _changes(
     server: Server, question: Question, found: documents.FitDocument, limit: int | None,
-    too_many: tuple[str, int, str] | None,
+    refused: TooMany | None,
 ) -> Iterator[documents.CheckChangesItem]:  # fmt: skip
     """Each of the smallest changes with which the server starts: the option and its value.
 
-    `limit` is the model's longest context if the server's is beyond it, and `too_many` the result of `_too_many`.
+    `limit` is the model's longest context if the server's is beyond it, and `refused` its limit of running requests if
+    that is too large.
     """
     reader, part = server.reader, found["fit"]
-    if too_many is not None:
-        yield {"option": f"--{too_many[0]}", "value": str(too_many[1])}
+    if refused is not None:
+        yield {"option": f"--{refused.option}", "value": str(refused.limit)}
         return
     names = dict.fromkeys(reader.fields.values())
     if part["max_context_tokens"] and question.context_tokens:

@@ -77,6 +77,11 @@ def choose_server(text: str, service: str | None) -> Server:
     return chosen[0]
 
 
+def of_release(server: Server, release: str | None) -> Server:
+    """The same server in another release of its engine (None: its own)."""
+    return server if release is None else server._replace(release=release)
+
+
 def no_server() -> UsageError:
     """The error for a text without a command that is read."""
     return UsageError(

@@ -142,13 +142,16 @@ def _budget(case: Case) -> Budget | str:
         if isinstance(divided, str):
             return divided
         weights, host = weights._replace(bytes=divided.device), Host(case, placement, divided.host)
-    if case.question.speculative is not None:
+    asked = case.question.speculative
+    if asked is not None:
         from kvcalc.planning.drafting.drafter import draft_weights
 
         drafts = draft_weights(case)
         if isinstance(drafts, str):
             return drafts
         weights = weights._replace(bytes=(weights.bytes or 0) + drafts, draft_bytes=drafts)
+        lines = case.engine.draft_tables(asked.method, asked.draft_model, workload.tensor_parallel_size)
+        weights = with_others(weights, lines)
     towers = None
     if case.model.multimodal is not None:
         from kvcalc.planning.device.weights import loaded_towers
@@ -250,6 +253,8 @@ def _divide(
         is_latent=spec.attention.is_latent,
         release=release_of(case.question.engine),
         is_apple=gpu.vendor == "Apple",
+        is_amd=gpu.vendor == "AMD",
+        model_type=spec.model_type,
         dp_ranks=replicas // copies,
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,

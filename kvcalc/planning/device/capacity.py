@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvcalc.engines import engine_class
 from kvcalc.memory import kv_cache
 from kvcalc.model.spec import period
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
+from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
+    from kvcalc.question.question import Question
 
 # The code of the note that memory does not limit the context.
 NO_LIMIT = "no-limit"
@@ -77,26 +80,51 @@ def holds(case: Case, kv_memory_bytes: int) -> bool:
     return needed <= kv_memory_bytes and runs and starts(case, kv_memory_bytes)
 
 
+class TooMany(NamedTuple):
+    """A limit of running requests with which an engine does not start: its `option`, and the largest `limit` that does.
+
+    `is_default` says that it was not given, so that it can be lowered.
+    """
+
+    option: str
+    running: int
+    limit: int
+    is_default: bool
+
+    @property
+    def reason(self) -> str:
+        default = ", the default" if self.is_default else ""
+        return (
+            f"--{self.option} {self.running}{default}: the CUDA graphs need a block of the cache for each of these "
+            f"requests, and there are {self.limit:,}"
+        )
+
+    def refusal(self, title: str) -> str:
+        """The reason in a sentence about the engine `title`, with the limit to use."""
+        return f"{title} does not start with {self.reason}: use --{self.option} {self.limit}"
+
+
 def starts(case: Case, kv_memory_bytes: int) -> bool:
     """Whether the engine starts with the limit of running requests that was asked for. A default can be lowered."""
-    is_asked = case.engine.running_option in (case.question.engine_settings or {})
-    return not is_asked or too_many_to_start(case, kv_memory_bytes) is None
+    found = too_many_to_start(case, kv_memory_bytes)
+    return found is None or found.is_default
 
 
-def too_many_to_start(case: Case, kv_memory_bytes: int) -> str | None:
-    """Why the engine does not start with its limit of running requests, given or by default. None if it does."""
+def too_many_to_start(case: Case, kv_memory_bytes: int) -> TooMany | None:
+    """The engine's limit of running requests, given or by default, if it does not start with it."""
     allocation, share, dtype = case.allocation, case.share, case.workload.kv_dtype
     limit, running = allocation.start_limit(share, dtype, kv_memory_bytes), None
     if limit:  # without a block, nothing fits anyway
         running = allocation.max_running_requests(share, dtype, None)
-    if not limit or running is None or running <= limit:
+    return too_many(case.question, running, limit)
+
+
+def too_many(question: Question, running: int | None, limit: int | None) -> TooMany | None:
+    """The engine's limit of `running` requests if it is larger than the `limit` with which it starts (None: any)."""
+    option = engine_class(question.engine).running_option
+    if not option or not limit or running is None or running <= limit:
         return None
-    option, title = case.engine.running_option, case.engine.title
-    default = "" if option in (case.question.engine_settings or {}) else ", the default"
-    return (
-        f"{title} does not start with --{option} {running}{default}: its CUDA graphs need a block of the cache for "
-        f"each of these requests, and there are {limit:,}: use --{option} {limit}"
-    )
+    return TooMany(option, running, limit, option not in (question.engine_settings or {}))
 
 
 def max_running_requests(case: Case, kv_memory_bytes: int | None, tokens: int = 1) -> int | None:

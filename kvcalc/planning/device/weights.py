@@ -109,7 +109,8 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
         if spec.quantization.get("quant_method") == "bitsandbytes" and count_experts(spec):
             # Transformers 5 has experts in one parameter, which is not a linear layer; older checkpoints quantize them.
             raise UnknownSchemeError("quant_method bitsandbytes of a model with experts")
-        return with_expert_dtype(read_scheme(spec.quantization, model_dtype.block_bytes), spec.expert_dtype)
+        scheme = read_scheme(spec.quantization, model_dtype.block_bytes)
+        return with_expert_dtype(scheme, spec.quantization.get("moe_quant_algo") or spec.expert_dtype)
     except UnknownSchemeError as error:
         text = f"{error} is not modelled, so the bytes of the weights are not known; --dtype overrides it"
         notes.append(Note("weights", "type-not-modelled", text))

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, cast
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Probe, Traffic, Trouble, probe, range_of, replica_of
+from kvcalc.planning.plan.traffic import (
+    MOST_RUNNING,
+    Platform,
+    Probe,
+    Refused,
+    Traffic,
+    Trouble,
+    probe,
+    range_of,
+    replica_of,
+)
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -203,7 +213,7 @@ def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Shape]]:
 
 def _layouts(traffic: Traffic, kind: Platform, shapes: list[Shape], keep: int) -> Found:
     layouts: list[OnePool] = []
-    trouble = None
+    trouble = refused = None
     for shape in shapes:
         most = None
         if traffic.has_many_layouts(kind.engine) and len(layouts) >= keep:
@@ -214,9 +224,11 @@ def _layouts(traffic: Traffic, kind: Platform, shapes: list[Shape], keep: int) -
         if isinstance(one, OnePool):
             layouts.append(one)
             layouts.sort(key=devices_then_speed)
+        elif isinstance(one, Refused):
+            refused = refused or one
         else:
             trouble = one or trouble
-    return Found(layouts, trouble)
+    return Found(layouts, trouble or (None if layouts else refused))
 
 
 def why_not(layouts: list[OnePool], trouble: Trouble | None) -> str | None:
@@ -251,14 +263,14 @@ def smallest(
 ) -> OnePool | Trouble | None:
     """The fewest replicas of this shape, or why it does not serve. `traffic` is that of the shape.
 
-    None if the model cannot be split this way, or if more than `most_devices` are needed.
+    None if more than `most_devices` are needed, or if a part that nobody asked for is refused.
     """
 
     at = _brief_probes(traffic, kind, shape)
     try:
         alone = probe(traffic, kind, shape.tensor, shape.stages, 1)
-    except LayoutError:
-        return None
+    except LayoutError as error:
+        return Refused(error.message, error.hint)
     except KvcalcError:
         # What is refused for a part that nobody asked for does not refuse the model.
         if shape.experts is not None or shape.dp_ranks > 1 or shape.token_ranks > 1:

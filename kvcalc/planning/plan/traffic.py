@@ -80,6 +80,12 @@ class Trouble(NamedTuple):
     hint: str | None = None
 
 
+class Refused(Trouble):
+    """The model cannot be split this way, or its engine refuses to start so."""
+
+    __slots__ = ()
+
+
 class Probe(NamedTuple):
     """One replica with `running` requests: the memory they take, their speed, and why it does not serve, or None.
 

@@ -129,11 +129,12 @@ def _instances(
     traffic: Traffic, kind: Platform, make: Callable[[Traffic, Platform, Shape], Instance | Trouble]
 ) -> tuple[list[Instance], Trouble | None]:
     """The instances of all layouts that can run, and why the largest of the others cannot."""
-    found, trouble = [], None
+    found, trouble, refused = [], None, None
     for shape in shapes_of(traffic, kind):
         try:
             one = make(traffic, kind, shape)
-        except LayoutError:
+        except LayoutError as error:
+            refused = refused or Trouble(error.message, error.hint)
             continue
         except KvcalcError:
             # DP ranks that nobody asked for.
@@ -144,7 +145,7 @@ def _instances(
             trouble = one
         else:
             found.append(one)
-    return found, trouble
+    return found, trouble or (None if found else refused)
 
 
 def _named(role: str, trouble: Trouble | None) -> Trouble:
