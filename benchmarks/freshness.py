@@ -44,7 +44,7 @@ _GENERATING = (
 # Classes that are no model of their own, or that generate no text: SGLang registers encoders and rewards with the rest.
 _NO_TEXT = re.compile(
     r"Embedding|Reward|SequenceClassification|TokenClassification|ForMaskedLM|NextN|MTP|Eagle|EAGLE|Medusa|DFlash|DSpark"
-    r"|^(Bert|Roberta|XLMRoberta|CLIP|Siglip)|Draft|Assistant|Pooling|Classif|ImageModel|VisionModel|Contriever|Bidirectional|TransformersFor|TransformersM"
+    r"|^(Bert|Roberta|XLMRoberta|CLIP|Siglip)|Draft|Assistant|Pooling|Classif|ImageModel|VisionModel|Contriever|GlmImage|Bidirectional|TransformersFor|TransformersM"
     r"|Transformers$|TorchNative|MindSpore"
 )
 _ENDS = re.compile(
@@ -61,6 +61,7 @@ _TYPES = {
     "Cosmos3ForConditionalGeneration": "cosmos3_omni",
     "ChatGLMModel": "chatglm",
     "DeepseekOCRForCausalLM": "deepseek_vl_v2",
+    "DotsVLMForCausalLM": "dots_vlm",
     "DeepseekVL2ForCausalLM": "deepseek_vl_v2",
     "FireRedASR2ForConditionalGeneration": "qwen2",
     "FunASRForConditionalGeneration": "qwen3",
@@ -70,6 +71,7 @@ _TYPES = {
     "HfMoondream": "moondream3",
     "InternS1ProForConditionalGeneration": "interns1_pro",
     "KananaVForConditionalGeneration": "kanana-1.5-v",
+    "LlavaVidForCausalLM": "llava",
     "KimiK3LinearForCausalLM": "kimi_linear",
     "MiDashengLMModel": "midashenglm",
     "MiMoV2OmniForCausalLM": "mimo_v2",
@@ -88,7 +90,9 @@ _TYPES = {
     "StepVLForConditionalGeneration": "step_robotics",
     "TeleChat2ForCausalLM": "telechat",
     "TeleFLMForCausalLM": "llama",
+    "XverseMoeForCausalLM": "xverse",
     "RForConditionalGeneration": "R",
+    "Rnj1ForCausalLM": "gemma3_text",
     "Sarashina2VisionForCausalLM": "sarashina2_vision",
     "VoxtralRealtimeGeneration": "voxtral_realtime_text",
     "YiVLForCausalLM": "llava",

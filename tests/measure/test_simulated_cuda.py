@@ -29,7 +29,7 @@ from kvcalc.measure.expected import COMPILE_SECONDS
 from kvcalc.measure.progress import Progress
 from kvcalc.measure.sweep import parse_sweep
 from tests.attention.library_stubs import STUBS, install
-from tests.conftest import ROOT
+from tests.conftest import ROOT, at_night
 from tests.documents import validate
 from tests.measure.options import last_given
 from tests.measure.quick import narrow
@@ -102,20 +102,20 @@ def check_released(machine: Machine) -> None:
     assert machine.devices[0].allocated == 0
 
 
-LAYOUTS: list[tuple[str, ...]] = [
+LAYOUTS: list[Any] = [
     (),
     ("--block-size", "16"),
-    ("--block-size", "256"),
+    at_night(("--block-size", "256")),
     ("--kv-dtype", "int8"),
     ("--kv-dtype", "fp8", "--block-size", "16"),
     ("--sliding-window", "64"),
     ("--sliding-window", "50", "--block-size", "16", "--kv-dtype", "int8"),
-    ("--attention", "mha", "--batch", "3"),
+    at_night(("--attention", "mha", "--batch", "3")),
     ("--attention", "mqa", "--dtype", "fp16"),
     ("--dtype", "fp32"),
     MLA,
     (*MLA, "--block-size", "64"),
-    (*MLA, "--kv-dtype", "fp8", "--batch", "2"),
+    at_night((*MLA, "--kv-dtype", "fp8", "--batch", "2")),
     ("--attention", "mla", "--mla", "expanded"),
 ]
 
@@ -127,14 +127,14 @@ def test_every_layout(kvcalc: Any, device: Machine, allocations: list[int], opti
     check(result.json, device, allocations)
 
 
-NAMED: list[tuple[str, ...]] = [
+NAMED: list[Any] = [
     ("flash-attn",),
-    ("flash-attn", "--attention", "mha", "--batch", "3"),
-    ("flashinfer",),
+    at_night(("flash-attn", "--attention", "mha", "--batch", "3")),
+    at_night(("flashinfer",)),
     ("flashinfer", "--block-size", "16"),
-    ("flashinfer", *MLA),
+    at_night(("flashinfer", *MLA)),
     ("flashinfer", *MLA, "--block-size", "64"),
-    ("flashmla", *MLA, "--context", "192"),
+    at_night(("flashmla", *MLA, "--context", "192")),
     ("flashmla", *MLA, "--block-size", "64", "--batch", "2"),
     ("flex",),
     ("sdpa-flash", "--block-size", "16"),
@@ -166,7 +166,9 @@ def test_without_libraries(
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
-@pytest.mark.parametrize("options", [("--block-size", "16", "--kv-dtype", "int8"), (*MLA, "--kv-dtype", "fp8")])
+@pytest.mark.parametrize(
+    "options", [("--block-size", "16", "--kv-dtype", "int8"), at_night((*MLA, "--kv-dtype", "fp8"))]
+)
 def test_the_triton_kernel(options: tuple[str, ...]) -> None:
     """In a process of its own, because Triton decides when it is imported whether it interprets."""
     small = ("--heads", "2", "--kv-heads", "1", "--layers", "1", "--context", "40", "--steps", "1")

@@ -186,6 +186,19 @@ def test_a_searched_layer_nobody_can_count_is_refused(wrong: dict[str, Any]) -> 
         layers("nemotron-nas", PLAIN, **wrong)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "key", "windows"),
+    [("nanbeige", "num_loops", [None]), ("ouro", "total_ut_steps", [None]), ("iquestloopcoder", "loop_num", [64])],
+)
+def test_a_looped_decoder_keeps_every_pass_of_a_layer(model_type: str, key: str, windows: list[int | None]) -> None:
+    """As vLLM 0.33.0 and SGLang 0.5.23 number their layers: loop x layers + layer."""
+    config = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+    found = [getattr(kept[0], "window", None) for kept in layers(model_type, config, **{key: 3})]
+    assert found == [None] * 3 + windows * 6
+    with pytest.raises(ModelError, match=key):
+        layers(model_type, config)
+
+
 def test_openelm_lists_its_heads_by_layer() -> None:
     config = {
         "num_transformer_layers": 3, "head_dim": 64, "model_dim": 512, "num_query_heads": [4, 8, 8],

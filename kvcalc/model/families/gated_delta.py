@@ -15,6 +15,10 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import gated_mlp
 from kvcalc.model.type_tables import defaults_of
 
+# LaraMini's layers, which repeat every five (LaraMiniConfig, Transformers 5.24.0).
+_LARA = ("linear_attention", "sliding_attention", "linear_attention", "full_attention", "sliding_attention")
+# Whose weights are not counted: Mobius's layers share experts.
+_UNCOUNTED = ("interns2_mobius_text", "lara_mini", "olmo_hybrid")
 # In Qwen3.5 every layer has experts. In Qwen3-Next some layers may have none.
 _EXPERTS = {
     "qwen3_next": Experts("num_experts", layers="step", gated_shared=True),
@@ -25,22 +29,27 @@ _EXPERTS = {
 def read_gated_delta(config: ConfigReader, model_type: str) -> ModelSpec:
     """Qwen3-Next, Qwen3.5 and OLMo Hybrid: gated delta nets, and full attention in every fourth layer.
 
-    Layers with full attention keep K and V. The others keep a state.
+    Layers with full attention keep K and V. The others keep a state. LaraMini also has layers with a window.
 
     In Qwen's attention, the query projection also produces a gate for the output. Source: Qwen3NextAttention and
     Qwen3NextGatedDeltaNet, Transformers 5.23.0.
     """
-    is_olmo = model_type == "olmo_hybrid"
+    is_olmo, is_lara = model_type == "olmo_hybrid", model_type == "lara_mini"
     config = with_defaults(config, _olmo_defaults(config) if is_olmo else defaults_of(model_type))
     num_layers = config.num_layers("num_hidden_layers")
-    shape = grouped_shape(config, output_gate=not is_olmo)
+    shape = grouped_shape(config, output_gate=not is_olmo and not is_lara)
     config.refuse_other("mamba_ssm_dtype", "float32")
     kept: dict[str, tuple[Mixer, ...]] = {
         "full_attention": (Attention(shape, names=Projections(qk_norm="head")),),
         "linear_attention": (gated_delta_net(config, model_type, shape.hidden_size or 0),),
     }
-    mixers = [kept[kind] for kind in layer_types(config, num_layers)]
-    body = None if is_olmo else lambda: _body(config, model_type, num_layers)
+    if is_lara:
+        kept["sliding_attention"] = (Attention(shape, config.integer("sliding_window")),)
+        kinds = config.strings("layer_types", num_layers, _LARA) or [_LARA[n % 5] for n in range(num_layers)]
+    else:
+        kinds = layer_types(config, num_layers)
+    mixers = [kept[kind] for kind in kinds]
+    body = None if model_type in _UNCOUNTED else lambda: _body(config, model_type, num_layers)
     return config.model(model_type, mixers, body, attention=shape)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import Experts, choose, moe, sparse_layers
 from kvcalc.model.families.common import decoder_body, grouped_shape
+from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
@@ -85,6 +86,70 @@ def read_hrm_text(config: ConfigReader, model_type: str) -> ModelSpec:
         passes *= config.integer("H_cycles", most=MAX_LAYERS) * (config.integer("L_cycles", most=MAX_LAYERS) + 1)
     shape = grouped_shape(config)
     return config.model(model_type, [(Attention(shape),)] * passes, attention=shape)
+
+
+# The key that says how often the layers of a looped decoder run for each token.
+_LOOPS = {"iquestloopcoder": "loop_num", "nanbeige": "num_loops", "ouro": "total_ut_steps"}
+
+
+def read_looped(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Nanbeige, Ouro and IQuest-Loop-Coder: all layers run several times for each token, and each time keep K and V.
+
+    After its first pass, a layer of IQuest-Loop-Coder attends to the last loop_window_size tokens (default 64). The
+    weights are not counted. Source: NanbeigeAttention, SGLang 0.5.23; LoopCoderAttention, vLLM 0.33.0; OuroAttention,
+    vLLM 0.26.
+    """
+    num_layers = config.num_layers("num_hidden_layers")
+    later = config.integer(_LOOPS[model_type], most=MAX_LAYERS) - 1
+    shape = grouped_shape(config)
+    window = (config.optional_integer("loop_window_size") or 64) if model_type == "iquestloopcoder" else None
+    again = Attention(shape) if window is None else Attention(shape, window)
+    mixers = [(Attention(shape),)] * num_layers + [(again,)] * (later * num_layers)
+    return config.model(model_type, mixers, attention=shape)
+
+
+def read_dory(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Dory: a layer has attention, attention with a window, or an MLP. The layers in the middle may run several times.
+
+    Each time, they keep their own K and V, or with recurrent_kv_cache_mode last_loop those of the last time. Released
+    configs list the layers. The weights are not counted. Source: DoryConfig and DoryModel, Transformers 5.24.0.
+    """
+    config = config.with_defaults(defaults_of(model_type))
+    num_layers = config.num_layers("num_hidden_layers")
+    kinds = config.strings("layer_types", num_layers, ("full_attention", "sliding_attention", "mlp"))
+    if kinds is None:
+        raise ModelError(f"{config.name}: layer_types is missing, and the classes disagree about what it means")
+    shape = grouped_shape(config)
+    kept: dict[str, tuple[Mixer, ...]] = {
+        "mlp": (),
+        "full_attention": (Attention(shape),),
+        "sliding_attention": (Attention(shape, config.integer("sliding_window")),),
+    }
+    first, last = config.integer("n_input_layers", least=0), config.integer("n_output_layers", least=0)
+    is_once = config.is_any("recurrent_kv_cache_mode", "last_loop")
+    again = 0 if is_once else config.integer("n_recurrent_loops", most=MAX_LAYERS) - 1
+    repeated = [kind for kind in kinds[first : num_layers - last] if kind != "mlp"] * again
+    return config.model(model_type, [kept[kind] for kind in (*kinds, *repeated)], attention=shape)
+
+
+def read_iquest_q1(config: ConfigReader, model_type: str) -> ModelSpec:
+    """IQuest-Q1: some first layers, a block of layers that repeats, and some last layers, with or without a window.
+
+    The weights are not counted. Source: IQuestQ1Config, SGLang 0.5.23.
+    """
+    config = config.with_defaults(defaults_of(model_type))
+    num_layers = config.num_layers("num_hidden_layers")
+    shape = grouped_shape(config)
+    full = (Attention(shape),)
+    if not all(config.boolean(key, default=True) for key in ("use_hybrid_layers", "use_sliding_window")):
+        return config.model(model_type, [full] * num_layers, attention=shape)
+    times = config.integer("num_hybrid_layers_block", most=MAX_LAYERS)
+    parts = [config.items(key) for key in ("first_layers_types", "hybrid_layers_types_block", "last_layers_types")]
+    kinds = [*parts[0], *parts[1] * times, *parts[2]]
+    if len(kinds) != num_layers or not {"full_attention", "sliding_attention"}.issuperset(map(str, kinds)):
+        raise config.error(f"the lists of layer types must name {num_layers} layers with or without a window")
+    slides = (Attention(shape, config.integer("sliding_window")),)
+    return config.model(model_type, [full if kind == "full_attention" else slides for kind in kinds], attention=shape)
 
 
 def read_jetmoe(config: ConfigReader, model_type: str) -> ModelSpec:
