@@ -207,8 +207,8 @@ def test_an_engine_without_a_router_is_said_only_of_several_replicas() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "key", "several"),
-    [("vllm", "vllm", "--nnodes 2"), ("sglang", "sglang", "--nnodes 2"), ("tensorrt-llm", "tensorrt_llm", "mpirun -n 16"),
-     ("llama.cpp", "llama_cpp", None)],
+    [("vllm", "vllm", "--nnodes 2"), ("sglang", "sglang", "--nnodes 2"),
+     ("tensorrt-llm", "tensorrt_llm", "mpirun -n 16"), ("llama.cpp", "llama_cpp", None)],
 )  # fmt: skip
 def test_only_a_replica_on_several_machines_has_a_command_for_them(engine: str, key: str, several: str | None) -> None:
     (small,) = ask("llama-3.1-8b", concurrency=4, engines=(engine,))["plans"]
