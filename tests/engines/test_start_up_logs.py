@@ -25,7 +25,7 @@ def lines_of(row: dict[str, Any]) -> list[str]:
         found += [f"GPU KV cache size: {row['tokens']} tokens"] if "tokens" in row else []
         if "requests" in row:
             found.append(f"Maximum concurrency for {row['length']} tokens per request: {row['requests']:.2f}x")
-        return found
+        return [*found, *row.get("lines", [])]
     return [*([f"server_args=ServerArgs({settings})"] if settings else []), *row["lines"]]
 
 
