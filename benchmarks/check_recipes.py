@@ -1,6 +1,6 @@
 """Ask `kvcalc check` about every command that starts a server in a folder of recipes.
 
-    python benchmarks/check_recipes.py FOLDER [--gpu h200x8] [--verified] [--each]
+    python benchmarks/check_recipes.py FOLDER [--gpu h200x8] [--verified] [--cookbook] [--each]
 
 FOLDER is for example a checkout of vllm-project/recipes. Prints how many commands are answered and how many refused, by
 reason. Texts are .md files, and .yaml files with text in them. A script that says devices after its `#` or in the title
@@ -13,6 +13,9 @@ there, with the command that src/lib/command-synthesis.js makes for it without f
 image or else of its last update. They should start; but what was verified may have been another variant, another
 context or another number of devices. So a server that does not start is counted apart if its weights and one request
 alone are larger than the memory that it may use.
+
+With --cookbook, the servers are those of data/models/generated in sgl-project/sgl-cookbook, each on its hardware and in
+the release of its folder.
 """
 
 from __future__ import annotations
@@ -96,6 +99,28 @@ def _release(recipe: dict[str, Any], profile: dict[str, Any]) -> str | None:
         return None
     then = parse_release("vllm", day).release
     return least if then is None or then < cast(Release, parse_release("vllm", least).release) else day
+
+
+def cookbook_in(folder: Path) -> Iterator[tuple[str, str, Server, Devices]]:
+    """The file and the hardware of each language model's configuration in SGLang's cookbook, its server and devices."""
+    for path in sorted(folder.glob("data/models/generated/*/*.yaml")):
+        for family in yaml.safe_load(path.read_text())["families"]:
+            for model in (one for one in family["models"] if "llm" in one["attributes"]):
+                for hardware, asked in (model.get("hardware") or {}).items():
+                    for one in asked["configurations"]:
+                        engine, name = one["engine"], hardware.lower()
+                        devices = find_devices(f"{_DEVICES.get(name, name)}x{engine['tp'] or 1}")
+                        for server in servers_of_script(_launch(one.get("quantized_model_path"), model, engine)):
+                            yield path.stem, hardware, of_release(server, path.parent.name[1:]), devices
+
+
+def _launch(quantized: str | None, model: dict[str, Any], engine: dict[str, Any]) -> str:
+    words = ["python", "-m", "sglang.launch_server", "--model-path", quantized or model["model_path"]]
+    for name in ("tp", "dp", "ep"):
+        words += [f"--{name}", str(engine[name])] if engine[name] else []
+    words += ["--enable-dp-attention"] if engine["enable_dp_attention"] else []
+    variables = [f"{name}={value}" for name, value in engine["env_vars"].items()]
+    return " ".join([*map(shlex.quote, variables), shlex.join([*words, *map(str, engine["extra_args"])])])
 
 
 def _of_hardware(part: dict[str, Any], fact: str, profile: dict[str, Any]) -> Any:
@@ -206,10 +231,13 @@ def main() -> None:
     parser.add_argument("--gpu", default="h200x8")
     parser.add_argument("--each", action="store_true", help="print every refusal")
     parser.add_argument("--verified", action="store_true", help="the servers that are known to start")
+    parser.add_argument("--cookbook", action="store_true", help="the servers of SGLang's cookbook")
     asked = parser.parse_args()
     verdicts, reasons, unknown = Counter[str](), Counter[str](), Counter[str]()
     found: Iterator[tuple[str, str, Server | str, Devices]] = texts_in(asked.folder, asked.gpu)
-    for path, machine, server, devices in verified_in(asked.folder) if asked.verified else found:
+    if asked.verified or asked.cookbook:
+        found = verified_in(asked.folder) if asked.verified else cookbook_in(asked.folder)
+    for path, machine, server, devices in found:
         verdict, reason, words = "not read", server, ""
         if isinstance(server, Server):
             words = " ".join(server.words)[:200]

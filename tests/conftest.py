@@ -51,9 +51,9 @@ def one_of_each_type() -> list[str]:
 
 
 def asked_presets(config: pytest.Config) -> list[str]:
-    """The first shipped preset of every model_type and every fifth of the others, or with `--every-preset` all."""
+    """The first shipped preset of every model_type and every fifth of the others, or with `--everything` all."""
     first, names = {*one_of_each_type()}, preset_names()
-    if config.getoption("--every-preset"):
+    if config.getoption("--everything"):
         return names
     return sorted({*first, *[name for name in names if name not in first][::5]})
 
@@ -177,10 +177,23 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def at_night(*values: object) -> Any:
+    """A row of `parametrize` that the tests leave out, because others run the same lines. `--everything` runs it."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--everything"):
+        return
+    at_night = [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=at_night)
+    items[:] = [item for item in items if item not in {*at_night}]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=5000, help="mutated inputs of the fuzz tests (-m fuzz), in all")
     parser.addoption("--fuzz-seed", type=int, default=16, help="the first seed of the fuzz tests")
     parser.addoption("--names", type=int, default=150, help="hostile names for every emitter (tests/writing)")
-    parser.addoption("--every-preset", action="store_true", help="ask about every preset where a few of a type will do")
+    parser.addoption("--everything", action="store_true", help="every preset, kernel and flag, where a few will do")
     parser.addoption("--pairs", type=int, default=20, help="pairs of a command and an environment to run")
     parser.addoption("--pairs-seed", type=int, default=16, help="the seed of the sample of pairs")

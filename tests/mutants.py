@@ -59,6 +59,12 @@ def _engine(name: str, *own: str) -> tuple[str, ...]:
 
 _LOGS = _tests("engines", "logs", "log_pools", "log_reader", "log_drafting", "log_settings")
 _LOADS = _recorded("loads")
+_CHECKS = (
+    *_tests("planning", "check_rules", "start_limit", "machines"),
+    *_tests("engines", "starts"),
+    *_tests("cli", "check"),
+    *_tests("planning", "check_plans"),
+)
 _REUSE = (
     *_LOADS,
     *_tests("planning", "reused_sessions", "cache_tiers", "drafted_reuse", "prefix_hits", "prefix"),
@@ -125,6 +131,7 @@ TESTS = {
         "vllm_releases", "vllm_planner",
     ) + _tests("planning", "padded_experts"),
     "kvcalc/engines/vllm/log": (*_tests("engines", "vllm_stages", "vllm_compressed"), *_LOGS),
+    "kvcalc/planning/check": _CHECKS,
     "kvcalc/planning/plan": _PLANS + _SPLIT,
     "kvcalc/planning/plan/disaggregated": _SPLIT,
     "kvcalc/planning/reuse": _REUSE,

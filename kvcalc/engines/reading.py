@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Gpu
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -204,7 +207,7 @@ class Reader:
                 yield f"--{option}"
 
     def _take(self, found: Read, option: str, name: str, key: str, text: str) -> None:
-        if option.lstrip("-").startswith("no-") and text == "true" and f"no-{name}" not in self.known:
+        if option.lstrip("-").replace("_", "-").startswith("no-") and not name.startswith("no-") and text == "true":
             if f"{name}!" in self.words.default_on.split():
                 found.unknown.append(option)
             elif name not in self._own and name not in self.fields and name not in self.special:
@@ -226,6 +229,10 @@ class Reader:
             found.ignored.append(option)
         else:
             found.unknown.append(option)
+
+    def of_context(self, settings: Mapping[str, str], tokens: int, gpu: Gpu) -> Mapping[str, str]:
+        """The settings with the defaults that a context of `tokens` tokens decides."""
+        return settings
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """Read the options with a meaning of the engine's own, and the environment."""

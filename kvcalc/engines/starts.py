@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from kvcalc.engines.declarations import table
-from kvcalc.engines.place import CAPABILITIES
+from kvcalc.engines.place import CAPABILITIES, is_fp8
 from kvcalc.errors import LayoutError
+from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.schemes import Scheme, UnknownSchemeError, read_scheme
 from kvcalc.memory.sharding import Spread
 from kvcalc.memory.workload import Workload
@@ -65,8 +66,12 @@ class Rules(NamedTuple):
     - `capabilities`: the least compute capability for a way to store weights (`method` or `method type`), times ten.
       The empty name is that of the engine itself.
     - `bf16`: the least compute capability for --dtype bf16.
+    - `fp8_cache`: that for a cache in fp8.
     - `unchecked`: the matrices of a type of models that the engine does not check or pads, by the end of their names.
     - `padded`: the same, on NVIDIA's GPUs alone.
+    - `groups`: the methods of which a device must have whole groups of inputs that share a scale, but for experts.
+    - `no_stages`: the types of models that have no pipeline stages.
+    - `needs_experts`: whether a model without experts is refused with expert parallelism.
     - `sparse_latent`: the major compute capabilities that have a kernel for sparse latent attention. Empty means any.
     """
 
@@ -77,9 +82,13 @@ class Rules(NamedTuple):
     least_block: int = 0
     capabilities: Mapping[str, int] = {}
     bf16: int = 0
+    fp8_cache: int = 0
     sparse_latent: Sequence[int] = ()
     unchecked: Mapping[str, Sequence[str]] = {}
     padded: Mapping[str, Sequence[str]] = {}
+    groups: Sequence[str] = ()
+    no_stages: Sequence[str] = ()
+    needs_experts: bool = False
 
 
 @cache
@@ -105,7 +114,7 @@ def rules_of(engine: str, release: Release | None) -> Rules:
 
 def check(start: Start, rules: Rules, engine: str) -> None:
     """Raise LayoutError (exit 2) if an engine refuses to start. `engine` is its name and release, in words."""
-    for reason, hint in (*_of_device(start, rules), *_of_blocks(start, rules)):
+    for reason, hint in (*_of_device(start, rules), *_of_layout(start, rules), *_of_matrices(start, rules)):
         raise LayoutError(f"{engine} does not start: {reason}", hint)
 
 
@@ -122,6 +131,8 @@ def _of_device(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
             yield f"{what} a compute capability of {_shown(least)}, and {has}", None
     if start.dtype == "bf16" and capability < rules.bf16:
         yield f"--dtype bf16 needs a compute capability of {_shown(rules.bf16)}, and {has}", "--dtype fp16"
+    if capability < rules.fp8_cache and is_fp8(start.workload.kv_dtype.name):
+        yield f"a cache in fp8 needs a compute capability of {_shown(rules.fp8_cache)}, and {has}", None
     if rules.sparse_latent and capability // 10 not in rules.sparse_latent and _is_sparse(start.spec):
         known = ", ".join(f"{major}.x" for major in rules.sparse_latent)
         yield f"sparse latent attention has kernels for compute capability {known}, and {has}", None
@@ -163,31 +174,76 @@ def _is_sparse(spec: ModelSpec) -> bool:
 
 
 @remembered
-def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
-    """The matrices with a scale per block, with their names and their blocks.
-
-    Published checkpoints keep matrices of no whole blocks in 16 bits, and gates of a few outputs, but for experts.
-    """
+def _matrices(spec: ModelSpec) -> list[tuple[Weight, Format]]:
+    """The quantised matrices that devices divide, and how they are stored."""
     scheme, weights = _scheme_of(spec), weights_of(spec)
-    found: list[tuple[str, Weight, tuple[int, int]]] = []
+    found: list[tuple[Weight, Format]] = []
     if scheme is None or weights is None:
         return found
     for block in weights.blocks:
         prefix = block.prefix.format(block.numbers[0] if block.numbers else 0)
         for weight in block.weights:
             form = scheme.format_of(prefix + weight.name, weight.role) if weight.role == LINEAR else None
-            if form is not None and form.block is not None and weight.split != WHOLE:
-                rows, columns = form.block
-                is_whole = weight.rows > rows and not (weight.rows % rows or weight.columns % columns)
-                if weight.copies > 1 or is_whole:
-                    found.append((weight.name, weight, form.block))
+            if form is not None and weight.split != WHOLE:
+                found.append((weight, form))
     return found
 
 
-def _of_blocks(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
-    reason = None if start.dtype is not None else _partial_block(start, rules)
+@remembered
+def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
+    """The matrices with a scale per block, with their names and their blocks.
+
+    Published checkpoints keep matrices of no whole blocks in 16 bits, and gates of a few outputs, but for experts.
+    """
+    found: list[tuple[str, Weight, tuple[int, int]]] = []
+    for weight, form in _matrices(spec):
+        if form.block is not None:
+            rows, columns = form.block
+            is_whole = weight.rows > rows and not (weight.rows % rows or weight.columns % columns)
+            if weight.copies > 1 or is_whole:
+                found.append((weight.name, weight, form.block))
+    return found
+
+
+def _of_layout(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
+    workload, model_type = start.workload, start.spec.model_type
+    if workload.pipeline_parallel_size > 1 and model_type in rules.no_stages:
+        yield f"--pp {workload.pipeline_parallel_size}: its {model_type} has no pipeline stages", "use --tp"
+    if rules.needs_experts and workload.expert_parallel_size > 1 and not _has_experts(start.spec):
+        yield f"--ep {workload.expert_parallel_size}: {start.spec.name} has no experts", "leave it out"
+
+
+@remembered
+def _has_experts(spec: ModelSpec) -> bool:
+    """Whether the model has experts, or may have some because its weights are not known."""
+    weights = weights_of(spec)
+    return weights is None or any(weight.copies > 1 for block in weights.blocks for weight in block.weights)
+
+
+def _of_matrices(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
+    reason = _partial(start, rules)
     if reason is not None:
         yield reason, _hint(start, rules)
+
+
+def _partial(start: Start, rules: Rules) -> str | None:
+    """The first matrix of which a device has no whole blocks or groups, in words."""
+    if start.dtype is not None:
+        return None
+    return _partial_block(start, rules) or _partial_group(start, rules)
+
+
+def _partial_group(start: Start, rules: Rules) -> str | None:
+    stated = start.spec.quantization
+    if not isinstance(stated, Mapping) or stated.get("quant_method") not in rules.groups:
+        return None
+    for weight, form in _matrices(start.spec):
+        if form.group and weight.copies == 1 and weight.name.rpartition(".")[2] in _BY_INPUTS:
+            part = weight.columns // start.ranks(weight)
+            if part % form.group and weight.columns % form.group == 0:
+                inputs = f"{part:,} of the {weight.columns:,} inputs of {weight.name}"
+                return f"a device has {inputs}, which are no whole groups of {form.group}"
+    return None
 
 
 def _partial_block(start: Start, rules: Rules) -> str | None:
@@ -224,7 +280,7 @@ def _hint(start: Start, rules: Rules) -> str | None:
     size, copies = start.workload.tensor_parallel_size, start.workload.attention_copies
     found = []
     for smaller in range(size // 2, 0, -1):
-        if size % smaller == 0 and _partial_block(start.with_sizes(smaller, 1), rules) is None:
+        if size % smaller == 0 and _partial(start.with_sizes(smaller, 1), rules) is None:
             found.append(f"--tp {smaller}")
             break
     whole = start.with_sizes(size, size * copies)

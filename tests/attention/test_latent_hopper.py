@@ -10,6 +10,7 @@ import torch
 
 from kvcalc.attention.backends.libraries import why_not_hopper
 from tests.attention.test_split_kv import check_on_a_gpu, compile_for, spilled_bytes
+from tests.conftest import at_night
 
 pytest.importorskip("triton.experimental.gluon", reason="no Triton with Gluon is installed")
 
@@ -38,8 +39,10 @@ def compiled(stored: str, page: int) -> tuple[Any, str]:
     return compile_for("sm90", source, num_warps=8)
 
 
-@pytest.mark.parametrize("page", [0, 64])
-@pytest.mark.parametrize("stored", ["bf16", "int8", "fp8"])
+@pytest.mark.parametrize(
+    ("stored", "page"),
+    [("bf16", 0), ("int8", 64), ("fp8", 0), at_night("bf16", 64), at_night("int8", 0), at_night("fp8", 64)],
+)
 def test_it_keeps_the_matrix_units_busy(
     stored: str, page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,14 @@ def read(text: str) -> dict[str, Any]:
             f"--model {LLAMA} -tp 2",
             {"model": LLAMA, "tensor_parallel_size": "2"},
         ),
+        (
+            f"vllm serve {LLAMA} --no-enable-prefix-caching --no-async-scheduling --enforce-eager",
+            {"no-enable-prefix-caching": "true", "no-async-scheduling": "true", "enforce-eager": "true"},
+        ),
+        (
+            "python -m sglang.launch_server --model a/b --chunked-prefill-size -1",
+            {"chunked-prefill-size": "16384"},
+        ),
         (f"VLLM_PP_LAYER_PARTITION=10,22 vllm serve {LLAMA} -pp 2", {"pp-layer-partition": "10,22"}),
         (f"bash -c 'vllm serve {LLAMA} -pp 2'", {"pipeline_parallel_size": "2"}),
         (
@@ -70,6 +78,13 @@ def read(text: str) -> dict[str, Any]:
             "trtllm-serve a/b --tp_size 4 --extra_llm_api_options c.yaml",
             {"kv_dtype": "fp8", "tensor_parallel_size": "1", "data_parallel_size": "4"},
         ),
+        (
+            # The files of TensorRT-LLM's examples/configs/database have their keys in the order of the alphabet.
+            "cat > c.yaml <<EOF\nenable_attention_dp: true\nmoe_expert_parallel_size: 8\ntensor_parallel_size: 8\nEOF\n"
+            "trtllm-serve a/b --config c.yaml",
+            {"tensor_parallel_size": "1", "data_parallel_size": "8", "expert_parallel_size": "8"},
+        ),
+        ("llama-server -hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF", {"model": "Qwen2.5-Coder-7B", "dtype": "q8_0"}),
         ("llama-server -hf x/Qwen3-32B-GGUF:Q4_K_M -c 32768 -np 4", {"model": "Qwen3-32B", "context_tokens": "8192"}),
         ("./llama-server -m m/gpt-oss-20b-mxfp4.gguf -ctk q8_0", {"model": "gpt-oss-20b", "cache-type-k": "q8_0"}),
         ("mlx_lm.server --model x/y --port 80", {"engine": "mlx", "model": "x/y"}),

@@ -30,6 +30,11 @@ REFUSED = [
     ("Qwen/Qwen3-235B-A22B-FP8", "rtx-5090x8", "vllm@0.8.5", None, "192"),  # vllm-project/vllm#17569
     ("MiniMaxAI/MiniMax-M2.5", "h200x8", "vllm@0.28", None, "192"),  # ROCm/ATOM#1488 says the same of its own checks
     ("deepseek-v4-pro", "h20x16", "vllm@0.23", 16, "192"),  # vllm-project/vllm#45784
+    ("Qwen/Qwen2.5-VL-72B-Instruct-AWQ", "a100-80gbx2", "vllm@0.7.2", None, "14,784"),  # vllm-project/vllm#13640
+    ("Qwen/Qwen2.5-VL-72B-Instruct-AWQ", "a100-80gbx4", "vllm", None, "7,392"),  # QwenLM/Qwen3-VL#831
+    ("Qwen/Qwen2.5-VL-72B-Instruct-AWQ", "a100-80gbx2", "sglang", None, "14,784"),
+    ("stepfun-ai/Step-3.5-Flash-FP8", "h200x4", "sglang@0.5.12", 4, "320"),  # sgl-project/sglang#26107
+    ("qwen3-8b", "h100x2", "vllm", 2, "qwen3-8b has no experts"),  # _verify_with_expert_parallelism
     ("deepseek-v4-pro", "mi300xx16", "vllm", 16, "192"),  # its class for AMD pads nothing (models/deepseek_v4/amd)
     ("deepseek-r1", "h100x32", "sglang", None, "576"),  # sgl-project/sglang#3345
     # The checks in SGLang 0.5.23 (layers/quantization/fp8.py).
@@ -46,6 +51,7 @@ REFUSED = [
     ("nvidia/Llama-3.1-8B-Instruct-FP8", "a100-80gb", "sglang", None, "8.9"),
     ("nvidia/Llama-3.1-8B-Instruct-FP8", "a100-80gb", "vllm@0.25", None, "8.9"),
     ("nvidia/Qwen3-8B-NVFP4", "h100", "tensorrt-llm", None, "10.0"),
+    ("RedHatAI/Qwen3-32B-quantized.w4a16", "t4x4", "vllm@0.9.1", None, "8.0"),  # vllm-project/vllm#20216
     ("deepseek-v3.2", "a100-80gbx16", "vllm", None, "9.x"),
 ]
 
@@ -67,6 +73,9 @@ STARTED = [
     ("deepseek-v4-pro", "h20x16", "vllm@0.24", 16),  # its shared experts are padded (vllm-project/vllm#46001)
     ("inclusionAI/Ling-3.0-flash-fp8", "h200x4", "vllm", 4),  # so are these (Ling-3.0-flash of vllm-project/recipes)
     ("MiniMaxAI/MiniMax-M2.5", "h200x4", "sglang", None),
+    ("Qwen/Qwen2-VL-72B-Instruct-AWQ", "a100-80gbx2", "vllm", None),  # its MLP is padded
+    ("Qwen/Qwen2.5-72B-Instruct-AWQ", "a100-80gbx8", "vllm", None),
+    ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", "h100x8", "vllm", None),  # the groups of experts are divided
     ("Qwen/Qwen3-235B-A22B-FP8", "h200x8", "sglang", 8),  # whole experts
     ("Qwen/Qwen3-30B-A3B-FP8", "h100x2", "sglang", None),
     ("deepseek-r1", "h200x8", "sglang", None),
@@ -100,18 +109,69 @@ def test_bf16_is_refused_where_it_is_asked_for() -> None:
     assert kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16")["fit"]["fits"]
 
 
+def test_an_fp8_cache_needs_kernels_for_it() -> None:
+    """1CatAI/1Cat-vLLM#27: fp8e4nv is not supported on a V100."""
+    devices = kvcalc.find_devices("v100-32gb")
+    with pytest.raises(LayoutError, match=r"a cache in fp8 needs a compute capability of 8\.0"):
+        kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16", kv_dtype="fp8")
+    assert kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16")["fit"]["fits"]
+
+
 @pytest.mark.parametrize(
     ("engine", "settings", "hint"),
     [
         ("vllm", {"max_lora_rank": "24"}, "use 32"),
         ("vllm", {"max_num_seqs": "20000"}, "--max-num-batched-tokens 20000"),
         ("tensorrt-llm", {"tokens_per_block": "48"}, "use 32"),
+        # AssertionError: chunked_prefill_size must be divisible by page_size (sgl-project/sglang#8935).
+        ("sglang", {"chunked_prefill_size": "1000", "page_size": "64"}, "--chunked-prefill-size 960"),
     ],
 )
 def test_settings_with_which_an_engine_does_not_start(engine: str, settings: dict[str, str], hint: str) -> None:
     with pytest.raises(LayoutError, match="not start") as error:
         start("llama-3.1-8b", "h100", engine, None, **settings)
     assert error.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "starts"),
+    [
+        ("llama-4-maverick", "0.8.3", False),  # vllm-project/vllm#16231
+        ("llama-4-maverick", "0.8.5", True),
+        ("minimax-m3", "0.24", False),  # vllm-project/vllm#45455
+        ("minimax-m3", "0.25", True),
+        ("gemma-3n-e4b", "0.33", False),
+    ],
+)
+def test_models_without_pipeline_stages(model: str, release: str, starts: bool) -> None:
+    size = 1 if model == "gemma-3n-e4b" else 4
+    asked: dict[str, Any] = {"context_tokens": 4096, "tensor_parallel_size": size, "pipeline_parallel_size": 2}
+    devices = kvcalc.find_devices(f"b200x{size * 2}")
+    if starts:
+        assert kvcalc.fit(model, devices, engine=f"vllm@{release}", **asked)["fit"]["device_bytes"]
+        return
+    with pytest.raises(LayoutError, match="has no pipeline stages"):
+        kvcalc.fit(model, devices, engine=f"vllm@{release}", **asked)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        # verl-project/verl#7624
+        ("vllm serve llama-3.2-1b --no-enable-chunked-prefill --max-num-batched-tokens 8192", "fewer than the 131,072"),
+        # llm-d/llm-d-inference-sim#76
+        ("vllm serve llama-3.2-1b --enable-lora --max-loras 4 --max-cpu-loras 2", "--max-cpu-loras 2"),
+        (
+            "python -m sglang.launch_server --model-path llama-3.2-1b --tp 2 --dp 4 --enable-dp-attention",
+            "multiple of 4",
+        ),
+    ],
+)
+def test_commands_that_are_refused(command: str, reason: str) -> None:
+    with pytest.raises(KvcalcError, match=reason) as error:
+        check(choose_server(command, None), kvcalc.find_devices("h100x4"))
+    assert error.value.exit_code == 4
+    assert "not start" in error.value.message
 
 
 def test_a_plan_leaves_out_what_does_not_start() -> None:
@@ -142,6 +202,23 @@ def test_check_says_that_too_few_devices_are_given_with_an_unknown_drafter_too(m
     with pytest.raises(KvcalcError, match="does not start: 8 devices with --tp 16") as error:
         check(choose_server(command, None), kvcalc.find_devices("h200x8"))
     assert error.value.exit_code == 4
+
+
+def test_check_counts_a_step_as_large_as_the_context_if_prompts_are_not_divided() -> None:
+    command = "vllm serve llama-3.1-8b --no-enable-chunked-prefill --max-model-len"
+    for context, step in (("4096", 8192), ("16384", 16384)):
+        found: Any = check(choose_server(f"{command} {context}", None), kvcalc.find_devices("h100"))
+        assert found["starts"]
+        assert found["engine"]["max_num_batched_tokens"] == step
+
+
+def test_tensorrt_llm_lowers_a_context_beyond_its_cache() -> None:
+    """KVCacheManager, _torch/pyexecutor/resource_manager.py."""
+    command = choose_server("trtllm-serve nvidia/Llama-3.3-70B-Instruct-FP8", None)
+    found = check(command, kvcalc.find_devices("h100"))
+    assert found["starts"]
+    assert not found["fit"]["fits"]
+    assert 0 < (found["fit"]["max_context_tokens"] or 0) < 131_072
 
 
 def test_check_answers_a_block_that_no_kernel_of_the_device_reads() -> None:

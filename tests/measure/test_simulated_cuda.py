@@ -29,7 +29,7 @@ from kvcalc.measure.expected import COMPILE_SECONDS
 from kvcalc.measure.progress import Progress
 from kvcalc.measure.sweep import parse_sweep
 from tests.attention.library_stubs import STUBS, install
-from tests.conftest import ROOT
+from tests.conftest import ROOT, at_night
 from tests.documents import validate
 from tests.measure.options import last_given
 from tests.measure.quick import narrow
@@ -166,7 +166,9 @@ def test_without_libraries(
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed")
-@pytest.mark.parametrize("options", [("--block-size", "16", "--kv-dtype", "int8"), (*MLA, "--kv-dtype", "fp8")])
+@pytest.mark.parametrize(
+    "options", [("--block-size", "16", "--kv-dtype", "int8"), at_night((*MLA, "--kv-dtype", "fp8"))]
+)
 def test_the_triton_kernel(options: tuple[str, ...]) -> None:
     """In a process of its own, because Triton decides when it is imported whether it interprets."""
     small = ("--heads", "2", "--kv-heads", "1", "--layers", "1", "--context", "40", "--steps", "1")

@@ -146,6 +146,7 @@ def test_the_printed_limit_is_that_of_the_simulation() -> None:
     assert int(words[words.index("--max-num-seqs") + 1]) == 200
 
 
+@pytest.mark.nightly  # tests/recorded asks about many such pools
 def test_pools_that_a_simulation_finds_too_slow_are_not_taken() -> None:
     """The closed form promises 341 ms for three prefill instances of DP ranks, and their simulation misses 500 ms."""
     asked: dict[str, Any] = {"engine": "vllm", "transfer": "infiniband-400g"}

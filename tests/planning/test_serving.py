@@ -9,7 +9,7 @@ from kvcalc.engines import ENGINES
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
-from tests.conftest import loaded, one_of_each_type, preset_names
+from tests.conftest import asked_presets, loaded, one_of_each_type
 from tests.documents import estimate, texts
 
 
@@ -17,11 +17,11 @@ from tests.documents import estimate, texts
     ("engine", "gpu"),
     [*((engine, gpu) for engine in ENGINES if engine != "mlx" for gpu in ("l4", "b200")), ("mlx", "m4-max")],
 )
-def test_no_more_run_than_fit(engine: str, gpu: str) -> None:
+def test_no_more_run_than_fit(engine: str, gpu: str, pytestconfig: pytest.Config) -> None:
     question, served = SpeedQuestion(input_tokens=3000, output_tokens=1096), 0
     # A preset has each device with every other engine, or with every fourth if another one is of its type.
     each_type, place = {*one_of_each_type()}, [*ENGINES].index(engine) + (gpu == "l4")
-    for number, name in enumerate(preset_names()):
+    for number, name in enumerate(asked_presets(pytestconfig)):
         if gpu != "m4-max" and (number + place) % (2 if name in each_type else 4):
             continue
         try:

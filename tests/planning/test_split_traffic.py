@@ -13,6 +13,7 @@ import pytest
 import kvcalc
 from kvcalc.model.drafting import Speculation
 from kvcalc.question.question import CacheReuse, ImagesAsked, SpeedQuestion
+from tests.conftest import at_night
 from tests.planning.traces import write_bursts
 from tests.test_schema import check
 
@@ -112,7 +113,7 @@ def planned(limits: Any, model: str = MODEL, gpus: tuple[str, ...] = ("h100",), 
 @pytest.mark.parametrize(
     ("engine", "limits", "scale"),
     [("vllm", {"ttft p99": 0.5, "tpot p90": 0.011}, 2.0), ("sglang", {"ttft mean": 0.2}, 3.0),
-     ("vllm", {"e2e p95": 2.5}, 3.0)],
+     at_night("vllm", {"e2e p95": 2.5}, 3.0)],
 )  # fmt: skip
 def test_a_trace_is_served_by_no_more_pools_than_it_needs(bursts: str, engine: str, limits: Any, scale: float) -> None:
     asked: dict[str, Any] = {"engine": engine, "trace": bursts, "scale_rate": scale}
@@ -171,9 +172,9 @@ TIMES = {"ttft p99": 0.3, "tpot p90": 0.012}
         (MODEL, "sglang", 62.0, TIMES, PREFIX),
         (MODEL, "tensorrt-llm", 75.0, {"ttft p90": 0.3, "tpot p90": 0.009}, PREFIX),
         (MODEL, "vllm", 60.0, TIMES, HALF),
-        ("deepseek-v3", "vllm", 8.0, {"tpot p90": 0.02}, DRAFTS),
+        at_night("deepseek-v3", "vllm", 8.0, {"tpot p90": 0.02}, DRAFTS),
         ("deepseek-v3", "sglang", 14.0, {"ttft p90": 0.4, "tpot p90": 0.018}, DRAFTS),
-        ("deepseek-v3", "vllm", 12.0, {"ttft p90": 1.0, "tpot p90": 0.02}, {**DRAFTS, **PREFIX}),
+        at_night("deepseek-v3", "vllm", 12.0, {"ttft p90": 1.0, "tpot p90": 0.02}, {**DRAFTS, **PREFIX}),
         ("qwen2.5-vl-7b", "vllm", 60.0, TIMES, {"images": ImagesAsked(1, 800, 600)}),
     ],
     ids=["prefix-vllm", "prefix-sglang", "prefix-trtllm", "hits", "mtp-vllm", "mtp-sglang", "mtp-prefix", "images"],
@@ -275,7 +276,7 @@ def cost_of(row: Any) -> float:
     return sum(PRICES[pools[role]["gpu"]] * int(pools[role]["num_devices"]) for role in ROLES)
 
 
-@pytest.mark.parametrize(("confidence", "requests"), [(50, 300), (80, 150)])
+@pytest.mark.parametrize(("confidence", "requests"), [at_night(50, 300), (80, 150)])
 def test_pools_on_two_kinds_of_device_are_judged_by_percentiles(confidence: int, requests: int) -> None:
     limits = {"ttft p90": 0.6, "tpot p90": 0.02}
     asked: dict[str, Any] = {"requests_per_second": 10.0, "requests": requests}

@@ -67,6 +67,8 @@ def named(text: str) -> tuple[str, str | None]:
     if not quant and (found := _TYPE.fullmatch(name.rpartition("/")[2])) is not None:
         name, quant = found[1], found[2]
     base = re.sub(r"(?i)[-_.]gguf$", "", name.rpartition("/")[2] if name.casefold().endswith("gguf") or quant else name)
+    if not quant and (found := _TYPE.fullmatch(base)) is not None:  # as in gguf-my-repo's NAME-Q8_0-GGUF
+        base, quant = found[1], found[2]
     dtype = re.sub(r"^ud-", "", quant.casefold())
     return base, _FLOATS.get(dtype, dtype) or None
 

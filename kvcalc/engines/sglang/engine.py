@@ -52,7 +52,7 @@ from kvcalc.engines.sglang.settings import (
     strategy_of,
 )
 from kvcalc.engines.sglang.states import DRAFTING_REQUESTS, memory_after_states, num_states, states_of_request
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
 from kvcalc.memory.reads import Entries
@@ -67,6 +67,7 @@ from kvcalc.units import Number
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.scheduler import Schedule
+    from kvcalc.engines.starts import Start
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
 # default on Hopper and Blackwell (arg_groups/model_overrides/minimax_m3.py).
@@ -170,6 +171,17 @@ class Sglang(Engine):
     def check_model(self) -> None:
         """Raise ModelError (exit 3) if the pools of the model are not modelled."""
         check_model(self.spec)
+
+    def check_start(self, start: Start) -> None:
+        """A step of a prompt is whole pages, on each DP rank (validation_hook.py; server_args.py since 0.5.1)."""
+        super().check_start(start)
+        page, step = self.chosen.page_size, self.chosen.chunked_prefill_size
+        if step is not None and step % page:
+            text = (
+                f"SGLang does not start with a step of {step:,} tokens of a prompt, which is no whole pages of {page}"
+            )
+            whole = max(step // page, 1) * page * start.workload.data_parallel_size
+            raise LayoutError(text, f"--chunked-prefill-size {whole}")
 
     def check_ranks(self, spec: ModelSpec, tensor_parallel_size: int) -> None:
         if self.prompt_ranks > 1:

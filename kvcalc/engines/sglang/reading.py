@@ -9,7 +9,12 @@ from collections.abc import Mapping
 
 from kvcalc.engines.reading import Read, Reader, inverse, whole
 from kvcalc.engines.sglang.command import ALGORITHMS
+from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import EAGLE1, MTP, NGRAM
+
+# The values of --chunked-prefill-size with which prompts are not divided. The memory is then reserved for
+# --max-prefill-tokens (_handle_gpu_memory_settings, server_args.py in 0.5.9).
+_WHOLE_PROMPTS = ("-1", "0")
 
 
 class SglangReader(Reader):
@@ -27,10 +32,14 @@ class SglangReader(Reader):
         number = whole(replicas or "1", "--attn-dp-size")
         parts = number * whole(settings.get("attn-cp-size", "1"), "--attn-cp-size")
         if parts > 1:
-            each, rest = divmod(found.size("tensor_parallel_size"), parts)
-            if rest or not each:
-                found.notes.append(f"--tp-size is not a multiple of {parts}")
-            found.fields.update(tensor_parallel_size=str(max(each, 1)), data_parallel_size=str(number))
+            size = found.size("tensor_parallel_size")
+            if size % parts:
+                text = f"SGLang does not start: --tp-size {size} is not a multiple of {parts}, the copies of attention"
+                raise LayoutError(text, f"use --tp-size {parts}")  # parallel_hook.py
+            found.fields.update(tensor_parallel_size=str(size // parts), data_parallel_size=str(number))
+        if settings.get("chunked-prefill-size") in _WHOLE_PROMPTS:
+            settings["chunked-prefill-size"] = settings.get("max-prefill-tokens", "16384")
+            found.notes.append("prompts are not divided: a step is counted with --max-prefill-tokens")
         found.copies = whole(copies, "--dp-size")
         if left.get("quantization") == "fp8":
             found.fields["dtype"] = "fp8"

@@ -62,12 +62,10 @@ class TensorrtLlmReader(Reader):
                 found.left.setdefault("dtype", str(config["dtype"]))
             elif name in self._own:
                 found.settings.setdefault(self._own[name], text)
-            elif key == "enable_attention_dp":
-                if value is True:
-                    tensor = found.size("tensor_parallel_size")
-                    found.fields.update(tensor_parallel_size="1", data_parallel_size=str(tensor))
-            elif name not in self.known:
+            elif name not in self.known and key != "enable_attention_dp":
                 found.unknown.append(str(key))
+        if config.get("enable_attention_dp") is True:  # of all ranks, wherever their number stands
+            found.fields.update(data_parallel_size=str(found.size("tensor_parallel_size")), tensor_parallel_size="1")
         drafting = config.get("speculative_config")
         if isinstance(drafting, dict):
             method = _DECODING.get(str(drafting.get("decoding_type")))

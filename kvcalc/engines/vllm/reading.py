@@ -6,11 +6,16 @@ Source: vllm/engine/arg_utils.py and SpeculativeConfig (config/speculative.py) i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS
+from kvcalc.engines.vllm.defaults import device_settings
+from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import DRAFT, MTP
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Gpu
 
 # Methods of --quantization that convert a checkpoint while it is loaded, to fp8 or to other types. The others name what
 # its config says anyway (QuantizationMethods, model_executor/layers/quantization/__init__.py).
@@ -33,7 +38,13 @@ class VllmReader(Reader):
             replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
             found.fields["expert_parallel_size"] = str(replicas)
         if left.get("enable-lora"):
-            found.settings.setdefault("max-loras", "1")  # LoRAConfig, config/lora.py
+            loras = found.settings.setdefault("max-loras", "1")  # LoRAConfig, config/lora.py
+            held = left.get("max-cpu-loras")
+            if held is not None and loras.isdecimal() and whole(held, "--max-cpu-loras") < int(loras):
+                text = (
+                    f"--max-cpu-loras {held}: vLLM does not start with fewer adapters in host memory than on a device"
+                )
+                raise LayoutError(text, f"--max-cpu-loras {loras}")
         quantization = left.get("quantization") or left.get("q")
         if quantization in _FP8:
             found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded
@@ -47,6 +58,14 @@ class VllmReader(Reader):
         config = left.get("speculative-config") or left.get("sc")
         if config is not None:
             self._drafting(found, json_object(config, "speculative-config"))
+
+    def of_context(self, settings: Mapping[str, str], tokens: int, gpu: Gpu) -> Mapping[str, str]:
+        """Without chunked prefill, a step has room for the context (EngineArgs, engine/arg_utils.py)."""
+        name = "max-num-batched-tokens"
+        if "no-enable-chunked-prefill" not in settings or name in settings:
+            return settings
+        default = device_settings(gpu.memory_bytes, gpu.name, gpu.device_class, None, settings)[name]
+        return {**settings, name: str(max(tokens, int(default)))}
 
     def _graphs(self, found: Read, config: str) -> None:
         """--compilation-config is an object, or the number of its mode."""

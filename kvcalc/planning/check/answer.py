@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
@@ -36,7 +37,8 @@ def check(
     Raises UsageError (exit 2) for what cannot be read, ModelError (exit 3) for a model that is not known, and
     DoesNotFitError (exit 4) for one that the engine does not split this way.
     """
-    read = server.read()
+    with _refusals():
+        read = server.read()
     number = server.num_devices
     if number is not None and (devices.num_devices == 1 or number > devices.num_devices):
         devices = devices._replace(num_devices=number)
@@ -96,8 +98,15 @@ def check(
 
 
 def _fit(question: Question) -> documents.FitDocument:
-    try:
+    with _refusals():
         return fit(question)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the engine refuses is an answer: the server does not start."""
+    try:
+        yield
     except LayoutError as error:
         told = error.message if " not start" in error.message else f"does not start: {error.message}"
         raise DoesNotFitError(told, error.hint) from None

@@ -57,8 +57,9 @@ def asked_by(
         notes.append(f"not counted: {', '.join(dict.fromkeys(read.unknown))}")
     if read.copies > 1:
         notes.append(f"the command starts {read.copies} copies of the server, of which one is checked")
+    settings = read.settings if context is None else reader.of_context(read.settings, context, devices.gpu)
     question = Question(
-        spec, engine=read.engine, engine_settings=setting_texts(read.settings), devices=devices,
+        spec, engine=read.engine, engine_settings=setting_texts(settings), devices=devices,
         context_tokens=None if fits_context else context, fits_context=fits_context,
         speed=None if served == SpeedQuestion() else served,
         speculative=_drafting(read, acceptance_length, notes), **values,

@@ -1,0 +1,187 @@
+"""What `kvcalc check` reads and searches, case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvcalc import check
+from kvcalc.errors import UsageError
+from kvcalc.planning.check import capacity
+from kvcalc.planning.check.asked import asked_by
+from kvcalc.planning.check.servers import choose_server, servers_in
+from kvcalc.planning.plan.judge import STATISTICS
+from kvcalc.planning.plan.targets import Simulated, Targets
+from kvcalc.throughput.hardware import find_devices
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+IMAGE = "vllm/vllm-openai:v0.33.0"
+
+
+@pytest.mark.parametrize(
+    ("options", "devices"),
+    [("--gpus 4", 4), ("--gpus=1", 1), ("--gpus '\"device=0,1,5\"'", 3), ("--gpus all", None), ("--rm -p 80:80", None)],
+)
+def test_a_container_gets_the_devices_that_docker_is_told(options: str, devices: int | None) -> None:
+    (server,) = servers_in(f"docker run {options} {IMAGE} --model {LLAMA} -tp 2")
+    assert server.num_devices == devices
+    assert server.words == ["--model", LLAMA, "-tp", "2"]
+    assert server.release == "0.33.0"
+
+
+def test_a_container_has_the_variables_and_the_program_that_docker_is_told() -> None:
+    (server,) = servers_in(f"docker run -e A=1 --env B=2=3 -e C --entrypoint vllm {IMAGE} serve {LLAMA}")
+    assert (server.words, {**server.environment}) == ([LLAMA], {"A": "1", "B": "2=3"})
+
+
+def test_docker_commands_that_run_nothing_start_no_server() -> None:
+    assert servers_in(f"docker pull {IMAGE}\ndocker compose up -d\n") == []
+    (server,) = servers_in(f"docker --debug run {IMAGE} --model {LLAMA}")
+    assert server.words == ["--model", LLAMA]
+
+
+@pytest.mark.parametrize(("text", "said"), [("docker run --gpus", "--gpus has no value"),
+                                            ("docker run --rm", "names no image")])  # fmt: skip
+def test_a_docker_command_that_ends_early_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        servers_in(text)
+
+
+def test_a_service_is_chosen_by_its_name() -> None:
+    services = ", ".join(f"{name}: {{image: '{IMAGE}', command: '--model x/{name}'}}" for name in "ab")
+    text = f"services: {{{services}}}"
+    assert choose_server(text, "b").read().model == "x/b"
+    with pytest.raises(UsageError, match="not found"):
+        choose_server(text, "c")
+    with pytest.raises(UsageError, match="2 servers: a, b"):
+        choose_server(text, None)
+
+
+def test_an_empty_value_is_no_value_and_a_word_for_a_number_is_refused() -> None:
+    assert check(f'vllm serve {LLAMA} -tp "" --max-model-len ""', "h100")["workload"]["context_tokens"] == 131_072
+    with pytest.raises(UsageError):
+        check(f"vllm serve {LLAMA} --max-model-len all", "h100x2")
+
+
+@pytest.mark.parametrize(
+    ("command", "shape"),
+    [
+        (f"llama-server -hf {LLAMA}", (2, 1)),
+        (f"llama-server -hf {LLAMA} -sm tensor", (1, 2)),
+        (f"vllm serve {LLAMA}", (1, 1)),
+        (f"vllm serve {LLAMA} -tp 2", (1, 2)),
+        (f"vllm serve {LLAMA} -pp 2", (2, 1)),
+    ],
+)
+def test_devices_are_divided_as_the_command_says(command: str, shape: tuple[int, int]) -> None:
+    """llama.cpp divides the layers among all devices, or with `tensor` the rows of the matrices."""
+    (server,) = servers_in(command)
+    question, _ = asked_by(server.read(), server.reader, find_devices("h100x2"))
+    assert (question.pipeline_parallel_size, question.tensor_parallel_size) == shape
+
+
+def test_experts_of_dp_ranks_are_whole_only_if_the_command_says_so() -> None:
+    for model, more, size in (
+        ("deepseek-ai/DeepSeek-R1", "-dp 8", 1),
+        ("deepseek-ai/DeepSeek-R1", "-dp 8 --enable-expert-parallel", 8),
+        ("deepseek-ai/DeepSeek-R1", "-dp 1", None),
+        (LLAMA, "-dp 8", None),
+    ):
+        (server,) = servers_in(f"vllm serve {model} {more}")
+        question, _ = asked_by(server.read(), server.reader, find_devices("h200x8"))
+        assert question.speed_asked.expert_parallel_size == size, (model, more)
+
+
+def test_a_server_whose_cache_does_not_grow_starts_without_a_longest_context() -> None:
+    answer = check("mlx_lm.server --model mistralai/Mamba-Codestral-7B-v0.1", "m4-max")
+    assert answer["fit"] is not None
+    assert answer["fit"]["max_context_tokens"] is None
+    assert answer["starts"]
+
+
+def test_a_limit_of_requests_is_said_once_and_other_warnings_stay() -> None:
+    """The warning `start-limit` is the reason here."""
+    answer = check("vllm serve Qwen/Qwen3.6-27B-FP8 --max-model-len 131072 --max-num-seqs 256", "l40s")
+    assert (answer["reason"] or "").startswith("--max-num-seqs 256: ")
+    codes = {warning["code"] for warning in answer["warnings"]}
+    assert "start-limit" not in codes
+    assert codes
+
+
+def test_only_a_server_that_starts_is_asked_for_requests() -> None:
+    text = f"vllm serve {LLAMA} --max-model-len "
+    lengths: dict[str, Any] = {"input_tokens": 500, "output_tokens": 100}
+    assert check(f"{text}1M", "l40s", **lengths)["requests"] is None
+    assert check(f"{text}4k", "l40s", **lengths)["requests"] is not None
+    assert check(f"{text}4k", "l40s")["requests"] is None
+
+
+class Knee:
+    """A simulation in which requests alone take 0.1 s. Up to a `rate` they take 0.2 s, and beyond it 2 s.
+
+    Long runs have a `long` rate. `ran` are the runs: rate, number of requests, step factor and seed.
+    """
+
+    def __init__(self, rate: float, long: float, alone: float = 0.1, seed: int = 0, ran: Any = None) -> None:
+        self.rate, self.long, self.alone, self.seed = rate, long, alone, seed
+        self.ran: list[Any] = [] if ran is None else ran
+
+    def seeded(self, more: int) -> Knee:
+        return Knee(self.rate, self.long, self.alone, self.seed + more, self.ran)
+
+    def run(self, question: Any, targets: Targets, replicas: int | None, requests: int, step: float) -> Simulated:
+        rate = targets.requests_per_second
+        self.ran.append((rate, replicas, requests, step, self.seed))
+        if replicas is None:
+            seconds = self.alone
+        else:
+            assert rate is not None
+            seconds = 0.2 if rate <= (self.rate if requests == 1000 else self.long) else 2.0
+        times: Any = {metric: {"mean": seconds, "p50": seconds} for metric in ("ttft", "tpot", "e2e")}
+        for statistics in times.values():
+            statistics.update(dict.fromkeys(STATISTICS, seconds))
+        return Simulated(times, requests, 0, 7)
+
+
+def capacity_with(monkeypatch: pytest.MonkeyPatch, knee: Knee) -> Any:
+    """The capacity of a server on an H100, which the closed form says is far more than the knee's rate."""
+    found: list[Any] = []
+
+    def kept(question: Any, *asked: Any) -> Any:
+        found.append(capacity.capacity_of(question, 500, 100, Targets(None, None, max_ttft_seconds=1.0), knee))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("kvcalc.planning.check.answer.capacity_of", kept)
+    check(f"vllm serve {LLAMA} --max-model-len 4k", "h100", input_tokens=500, output_tokens=100, max_ttft_seconds=1.0)
+    return found[0]
+
+
+def test_the_largest_rate_is_found_to_two_percent_and_confirmed_by_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    knee = Knee(10.0, 99.0)
+    found = capacity_with(monkeypatch, knee)
+    assert 10 * 0.98 <= found["requests_per_second"] <= 10
+    assert found["limited_by"] == "TTFT mean is 2 s and the limit is 1 s"
+    assert (found["ttft_mean_seconds"], found["max_running_requests"]) == (0.2, 7)
+    alone, *short, long = knee.ran
+    assert alone == (None, None, 1, 1.0, 0)
+    assert {run[1:] for run in short} == {(1, 1000, 1.0, 0)}
+    assert long == (found["requests_per_second"], 1, int(found["requests_per_second"] * 1200), 1.0, 1)
+
+
+def test_a_rate_that_a_long_run_refuses_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = capacity_with(monkeypatch, Knee(10.0, 9.0))
+    assert 9 * 0.95 <= found["requests_per_second"] <= 9
+    assert found["limited_by"] == "TTFT mean is 2 s and the limit is 1 s"
+    assert capacity_with(monkeypatch, Knee(10.0, 1.0))["requests_per_second"] == 0
+
+
+def test_no_rate_is_enough_if_none_or_not_even_a_request_alone_meets_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    knee = Knee(0.0, 0.0)
+    found = capacity_with(monkeypatch, knee)
+    assert (found["requests_per_second"], found["limited_by"]) == (0.0, "TTFT mean is 2 s and the limit is 1 s")
+    assert len(knee.ran) > 10
+    slow = Knee(10.0, 10.0, alone=1.5)
+    assert capacity_with(monkeypatch, slow)["requests_per_second"] == 0.0
+    assert len(slow.ran) == 1
