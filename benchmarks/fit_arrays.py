@@ -30,7 +30,7 @@ from kvcalc.throughput.costs import (
 from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.scheduling import StepRules
-from kvcalc.throughput.serving import burst_wait, host_wait, requests_per_client
+from kvcalc.throughput.serving import burst_wait, host_wait, replaced, requests_per_client
 
 if TYPE_CHECKING:
     from fit_parameters import Model
@@ -97,7 +97,7 @@ def seconds_of(rows: Sequence[Row]) -> Ask:
     scores = np.array([row.model.counts.attention_flops(row.context_tokens) / _attention(row) for row in rows])
     prompt = np.array([row.input_tokens - row.cached_tokens for row in rows], float)
     prompt_scores = np.array([_prompt_flops(row) / _attention(row) for row in rows])
-    share = np.array([row.decoding / row.output_tokens if row.output_tokens else 0.0 for row in rows])
+    share = np.array([_replaced(row) / row.output_tokens if row.output_tokens else 0.0 for row in rows])
     own = np.array([_prompts_of_step(row) for row in rows])
     is_separate = np.array([row.rules is not None and not row.rules.mixes for row in rows])
     mixed = np.where(is_separate, 0.0, 1.0)
@@ -133,6 +133,15 @@ def _prompts_of_step(row: Row) -> float:
     for _ in range(_ROUNDS):
         prompts.stop(step, step, rate, row.decoding / row.output_tokens, row.decoding)
     return prompts.together
+
+
+def _replaced(row: Row) -> float:
+    """The other requests whose prompts are computed while one of the row decodes."""
+    prompts = Prompts(row.model, row.input_tokens, row.cached_tokens, row.rules or StepRules())
+    away = prompts.steps(row.decoding)
+    if row.running >= row.concurrency:
+        away += host_wait(row.model.constants, row.seconds, row.input_tokens, 0.0) / row.seconds
+    return replaced(row.decoding, row.running, row.output_tokens / row.model.tokens_per_step, away)
 
 
 def _prompt_flops(row: Row) -> float:
@@ -179,11 +188,12 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, flo
     for _ in range(_ROUNDS):
         stop = prompts.stop(step, row.seconds, rate, others * row.decoding / row.output_tokens, row.decoding)
     mean_step = step + row.decoding * stop / row.output_tokens
-    waits = prompts.waits(step, mean_step, row.decoding, others * rate)
+    lag = host_wait(model.constants, step, row.input_tokens, row.decoding)
+    waits = prompts.waits(step, mean_step, row.decoding, others * rate, lag)
     # The measured rate may be above the one that the constants allow. Each DP rank has a queue of its own.
     replicas = model.layout.data_parallel_size
     of_one = min(rate / replicas, _MOST_LOAD / waits.each)
-    waited = waits.first + waits.queue(others * of_one)[0] / (others * of_one)
+    waited = (waits.random if row.is_open else waits.first) + waits.queue(others * of_one)[0] / (others * of_one)
     met = 0.0 if row.is_open else others * (row.decoding + of_one * replicas * prompts.alone)
     # In the mean, the first ones wait for half of each other.
     burst = (first + 2 * _LATE * cold) * burst_wait(waits.burst, max(waits.most, 1.0), row.running / replicas)

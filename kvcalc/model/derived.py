@@ -19,7 +19,10 @@ _ASIDE = frozenset(_TABLE["aside"].split())
 _CONVERTERS = frozenset(_TABLE["converters"].casefold().split())
 _MIRRORS = frozenset(_TABLE["mirrors"].casefold().split())
 _RENAMED: Mapping[str, str] = _TABLE["renamed"]
-_EDITED = re.compile(rf"(.+)-({'|'.join(_TABLE['edited'].split())})(?:-v\d+)?", re.IGNORECASE)
+_TRAINED = frozenset(_TABLE["trained"].split())
+_WORD = rf"-(?:{'|'.join((*_TABLE['edited'].split(), *_TABLE['trained'].split()))})(?:-v?\d+(?:\.\d+)?)?"
+_EDITED = re.compile(rf"(.+?)((?:{_WORD})+)", re.IGNORECASE)
+_SIZE = re.compile(r"(?:.*-)?[ea]?\d+(?:\.\d+)?[bm](?:-.*)?", re.IGNORECASE)
 _ANYBODYS = frozenset(_TABLE["anybodys"].split())
 _REGISTRIES = ("hf.co/", "huggingface.co/")  # before the name of a repository, ollama and llama.cpp fetch its files
 _MLX = frozenset(_TABLE["mlx_copies"]["organisations"].casefold().split())
@@ -55,10 +58,10 @@ def derive(name: str) -> Release | None:
             if base is not None:
                 return None if recipe is None else _converted(name, base, last[-len(suffix) :].lstrip("-"), recipe)
     found = _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
-    edited = _EDITED.fullmatch(last)
+    edited = _edited(last)
     if found is None and edited is not None:  # an edited copy in a type of its own
-        found = derive(f"{organisation}/{edited[1].removeprefix('Huihui-')}")
-        found = found and found._replace(name=name, aside=edited[2], is_variant=True)
+        found = derive(f"{organisation}/{edited[0]}")
+        found = found and found._replace(name=name, aside=edited[1], is_variant=True)
     return found
 
 
@@ -90,6 +93,19 @@ def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe | None]]:
             yield suffix, None if recipe is None else RECIPES[recipe]
 
 
+def names_size(name: str) -> bool:
+    """Whether a word of the name is a number of parameters: 8b, 0.6B, E4B, A3B, 270m."""
+    return _SIZE.fullmatch(name) is not None
+
+
+def _edited(last: str) -> tuple[str, str] | None:
+    """The original's name and the words after it, if they say that its weights were edited or trained further."""
+    found = _EDITED.fullmatch(last)
+    if found is None or (not _TRAINED.isdisjoint(found[2].casefold().split("-")) and not names_size(found[1])):
+        return None
+    return found[1].removeprefix("Huihui-"), found[2].removeprefix("-")
+
+
 def _converted(name: str, base: Release, suffix: str, recipe: Recipe) -> Release:
     return base._replace(name=name, suffix=suffix, recipe=recipe, is_copy=True)
 
@@ -102,11 +118,11 @@ def _base(
     It must be the organisation's own, or with `is_copy` be copied by an organisation that publishes copies, or be
     edited. Some write the publisher before the name (Qwen_Qwen3-8B).
     """
-    edited = _EDITED.fullmatch(last)
+    edited = _edited(last)
     if edited is not None:
-        anybody = name is not None  # without a type of its own
-        found = _base(organisation, edited[1].removeprefix("Huihui-"), is_copy=True, name=name, copies=anybody)
-        return found if found is None else found._replace(aside=edited[2], is_variant=True)
+        anybody = copies or name is not None  # without a type of its own
+        found = _base(organisation, edited[0], is_copy=True, name=name, copies=anybody)
+        return found if found is None else found._replace(aside=edited[1], is_variant=True)
     copies = copies or (is_copy and organisation.casefold() in (_CONVERTERS | _MIRRORS))
     publisher, underscore, rest = last.partition("_")
     found = _same(last, None if copies else organisation)

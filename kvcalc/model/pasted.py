@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
-from kvcalc.model.derived import derive, why_not
+from kvcalc.model.derived import derive, names_size, why_not
 from kvcalc.model.published import QUANTIZED_AS, REPACKAGED_TYPES, Release, published_as, releases, repackaged
 from kvcalc.records import NamedTuple
 
@@ -102,6 +102,9 @@ def _what_it_is_like(name: str) -> str:
         return reason
     last = name.rpartition("/")[2].casefold()
     plain, dtype = _without_quantization(last)
+    original = _begins_with(plain.partition(":")[0])
+    if original is not None:
+        return f"if it has the layers of {original}, type that name."
     if "distill" in plain:
         return "a distillation does not have its teacher's layers."
     if dtype is not None:
@@ -116,6 +119,18 @@ def _what_it_is_like(name: str) -> str:
         if near
         else "list the presets: kvcalc models, or give the path of a config.json."
     )
+
+
+def _begins_with(last: str) -> str | None:
+    """The longest known name that names a size and with which `last` goes on, after a hyphen."""
+    words = last.split("-")[:_MOST_WORDS]
+    for count in range(len(words) - 1, 0, -1):
+        begin = "-".join(words[:count])
+        if names_size(begin):
+            preset, release = presets.find_preset(begin), published_as(begin)
+            if preset is not None or release is not None:
+                return preset.name if preset is not None else release and release.name
+    return None
 
 
 def _without_quantization(last: str) -> tuple[str, str | None]:
@@ -140,6 +155,7 @@ def _from_the_hub(name: str) -> str:
 
 
 _SHOWN = 3
+_MOST_WORDS = 12
 # Comparing long names or very many names is slow.
 _LONGEST = 200
 _MOST_NAMES = 2000

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import expm1
+from math import ceil, expm1
 
 from kvcalc.throughput.expert_parallel import busiest_share
 from kvcalc.throughput.roofline import Part, SpeedModel
-from kvcalc.throughput.scheduling import Batches, StepRules, Steps, Waits, batches, mixed_waits, separate_waits
+from kvcalc.throughput.scheduling import (
+    Batches,
+    StepRules,
+    Steps,
+    Waits,
+    batches,
+    mixed_waits,
+    separate_waits,
+    step_waits,
+)  # fmt: skip
 
 
 class Prompts:
@@ -23,8 +32,10 @@ class Prompts:
         parts: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
         self._model, self._input, self._cached = model, input_tokens, cached_tokens
-        self._rules, self._parts, self._replicas = rules, max(1, len(parts)), model.layout.data_parallel_size
+        self._rules, self._parts, self._replicas = rules, parts, model.layout.data_parallel_size
         self.missed = input_tokens - cached_tokens
+        # In slots, the parts of a prompt besides those that the room in a step makes.
+        self._stops = len(parts) - ceil(self.missed / rules.step_tokens) if parts else None
         self.alone = self.lone = model.prefill(input_tokens, 1, cached_tokens).seconds
         if len(parts) > 1:
             self.lone = sum(model.alone([Part(*part)]).seconds for part in parts)
@@ -86,13 +97,18 @@ class Prompts:
     def prompts_of_step(self, arriving: float, decoding: float) -> float:
         """The prompts in a step that has some, if `arriving` of them come during a step on average, at random."""
         some = some_of(arriving)
-        return min(some, self._most(decoding), 1 / self._parts if self._parts > 1 else some)
+        return min(some, self._most(decoding))
 
     def beside(self, prompts: float, decoding: float, arriving: float = 0.0) -> float:
         """The seconds that each of `prompts` prompts adds to a step that computes them and `decoding` requests.
 
         `arriving` prompts come during a step on average, or only these if it is 0.
         """
+        if len(self._parts) > 1:
+            # Each part is computed in a step of its own, perhaps with a part of another prompt.
+            number = some_of(arriving * len(self._parts)) if arriving else max(1.0, prompts)
+            parts = [self._model.beside([Part(*part, 1.0, number)], decoding).seconds for part in self._parts]
+            return sum(parts) / number
         part = Part(self._cached, self._input, 1.0, prompts)
         if self._replicas > 1 and arriving:
             # A prompt that is longer than a step has tokens for is computed in several parts.
@@ -112,27 +128,32 @@ class Prompts:
         start = self._cached + (self.missed - tokens) * ranks / (ranks + 1)
         return Part(start, start + tokens, share, prompts / self._full)
 
-    def waits(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
-        """How long a prompt waits for steps if `rate` others are computed per second, by all DP ranks."""
-        rules = self._rules
-        found = self._waits_of_steps(step, mean_step, decoding, rate)
-        # A request waits until the scheduler looks for requests, and not only for the step that runs.
-        return found._replace(first=found.first + (rules.every - 1) * step / 2)
+    def waits(self, step: float, mean_step: float, decoding: float, rate: float, lag: float) -> Waits:
+        """How long a prompt waits for steps if `rate` others are computed per second, by all DP ranks.
 
-    def _waits_of_steps(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
+        A client's next prompt comes `lag` seconds after its last answer.
+        """
+        found = self._waits_of_steps(step, mean_step, decoding, rate, lag)
+        # A request waits until the scheduler looks for requests, and not only for the step that runs.
+        unseen = (self._rules.every - 1) * step / 2
+        return found._replace(first=found.first + unseen, random=found.random + unseen)
+
+    def _waits_of_steps(self, step: float, mean_step: float, decoding: float, rate: float, lag: float) -> Waits:
         rules = self._rules
         if self._replicas > 1:
-            return self._waits_of_rank(step, mean_step, decoding, rate)
+            return self._waits_of_rank(step, mean_step, decoding, rate, lag)
         if rules.mixes:
             most = self._most(decoding)
             own = self.beside(min(1.0, most), decoding)
             full = own if most <= 1 else self.beside(most, decoding)
-            return mixed_waits(rules, Steps(step, step / 2), mean_step, own, full, rate, most, self._parts)
+            closed = step_waits(step, mean_step, rate, lag, rules.overlaps)
+            alone = Steps(step, step / 2)
+            return mixed_waits(rules, alone, mean_step, own, full, rate, most, closed, self._stops)
         each = self._together(max(self._full, 1.0)) / max(self._full, 1.0)
         found = self._batches if rules.every == 1 else self._batches._replace(mean=step)
-        return separate_waits(found, step, self._work, self._together(1.0), each, self._full, rules.overlaps)
+        return separate_waits(found, step, self._work, self._together(1.0), each, self._full, rules.overlaps, lag)
 
-    def _waits_of_rank(self, step: float, mean_step: float, decoding: float, rate: float) -> Waits:
+    def _waits_of_rank(self, step: float, mean_step: float, decoding: float, rate: float, lag: float) -> Waits:
         """The waits in a DP rank, for its own steps, which are as long as those of the rank with most work.
 
         Other ranks decode while a rank computes prompts without its decoding requests, so these steps are mixed too.
@@ -160,13 +181,20 @@ class Prompts:
             return max(0.0, without + self._model.beside([work], decoding, busiest=busiest).seconds - seconds) / prompts
 
         burst = self._model.beside([self._of_all(most)], decoding).seconds
+        closed = step_waits(step, mean_step, rate, lag, self._rules.overlaps)
+        closed = closed._replace(mates=closed.mates / ranks)
         return mixed_waits(
-            self._rules, steps, mean_step, own(part), own(most), rate / ranks, most, self._parts, (step + burst) / most
-        )
+            self._rules, steps, mean_step, own(part), own(most), rate / ranks, most, closed, self._stops,
+            (step + burst) / most,
+        )  # fmt: skip
 
     def _of_all(self, prompts: float) -> Part:
         """`prompts` prompts in each DP rank, as when all clients start."""
         return Part(self._cached, self._input, 1 / self._replicas, prompts * self._replicas)
+
+    def steps(self, decoding: float) -> float:
+        """The steps that a prompt takes if nothing else is computed."""
+        return max(1.0, 1 / self._most(decoding))
 
     def _most(self, decoding: float) -> float:
         """The prompts that a step of a DP rank has room for."""

@@ -5,23 +5,24 @@ room that these leave; SGLang computes them in steps of their own, while the oth
 a step runs, and the next one has its prompt. If steps are scheduled while the one before them runs, it is the one after
 the next.
 
-If prompts are computed in the steps of decoding requests, requests arrive at random, and a step computes the prompts
-that arrived during an earlier step. More requests arrive during a longer step S, so an average request finds
+If prompts are computed in the steps of decoding requests, a step computes the prompts that arrived during an earlier
+step. If requests arrive at random, more arrive during a longer step S, so an average request finds
 
     r = E[S^2] / 2 E[S]     seconds of the step that runs, and as many before it arrived
     2 r x rate              others that arrived in the same step, whose prompts are computed with its own
 
-If more prompts arrive than a step has room for, they queue. If a step has room for less than one, the queue is that of
-a server with constant times (M/D/1) and the load u = rate x (the full steps that a prompt takes up):
+Clients send their next request a fixed time after their answer, and as many answers end with a long step as with a
+short one (`step_waits`). If more prompts arrive than a step has room for, they queue. If a step has room for less than
+one, the queue is that of a server with constant times (M/D/1) and the load u = rate x (the full steps that a prompt
+takes up). Fewer requests arrive during a full step than during as many seconds of others, by the factor c:
 
-    queue = u^2 / (2 (1 - u))
+    queue = c u^2 / (2 (1 - u))
 
 If it has room for K prompts, u is the part of this room that is used on average, and the queue about that of K such
 servers (Sakasegawa 1977, halved as for one): u^sqrt(2 (K + 1)) / (2 (1 - u)).
 
-With prompts in steps of their own, the clients whose answers end with the same step come back together, and no answer
-ends while prompts are computed. So requests arrive in groups (M^X/D/1), and g others with a request add u g to the
-numerator.
+With prompts in steps of their own, no answer ends while prompts are computed. Only those that ended shortly before
+bring new requests then, so a request waits for half of the g others of its group: queue = u g / 2.
 
 With N clients, a request finds the queue of the N - 1 others (Schweitzer 1979), and the rate is the one at which
 N = rate x (the time of a request without the queue + its wait in that queue).
@@ -76,9 +77,11 @@ class Waits(NamedTuple):
     - each: of the full steps that its prompt takes up.
     - most: the prompts that a full step has room for.
     - burst: `each`, if every DP rank has full steps, as when all clients start.
-    - mates: the mean number of others that arrive at the same moment.
+    - mates: the mean number of others that arrive before a step with prompts ends, if no answer ends with it.
     - shares: the share, 0 to 1, of steps with several prompts in which they do not wait for each other. Then, a step
       takes `step` seconds without prompts, and each prompt adds `work`.
+    - coming: the requests that arrive during a full step, relative to those that would if they came at random.
+    - random: `first`, if requests arrive at random.
     """
 
     first: float
@@ -89,6 +92,8 @@ class Waits(NamedTuple):
     shares: float = 0.0
     work: float = 0.0
     step: float = 0.0
+    coming: float = 1.0
+    random: float = 0.0
 
     def queue(self, rate: float) -> tuple[float, float]:
         """The requests that wait because no step had room for them if `rate` others arrive, and its slope."""
@@ -96,8 +101,8 @@ class Waits(NamedTuple):
         if self.shares < 1:
             load = min(rate * self.each, _FULL)
             left = 1 - load
-            alone = load * (load + self.mates) / (2 * left)
-            slope = self.each * (load + self.mates / 2 + alone) / left
+            alone = load * (self.coming * load / left + self.mates) / 2
+            slope = self.each * (self.coming * load * (2 - load) / (left * left) + self.mates) / 2
             if not self.shares:
                 return alone, slope
         rest = 1 - min(rate * self.work, _FULL)
@@ -121,9 +126,9 @@ class Waits(NamedTuple):
         others, most = (clients - 1) / clients, 1 / self.each
         if not self.shares:
             # With u = others x rate x each, N = rate x seconds + queue / others is a quadratic equation.
-            work, rest = seconds * most, clients - 1.0
-            half = self.mates / 2 + work + rest
-            load = 2 * rest / (half + sqrt(half * half + 2 * (1 - 2 * work) * rest))
+            work, rest = seconds * most + self.mates / 2, clients - 1.0
+            half = work + rest
+            load = 2 * rest / (half + sqrt(half * half + 2 * (self.coming - 2 * work) * rest))
             rate = load * most / others
             return rate, max(0.0, clients - rate * seconds)
         rate = min(clients / seconds, most)
@@ -150,15 +155,23 @@ class Steps(NamedTuple):
     left: float
 
 
+class StepWaits(NamedTuple):
+    """The seconds until the next step begins, and the prompts of others that come during the same step."""
+
+    left: float
+    mates: float
+
+
 def mixed_waits(
     rules: StepRules, steps: Steps, mean_step: float, work: float, full: float, rate: float, most: float,
-    parts: int = 1, burst: float | None = None,
+    closed: StepWaits, stops: int | None = None, burst: float | None = None,
 ) -> Waits:  # fmt: skip
     """The waits if prompts are computed in the steps of decoding requests.
 
     A step takes `mean_step` seconds on average, and has room for `most` prompts. A prompt adds `work` seconds if it is
-    alone in its step, and `full` if the step is full. It takes at least `parts` steps. `rate` is that of the others in
-    the same DP rank. `burst` is that of `Waits`, without other ranks `each`.
+    alone in its step, and `full` if the step is full. `rate` is that of the others in the same DP rank, and `closed` is
+    what clients in a closed loop meet. In slots, a prompt takes `stops` more steps than its length needs. `burst` is
+    that of `Waits`, without other ranks `each`.
     """
     step, left = steps
     share = min(rate * work, _MOST_LOAD)
@@ -170,10 +183,37 @@ def mixed_waits(
     shares = min(1.0, max(0.0, most - 1))
     # A prompt of mean length begins and ends within a step.
     number = max(1.0, 1 / most + 0.5) if rules.divides else 1.0
-    computed = work + step * number + max(0.0, parts - number) * mean_step
-    first = shares * together + (1 - shares) * alone + computed
+    computed = work + step * number + (stops or 0) * mean_step
+    random = shares * together + (1 - shares) * alone + computed
     each = step / most + full
-    return Waits(first, each, most, each if burst is None else burst, 0.0, shares, full, step)
+    met = (shares * work + (1 - shares) * each / 2) * closed.mates
+    first = closed.left + rules.overlaps * mean_step + met + computed
+    # Without the others of the same step, which `met` has. Prompts in slots share the steps, and do not take turns.
+    coming = min(1.0, step / (each * most)) * max(0.0, 1 - min(1.0, most) * max(0.0, 1 - rate * mean_step / most))
+    if stops is not None:
+        coming *= 2
+    return Waits(first, each, most, each if burst is None else burst, 0.0, shares, full, step, coming, random)
+
+
+def step_waits(step: float, mean_step: float, rate: float, lag: float, overlaps: bool) -> StepWaits:
+    """What the prompt of a client in a closed loop meets, whose last answer ended with a step `lag` seconds before.
+
+    The number of answers that end with a step does not depend on how long it takes. Without prompts, it takes `step`
+    seconds, and on average `mean_step`. A renewal process: the steps without prompts that end within the lag pass, and
+    a step with prompts is taken to be longer than it.
+    """
+    coming = rate * mean_step
+    none = exp(-coming)
+    # The steps without prompts that end within the lag.
+    ended = lag / step
+    ended = ended - 0.5 if ended > 1.5 else min(1.0, max(0.0, 2.5 * (ended - 0.8)))
+    quiet = 1 - none**ended
+    passed = none * quiet / (1 - none) if none < 1 else ended
+    left = max(mean_step * (1 + passed) - lag, mean_step / 2 * min(1.0, ended))
+    # The requests of a long step are computed in the step after the next, and come back during the one after that. A
+    # step between them is over before any comes, so long and short steps take turns.
+    turns = min(1.0, coming / 2) * min(1.0, ended) if overlaps else 0.0
+    return StepWaits(left + turns * step / 2, coming * (1 + max(2 * none * quiet, turns)))
 
 
 class Batches(NamedTuple):
@@ -217,7 +257,7 @@ def batches(
 
 
 def separate_waits(
-    found: Batches, step: float, work: float, alone: float, full: float, most: float, overlaps: bool
+    found: Batches, step: float, work: float, alone: float, full: float, most: float, overlaps: bool, lag: float
 ) -> Waits:
     """The waits if prompts are computed in steps of their own, as in `batches`.
 
@@ -225,4 +265,5 @@ def separate_waits(
     """
     # A request is in a batch that is larger than the mean, and waits for half of the others that it did not wait for.
     first = step / 2 + overlaps * found.mean + alone + (found.prompts - 1) * work
-    return Waits(first, full, most, full, found.mates)
+    mates = found.mates * (1 + min(lag, found.seconds) / step)
+    return Waits(first, full, most, full, mates, coming=0.0, random=first)

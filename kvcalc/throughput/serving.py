@@ -88,6 +88,15 @@ def host_wait(c: Constants, step: float, input_tokens: float, others: float) -> 
     return of_host + c.ttft_steps * step
 
 
+def replaced(decoding: float, running: float, steps: float, away: float) -> float:
+    """How many other requests are replaced while one of `decoding` requests decodes for `steps` steps.
+
+    Its own prompt is not computed in this time. `running` requests run. When one has ended, it takes `away` steps until
+    the one that follows decodes.
+    """
+    return min(decoding, (running - 1) * steps / (steps + away))
+
+
 def burst_wait(each: float, together: float, requests: float) -> float:
     """How many seconds longer the first requests of a benchmark wait on average, because all clients start together.
 
@@ -138,7 +147,7 @@ def serve(
     replicas = model.layout.data_parallel_size
     last: tuple[float, float] | None = None
     decoding, tpot, stall, steady, held, burst, rate, queued = float(running), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    mean_step, grouped, per_client = 0.0, 0.0, requests_per_client(concurrency)
+    mean_step, grouped, lag, per_client = 0.0, 0.0, 0.0, requests_per_client(concurrency)
     for _ in range(_MOST_ROUNDS):
         before = tpot
         step = model.decode(decoding, input_tokens + output_tokens / 2).seconds
@@ -147,7 +156,8 @@ def serve(
         if running > 1:
             ending = others * decoding * per_step / output_tokens
             stop = prompts.stop(step, mean_step or step, prompts_per_second, ending, decoding)
-            stall = decoding * stop * again / output_tokens
+            away = prompts.steps(decoding) + (0.0 if is_full else lag / (mean_step or step))
+            stall = replaced(decoding, running, output_tokens / per_step, away) * stop * again / output_tokens
         tpot = step / per_step + stall
         # A step on average, with the prompts that run in it or stop it.
         mean_step, decode = tpot * per_step, output_tokens * tpot
@@ -157,10 +167,11 @@ def serve(
             rate = 1 / (steady + burst + decode)
         else:
             met = others * prompts_per_second
-            waits = prompts.waits(step, mean_step, decoding, met)
             running_others = (others * decoding + met * prompts.alone) / replicas
-            grouped = c.ttft_request_seconds * running_others
-            steady = waits.first + host_wait(c, step, input_tokens, running_others) + prompts.launching
+            lag = host_wait(c, step, input_tokens, running_others) + prompts.launching
+            waits = prompts.waits(step, mean_step, decoding, met, lag)
+            grouped = c.ttft_request_seconds * running_others + waits.first - waits.random
+            steady = waits.first + lag
             # The clients of each DP rank queue for its own steps.
             burst = burst_wait(waits.burst, max(waits.most, 1.0), running / replicas)
             burst = (burst + c.first_seconds + late_steps * tpot) / per_client

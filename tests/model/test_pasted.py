@@ -116,6 +116,9 @@ TAKEN = {
     "zai-org/GLM-4.6": ("glm-4.5", "bf16", 202_752),
     "Qwen/Qwen2.5-7B-Instruct-1M": ("qwen2.5-7b", "bf16", 1_010_000),
     "Qwen/Qwen3-8B-Base": ("qwen3-8b", "bf16", 32_768),
+    # Contexts that differ from the instruct release's, and one that was shortened after its release.
+    "Qwen/Qwen2-57B-A14B": ("qwen2-57b-a14b", "bf16", 131_072),
+    "Qwen/QwQ-32B-AWQ": ("qwq-32b", "int4", 40_960),
     # Another variant of the same organisation.
     "google/gemma-1.1-7b-it": ("gemma-7b", "bf16", 8_192),
     "Qwen/Qwen3-Next-80B-A3B-Thinking": ("qwen3-next-80b-a3b", "bf16", 262_144),
@@ -153,6 +156,12 @@ TAKEN = {
     "CohereForAI/c4ai-command-a-03-2025": ("command-a", "bf16", 131_072),
     # Weights that were edited in place, whoever did it.
     "someone/Qwen3-32B-abliterated": ("qwen3-32b", "bf16", 40_960),
+    "someone/Qwen3-32B-Claude-4.6-Opus-Reasoning-Distilled-GGUF": ("qwen3-32b", "q4_k_m", 40_960),
+    "someone/Qwen3-32B-Uncensored-Heretic-AWQ": ("qwen3-32b", "int4", 40_960),
+    # Copies whose type names no type of the cache, whoever publishes them, and files with MTP layers.
+    "someone/Qwen3-32B-GPTQ-Int4": ("qwen3-32b", "int4", 40_960),
+    "someone/Qwen3-32B-GGUF-Q6_K": ("qwen3-32b", "q6_k", 40_960),
+    "unsloth/Qwen3-32B-MTP-GGUF:Q8_0": ("qwen3-32b", "q8_0", 40_960),
     "mlabonne/gemma-3-27b-it-abliterated": ("gemma-3-27b", "bf16", 131_072),
     "mradermacher/Qwen3-32B-abliterated-v2-GGUF:Q8_0": ("qwen3-32b", "q8_0", 40_960),
     "huihui-ai/Huihui-Qwen3-32B-abliterated": ("qwen3-32b", "bf16", 40_960),
@@ -212,7 +221,10 @@ REFUSED = {
     "unsloth/Qwen3-32B-FP8:Q8_0": (),
     "mlx-community/Qwen3-8B-7bit": (),
     "bartowski/Foo_Qwen3-32B-GGUF": (),
-    "someone/Qwen3-32B-abliterated-AWQ": (),
+    "someone/Qwen3-32B-abliterated-FP8": (),
+    "someone/DeepSeek-R1-Distill": ("deepseek-r1",),
+    "someone/Qwen3-32B-Ridge-GGUF": ("if it has the layers of qwen3-32b, type that name",),
+    "someone/Qwen3-32B-Ridge-MTP-GGUF": ("qwen3-32b",),
     "abliterated": (),
     "someone/Foo-8B-abliterated": (),
     # ollama's names.
@@ -430,6 +442,10 @@ def test_vllm_takes_the_cache_type_that_nvidias_checkpoint_asks_for() -> None:
     named = answer("nvidia/Llama-3.1-70B-Instruct-FP8", engine="vllm")
     assert named["kv_cache"]["dtype"] == "fp8"
     assert answer("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", engine="vllm")["kv_cache"]["dtype"] == "bf16"
+
+
+def test_ollamas_word_for_no_tag_is_no_tag() -> None:
+    assert load_model("hf.co/someone/Qwen3-32B-GGUF:latest").reference == "someone/Qwen3-32B-GGUF"
 
 
 @pytest.mark.parametrize("name", ["google/gemma-2-9b", "allenai/OLMo-2-1124-7B", "HuggingFaceTB/SmolLM-1.7B"])

@@ -75,6 +75,8 @@ def test_so_is_a_closed_loop_after_its_start(
         concurrency=clients, requests=80 * clients, tensor_parallel_size=decode["tensor_parallel_size"],
         replicas=decode["instances"], prefill_replicas=prefill["instances"],
         prefill_tensor_parallel_size=prefill["tensor_parallel_size"], transfer=LINK,
+        speed=kvcalc.SpeedQuestion(expert_parallel_size=decode["expert_parallel_size"]),
+        prefill_expert_parallel_size=prefill["expert_parallel_size"],
     )  # fmt: skip
     assert found["load"]["arrivals"] == "closed_loop"
     # All clients send at the start, which takes a while to even out.
