@@ -205,6 +205,21 @@ def test_an_engine_without_a_router_is_said_only_of_several_replicas() -> None:
         assert any(one["code"] == "router" for one in found["warnings"]) == (replicas > 1)
 
 
+@pytest.mark.parametrize(
+    ("engine", "key", "several"),
+    [("vllm", "vllm", "--nnodes 2"), ("sglang", "sglang", "--nnodes 2"),
+     ("tensorrt-llm", "tensorrt_llm", "mpirun -n 16"), ("llama.cpp", "llama_cpp", None)],
+)  # fmt: skip
+def test_only_a_replica_on_several_machines_has_a_command_for_them(engine: str, key: str, several: str | None) -> None:
+    (small,) = ask("llama-3.1-8b", concurrency=4, engines=(engine,))["plans"]
+    assert "nnodes" not in small[key]
+    assert "mpirun" not in small[key]
+    if several is not None:
+        (large,) = ask("llama-3.1-405b", concurrency=4, engines=(engine,))["plans"]
+        assert large["num_devices"] == 16
+        assert several in large[key]
+
+
 def test_prices() -> None:
     assert parse_price("h100=2.5") == ("h100-sxm", 2.5)
     assert parse_price("l40s=0") == ("l40s", 0.0)
