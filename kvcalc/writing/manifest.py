@@ -73,7 +73,7 @@ def _literal(value: Any, is_expanded: bool) -> Any:
     return value.replace("$", "$$") if is_expanded and not isinstance(value, Interpolated) else str(value)
 
 
-def read_documents(text: str) -> list[Any]:
+def read_documents(text: str) -> list[dict[str, Any]]:
     """The documents of a compose file or of manifests. Empty if the text is not YAML with a mapping."""
     try:
         found = list(yaml.safe_load_all(text))

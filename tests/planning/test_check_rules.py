@@ -41,7 +41,7 @@ def test_a_container_has_the_variables_and_the_program_that_docker_is_told() -> 
         f"services: {{a: {{image: '{IMAGE}', command: '--model x/y', environment: {{A: 1, B: x=y, C: }}}}}}",
         f"services: {{a: {{image: '{IMAGE}', command: '--model x/y', environment: [A=1, B=x=y, C]}}}}",
         f"spec: {{containers: [{{image: '{IMAGE}', args: [--model, x/y], env: [{{name: A, value: 1}}, "
-        "{name: B, value: x=y}, {value: z}]}]}",
+        "{name: B, value: x=y}, {value: z}, name, 3]}]}",
     ],
 )
 def test_variables_are_a_mapping_a_list_of_texts_or_a_list_of_names(text: str) -> None:
@@ -50,7 +50,7 @@ def test_variables_are_a_mapping_a_list_of_texts_or_a_list_of_names(text: str) -
 
 
 def test_documents_that_are_no_mapping_start_no_server() -> None:
-    pod = f"spec: {{containers: [{{image: '{IMAGE}', args: [--model, x/y]}}]}}"
+    pod = f"spec: {{containers: [text, {{image: '{IMAGE}', args: [--model, x/y]}}]}}"
     assert len(servers_in(f"- a\n- b\n---\ntext\n---\n{pod}\n")) == 1
 
 
@@ -65,6 +65,12 @@ def test_docker_commands_that_run_nothing_start_no_server() -> None:
 def test_a_docker_command_that_ends_early_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         servers_in(text)
+
+
+def test_a_program_of_the_same_name_that_serves_no_model_is_no_server() -> None:
+    assert servers_in("trtllm-serve disaggregated -c x.yaml\nmpirun -n 2 trtllm-serve disaggregated_mpi_worker") == []
+    (server,) = servers_in("trtllm-serve x/y --tp_size 2")
+    assert server.words == ["x/y", "--tp_size", "2"]
 
 
 def test_a_service_is_chosen_by_its_name() -> None:
@@ -149,6 +155,35 @@ def test_only_a_server_that_starts_is_asked_for_requests() -> None:
     assert check(f"{text}1M", "l40s", **lengths)["requests"] is None
     assert check(f"{text}4k", "l40s", **lengths)["requests"] is not None
     assert check(f"{text}4k", "l40s")["requests"] is None
+
+
+@pytest.fixture
+def no_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is simulated."""
+    monkeypatch.setattr("kvcalc.planning.check.answer.capacity_of", lambda *_: None)
+
+
+@pytest.mark.usefixtures("no_capacity")
+def test_a_request_holds_its_prompt_and_its_answer() -> None:
+    text = f"vllm serve {LLAMA} --max-num-seqs 1000"
+    numbers = []
+    for lengths in ((3000, 1000), (1000, 3000), (3000, 3000)):
+        requests: Any = check(text, "h100", input_tokens=lengths[0], output_tokens=lengths[1])["requests"]
+        numbers.append(requests["max_requests"])
+    assert numbers[0] == numbers[1]
+    assert numbers[0] > numbers[2] > 0
+
+
+@pytest.mark.usefixtures("no_capacity")
+def test_drafts_are_counted_without_lengths_because_memory_does_not_depend_on_what_is_accepted() -> None:
+    text = "vllm serve deepseek-ai/DeepSeek-R1 -tp 8 --max-model-len 8k --speculative-config.method mtp"
+    text += " --speculative-config.num_speculative_tokens 1"
+    alone = check(text, "h200x8")
+    assert alone["speculative"] is not None
+    assert alone["speculative"]["acceptance_length"] is None
+    served = check(text, "h200x8", input_tokens=100, output_tokens=10)
+    assert served["speculative"] is None
+    assert any(one["text"].startswith("drafting is not counted: ") for one in served["warnings"])
 
 
 class Knee:

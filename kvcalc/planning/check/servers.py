@@ -181,10 +181,8 @@ def _in_container(words: list[str], environment: Mapping[str, str], files: Mappi
     return [server._replace(num_devices=number) for server in server_of([*entry, *words[1:]], own, files, words[0])]
 
 
-def _in_document(document: Any) -> Iterator[Server]:
+def _in_document(document: Mapping[str, Any]) -> Iterator[Server]:
     """The servers of a compose file's services, or of the containers in a manifest."""
-    if not isinstance(document, dict):
-        return
     services = document.get("services")
     if isinstance(services, dict):
         for name, service in services.items():
