@@ -95,7 +95,7 @@ PLACED = {
 NO_BYTES = {
     "vllm": (
         "gpu-memory-utilization", "max-num-seqs", "enforce-eager", "language-model-only", "max-loras", "max-lora-rank",
-        "num-gpu-blocks-override", "no-enable-chunked-prefill", "cudagraph-mode",
+        "num-gpu-blocks-override", "no-enable-chunked-prefill", "cudagraph-mode", "performance-mode",
     ),
     "sglang": (
         "mamba-full-memory-ratio", "mem-fraction-static", "max-loras-per-batch", "max-lora-rank", "max-total-tokens",
@@ -167,7 +167,7 @@ def test_other_options_change_no_bytes(engine: str, names: tuple[str, ...]) -> N
         "host-memory": "64GiB", "host-bandwidth": "100GB/s", "prefill-step-size": "4096",
         "num-gpu-blocks-override": "200000", "max-total-tokens": "1000000", "max-prefill-tokens": "8192",
         "schedule-conservativeness": "0.5", "scheduler-recv-interval": "10", "max-num-tokens": "4096",
-        "cudagraph-mode": "piecewise",
+        "cudagraph-mode": "piecewise", "performance-mode": "throughput",
     }  # fmt: skip
     # A prompt that is not divided needs a step for all of it.
     more = {"no-enable-chunked-prefill": {"max-num-batched-tokens": "32768"}}

@@ -51,7 +51,7 @@ class Question(NamedTuple):
     `images` is set if the engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
     `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
     vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens. `drafts_by` is the method of
-    speculative decoding.
+    speculative decoding, and `device_class` the device's generation.
     """
 
     memory_bytes: int
@@ -74,6 +74,7 @@ class Question(NamedTuple):
     keeps_tokens: bool = True
     drafts_by: str | None = None
     is_amd: bool = False
+    device_class: str | None = None
     model_type: str = ""
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:

@@ -17,6 +17,7 @@ from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.schemes import Scheme, UnknownSchemeError, read_scheme
 from kvcalc.memory.sharding import Spread
 from kvcalc.memory.workload import Workload
+from kvcalc.model.caches import IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import LINEAR, WHOLE, Weight
@@ -72,6 +73,8 @@ class Rules(NamedTuple):
     - `groups`: the methods of which a device must have whole groups of inputs that share a scale, but for experts.
     - `no_stages`: the types of models that have no pipeline stages.
     - `needs_experts`: whether a model without experts is refused with expert parallelism.
+    - `latent_fp8`: the compute capabilities with a kernel for a latent in fp8 (MLA that is not sparse), times ten.
+      Empty means any.
     - `sparse_latent`: the major compute capabilities that have a kernel for sparse latent attention. Empty means any.
     """
 
@@ -83,6 +86,7 @@ class Rules(NamedTuple):
     capabilities: Mapping[str, int] = {}
     bf16: int = 0
     fp8_cache: int = 0
+    latent_fp8: Sequence[int] = ()
     sparse_latent: Sequence[int] = ()
     unchecked: Mapping[str, Sequence[str]] = {}
     padded: Mapping[str, Sequence[str]] = {}
@@ -133,6 +137,9 @@ def _of_device(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
         yield f"--dtype bf16 needs a compute capability of {_shown(rules.bf16)}, and {has}", "--dtype fp16"
     if capability < rules.fp8_cache and is_fp8(start.workload.kv_dtype.name):
         yield f"a cache in fp8 needs a compute capability of {_shown(rules.fp8_cache)}, and {has}", None
+    elif rules.latent_fp8 and capability not in rules.latent_fp8 and _has_latent_fp8(start):
+        known = ", ".join(map(_shown, rules.latent_fp8))
+        yield f"MLA has kernels for a cache in fp8 for compute capability {known}, and {has}", "--kv-dtype bf16"
     if rules.sparse_latent and capability // 10 not in rules.sparse_latent and _is_sparse(start.spec):
         known = ", ".join(f"{major}.x" for major in rules.sparse_latent)
         yield f"sparse latent attention has kernels for compute capability {known}, and {has}", None
@@ -167,10 +174,19 @@ def _scheme_of(spec: ModelSpec) -> Scheme | None:
 @remembered
 def _is_sparse(spec: ModelSpec) -> bool:
     """Whether attention chooses the rows of a latent that it reads (DeepSeek-V3.2, GLM-5)."""
-    from kvcalc.model.caches import IndexerKeys
-
     caches = {type(cache) for group in spec.layers for cache in group.caches}
     return spec.attention.is_latent and IndexerKeys in caches
+
+
+def _has_latent_fp8(start: Start) -> bool:
+    """Whether attention reads all rows of a latent in fp8."""
+    return is_fp8(start.workload.kv_dtype.name) and _has_latent(start.spec) and not _is_sparse(start.spec)
+
+
+@remembered
+def _has_latent(spec: ModelSpec) -> bool:
+    """Whether the engine keeps a latent. A model may have one that it expands."""
+    return any(isinstance(cache, LatentAttention) for group in spec.layers for cache in group.caches)
 
 
 @remembered

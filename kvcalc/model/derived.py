@@ -62,7 +62,16 @@ def derive(name: str) -> Release | None:
     if found is None and edited is not None:  # an edited copy in a type of its own
         found = derive(f"{organisation}/{edited[0]}")
         found = found and found._replace(name=name, aside=edited[1], is_variant=True)
-    return found
+    return found or _short(name, organisation, last)
+
+
+def _short(name: str, organisation: str, last: str) -> Release | None:
+    """The organisation's own model by the preset's name, as hosts of models write it: qwen/qwen3-235b-a22b."""
+    preset = presets.find_preset(last)
+    if preset is None or preset.name != last.casefold():
+        return None
+    is_own = f"huggingface.co/{organisation}/".casefold() in preset.source.casefold()
+    return Release(name, preset.name, None, {}) if is_own else None
 
 
 def why_not(name: str) -> str | None:

@@ -73,7 +73,9 @@ class PlannedLoad(NamedTuple):
         load = load._replace(router=self.router)
         # Requests are as long as they are. The context is that of the mean request.
         asked = question._replace(context_tokens=None)
-        found = simulate(asked, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress)
+        found = simulate(
+            asked, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress, is_detailed=False
+        )
         return simulated_of(found, is_open)
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
@@ -93,7 +95,7 @@ class PlannedLoad(NamedTuple):
         )
         found = simulate_pools(
             asked, load, Prefills.like(other, prefills, pools.transfer), replicas=decodes, step_factor=step_factor,
-            progress=self.progress,
+            progress=self.progress, is_detailed=False,
         )  # fmt: skip
         return simulated_of(found, is_open)
 

@@ -119,12 +119,12 @@ class _Pool(NamedTuple):
 
 def simulate_pools(
     question: Question, load: Load, prefills: Prefills, limits: Limits = Limits(), *, replicas: int | None = None,
-    step_factor: float = 1.0, progress: Progress | None = None,
+    step_factor: float = 1.0, progress: Progress | None = None, is_detailed: bool = True,
 ) -> documents.Simulate:  # fmt: skip
     """The document of `kvcalc simulate` with `prefills`. `replicas` are the decode instances, 1 if None.
 
-    The question is that of `simulate`; its layout is that of a decode instance. Raises what `simulate` raises, and
-    UsageError (exit 2) for an unknown link, or for what the engine's separate instances cannot do.
+    The question and `is_detailed` are those of `simulate`; the layout is that of a decode instance. Raises what
+    `simulate` raises, and UsageError (exit 2) for an unknown link, or for what separate instances cannot do.
     """
     if load.router != IN_TURN:
         raise UsageError(f"--router {load.router}: separate instances get requests in turn", "leave it out")
@@ -172,6 +172,9 @@ def simulate_pools(
     )  # fmt: skip
     for server in pools.prefills:
         server.first_seconds = step_factor * load.first_seconds(prefill.speed.model.constants)
+    if not is_detailed:
+        for server in (*pools.prefills, *pools.decodes):
+            server.keep_sums()
     pools.run(progress)
     for answer in pools.answers:
         _join(pools.prompts[answer.number], answer)

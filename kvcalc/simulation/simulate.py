@@ -42,8 +42,9 @@ def simulate(
     replicas: int | None = None,
     step_factor: float = 1.0,
     progress: Progress | None = None,
+    is_detailed: bool = True,
 ) -> documents.Simulate:
-    """The document of `kvcalc simulate`.
+    """The document of `kvcalc simulate`. Without times between tokens and states over time if not `is_detailed`.
 
     `replicas` are as many as the devices hold if None. The times of all steps are multiplied by `step_factor`. The
     question must have `devices`; of its `speed`, the calibration, --ep and the hit rate are used, and of its `reuse`
@@ -85,6 +86,8 @@ def simulate(
     def make(arrivals: Arrivals) -> Server:
         server = scheduler.server(times, arrivals, shared_tokens)
         server.first_seconds = step_factor * load.first_seconds(speed.model.constants)
+        if not is_detailed:
+            server.keep_sums()
         return server
 
     running = serve(fitting, number, make, load.router, load.seed + 2, shared_tokens, load.concurrency, progress)

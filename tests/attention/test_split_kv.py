@@ -72,7 +72,8 @@ def check(interpreted: Callable[[Cases], list[float]]) -> Callable[[Cases], None
 def test_interpreted_as_in_fp32(check: Any, layout: str) -> None:
     dtypes = ["float16", "bfloat16"] * 3
     kept = {"tokens": 70, "layout": layout, "device": HOPPER}
-    check([{"heads": heads, "dtype": dtype, **kept} for heads, dtype in zip(SHAPES, dtypes)])
+    shapes = SHAPES[::2] if layout == "growing" else SHAPES  # it differs from a dense cache in its strides alone
+    check([{"heads": heads, "dtype": dtype, **kept} for heads, dtype in zip(shapes, dtypes)])
 
 
 @pytest.mark.parametrize("layout", ["dense", "paged"])
@@ -269,7 +270,7 @@ def test_it_compiles_without_spills_and_fits_shared_memory(
     assert spilled_bytes(kernel, said) <= most_spilled
 
 
-@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "gfx942"])
+@pytest.mark.parametrize("target", ["sm90", "gfx942", at_night("sm80"), at_night("sm100")])
 def test_the_small_kernels_compile(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merging parts, and the step before attention with an int8 cache in pages."""
     from triton.compiler import ASTSource

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +193,15 @@ NO_MODELS = ("no-such-model", "", "hf:", "hf:no\x1bslash", "/dev/null", "no/such
 WRITES = ("--save", "--trace", "--report")
 
 
-def bad_options() -> list[tuple[str, str, str]]:
-    """(command, option, engine) for every option with a value. The engine is empty if no engine owns the option."""
+def bad_options() -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """(command, option, engine, values) for every option with a value. The engine is empty if none owns the option.
+
+    The first command with an option gets all of NO_VALUES, and the others, which have the same parser, one of them.
+    """
     import typer
 
-    found = []
+    found: list[tuple[str, str, str, tuple[str, ...]]] = []
+    times = Counter[str]()
     for command in ANSWERED:
         app = importlib.import_module(f"kvcalc.cli.{command}").app
         for parameter in typer.main.get_command(app).params:
@@ -204,7 +209,9 @@ def bad_options() -> list[tuple[str, str, str]]:
             if name is None or name in WRITES or getattr(parameter, "is_flag", False) or parameter.nargs != 1:
                 continue
             owners = engines_with(name[2:]) if command not in ("measure", "audit") else []
-            found.append((command, name, owners[0] if owners else ""))
+            values = (NO_VALUES[times[name] % len(NO_VALUES)],) if times[name] else NO_VALUES
+            times[name] += 1
+            found.append((command, name, owners[0] if owners else "", values))
     return found
 
 
@@ -239,14 +246,16 @@ def test_the_questions_below_are_answered_without_the_bad_option(
     assert result.out != ""
 
 
-@every_row("command, option, engine", bad_options())
-def test_no_option_takes_nonsense(command: str, option: str, engine: str, tmp_path: Path, kvcalc: Any) -> None:
+@every_row("command, option, engine, values", bad_options())
+def test_no_option_takes_nonsense(
+    command: str, option: str, engine: str, values: tuple[str, ...], tmp_path: Path, kvcalc: Any
+) -> None:
     if (command, option) == ("measure", "--device"):
         pytest.importorskip("torch")
     words = in_place(ANSWERED[command], tmp_path)
     if option in words:
         del words[words.index(option) : words.index(option) + 2]
-    for value in NO_VALUES:
+    for value in values:
         check_refused(kvcalc(*words, *(("--engine", engine) if engine else ()), option, value))
 
 

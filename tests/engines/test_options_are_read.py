@@ -63,6 +63,7 @@ CASES: dict[str, dict[str, Case]] = {
         "mamba-ssm-cache-dtype": Case("float32", HYBRID, "h100x8", asked=FOUR),
         "kv-cache-dtype-skip-layers": Case("0,1", asked={**FOUR, **FP8}),
         "cudagraph-mode": Case("piecewise", HYBRID, "h100x8", asked=FOUR),
+        "performance-mode": Case("throughput"),
         "num-speculative-tokens": Case(2, HYBRID, "h100x8", asked=FOUR),
         "gpu-memory-utilization": Case(0.5),
         "max-num-seqs": Case(2, asked=LOAD),

@@ -93,6 +93,42 @@ def test_vllm_captures_fewer_graphs_for_fewer_requests() -> None:
     assert found["CUDA graphs"] == 32 * 12 * MIB * 7 // 51
 
 
+@pytest.mark.parametrize(
+    ("release", "sizes", "settings", "device_class"),
+    [
+        # 8 requests with 6 drafts: 112 tokens (max_cudagraph_capture_size of a log of 0.20.2). With 3 drafts: 64.
+        ("0.20.0", 3 + 14, {"max-num-seqs": "8", "num-speculative-tokens": "6"}, None),
+        ("0.20.0", 3 + 8, {"max-num-seqs": "8", "num-speculative-tokens": "3"}, None),
+        # 0.29 and later also have the tokens of 1, 2, 4 and 8 requests: 7, 14, 28 and 56, of which 56 is there.
+        ("0.29.0", 3 + 14 + 3, {"max-num-seqs": "8", "num-speculative-tokens": "6"}, None),
+        # 20 requests, which no stride has.
+        ("0.28.0", 3 + 5, {"max-num-seqs": "20"}, None),
+        ("0.29.0", 3 + 5 + 1, {"max-num-seqs": "20"}, None),
+        # A step of 100 tokens is captured since 0.20.1.
+        ("0.20.0", 3 + 12, {"max-num-batched-tokens": "100", "max-num-seqs": "64"}, None),
+        ("0.20.1", 3 + 12 + 1, {"max-num-batched-tokens": "100", "max-num-seqs": "64"}, None),
+        ("0.28.0", 32 + 27 + 17, {"performance-mode": "interactivity"}, None),
+        ("0.27.0", 51, {}, "blackwell"),
+        ("0.28.0", 51 + 32, {}, "blackwell"),
+    ],
+)
+def test_vllm_captures_graphs_by_release(
+    release: str, sizes: int, settings: dict[str, str], device_class: str | None
+) -> None:
+    found = lines(ask("vllm", settings=settings, release=release_of(f"vllm@{release}"), device_class=device_class))
+    assert found["CUDA graphs"] == 32 * 12 * MIB * sizes // 51
+
+
+def test_vllm_doubles_its_defaults_for_throughput() -> None:
+    """performance_mode, engine/arg_utils.py of vLLM 0.17.0 to 0.33.0. What is given stays."""
+    found = engine_class("vllm").device_settings(
+        80 * GIB, "h100-sxm", "hopper", None, {"performance-mode": "throughput"}
+    )
+    assert (found["max-num-batched-tokens"], found["max-num-seqs"]) == ("16384", "2048")
+    given = {"performance-mode": "throughput", "max-num-batched-tokens": "1024"}
+    assert engine_class("vllm").device_settings(80 * GIB, "h100-sxm", "hopper", None, given)["max-num-seqs"] == "1024"
+
+
 def test_vllm_profiles_the_vision_tower() -> None:
     images = ImageRule(lambda width, height: 1, 16384, 4, 1280, 3 * 3420, 7)
     short = ask("vllm", context_tokens=32768, images=images, settings={"max-num-seqs": "8"})
@@ -147,9 +183,27 @@ def test_vllm_takes_its_step_and_its_prefill_from_the_device(
 
 
 def test_vllm_has_larger_blocks_on_gpus_of_intel() -> None:
-    older = release_of("vllm@0.31")
-    assert engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", None, {})["block-size"] == "64"
-    assert "block-size" not in engine_class("vllm").device_settings(12 * GIB, "arc-b580", "xe2", older, {})
+    """platforms/xpu.py of 0.9.1, 0.9.2 and 0.19.1; get_preferred_block_size (flash_attn.py) of 0.20.0 and 0.31.0."""
+
+    def has(release: str, model: str = "llama-3.1-8b") -> bool:
+        place = 12 * GIB, "arc-b580", "xe2", release_of(f"vllm@{release}")
+        return engine_class("vllm").device_settings(*place, {}, load_model(model)).get("block-size") == "64"
+
+    assert has("0.33")
+    assert has("0.31")
+    assert has("0.9.2")
+    assert not has("0.9.1")
+    assert (has("0.19", "deepseek-v2-lite"), has("0.20", "deepseek-v2-lite")) == (True, False)
+    assert has("0.32", "qwen3.5-9b")
+
+
+def test_gemma_4_on_two_arc_pro_b70() -> None:
+    """A branch of vLLM of May 2026, with drafts that keep nothing: 10.12 GiB are 2,072 blocks and 169,314 tokens."""
+    found = estimate(
+        "gemma-4-31b", context_tokens=163_840, engine="vllm@0.21", kv_memory_bytes=int(10.12 * GIB),
+        tensor_parallel_size=2, engine_settings={"block-size": "64", "max-num-batched-tokens": "8192"},
+    )["engine"]  # fmt: skip
+    assert found["kv_cache_tokens"] == 169_314
 
 
 def test_every_dp_rank_gathers_the_tokens_of_the_others() -> None:

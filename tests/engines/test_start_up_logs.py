@@ -25,7 +25,7 @@ def lines_of(row: dict[str, Any]) -> list[str]:
         found += [f"GPU KV cache size: {row['tokens']} tokens"] if "tokens" in row else []
         if "requests" in row:
             found.append(f"Maximum concurrency for {row['length']} tokens per request: {row['requests']:.2f}x")
-        return found
+        return [*found, *row.get("lines", [])]
     return [*([f"server_args=ServerArgs({settings})"] if settings else []), *row["lines"]]
 
 
@@ -60,3 +60,21 @@ def test_a_dflash_heads_layers_are_a_group_of_their_own() -> None:
     )["engine"]  # fmt: skip
     assert (found["block_size"], found["num_gpu_blocks"], found["kv_cache_tokens"]) == (1104, 4250, 1_470_588)
     assert round(4250 * 1104 * 2048 * 8 / 2**30, 2) == 71.59
+
+
+def test_the_states_of_ling_3_tiny() -> None:
+    """Under its branch of SGLang (inclusionAI/ling-cookbook). 36 of 42 layers keep a state, of 8 heads of 128."""
+    config = {
+        "model_type": "bailing_hybrid", "hidden_size": 1536, "num_hidden_layers": 42, "layer_group_size": 7,
+        "num_attention_heads": 8, "head_dim": 128, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_experts": 128,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    lines = (
+        "Mamba Cache is allocated. max_mamba_cache_size: 614, conv_state size: 0.38GB, ssm_state size: 10.81GB",
+        "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 1933682, KV size: 12.45 GB",
+    )
+    found = audit("\n".join(lines) + "\n", "log", model=kvcalc.read_config(config, "tiny", "test"), engine="sglang")
+    assert {one["name"]: one["verdict"] for one in found["figures"]} == {
+        "max_mamba_cache_size": "input", "conv_state_bytes": "equal", "ssm_state_bytes": "equal", "tokens": "input",
+        "kv_bytes": "equal",
+    }  # fmt: skip

@@ -117,6 +117,23 @@ def test_an_fp8_cache_needs_kernels_for_it() -> None:
     assert kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16")["fit"]["fits"]
 
 
+def test_mla_needs_kernels_for_an_fp8_cache() -> None:
+    """vllm-project/vllm#32732, #35577: Triton's, the only ones for SM 12.0, have none before 0.18. #47060: Ampere."""
+    asked: Any = {"kv_dtype": "fp8", "context_tokens": 4096}
+    for gpu, engine in (("rtx-pro-6000", "vllm@0.14.0"), ("l40s", "vllm@0.17.1"), ("a100-80gb", "vllm")):
+        with pytest.raises(LayoutError, match="MLA has kernels for a cache in fp8 for compute capability"):
+            kvcalc.fit("deepseek-v2-lite", kvcalc.find_devices(gpu), engine=engine, **asked)
+    for gpu, engine in (
+        ("rtx-pro-6000", "vllm@0.18.0"),
+        ("h100", "vllm@0.14.0"),
+        ("l40s", "vllm"),
+        ("b200", "vllm@0.12.0"),
+    ):
+        assert kvcalc.fit("deepseek-v2-lite", kvcalc.find_devices(gpu), engine=engine, **asked)["fit"]["fits"]
+    for model in ("llama-3.2-1b", "minicpm3-4b"):
+        assert kvcalc.fit(model, kvcalc.find_devices("a100-80gb"), engine="vllm", **asked)["fit"]["fits"]
+
+
 @pytest.mark.parametrize(
     ("engine", "settings", "hint"),
     [

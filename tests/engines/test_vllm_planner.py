@@ -157,8 +157,9 @@ def test_blocks_of_mla_by_kernel_and_release() -> None:
             ("h100", ""),
         )
         for kv in ("bf16", "fp8")
+        if (device, kv) != ("a100", "fp8")  # which Triton's kernels do not have there
     }
-    assert list(sizes.values()) == [128, 128, 64, 64, 64, 64, 16, 16, 16, 64]
+    assert list(sizes.values()) == [128, 128, 64, 64, 64, 64, 16, 16, 64]
     assert ask("deepseek-v3", "b200", block_size="64")["block_size"] == 64
     assert ask("deepseek-v3.2", "h100", release="@0.12")["block_size"] == 64
 

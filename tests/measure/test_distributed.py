@@ -81,6 +81,7 @@ def test_every_kind_is_sharded_and_rank_0_reports_all_ranks(ranks: Any, tmp_path
         assert run["decode_step_seconds"]["n"] == 4
 
 
+@pytest.mark.nightly  # kvcalc reads the same variables as on one node
 def test_two_nodes_meet_by_torchruns_rendezvous() -> None:
     """Two agents with one process each, as on two machines."""
     place = ("--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d", "--rdzv-endpoint",

@@ -102,20 +102,20 @@ def check_released(machine: Machine) -> None:
     assert machine.devices[0].allocated == 0
 
 
-LAYOUTS: list[tuple[str, ...]] = [
+LAYOUTS: list[Any] = [
     (),
     ("--block-size", "16"),
-    ("--block-size", "256"),
+    at_night(("--block-size", "256")),
     ("--kv-dtype", "int8"),
     ("--kv-dtype", "fp8", "--block-size", "16"),
     ("--sliding-window", "64"),
     ("--sliding-window", "50", "--block-size", "16", "--kv-dtype", "int8"),
-    ("--attention", "mha", "--batch", "3"),
+    at_night(("--attention", "mha", "--batch", "3")),
     ("--attention", "mqa", "--dtype", "fp16"),
     ("--dtype", "fp32"),
     MLA,
     (*MLA, "--block-size", "64"),
-    (*MLA, "--kv-dtype", "fp8", "--batch", "2"),
+    at_night((*MLA, "--kv-dtype", "fp8", "--batch", "2")),
     ("--attention", "mla", "--mla", "expanded"),
 ]
 
@@ -127,14 +127,14 @@ def test_every_layout(kvcalc: Any, device: Machine, allocations: list[int], opti
     check(result.json, device, allocations)
 
 
-NAMED: list[tuple[str, ...]] = [
+NAMED: list[Any] = [
     ("flash-attn",),
-    ("flash-attn", "--attention", "mha", "--batch", "3"),
-    ("flashinfer",),
+    at_night(("flash-attn", "--attention", "mha", "--batch", "3")),
+    at_night(("flashinfer",)),
     ("flashinfer", "--block-size", "16"),
-    ("flashinfer", *MLA),
+    at_night(("flashinfer", *MLA)),
     ("flashinfer", *MLA, "--block-size", "64"),
-    ("flashmla", *MLA, "--context", "192"),
+    at_night(("flashmla", *MLA, "--context", "192")),
     ("flashmla", *MLA, "--block-size", "64", "--batch", "2"),
     ("flex",),
     ("sdpa-flash", "--block-size", "16"),

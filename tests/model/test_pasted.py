@@ -116,6 +116,11 @@ TAKEN = {
     "zai-org/GLM-4.6": ("glm-4.5", "bf16", 202_752),
     "Qwen/Qwen2.5-7B-Instruct-1M": ("qwen2.5-7b", "bf16", 1_010_000),
     "Qwen/Qwen3-8B-Base": ("qwen3-8b", "bf16", 32_768),
+    # The preset's name after its publisher's, as hosts of models write it.
+    "nvidia/nemotron-3-super-120b-a12b": ("nemotron-3-super-120b-a12b", "bf16", 262_144),
+    # Contexts that differ from the instruct release's, and one that was shortened after its release.
+    "Qwen/Qwen2-57B-A14B": ("qwen2-57b-a14b", "bf16", 131_072),
+    "Qwen/QwQ-32B-AWQ": ("qwq-32b", "int4", 40_960),
     # Another variant of the same organisation.
     "google/gemma-1.1-7b-it": ("gemma-7b", "bf16", 8_192),
     "Qwen/Qwen3-Next-80B-A3B-Thinking": ("qwen3-next-80b-a3b", "bf16", 262_144),

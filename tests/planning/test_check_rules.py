@@ -35,6 +35,25 @@ def test_a_container_has_the_variables_and_the_program_that_docker_is_told() -> 
     assert (server.words, {**server.environment}) == ([LLAMA], {"A": "1", "B": "2=3"})
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"services: {{a: {{image: '{IMAGE}', command: '--model x/y', environment: {{A: 1, B: x=y, C: }}}}}}",
+        f"services: {{a: {{image: '{IMAGE}', command: '--model x/y', environment: [A=1, B=x=y, C]}}}}",
+        f"spec: {{containers: [{{image: '{IMAGE}', args: [--model, x/y], env: [{{name: A, value: 1}}, "
+        "{name: B, value: x=y}, {value: z}]}]}",
+    ],
+)
+def test_variables_are_a_mapping_a_list_of_texts_or_a_list_of_names(text: str) -> None:
+    (server,) = servers_in(text)
+    assert {**server.environment} == {"A": "1", "B": "x=y"}
+
+
+def test_documents_that_are_no_mapping_start_no_server() -> None:
+    pod = f"spec: {{containers: [{{image: '{IMAGE}', args: [--model, x/y]}}]}}"
+    assert len(servers_in(f"- a\n- b\n---\ntext\n---\n{pod}\n")) == 1
+
+
 def test_docker_commands_that_run_nothing_start_no_server() -> None:
     assert servers_in(f"docker pull {IMAGE}\ndocker compose up -d\n") == []
     (server,) = servers_in(f"docker --debug run {IMAGE} --model {LLAMA}")
@@ -59,7 +78,8 @@ def test_a_service_is_chosen_by_its_name() -> None:
 
 
 def test_an_empty_value_is_no_value_and_a_word_for_a_number_is_refused() -> None:
-    assert check(f'vllm serve {LLAMA} -tp "" --max-model-len ""', "h100")["workload"]["context_tokens"] == 131_072
+    answer = check(f'vllm serve {LLAMA} -tp "" --dtype "" --max-model-len ""', "h100")
+    assert answer["workload"]["context_tokens"] == 131_072
     with pytest.raises(UsageError):
         check(f"vllm serve {LLAMA} --max-model-len all", "h100x2")
 
@@ -166,6 +186,12 @@ def test_the_largest_rate_is_found_to_two_percent_and_confirmed_by_a_long_run(mo
     assert alone == (None, None, 1, 1.0, 0)
     assert {run[1:] for run in short} == {(1, 1000, 1.0, 0)}
     assert long == (found["requests_per_second"], 1, int(found["requests_per_second"] * 1200), 1.0, 1)
+
+
+def test_a_long_run_has_a_limited_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    knee = Knee(20.0, 99.0)
+    capacity_with(monkeypatch, knee)
+    assert knee.ran[-1][2] == 20_000
 
 
 def test_a_rate_that_a_long_run_refuses_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +12,7 @@ import kvcalc
 from kvcalc.errors import DoesNotFitError, GpuError, ModelError, UsageError
 from kvcalc.planning.cases.lengths import Lengths, one_length
 from kvcalc.planning.plan.document import ROW, Targets, parse_price, plan, refuse_empty
-from kvcalc.planning.plan.traffic import seconds_text
+from kvcalc.planning.plan.traffic import _why_not, seconds_text
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from tests.conftest import loaded
@@ -176,12 +177,47 @@ def test_where_nothing_serves_it_says_what_is_missing(options: dict[str, Any], w
 
 
 def test_what_cannot_be_planned_is_refused() -> None:
-    with pytest.raises(ModelError, match="bert"):
+    with pytest.raises(ModelError, match=r"for h100-sxm: bert-base is an encoder and does not decode$"):
         ask("bert-base", concurrency=1, engines=("logical",), lengths=one_length(10, 10))
     with pytest.raises(UsageError, match="l4"):
         ask("gpt2", concurrency=1, prices={"l4": 1.0})
     with pytest.raises(ModelError, match="layout"):
         ask("recurrentgemma-2b", concurrency=1)
+
+
+def test_requests_that_do_not_run_say_whether_memory_is_the_reason() -> None:
+    kind: Any = SimpleNamespace(engine="vllm")
+    short, enough = cast(Any, {"free_bytes": -(2**30)}), cast(Any, {"free_bytes": 0})
+    assert _why_not(kind, 3, 100, short) == "a request of 100 tokens does not fit: 1.00 GiB more is needed per device"
+    assert _why_not(kind, 3, 100, enough) == "vllm does not run 3 requests of 100 tokens at once in this memory"
+    assert _why_not(kind, 1, 100, enough) == "vllm does not run a request of 100 tokens at once in this memory"
+
+
+def test_an_engine_without_a_router_is_said_only_of_several_replicas() -> None:
+    load: dict[str, Any] = {"input_tokens": 500, "output_tokens": 50, "requests": 100}
+    for rate, replicas in ((2.0, 1), (60.0, 2)):
+        found = kvcalc.plan(
+            "llama-3.1-8b", ["h100"], engine="llama.cpp", requests_per_second=rate, max_ttft_seconds=2.0,
+            ttft_percentile=90, **load,
+        )  # fmt: skip
+        assert found["best"] is not None
+        assert found["best"]["replicas"] == replicas
+        assert any(one["code"] == "router" for one in found["warnings"]) == (replicas > 1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "key", "several"),
+    [("vllm", "vllm", "--nnodes 2"), ("sglang", "sglang", "--nnodes 2"),
+     ("tensorrt-llm", "tensorrt_llm", "mpirun -n 16"), ("llama.cpp", "llama_cpp", None)],
+)  # fmt: skip
+def test_only_a_replica_on_several_machines_has_a_command_for_them(engine: str, key: str, several: str | None) -> None:
+    (small,) = ask("llama-3.1-8b", concurrency=4, engines=(engine,))["plans"]
+    assert "nnodes" not in small[key]
+    assert "mpirun" not in small[key]
+    if several is not None:
+        (large,) = ask("llama-3.1-405b", concurrency=4, engines=(engine,))["plans"]
+        assert large["num_devices"] == 16
+        assert several in large[key]
 
 
 def test_prices() -> None:

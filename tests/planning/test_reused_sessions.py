@@ -61,6 +61,28 @@ def test_idle_sessions_share_the_memory_beside_the_prefix(replicas: int) -> None
     assert sessions["kept_sessions_beside_batch"] == replicas * ((memory - fit["kv_cache_bytes"]) // own)
 
 
+def test_memory_for_a_number_of_sessions_keeps_that_number() -> None:
+    """Beside the batch, whose blocks of the prefix they share."""
+    asked: dict[str, Any] = {
+        "engine": "vllm",
+        "context_tokens": 16_384,
+        "batch_size": 2,
+        "reuse": CacheReuse(PREFIX, 4),
+    }
+    spec = kvcalc.load_model("llama-3.1-8b")
+    found = estimate(spec, kv_memory_bytes=8 * GIB, **asked)
+    cache, own = found["kv_cache"]["bytes_per_device"], found["reuse"]["sessions"]["idle_session_bytes"]
+    for more, kept in ((0, 3), (-1, 2), (own, 4)):
+        sessions = estimate(spec, kv_memory_bytes=cache + 3 * own + more, **asked)["reuse"]["sessions"]
+        assert sessions["kept_sessions_beside_batch"] == kept
+
+
+def test_a_prompt_that_is_all_prefix_computes_its_last_block() -> None:
+    """Also if there is room for it in the context, which has the answer."""
+    part = ask(CacheReuse(PREFIX), PREFIX, answer=100)["reuse"]["prefix"]
+    assert part["found_tokens"] == part["shared_tokens"] == PREFIX - 16
+
+
 def test_without_a_device_there_are_no_seconds_and_no_memory() -> None:
     spec = kvcalc.load_model("llama-3.1-8b")
     sessions = estimate(spec, engine="vllm", reuse=CacheReuse(PREFIX, 4), context_tokens=8192)["reuse"]["sessions"]

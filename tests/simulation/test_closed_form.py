@@ -8,6 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.model.drafting import Speculation
+from tests.conftest import at_night
 
 MODEL, DEVICE = "llama-3.1-8b", "h100"
 LOADS = [(1000, 1000, 1), (1000, 1000, 8), (1000, 1000, 64), (8000, 500, 16), (2000, 500, 32)]
@@ -94,7 +95,7 @@ def test_so_is_that_of_one_prompt_in_many_steps(engine: str, settings: dict[str,
     assert serving["steady_ttft_seconds"] == pytest.approx(found["results"]["steady_ttft_seconds"], rel=0.05)
 
 
-@pytest.mark.parametrize("load", [(1000, 1000, 120), (4000, 1000, 60), (200, 2000, 200)], ids=str)
+@pytest.mark.parametrize("load", [(1000, 1000, 120), (4000, 1000, 60), at_night((200, 2000, 200))], ids=str)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_so_are_those_of_requests_that_wait_for_memory(engine: str, load: tuple[int, int, int]) -> None:
     # After 20 requests of each client, the start of a full server hardly counts.

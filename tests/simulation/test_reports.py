@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.question.question import Question
 from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.recorded import Recording
-from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.loads.requests import Request, lengths_of
 from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.results import describe_timeline
+from kvcalc.simulation.simulate import simulate
 from kvcalc.traces.request import TraceRequest
 from tests.simulation.cases import SCHEDULES, PieceTimes
 
@@ -70,3 +73,15 @@ def test_no_mean_is_above_the_longest_time() -> None:
     for row in found["times"]:
         assert row["mean_seconds"] <= row["max_seconds"]
         assert row["p50_seconds"] <= row["p99_seconds"] <= row["max_seconds"]
+
+
+@pytest.mark.parametrize(("model", "gpus", "dp"), [("llama-3.1-8b", "h100", 1), ("deepseek-v3", "h200x8", 8)])
+def test_requests_take_as_long_if_only_sums_are_kept(model: str, gpus: str, dp: int) -> None:
+    devices = kvcalc.find_devices(gpus)
+    question = Question(kvcalc.load_model(model), engine="vllm", data_parallel_size=dp, devices=devices)
+    load = Load(lengths_of(500, "prompt"), lengths_of(40, "answer"), requests_per_second=10.0, num_requests=100)
+    known, brief = simulate(question, load), simulate(question, load, is_detailed=False)
+    assert brief["results"] == known["results"]
+    differ = [row["metric"] for row, other in zip(brief["times"], known["times"]) if row != other]
+    assert differ == ["itl"]
+    assert brief["times"][2]["mean_seconds"] is None

@@ -53,9 +53,11 @@ typedef int8_t byte_u __attribute__((vector_size(LANES), aligned(1), may_alias))
 #if defined(__clang__)
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define TWICE _Pragma("clang loop unroll_count(2)")
 #else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (veci){__VA_ARGS__})
 #define UNROLL _Pragma("GCC unroll 32")
+#define TWICE _Pragma("GCC unroll 2")
 #endif
 
 enum { FP32, FP16, BF16, INT8, FP8 };
@@ -230,7 +232,8 @@ INLINE void widen(float *tile, const Rows *rows, const Pages *pages, int64_t b, 
     }
 }
 
-/* Sum the lanes of each of LANES vectors. The result is one vector of the sums. */
+/* Sum the lanes of each of LANES vectors. The result is one vector of the sums. Where one of two vectors keeps its
+ * lanes, picking is a blend, which does not wait for the one port that moves lanes. */
 INLINE vec sum_lanes(vec a[LANES]) {
 #if LANES == 16
     UNROLL for (int i = 0; i < 8; i++)
@@ -246,9 +249,9 @@ INLINE vec sum_lanes(vec a[LANES]) {
            PICK(a[0], a[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 #elif LANES == 8
     UNROLL for (int i = 0; i < 4; i++)
-        a[i] = PICK(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) + PICK(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        a[i] = PICK(a[i], a[i + 4], 0, 1, 2, 3, 12, 13, 14, 15) + PICK(a[i], a[i + 4], 4, 5, 6, 7, 8, 9, 10, 11);
     UNROLL for (int i = 0; i < 2; i++)
-        a[i] = PICK(a[i], a[i + 2], 0, 1, 8, 9, 4, 5, 12, 13) + PICK(a[i], a[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        a[i] = PICK(a[i], a[i + 2], 0, 1, 10, 11, 4, 5, 14, 15) + PICK(a[i], a[i + 2], 2, 3, 8, 9, 6, 7, 12, 13);
     return PICK(a[0], a[1], 0, 8, 2, 10, 4, 12, 6, 14) + PICK(a[0], a[1], 1, 9, 3, 11, 5, 13, 7, 15);
 #else
     UNROLL for (int i = 0; i < 2; i++)
@@ -264,14 +267,17 @@ INLINE void score(float *scores, const float *q, const char *k, const char *next
     for (int t = 0; t < TILE; t += tokens) {
         vec sums[SUMS] = {{0}};
         float found[SUMS];
-        for (int64_t i = 0; i < width; i += LANES) {
+        TWICE for (int64_t i = 0; i < width; i += LANES) {
             if (next && (LANES * WIDTH[type] == 64 || i * WIDTH[type] % 64 == 0))
                 UNROLL for (int j = 0; j < tokens; j++)
                     fetch(next + ((t + j) * k_step + i) * WIDTH[type]);
-            UNROLL for (int j = 0; j < tokens; j++) {
-                vec key = load(k, (t + j) * k_step + i, type);
-                UNROLL for (int r = 0; r < rows; r++)
-                    sums[r * tokens + j] += key * *(const vec_u *)(q + r * width + i);
+            vec keys[SUMS];
+            UNROLL for (int j = 0; j < tokens; j++)
+                keys[j] = load(k, (t + j) * k_step + i, type);
+            UNROLL for (int r = 0; r < rows; r++) {
+                vec query = *(const vec_u *)(q + r * width + i);
+                UNROLL for (int j = 0; j < tokens; j++)
+                    sums[r * tokens + j] += keys[j] * query;
             }
         }
         UNROLL for (int n = 0; n < SUMS; n += LANES)
@@ -286,12 +292,12 @@ INLINE void mix(float *out, const float *weights, const char *v, const char *nex
                 int rows, int columns, int type) {
     int64_t i = 0;
     for (; i + columns * LANES <= width; i += columns * LANES) {
-        vec sums[SUMS];
+        vec sums[16];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int c = 0; c < columns; c++)
                 sums[r * columns + c] = *(vec_u *)(out + r * width + i + c * LANES);
         for (int t = 0; t < TILE; t++) {
-            vec values[SUMS];
+            vec values[8];
             UNROLL for (int c = 0; c < columns; c++) {
                 values[c] = load(v, t * v_step + i + c * LANES, type);
                 if (next && c * LANES * WIDTH[type] % 64 == 0)
@@ -337,8 +343,11 @@ INLINE void mix_rows(float *out, const float *weights, const char *v, const char
         mix(out + r * width, weights + r * TILE, v, r ? 0 : next, step, width, n, columns, type)
 #if SUMS == 16
     MIX(8, 2);
+    MIX(4, 4);
+#else
+    MIX(6, 2);
+    MIX(2, 4);
 #endif
-    MIX(4, SUMS / 4);
     MIX(1, 8);
 }
 

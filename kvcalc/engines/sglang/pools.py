@@ -84,7 +84,7 @@ def profiled_tokens(pools: Pools, settings: Settings, memory: int) -> int | None
 # _build_hybrid_req_pool (mem_cache/kv_cache_configurator.py: mamba_spec_state_size), SGLang 0.5.23.
 
 # KDA keeps the inputs of every token apart (KimiLinearStateShape.disable_conv_window_dedup, configs/mamba_utils.py).
-_SEPARATE_INPUTS = ("kimi_linear",)
+_SEPARATE_INPUTS = ("kimi_linear", "bailing_hybrid")
 
 
 class DraftSlot(NamedTuple):

@@ -173,8 +173,11 @@ def _has_heads_of(spec: ModelSpec, elements: int) -> bool:
 # every Qwen model (_resolve_gdn_prefill_backend, layers/mamba/gdn/qwen_gdn_linear_attn.py, vLLM 0.33.0).
 _FLASHINFER_DELTA_NETS = ("hopper", "blackwell", "blackwell-rtx")
 
-# Intel's GPUs, on which every block is a multiple of 64 tokens since this release (XPU_BLOCK of engines/vllm).
-_XPU, _XPU_BLOCKS_SINCE, _XPU_BLOCK = ("xe-hpg", "xe2"), Release.of(0, 32), "64"
+# Intel's GPUs. V1 has blocks of 64 tokens there since 0.9.2 (check_and_update_config, platforms/xpu.py), but not with
+# MLA from 0.20 to 0.31 (get_preferred_block_size, flash_attn.py; MLA's kernel is Triton's). Models with states differ
+# before 0.32 (XPU_BLOCK of engines/vllm).
+_XPU, _XPU_BLOCK = ("xe-hpg", "xe2"), "64"
+_XPU_BLOCKS_SINCE, _XPU_MLA_UNTIL, _ALL_XPU_BLOCKS_SINCE = Release.of(0, 9, 2), Release.of(0, 20), Release.of(0, 32)
 
 
 class _Batches(NamedTuple):
@@ -230,6 +233,11 @@ def _least_tokens(spec: ModelSpec | None, release: Release | None, given: Mappin
     return _GEMMA4_VIDEO if is_whole and (release or NEWEST) >= _VIDEOS_SINCE else 0
 
 
+def times_of(given: SettingsReader) -> int:
+    """2 for a server that is to have throughput, which has twice the default tokens in a step and requests; or 1."""
+    return 2 if given.choice("performance-mode") == "throughput" else 1
+
+
 def device_settings(
     memory_bytes: int, device_name: str, device_class: str | None, release: Release | None,
     given: Mapping[str, str], spec: ModelSpec | None = None,
@@ -241,14 +249,24 @@ def device_settings(
     """
     row = next(row for row in _batches(release) if row.are_for(device_name, memory_bytes))
     prefill = "flashinfer" if device_class in _FLASHINFER_DELTA_NETS else "triton"
-    tokens = max(row.tokens, _least_tokens(spec, release, given))
-    requests = min(row.requests, SettingsReader("vllm", given).count("max-num-batched-tokens", tokens))
+    reader = SettingsReader("vllm", given)
+    times = times_of(reader)
+    tokens = max(row.tokens * times, _least_tokens(spec, release, given))
+    requests = min(row.requests * times, reader.count("max-num-batched-tokens", tokens))
     found = {
         "max-num-batched-tokens": str(tokens), "max-num-seqs": str(requests), "gdn-prefill-backend": prefill
     }  # fmt: skip
-    if device_class in _XPU and (release or NEWEST) >= _XPU_BLOCKS_SINCE:
+    if device_class in _XPU and _has_xpu_blocks(spec, release or NEWEST):
         found["block-size"] = _XPU_BLOCK
     return found
+
+
+def _has_xpu_blocks(spec: ModelSpec | None, release: Release) -> bool:
+    if release >= _ALL_XPU_BLOCKS_SINCE:
+        return True
+    is_latent = spec is not None and latent_of(spec) is not None
+    is_plain = spec is None or not has_states(spec)
+    return is_plain and release >= _XPU_BLOCKS_SINCE and (not is_latent or release < _XPU_MLA_UNTIL)
 
 
 def device_defaults(release: Release | None) -> list[DeviceDefault]:

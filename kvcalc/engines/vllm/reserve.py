@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from kvcalc.engines.options import SettingsReader
+from kvcalc.engines.place import Place
 from kvcalc.engines.reserve import ACTIVATION, MIB, NEWEST, RESERVE, Held, Question, Reserve
 from kvcalc.releases import Release
 
@@ -74,7 +75,9 @@ def reserve(question: Question) -> Reserve:
         estimated.append(Held(ACTIVATION, "sparse attention workspace", size))
     if newest and not is_eager:
         a_layer = _EXPERTS_GRAPH_BYTES if width.has_experts else _GRAPH_BYTES
-        sizes = _graph_sizes(requests)
+        mode = given.choice("performance-mode")
+        place = Place(question.release, question.device_class)
+        sizes = _graph_sizes(requests, tokens, 1 + given.count("num-speculative-tokens", 0), mode, place)
         estimated.append(Held(RESERVE, "CUDA graphs", width.num_layers * a_layer * sizes // _GRAPH_SIZES))
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
     held = [unused, *(part.within(_LOW, _HIGH) for part in estimated)]
@@ -128,10 +131,20 @@ def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> i
     return max(layer, sampling, tower)
 
 
-def _graph_sizes(requests: int) -> int:
-    """The number of captured sizes: 1, 2, 4, multiples of 8 below 256, then of 16, up to twice the requests or 512.
+def _graph_sizes(requests: int, tokens: int, query: int, mode: str, place: Place) -> int:
+    """The number of captured sizes: 1, 2, 4, multiples of 8 below 256, then of 16, up to twice the decoded tokens.
 
-    Source: VllmConfig._set_cudagraph_sizes, config/vllm.py.
+    A request decodes `query` tokens in a step. Source: VllmConfig._set_cudagraph_sizes (config/vllm.py) of 0.20.0,
+    0.20.1, 0.28.0, 0.29.0 and 0.33.0.
     """
-    most = min(2 * requests, 512)
-    return sum(size <= most for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)))
+    limit = 1024 if place.is_sm100 and place.since(0, 28) else 512
+    most = min(2 * requests * query, limit, tokens)
+    single = range(1, min(most, 32) + 1) if mode == "interactivity" else (1, 2, 4)
+    strides = (*range(8, 256, 8), *range(256, limit + 1, 16))
+    sizes = {size for size in (*single, *strides) if size <= most}
+    if tokens <= most and place.since(0, 20, 1):
+        sizes.add(tokens)
+    if place.since(0, 29):
+        full = {size for size in (1, 2, 4, *strides) if size <= min(requests, limit)} | {min(requests, limit)}
+        sizes |= {number * query for number in full if number * query <= most}
+    return len(sizes)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
-from kvcalc.engines.vllm.defaults import check_block, default_block
+from kvcalc.engines.vllm.defaults import check_block, default_block, times_of
 from kvcalc.engines.vllm.releases import Rules
 from kvcalc.engines.vllm.states import FLASHINFER, States, caches_prefixes, states_of, uses_qwen_delta_nets
 from kvcalc.errors import LayoutError, ModelError, UsageError
@@ -93,7 +93,7 @@ def parse_settings(
     states = states_of(spec, rules, caching, prefill, drafted, mode, block_of_state, place)
     found = Settings(
         block_size,
-        given.count("max-num-batched-tokens", _DEFAULT_BATCHED_TOKENS),
+        given.count("max-num-batched-tokens", _DEFAULT_BATCHED_TOKENS * times_of(given)),
         rules.two_steps and "no-async-scheduling" not in settings,
         caching,
         drafted,

@@ -254,6 +254,7 @@ def _divide(
         release=release_of(case.question.engine),
         is_apple=gpu.vendor == "Apple",
         is_amd=gpu.vendor == "AMD",
+        device_class=gpu.device_class,
         model_type=spec.model_type,
         dp_ranks=replicas // copies,
         has_fast_links=gpu.interconnect is not None,

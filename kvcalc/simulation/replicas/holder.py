@@ -44,6 +44,8 @@ class Holder(Server):
 
     def _prompt_units(self, request: Request, tokens: int) -> int:
         """The same while its prompt is computed."""
+        if self.pool.prompt_table is None:
+            return self._own_units(request, tokens)
         return self._own_units(request, tokens) + self.pool.prompt_units(tokens) - self.pool.units(tokens)
 
     def _found_in_use(self, request: Request, promised: int) -> int:

@@ -20,11 +20,16 @@ class MixedReplica(Replica):
     """Running requests first, then prompts in the same step."""
 
     def _schedule(self) -> Plan:
-        has_preempted = self._make_room()
+        growth, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
+        has_preempted = False
+        if not self.schedule.reserves_answer and (partial is not None or growth > self.pool.free):
+            has_preempted = self._make_room()
+            if has_preempted:
+                growth, partial = self.pool.growth(self.pace.tokens(1)), self._partial()
+        if partial is None and not self.waiting:
+            return [], self._steps_alone(has_preempted=has_preempted) if self.decoding else 0
         chunks = []
         budget = self._prompt_budget()
-        growth = self.pool.growth(self.pace.tokens(1))
-        partial = self._partial()
         if partial is not None and budget > 0:
             chunks.append(self._chunk(partial, budget))
             budget -= chunks[0][1][1] - chunks[0][1][0]
@@ -47,7 +52,11 @@ class MixedReplica(Replica):
             budget -= chunks[-1][1][1] - chunks[-1][1][0]
         if chunks or not self.decoding:
             return chunks, len(chunks[:1])
-        return [], 1 if has_preempted else self._possible_steps()
+        return [], self._steps_alone(has_preempted=has_preempted)
+
+    def _steps_alone(self, *, has_preempted: bool) -> int:
+        """The decode steps that may follow. If requests leave first, `plan` asks again when they have left."""
+        return 1 if has_preempted or self.made_room else self._possible_steps()
 
     def _prompt_budget(self) -> int:
         """The tokens of a step that are left for prompts."""

@@ -123,6 +123,10 @@ class BlockPool:
         return found
 
     def _grow(self, steps: int) -> None:
+        if steps == 1:
+            self.used += self._slopes[-self.steps % self.block_tokens]
+            self.steps += 1
+            return
         rounds, rest = divmod(steps, self.block_tokens)
         self.used += rounds * self._growth
         if rest:

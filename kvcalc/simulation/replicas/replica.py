@@ -99,9 +99,11 @@ class Replica(Holder):
     def begin(self) -> bool:
         if self._is_idle:
             self._resume()
-        for request in self.arrivals.receive(self._visible):
-            self.waiting.append(request)
-        self.free_sent(self._visible)
+        upcoming = self.arrivals.next_arrival
+        if upcoming is not None and upcoming <= self._visible:
+            self.waiting.extend(self.arrivals.receive(self._visible))
+        if self._sent:
+            self.free_sent(self._visible)
         chunks, steps = self.plan()
         if chunks:
             self._compute(chunks)

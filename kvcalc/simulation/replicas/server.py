@@ -14,6 +14,7 @@ from typing import Any
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.timeline import Timeline, TokenGaps
 
 
 class Run(NamedTuple):
@@ -81,6 +82,11 @@ class Server(ABC):
     @abstractmethod
     def _find_runs(self, upcoming: float | None) -> list[Run]:
         """The planned decode steps until a request ends or arrives."""
+
+    def keep_sums(self) -> None:
+        """Before the first event: keep no times between tokens and no states over time, which cost time."""
+        for rank in self.ranks:
+            rank.timeline, rank.gaps = Timeline(samples=False), TokenGaps(counts=False)
 
     def run(self, progress: Callable[[int], None] | None = None) -> None:
         """Run until all requests have finished. `progress` is called with the number of finished requests."""

@@ -23,12 +23,12 @@ class Sample(NamedTuple):
 
 
 class Timeline:
-    """Samples at the ends of events, at first of every event, and means over time."""
+    """Samples at the ends of events, at first of every event, and means over time. Means alone if not `samples`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, samples: bool = True) -> None:
         self.samples: list[Sample] = []
         self.running_seconds = self.busy_seconds = 0.0
-        self._every = self._skipped = 1
+        self._every, self._skipped = 1 if samples else 2**62, 1
 
     def spend(self, seconds: float, running: int) -> bool:
         """Add an event that ran `running` requests for `seconds`. Returns whether the state after it is recorded."""
@@ -49,22 +49,26 @@ class Timeline:
 
 
 class TokenGaps:
-    """The times between a request's tokens, counted in classes of 1 %. `longest` is exact."""
+    """The times between a request's tokens, counted in classes of 1 %. `longest` is exact. None if not `counts`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts: bool = True) -> None:
         self.longest = 0.0
+        self._is_counting = counts
         self._counts: dict[int, int] = {}
 
     def add(self, seconds: float, tokens: int) -> None:
         """`tokens` tokens came `seconds` after the one before. Steps of a test may take no time."""
-        if seconds > 0:
+        if seconds > 0 and self._is_counting:
             place = round(log(seconds) / _CLASS)
             self._counts[place] = self._counts.get(place, 0) + tokens
             self.longest = max(self.longest, seconds)
 
     def add_run(self, first: float, last: float, steps: int, tokens: int) -> None:
         """`tokens` tokens came in each of `steps` steps, whose seconds rise evenly from `first` to `last`."""
-        if not tokens:
+        if not tokens or not self._is_counting:
+            return
+        if steps == 1 and first == last:
+            self.add(first, tokens)
             return
         parts = 1 if last <= first else min(steps, 1 + int((last - first) / (first * 0.01)))
         for part in range(parts):

@@ -152,7 +152,7 @@ def _settings(log: Log, spec: ModelSpec, rules: Rules) -> tuple[dict[str, str], 
     if log.named("attention_block_size"):
         # The log prints the block size after it was raised. The size before that is the default.
         plain.pop("block-size", None)
-    if _platform(log) == "xpu" and keeps_states(spec):
+    if _platform(log) == "xpu" and (keeps_states(spec) or latent_of(spec) is None):
         plain.setdefault("block-size", str(XPU_BLOCK))
     choices: list[list[_Choice]] = []
     sizes: tuple[str, ...] = _LATENT_BLOCKS if latent_of(spec) is not None else ()
