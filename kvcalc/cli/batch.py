@@ -64,7 +64,7 @@ def batch(
     write = _writer(get)
     if file != "-":
         try:
-            with open(file, "rb") as stream:
+            with _opened(file) as stream:
                 failed, first = _answer_all(stream, write)
         except OSError as error:
             if error.filename is None:
@@ -78,6 +78,13 @@ def batch(
         failed, first = _answer_all(sys.stdin.buffer, write)
     if failed:
         raise RunError(f"{failed:,} line{'s' if failed > 1 else ''} with an error; the first is {first}")
+
+
+def _opened(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except ValueError:  # a NUL byte in the path
+        raise UsageError(f"{path!r}: not a path") from None
 
 
 def _writer(path: Optional[str]) -> Callable[["documents.Batch"], str]:

@@ -56,7 +56,8 @@ def test_a_length_that_pays_between_others_is_not_the_answer() -> None:
     pays = {1, 2, 3, 40, 41, 42, 43, 44, 45, 46, 47, 48}
     assert tiers.break_even_tokens(lambda n: 0.0 if n in pays else 2.0, lambda _: 1.0, 1, 48) == 40
     assert tiers.break_even_tokens(lambda n: 0.0 if n in pays else 2.0, lambda _: 1.0, 1, 30) is None
-    # No context of up to 8 tokens has a whole unit of 16.
+    # A context of 16 tokens has one whole unit of 16, and one of 8 has none.
+    assert tiers.break_even_tokens(lambda n: 0.0, lambda _: 1.0, 16, 16) == 16
     assert tiers.break_even_tokens(lambda n: 0.0, lambda _: 1.0, 16, 8) is None
 
 

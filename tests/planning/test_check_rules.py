@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvcalc import check
-from kvcalc.errors import UsageError
+from kvcalc.errors import DoesNotFitError, UsageError
 from kvcalc.planning.check import capacity
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import choose_server, servers_in
@@ -127,6 +127,20 @@ def test_a_limit_of_requests_is_said_once_and_other_warnings_stay() -> None:
     codes = {warning["code"] for warning in answer["warnings"]}
     assert "start-limit" not in codes
     assert codes
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("vllm serve google/gemma-2-9b-it -tp 2 --enable-expert-parallel", "vLLM 0.33.0 does not start: --ep 2: "),
+        (f"vllm serve {LLAMA} -tp 3", "does not start: "),
+    ],
+)
+def test_that_a_server_does_not_start_is_said_once(command: str, said: str) -> None:
+    with pytest.raises(DoesNotFitError) as raised:
+        check(command, "h100x8")
+    assert raised.value.message.startswith(said)
+    assert raised.value.message.count("not start") == 1
 
 
 def test_only_a_server_that_starts_is_asked_for_requests() -> None:

@@ -75,6 +75,9 @@ def test_memory_for_a_number_of_sessions_keeps_that_number() -> None:
     for more, kept in ((0, 3), (-1, 2), (own, 4)):
         sessions = estimate(spec, kv_memory_bytes=cache + 3 * own + more, **asked)["reuse"]["sessions"]
         assert sessions["kept_sessions_beside_batch"] == kept
+    # Each of two DP ranks has half of the batch.
+    twice = estimate(spec, kv_memory_bytes=cache + 3 * own, data_parallel_size=2, **{**asked, "batch_size": 4})
+    assert twice["reuse"]["sessions"]["kept_sessions_beside_batch"] == 2 * 3
 
 
 def test_a_prompt_that_is_all_prefix_computes_its_last_block() -> None:

@@ -137,7 +137,7 @@ def read_calibration(paths: Sequence[str]) -> Calibration:
             files += [(os.path.join(path, name), True) for name in names]
         else:
             files.append((path, False))
-    files = list({os.path.realpath(file[0]): file for file in reversed(files)}.values())[::-1]
+    files = list({_place(file[0]): file for file in reversed(files)}.values())[::-1]
     stamps = tuple(_stamp(path) for path, _ in files)
     return _read_files(tuple(files), stamps)
 
@@ -197,6 +197,13 @@ def _read_file(path: str) -> Record | list[Run]:
     except UsageError:
         what = "neither a record of kvcalc measure nor the result of a benchmark"
         raise UsageError(f"--calibrate {path}: {what}", _HINT) from None
+
+
+def _place(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # a NUL byte in the path; reading it gives the reason
+        return path
 
 
 def _stamp(path: str) -> object:
