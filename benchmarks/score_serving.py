@@ -1,11 +1,13 @@
-"""Score `kvcalc simulate` on measured runs, with constants from a fit without the family of each run.
+"""Score `kvcalc simulate` on measured runs, with constants from a fit to all rows and without the family of each run.
 
-    python benchmarks/score_serving.py --data FOLDER [--in-sample] [--show]
+    python benchmarks/score_serving.py --data FOLDER [--in-sample] [--show] [--write docs/concepts/throughput.md]
 
-FOLDER is that of benchmarks/fit_throughput.py. Errors are |predicted / measured - 1| of means and percentiles. Runs at
-random arrivals are scored as they were asked, and with their prompts found in the prefix cache (`repeated`), because
-their client repeats a few prompts (`throughput_data.found_again`). `others` is what other simulators said of these.
-Runs of ShareGPT at 1 and 4 requests a second are on devices that no fit has seen.
+FOLDER is that of benchmarks/fit_throughput.py. The constants are fitted anew, so the scores are those of the code as it
+is. Errors are |predicted / measured - 1| of means and percentiles. Each cell of the table is their mean in sample and
+left out, and the medians in brackets; `--write` writes it between the markers in that file. Runs at random arrivals are
+scored as they were asked, and with their prompts found in the prefix cache (`repeated`), because their client repeats a
+few prompts (`throughput_data.found_again`). `others` is what other simulators said of these. Runs of ShareGPT at 1 and
+4 requests a second are on devices that no fit has seen. It takes 2 minutes of processor time.
 """
 
 from __future__ import annotations
@@ -23,15 +25,33 @@ from typing import Any
 import typer
 from constants_document import describe
 from fit_throughput import Fitted
-from throughput_data import FAMILIES, data_folder, found_again, read_rows
+from score_throughput import write
+from throughput_data import FAMILIES, Row, data_folder, found_again, read_rows
 
 from kvcalc.cli.simulate import answer, app
 from kvcalc.errors import KvcalcError
 from kvcalc.throughput import constants
 
 _SHAREGPT = "speed_more/consumer_vllm.jsonl"
+BEGIN = "<!-- serving: python benchmarks/score_serving.py --data FOLDER --write docs/concepts/throughput.md -->"
+END = "<!-- end of serving -->"
+# The rows of the table: name, group of runs, and the mean or percentile.
+ROWS = (
+    ("vLLM 0.15.1 on H100, requests at random, prompts in the prefix cache", "open loop, repeated", "mean"),
+    ("the same without their prefix cache", "open loop", "mean"),
+    ("InferenceX, DeepSeek-R1, one pool: p50", "inferencex-together", "p50"),
+    ("the same: p99", "inferencex-together", "p99"),
+    ("InferenceX, DeepSeek-R1, separate pools, SGLang: p50", "pools sglang", "p50"),
+    ("the same, TensorRT-LLM", "pools tensorrt-llm", "p50"),
+    ("300 requests of ShareGPT one by one, RTX 4090 and RTX PRO 6000", "trace", "mean"),
+    ("vLLM 0.13, ShareGPT at 1 and 4 requests a second: RTX 3090, 4090, 5090, RTX 5000 Ada, A100", "ShareGPT", "mean"),
+    ("the same on Radeon AI PRO R9700", "ShareGPT r9700", "mean"),
+)
+
 Errors = dict[str, float]
 """Predicted / measured - 1, by metric."""
+Groups = dict[tuple[str, str], list[float]]
+"""The errors of runs, by group and metric."""
 
 
 def simulated(run: Mapping[str, Any], arguments: Sequence[str]) -> Errors | None:
@@ -73,7 +93,12 @@ def sharegpt_runs(folder: Path) -> list[dict[str, Any]]:
         ]  # fmt: skip
         run = runs.setdefault(
             (line["source"], *arguments),
-            {"id": f"{name} {rate} {device}", "kind": f"ShareGPT {device}", "arguments": arguments, "seconds": {}},
+            {
+                "id": f"{name} {rate} {device}",
+                "kind": "ShareGPT r9700" if device == "r9700" else "ShareGPT",
+                "arguments": arguments,
+                "seconds": {},
+            },
         )
         run["seconds"][line["metric"]] = line["value"]
     return list(runs.values())
@@ -84,6 +109,8 @@ def kind_of(run: Mapping[str, Any]) -> str:
     if "kind" in run or "trace" in run:
         return str(run.get("kind", "trace"))
     kind = run["id"].rpartition("-")[0].partition("-20")[0]
+    if kind == "inferencex-split":
+        return f"pools {run['engine']}"
     return "open loop" if kind.startswith("blis") else kind
 
 
@@ -108,46 +135,88 @@ def score(task: tuple[Any, list[Mapping[str, Any]]]) -> list[tuple[str, str, Err
     return found
 
 
+def simulate_all(tasks: Sequence[tuple[Any, list[Mapping[str, Any]]]]) -> list[tuple[str, str, Errors]]:
+    """The results of `score` for all tasks."""
+    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        return [one for part in pool.imap(score, tasks) for one in part]
+
+
+def in_parts(table: Any, runs: Sequence[Mapping[str, Any]]) -> list[tuple[Any, list[Mapping[str, Any]]]]:
+    """Tasks of a few runs each, with the constants of `table`."""
+    return [(table, [*runs[place::8]]) for place in range(8)]
+
+
+def cell(errors: Sequence[float]) -> str:
+    """The mean error, and the median in brackets."""
+    off = [abs(error) for error in errors]
+    return f"{statistics.mean(off):.0%} ({statistics.median(off):.0%})".replace("%", " %") if off else "-"
+
+
+def within(errors: Sequence[float]) -> str:
+    return f"{sum(abs(e) <= 0.4 for e in errors) / len(errors):.0%}".replace("%", " %") if errors else "-"
+
+
+def table_of(here: Groups, left: Groups) -> str:
+    """The table of the manual: the errors in sample and with the family left out."""
+    lines = [
+        "| runs | runs | TTFT in sample | TTFT left out | within 40 % | TPOT in sample | TPOT left out |"
+        " whole request left out |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, kind, part in ROWS:
+        ttft, tpot, whole = f"ttft_{part}", f"tpot_{'mean' if (kind, 'tpot_mean') in here else part}", f"e2e_{part}"
+        inside, outside = here.get((kind, ttft), []), left.get((kind, ttft), [])
+        cells = [
+            cell(inside), cell(outside), within(outside or inside), cell(here.get((kind, tpot), [])),
+            cell(left.get((kind, tpot), [])), cell(left.get((kind, whole), [])),
+        ]  # fmt: skip
+        lines.append(f"| {name} | {len(inside)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data")
-    parser.add_argument("--in-sample", action="store_true", help="use the shipped constants")
+    parser.add_argument("--in-sample", action="store_true", help="leave no family out")
     parser.add_argument("--show", action="store_true", help="print every run")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table between the markers in this file")
     options = parser.parse_args()
     folder = data_folder(options.data)
     runs = [json.loads(line) for line in (folder / "serving_runs.jsonl").read_text(encoding="utf-8").splitlines()]
-    tasks: list[tuple[Any, list[Mapping[str, Any]]]] = []
-    if options.in_sample:
-        tasks = [(None, runs[place::8]) for place in range(8)]
-    else:
-        rows = read_rows(folder)
-        fitted = Fitted(rows)
+    rows = read_rows(folder)
+    whole = Fitted(rows)
+
+    def document(fitted: Fitted, own: Sequence[Row]) -> Any:
+        predicted = [fitted.predict(row) for row in own]
+        return describe(own, fitted, predicted, predicted)
+
+    unseen = sharegpt_runs(folder) if (folder / _SHAREGPT).is_file() else []
+    answers = {"in sample": simulate_all(in_parts(document(whole, rows), [*runs, *unseen]))}
+    if not options.in_sample:
         by_family = defaultdict(list)
         for run in runs:
             by_family[FAMILIES.get(run["family"], run["family"])].append(run)
+        tasks: list[tuple[Any, list[Mapping[str, Any]]]] = []
         for family, own in by_family.items():
             kept = [row for row in rows if row.family != family]
-            without = Fitted(kept, fitted)
-            predicted = [without.predict(row) for row in kept]
-            tasks.append((describe(kept, without, predicted, predicted), own))
-            print(f"  without {family}", flush=True)
-    if (folder / _SHAREGPT).is_file():
-        tasks.append((None, sharegpt_runs(folder)))
-    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        found = [one for part in pool.imap(score, tasks) for one in part]
-    groups: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for kind, name, errors in found:
-        if options.show:
-            print(f"{kind:20s} {name:32s}", "  ".join(f"{metric} {error:+.0%}" for metric, error in errors.items()))
-        for metric, error in errors.items():
-            groups[kind, metric].append(error)
-    for (kind, metric), values in sorted(groups.items()):
-        off = [abs(error) for error in values]
-        print(
-            f"{kind:20s} {metric:10s} n {len(off):3d}  mean {statistics.mean(off):4.0%}  median"
-            f" {statistics.median(off):4.0%}  within 40 % {sum(e <= 0.4 for e in off) / len(off):4.0%}"
-            f"  bias {statistics.median(values):+.0%}"
-        )
+            tasks += in_parts(document(Fitted(kept, whole), kept), own)
+        answers["left out"] = simulate_all(tasks)
+    groups: dict[str, Groups] = {name: defaultdict(list) for name in ("in sample", "left out")}
+    for how, found in answers.items():
+        for kind, name, errors in found:
+            if options.show:
+                each = "  ".join(f"{metric} {error:+.0%}" for metric, error in errors.items())
+                print(f"{how:10s} {kind:20s} {name:32s} {each}")
+            for metric, error in errors.items():
+                groups[how][kind, metric].append(error)
+    for how, own_groups in groups.items():
+        for (kind, metric), values in sorted(own_groups.items()):
+            shares = f"within 40 % {within(values)}  bias {statistics.median(values):+.0%}"
+            print(f"{how:10s} {kind:24s} {metric:10s} n {len(values):3d}  {cell(values):14s}  {shares}")
+    table = table_of(groups["in sample"], groups["left out"])
+    print(table)
+    if options.write:
+        write(options.write, BEGIN, END, table)
     others: dict[tuple[str, str], list[float]] = defaultdict(list)
     for run in runs:
         for name, said in run["others"].items():

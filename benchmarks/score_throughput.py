@@ -110,13 +110,13 @@ def markdown(rows: Sequence[Row], answers: dict[str, Predicted]) -> str:
     return "\n".join(lines)
 
 
-def write(path: Path, found: str) -> None:
-    """Write the tables between the markers in the file at `path`."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        sys.exit(f"{path}: no lines {BEGIN} and {END}")
-    path.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{after}")
+def write(path: Path, begin: str, end: str, found: str) -> None:
+    """Write the tables between the lines `begin` and `end` in the file at `path`."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, is_there, after = rest.partition(end)
+    if not is_there:
+        sys.exit(f"{path}: no lines {begin} and {end}")
+    path.write_text(f"{before}{begin}\n\n{found}\n\n{end}{after}", encoding="utf-8")
 
 
 def table(title: str, rows: Sequence[Row], predicted: Predicted, key: Callable[[Row], str]) -> None:
@@ -152,7 +152,7 @@ def main() -> None:
     scores = markdown(rows, answers)
     print(f"\n{scores}")
     if options.write:
-        write(options.write, scores)
+        write(options.write, BEGIN, END, scores)
 
 
 if __name__ == "__main__":

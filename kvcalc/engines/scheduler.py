@@ -62,7 +62,8 @@ class Schedule(NamedTuple):
         if self.mixes and not self.has_slots and not self.is_exact:
             tokens = max(tokens, running * checked_tokens + (0 if self.divides else longest_tokens))
         return StepRules(
-            tokens, self.mixes, self.divides, self.overlaps, self.enough_tokens or 0, self.receives_every
+            tokens, self.mixes, self.divides, self.overlaps, self.enough_tokens or 0, self.receives_every,
+            self.routing == ROUND_ROBIN,
         )  # fmt: skip
 
     def end_of_part(self, start: int, prompt: int, room: int) -> int:

@@ -120,18 +120,35 @@ def ranks_reached(ranks: int, groups: int, read: int) -> float:
     return (ranks - 1) * (1 - (1 - 1 / groups) ** read)
 
 
-def busiest_share(prompts: float, replicas: int) -> float:
+def busiest_share(prompts: float, replicas: int, in_turn: bool) -> float:
     """The share of a step's prompts that the DP rank with most of them computes, on average.
 
     A step has `prompts` prompts on average. They are those of the clients whose answers ended with an earlier step, so
-    a step has as many after a long one as after a short one. Their number has a Poisson distribution, and those of one
-    step are spread evenly over the replicas. One prompt that is alone has a share of 1, and of very many the share is
-    1 / replicas.
+    a step has as many after a long one as after a short one. Their number has a Poisson distribution. If replicas get
+    requests `in_turn`, those of one step are spread evenly over them. Else a request goes to the replica with the
+    least to do, which is the one where an answer ended, and answers end at random: with any of them. One prompt that is
+    alone has a share of 1, and of very many the share is 1 / replicas.
     """
-    return _largest(prompts, replicas) / prompts
+    return (_largest_in_turn if in_turn else _largest)(prompts, replicas) / prompts
 
 
 def _largest(prompts: float, replicas: int) -> float:
+    """The mean of the largest of `replicas` numbers, each with a Poisson distribution, which are `prompts` together."""
+    mean = prompts / replicas
+    if mean > _MANY:
+        return mean + _above_mean(mean, replicas)
+    chance = below = exp(-mean)
+    most, number = 0.0, 0
+    # The sum over k of the chance that one of them is more than k.
+    while 1 - below**replicas > _NEGLIGIBLE * prompts:
+        most += 1 - below**replicas
+        number += 1
+        chance *= mean / number
+        below += chance
+    return most
+
+
+def _largest_in_turn(prompts: float, replicas: int) -> float:
     """The mean number of prompts that the busiest replica gets if a step has `prompts` of them on average."""
     if prompts > max(_MANY, 3 * replicas):
         return prompts / replicas + (1 - 1 / replicas) / 2  # any remainder is as likely as another

@@ -113,7 +113,10 @@ class Prompts:
         if self._replicas > 1 and arriving:
             # A prompt that is longer than a step has tokens for is computed in several parts.
             coming = arriving / min(1.0, self._full)
-            part = self._of_ranks(prompts, busiest_share(coming, self._replicas), some_of(coming))
+            # A rank computes only one part of longer prompts in a step, and the others later.
+            in_turn = self._rules.in_turn or self._full < 1
+            share = busiest_share(coming, self._replicas, in_turn)
+            part = self._of_ranks(prompts, share, some_of(coming))
         return self._model.beside([part], decoding).seconds / prompts
 
     def _of_ranks(self, prompts: float, share: float, ranks: float) -> Part:

@@ -181,6 +181,19 @@ def test_so_are_those_of_dp_ranks_that_stop_for_long_prompts(engine: str, client
     assert found["results"]["steady_ttft_seconds"] == pytest.approx(closed["steady_ttft_seconds"], rel=0.15)
 
 
+def test_so_are_those_of_dp_ranks_that_get_requests_as_others_end() -> None:
+    """Answers end on any rank, so the next prompts are not spread evenly, and one rank computes a third of them."""
+    asked: dict[str, Any] = {"data_parallel_size": 8}
+    found = kvcalc.simulate(
+        "deepseek-v3", "h200x8", engine="tensorrt-llm", prompt_tokens=about(1834), answer_tokens=about(58),
+        concurrency=240, requests=2400, **asked,
+    )  # fmt: skip
+    closed = estimated("deepseek-v3", "h200x8", "tensorrt-llm", 1834, 58, 240, **asked)
+    times = {row["metric"]: row["mean_seconds"] for row in found["times"]}
+    assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.1)
+    assert found["results"]["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.1)
+
+
 def test_so_are_those_of_dp_ranks_whose_prompts_take_several_steps() -> None:
     """Every step waits for the rank whose part of a prompt attends to most tokens."""
     asked: dict[str, Any] = {"data_parallel_size": 8}

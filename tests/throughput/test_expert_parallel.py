@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from random import Random
 
@@ -28,16 +29,21 @@ def test_a_token_reaches_at_most_as_many_ranks_as_it_has_experts() -> None:
     assert ranks_reached(8, 1, 8) == 7
 
 
+@pytest.mark.parametrize("in_turn", [True, False])
 @pytest.mark.parametrize(("mean", "ranks"), [(0.01, 8), (0.25, 8), (1.2, 2), (10.0, 4), (45.0, 8)])
-def test_the_busiest_rank_has_its_share_of_the_prompts_of_a_step(mean: float, ranks: int) -> None:
+def test_the_busiest_rank_has_its_share_of_the_prompts_of_a_step(mean: float, ranks: int, in_turn: bool) -> None:
     # As many clients come back after a long step as after a short one.
     draw, computed, prompts = Random(1), 0, 0
-    for _ in range(200_000):
+    for _ in range(200_000 if in_turn else 20_000):
         number, left = 0, draw.expovariate(mean)
         while left < 1:
             number, left = number + 1, left + draw.expovariate(mean)
-        computed, prompts = computed - (-number // ranks), prompts + number
-    found = busiest_share(mean, ranks)
+        if in_turn:
+            computed -= -number // ranks
+        elif number:
+            computed += Counter(draw.choices(range(ranks), k=number)).most_common(1)[0][1]
+        prompts += number
+    found = busiest_share(mean, ranks, in_turn)
     assert found == pytest.approx(computed / prompts, rel=0.03)
     assert 1 / ranks < found <= 1
 
