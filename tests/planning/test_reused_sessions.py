@@ -84,6 +84,9 @@ def test_a_prompt_that_is_all_prefix_computes_its_last_block() -> None:
     """Also if there is room for it in the context, which has the answer."""
     part = ask(CacheReuse(PREFIX), PREFIX, answer=100)["reuse"]["prefix"]
     assert part["found_tokens"] == part["shared_tokens"] == PREFIX - 16
+    # With one more token, that one is computed.
+    part = ask(CacheReuse(PREFIX + 1), PREFIX + 1)["reuse"]["prefix"]
+    assert part["found_tokens"] == part["shared_tokens"] == PREFIX
 
 
 def test_without_a_device_there_are_no_seconds_and_no_memory() -> None:
