@@ -10,7 +10,7 @@ from kvcalc import check
 from kvcalc.errors import DoesNotFitError, UsageError
 from kvcalc.planning.check import capacity
 from kvcalc.planning.check.asked import asked_by
-from kvcalc.planning.check.servers import choose_server, servers_in
+from kvcalc.planning.check.servers import choose_server, of_release, servers_in
 from kvcalc.planning.plan.judge import STATISTICS
 from kvcalc.planning.plan.targets import Simulated, Targets
 from kvcalc.throughput.hardware import find_devices
@@ -27,7 +27,8 @@ def test_a_container_gets_the_devices_that_docker_is_told(options: str, devices:
     (server,) = servers_in(f"docker run {options} {IMAGE} --model {LLAMA} -tp 2")
     assert server.num_devices == devices
     assert server.words == ["--model", LLAMA, "-tp", "2"]
-    assert server.release == "0.33.0"
+    assert server.release == of_release(server, None).release == "0.33.0"
+    assert of_release(server, "0.19") == server._replace(release="0.19")
 
 
 def test_a_container_has_the_variables_and_the_program_that_docker_is_told() -> None:
@@ -105,6 +106,17 @@ def test_devices_are_divided_as_the_command_says(command: str, shape: tuple[int,
     (server,) = servers_in(command)
     question, _ = asked_by(server.read(), server.reader, find_devices("h100x2"))
     assert (question.pipeline_parallel_size, question.tensor_parallel_size) == shape
+
+
+def test_the_draft_model_of_a_command_drafts_and_a_placeholder_is_none() -> None:
+    for named, layers in (("meta-llama/Llama-3.2-1B-Instruct", 16), ("<DRAFT_MODEL>", None)):
+        speculative = f'{{"method":"draft_model","model":"{named}","num_speculative_tokens":3}}'
+        (server,) = servers_in(f"vllm serve {LLAMA} --speculative-config '{speculative}'")
+        question, notes = asked_by(server.read(), server.reader, find_devices("h100"))
+        asked = question.speculative
+        assert asked is not None
+        assert (asked.method, asked.num_tokens) == ("draft", 3)
+        assert (asked.draft_model and asked.draft_model.num_layers) == layers, notes
 
 
 def test_experts_of_dp_ranks_are_whole_only_if_the_command_says_so() -> None:
