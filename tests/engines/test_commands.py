@@ -221,6 +221,8 @@ def test_llama_server_shares_the_context_among_its_slots() -> None:
         "--split-mode tensor --cache-type-k q8_0 --cache-type-v q8_0 --n-cpu-moe 3 --swa-full "
         "--spec-type draft-simple --spec-draft-model '<your draft'\"'\"'s GGUF file>' --spec-draft-n-max 4"
     )
+    words = words_of("llama.cpp", Checkpoint("m.gguf"), layout._replace(drafting=Drafting("ngram", 6, None)))
+    assert words[-4:] == ["--spec-type", "ngram-mod", "--spec-ngram-mod-n-max", "6"]
     assert start_command("llama.cpp").words(Checkpoint("m"), layout._replace(kv_dtype="fp8")) is None
 
 

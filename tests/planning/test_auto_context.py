@@ -105,6 +105,11 @@ def test_where_nothing_chooses_a_context_auto_is_refused(kvcalc: Any, given: tup
     assert (found.status, message in found.err) == (2, True), found.err
 
 
+def test_the_first_release_of_llama_cpp_that_chooses_a_context(kvcalc: Any) -> None:
+    asked = ("estimate", "llama-3.1-8b", "-c", "auto", "--gpu", "rtx-4090", "--engine")
+    assert [kvcalc(*asked, f"llama.cpp@b{build}").status for build in (7079, 7080)] == [2, 0]
+
+
 def test_vllms_spellings(kvcalc: Any) -> None:
     words = ("estimate", "llama-3.1-8b", "--gpu", "rtx-4090", "--engine", "vllm", "--get", "workload.context_tokens")
     found = {kvcalc(*words, *more).out for more in (("-c", "auto"), ("--max-model-len", "auto"),
