@@ -81,10 +81,12 @@ def batch(
 
 
 def _opened(path: str) -> BinaryIO:
+    from kvcalc.model.files import not_a_path
+
     try:
         return open(path, "rb")
-    except ValueError:  # a NUL byte in the path
-        raise UsageError(f"{path!r}: not a path") from None
+    except ValueError:
+        raise not_a_path(path) from None
 
 
 def _writer(path: Optional[str]) -> Callable[["documents.Batch"], str]:

@@ -40,7 +40,12 @@ def opened(path: str, *, hint: str | None = None) -> Iterator[tuple[BinaryIO, in
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
     except ValueError:  # a NUL byte in the path
-        raise UsageError(f"{path!r}: not a path") from None
+        raise not_a_path(path) from None
+
+
+def not_a_path(path: str) -> UsageError:
+    """The error for text that no system takes as a path, such as one with a NUL byte."""
+    return UsageError(f"{path!r}: not a path")
 
 
 def expanded(path: str) -> str:
@@ -48,7 +53,7 @@ def expanded(path: str) -> str:
     try:
         return os.path.expanduser(path)
     except ValueError:  # a NUL byte, or a character that cannot be encoded
-        raise UsageError(f"{path!r}: not a path") from None
+        raise not_a_path(path) from None
 
 
 def read_text(path: str, most_bytes: int) -> str:
@@ -70,7 +75,7 @@ def list_folder(path: str) -> list[str]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or 'cannot be read'}") from None
     except ValueError:  # a NUL byte in the path
-        raise UsageError(f"{path!r}: not a path") from None
+        raise not_a_path(path) from None
 
 
 def one_of(folder: str, what: str, names: Sequence[str]) -> UsageError:

@@ -127,9 +127,9 @@ def _begins_with(last: str) -> str | None:
     for count in range(len(words) - 1, 0, -1):
         begin = "-".join(words[:count])
         if names_size(begin):
-            preset, release = presets.find_preset(begin), published_as(begin)
-            if preset is not None or release is not None:
-                return preset.name if preset is not None else release and release.name
+            known = presets.find_preset(begin) or published_as(begin)
+            if known is not None:
+                return known.name
     return None
 
 

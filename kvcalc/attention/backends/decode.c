@@ -20,8 +20,8 @@
 #include <arm_neon.h>
 #endif
 
-/* SUMS is how many running sums are in registers at the same time. There are 32 registers with AVX-512 and NEON, and 16
- * otherwise. */
+/* SUMS is how many running sums of scores are in registers at the same time. `mix` has 16 sums, or 12 where SUMS is 8.
+ * There are 32 registers with AVX-512 and NEON, and 16 otherwise. */
 #if defined(__AVX512F__)
 #define LANES 16
 #define SUMS 16
@@ -232,8 +232,8 @@ INLINE void widen(float *tile, const Rows *rows, const Pages *pages, int64_t b, 
     }
 }
 
-/* Sum the lanes of each of LANES vectors. The result is one vector of the sums. Where one of two vectors keeps its
- * lanes, picking is a blend, which does not wait for the one port that moves lanes. */
+/* Sum the lanes of each of LANES vectors. The result is one vector of the sums. With 8 lanes, the vectors that keep
+ * their lanes in place are picked by a blend, and only the others by a shuffle, for which there is one port. */
 INLINE vec sum_lanes(vec a[LANES]) {
 #if LANES == 16
     UNROLL for (int i = 0; i < 8; i++)

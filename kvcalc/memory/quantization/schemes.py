@@ -65,9 +65,9 @@ def with_expert_dtype(scheme: Scheme, expert_dtype: object) -> Scheme:
     """The scheme of a DeepSeek-V4 checkpoint, whose config names the type of the experts separately.
 
     With fp4, experts are mxfp4, and all scales have one byte (ue8m0). With NVFP4 (moe_quant_algo of NVIDIA's copies),
-    the experts are nvfp4 instead. With fp8, the experts are like the other linear
-    layers, whose scales are fp32. The weights of the hyper-connections and the positions of the compressors are fp32.
-    Raises UnknownSchemeError for another type. Source: DeepseekV4FP8Config, DeepseekV4DecoderLayer and
+    the experts are nvfp4 instead. With fp8, the experts are like the other linear layers, whose scales are fp32. The
+    weights of the hyper-connections and the positions of the compressors are fp32. Raises UnknownSchemeError for
+    another type. Source: DeepseekV4FP8Config, DeepseekV4DecoderLayer and
     DeepseekCompressor, vLLM 0.33.0.
     """
     if expert_dtype in (None, "fp8"):
