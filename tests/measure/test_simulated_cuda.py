@@ -69,7 +69,7 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def noted(stack: Any, *given: Any) -> Any:
         made = make(stack, *given)
-        holders = [holder for cache in stack.caches for holder in (cache, *cache.each())]
+        holders = [holder for cache in stack.caches for holder in (cache, *getattr(cache, "_each", ()))]
         storages = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
             for holder in holders for value in vars(holder).values()
