@@ -1,8 +1,8 @@
 """Mutation testing: change one thing at a time in a file and list the changes that its tests do not notice.
 
     python -m tests.mutants                                        all files of TESTS
-    python -m tests.mutants kvcalc/simulation                      all files of a folder
-    python -m tests.mutants kvcalc/engines --sample 60 --seed 3    60 of their mutants, drawn at random
+    python -m tests.mutants kvcalc/engines/vllm                    the files of a folder, without other names of TESTS
+    python -m tests.mutants kvcalc/simulation --sample 60 --seed 3    60 of their mutants, drawn at random
     python -m tests.mutants FILE --tests tests/test_x.py           another file, with the tests that should notice
 
 A mutant is compiled in memory in a forked process, so the checkout is not changed and a run may be interrupted. Only
@@ -272,15 +272,19 @@ def mutants(file: str) -> list[Mutant]:
 
 
 def files_of(name: str) -> list[str]:
-    """The file of this name, or the files of the folder."""
+    """The file of this name, or the files of the folder, without those that have a longer name in TESTS."""
     path = ROOT / name
-    return [str(file.relative_to(ROOT)) for file in sorted(path.rglob("*.py"))] if path.is_dir() else [name]
+    files = [str(file.relative_to(ROOT)) for file in sorted(path.rglob("*.py"))] if path.is_dir() else [name]
+    return [file for file in files if len(_name_of(file)) <= len(name)]
 
 
 def tests_of(file: str) -> tuple[str, ...]:
     """The tests that should notice the mutants of a file."""
-    found = max((name for name in TESTS if file.startswith(name)), key=len, default="")
-    return TESTS.get(found, ())
+    return TESTS.get(_name_of(file), ())
+
+
+def _name_of(file: str) -> str:
+    return max((name for name in TESTS if file == name or file.startswith(f"{name}/")), key=len, default="")
 
 
 def _run_tests(path: Path, tree: ast.Module | None, tests: tuple[str, ...]) -> int:

@@ -320,6 +320,17 @@ def test_a_command_on_several_machines_has_the_devices_of_all(kvcalc: Any) -> No
     assert "one replica needs 16" in alone.err
 
 
+@pytest.mark.parametrize(("gpu", "nodes", "devices"), [
+    ("h200", 1, 4), ("h200", 2, 4), ("h200x2", 2, 4), ("h200x4", 1, 4), ("h200x4", 2, 8),
+])  # fmt: skip
+def test_each_machine_has_the_devices_that_are_given_and_one_device_is_as_many_as_needed(
+    gpu: str, nodes: int, devices: int
+) -> None:
+    text = f"vllm serve {LLAMA} -tp {devices} --nnodes {nodes} --node-rank 0 --max-model-len 8k"
+    answer: Any = check(text, gpu)
+    assert (answer["hardware"]["num_devices"], answer["starts"]) == (devices, True)
+
+
 def test_the_beginning_of_a_name_is_read_as_argparse_reads_it(kvcalc: Any) -> None:
     found = kvcalc("check", "vllm", "serve", LLAMA, "--tensor-parallel", "2", "--gpu", "h100x2", "--json")
     document = json.loads(found.out)
