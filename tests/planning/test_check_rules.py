@@ -55,7 +55,8 @@ def test_variables_are_a_mapping_a_list_of_texts_or_a_list_of_names(text: str) -
     [
         ("[{count: 4}]", 4), ("[{count: all}]", None), ("[{count: '2'}]", None), ("[{capabilities: [gpu]}]", None),
         ("[{device_ids: ['0', '3', '5']}]", 3), ("[{device_ids: '0,3', count: 2}]", 2),
-        ("[text, {capabilities: [gpu]}, {count: 2}, {count: 8}]", 2), ("text", None), ("{count: 4}", None), ("[]", None),
+        ("[text, {capabilities: [gpu]}, {count: 2}, {count: 8}]", 2), ("text", None), ("{count: 4}", None),
+        ("[]", None),
     ],
 )  # fmt: skip
 def test_a_service_gets_the_devices_that_it_reserves(devices: str, number: int | None) -> None:
