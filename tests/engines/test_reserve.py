@@ -409,7 +409,7 @@ def test_sglang_default_share_of_a_release(release: str, method: str | None, res
 def test_sglang_s_older_default_share_follows_the_memory_and_the_ranks(mib: int, ranks: int, gib: float) -> None:
     for release in ("0.4.7.post1", "0.5.2"):
         for dp_ranks, more in ((1, 0), (2, 4)):
-            asked = {"memory_bytes": mib * MIB, "ranks": ranks, "dp_ranks": dp_ranks}
+            asked: dict[str, Any] = {"memory_bytes": mib * MIB, "ranks": ranks, "dp_ranks": dp_ranks}
             found = ask("sglang", release=release_of(f"sglang@{release}"), **asked)
             assert found.settings == {"mem_fraction_static": round((mib - (gib + more) * 1024) / mib, 3)}
 
