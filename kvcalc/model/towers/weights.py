@@ -7,8 +7,18 @@ from functools import cache, partial
 from typing import Any
 
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers import bodies
 from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection, side
+from kvcalc.model.towers.bodies import (
+    body,
+    body_width,
+    clip,
+    merger,
+    patches_3d,
+    siglip,
+    timm,
+    vit_layers,
+    whisper,
+)  # fmt: skip
 from kvcalc.model.towers.formulas import value_of
 from kvcalc.model.type_tables import rows_of
 
@@ -21,7 +31,7 @@ _LAYERS = (
     "num_timestamp_prediction_layers resampler_depth"
 ).split()
 _FUNCTIONS: Mapping[str, Any] = {
-    "int": int, "max": max, "min": min, "linear": projection, "layers": layers, "vit": bodies.vit_layers,
+    "int": int, "max": max, "min": min, "linear": projection, "layers": layers, "vit": vit_layers,
     "log2": lambda number: number.bit_length() - 1,
 }  # fmt: skip
 
@@ -60,16 +70,11 @@ def joined(rows: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _functions_of(tower: ConfigReader) -> dict[str, Any]:
     """The functions that read the tower's own config."""
+    readers = (siglip, clip, body, body_width, patches_3d, merger, whisper, timm)
     return {
         "patches": lambda image, patch: patches(tower, image, patch)[0],
-        **{
-            one.__name__: partial(one, tower)
-            for one in (
-                bodies.siglip, bodies.clip, bodies.body, bodies.body_width, bodies.patches_3d, bodies.merger,
-                bodies.whisper, bodies.timm,
-            )
-        },
-    }  # fmt: skip
+        **{reader.__name__: partial(reader, tower) for reader in readers},
+    }
 
 
 def _read(config: ConfigReader, key: str, default: Any, names: Mapping[str, Any]) -> Any:
