@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
+from kvcalc.model.formulas import value_of
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection, side
 from kvcalc.model.towers.bodies import (
@@ -19,7 +20,6 @@ from kvcalc.model.towers.bodies import (
     vit_layers,
     whisper,
 )  # fmt: skip
-from kvcalc.model.towers.formulas import value_of
 from kvcalc.model.type_tables import rows_of
 
 PARTS = frozenset(("like", "tower", "model", "nested", "assume", "force", "where", "layers", "split", "whole"))
