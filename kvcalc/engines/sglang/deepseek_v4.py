@@ -199,10 +199,10 @@ class DeepseekV4(Sglang):
             + layers.heavy * _pages(full // _HEAVY, _PAGE // _HEAVY, rules) * _page_bytes(_PAGE // _HEAVY)
             + layers.sparse * _pages(full // _HEAVY * 32, 64, rules) * 64 * _index_bytes(layers.index_head_dim)
         )
-        sparse_ring, heavy_ring = self._rings()
-        sparse_rows = round_up(windows // rules.page * sparse_ring + sparse_ring + 1, _SPARSE)
+        sparse_ring, rings = self._rings()[0], windows // rules.page
+        sparse_rows = round_up(rings * sparse_ring + sparse_ring + 1, _SPARSE)
         states = layers.sparse * sparse_rows * 4 * (_HEAD_DIM + layers.index_head_dim) * _STATE_BYTES
-        states += self._heavy_states(layers, windows // rules.page if rules.heavy_per_page else self._requests(batch) + 1)
+        states += self._heavy_states(layers, rings if rules.heavy_per_page else self._requests(batch) + 1)
         return Sizes(layers.windows * _pages(windows, rules.page, rules) * _page_bytes(rules.page), entries, states)
 
     def _heavy_states(self, layers: Layers, rings: int) -> int:
@@ -277,7 +277,7 @@ def _layers(share: ModelSpec) -> Layers:
 
 
 def _pages(rows: int, page: int, rules: Rules) -> int:
-    """The pages of a pool, which has room for 256 more of its own rows (_num_dsv4_physical_kv_pages), or a page more."""
+    """The pages of a pool with room for 256 more of its own rows (_num_dsv4_physical_kv_pages), or for a page more."""
     return ceil_div(rows + _PAGE, page) if rules.padded else (rows + page + 1) // page
 
 
