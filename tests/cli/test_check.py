@@ -314,6 +314,15 @@ def test_drafts_that_the_model_does_not_have_are_not_counted(kvcalc: Any) -> Non
     assert any("drafting is not counted" in warning["text"] for warning in found.json["warnings"])
 
 
+def test_a_cache_of_an_unknown_type_is_counted_in_16_bits(kvcalc: Any) -> None:
+    """An NVFP4 copy may ask for an fp8 cache. What starts with the larger cache starts with the smaller one."""
+    found = kvcalc("check", "vllm", "serve", "Inferact/Qwen3.8-27B-NVFP4", "--gpu", "rtx-5090", "--json").json
+    assert found["kv_cache"]["dtype"] == "bf16"
+    assert any("counted in bf16" in warning["text"] for warning in found["warnings"])
+    said = kvcalc("estimate", "Inferact/Qwen3.8-27B-NVFP4", "--engine", "vllm")
+    assert (said.status, "set --kv-dtype" in said.err) == (3, True)
+
+
 @pytest.mark.parametrize(
     ("gpu", "model", "starts"),
     [("mi300x", "deepseek-v3.2", True), ("mi300x", "deepseek-r1", True), ("h200", "deepseek-r1", False)],
