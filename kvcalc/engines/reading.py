@@ -12,14 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
-
-if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Gpu
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -229,10 +226,6 @@ class Reader:
             found.ignored.append(option)
         else:
             found.unknown.append(option)
-
-    def of_context(self, settings: Mapping[str, str], tokens: int, gpu: Gpu) -> Mapping[str, str]:
-        """The settings with the defaults that a context of `tokens` tokens decides."""
-        return settings
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """Read the options with a meaning of the engine's own, and the environment."""

@@ -60,6 +60,8 @@ def read(text: str) -> dict[str, Any]:
             {"chunked-prefill-size": "16384"},
         ),
         (f"VLLM_PP_LAYER_PARTITION=10,22 vllm serve {LLAMA} -pp 2", {"pp-layer-partition": "10,22"}),
+        (f"vllm serve {LLAMA} --attention-config.backend FLASHINFER", {"attention-backend": "FLASHINFER"}),
+        (f"""vllm serve {LLAMA} -ac '{{"backend": "FLASHMLA"}}'""", {"attention-backend": "FLASHMLA"}),
         (f"bash -c 'vllm serve {LLAMA} -pp 2'", {"pipeline_parallel_size": "2"}),
         (
             "sglang serve --model-path a/b --tp 8 --dp 4 --enable-dp-attention",
@@ -183,6 +185,17 @@ def test_a_container_has_its_devices_or_those_that_are_more(asked: int, given: s
     reserved = f"deploy: {{resources: {{reservations: {{devices: [{{count: {asked}}}]}}}}}}"
     text = f"services: {{a: {{image: vllm/vllm-openai, command: '--model {LLAMA}', {reserved}}}}}"
     assert check(text, given)["hardware"]["num_devices"] == used
+
+
+def test_kernels_and_passes_change_no_memory(kvcalc: Any) -> None:
+    config = '{"pass_config": {"fuse_allreduce_rms": true}, "custom_ops": ["+rms_norm"], "mode": 3}'
+    words = ["vllm", "serve", LLAMA, "--gpu", "h100", "--attention-config.flash_attn_version", "3"]
+    found = kvcalc("check", *words, "--compilation-config", config, "--json").json
+    assert found["command"]["not_counted"] == []
+    counted = [*words, "-cc.max_cudagraph_capture_size=64", "--attention-config.indexer_kv_dtype", "fp4", "-cc.mode=0"]
+    found = kvcalc("check", *counted, "--json").json
+    told = ["attention-config indexer_kv_dtype", "compilation-config max_cudagraph_capture_size"]
+    assert sorted(found["command"]["not_counted"]) == [*told, "compilation-config mode"]
 
 
 def test_unknown_options_are_named_once(kvcalc: Any) -> None:
