@@ -72,6 +72,8 @@ class Words(NamedTuple):
     that take several words. `harmless` are options without an effect on the memory or the speed, `former` those of
     older releases, and `default_on` flags that are on anyway. A name that ends in `!` takes no value.
 
+    `keys` are the keys without an effect in a file of settings.
+
     `others` are words after a program with which it is no server of a model.
 
     `needs_context` is whether the engine refuses to start if not even one request of its longest context fits, and
@@ -93,6 +95,7 @@ class Words(NamedTuple):
     lists: str = ""
     former: str = ""
     default_on: str = ""
+    keys: str = ""
     others: str = ""
     needs_context: bool = True
     splits_layers: bool = False
