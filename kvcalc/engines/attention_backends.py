@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
-
 from kvcalc.engines.place import CAPABILITIES, is_fp8
 from kvcalc.model.caches import (
     ChunkedAttention,
@@ -17,9 +15,7 @@ from kvcalc.model.caches import (
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.records import NamedTuple
-
-if TYPE_CHECKING:
-    from kvcalc.engines.starts import Start
+from kvcalc.throughput.hardware import Gpu
 
 _PLAIN = (FullAttention, SlidingWindowAttention, ChunkedAttention)
 _HINT = "leave --attention-backend out"
@@ -47,14 +43,15 @@ class Backend(NamedTuple):
     block: int | None = None
 
 
-def refusals(start: Start, name: str, backend: Backend) -> Iterator[tuple[str, str | None]]:
-    """Each reason why the engine does not start with this backend, and a hint.
+def refusals(
+    spec: ModelSpec, gpu: Gpu | None, kv_dtype: str, name: str, backend: Backend
+) -> Iterator[tuple[str, str | None]]:
+    """Each reason why the engine does not start with this backend on an NVIDIA device, and a hint.
 
-    Layouts of caches with kernels of their own (DeepSeek-V4) are not judged, nor are other devices than NVIDIA's.
+    Layouts of caches with kernels of their own (DeepSeek-V4) are not judged.
     """
-    spec, gpu = start.spec, start.gpu
     kinds = _kinds(spec)
-    if not kinds <= {*_PLAIN, LatentAttention, IndexerKeys, RecurrentState} or not start.is_on_nvidia:
+    if not kinds <= {*_PLAIN, LatentAttention, IndexerKeys, RecurrentState}:
         return
     is_latent, is_sparse = LatentAttention in kinds, IndexerKeys in kinds
     if not (is_latent or kinds & {*_PLAIN}) or (is_sparse and not is_latent):
@@ -69,7 +66,7 @@ def refusals(start: Start, name: str, backend: Backend) -> Iterator[tuple[str, s
     known = (backend.latent_devices if is_latent else None) or backend.devices
     if not _has(known, capability):
         yield f"--attention-backend {name} has no kernels for {'' if gpu is None else gpu.name}", _HINT
-    if is_fp8(start.workload.kv_dtype.name) and not _has(backend.fp8, capability):
+    if is_fp8(kv_dtype) and not _has(backend.fp8, capability):
         yield f"--attention-backend {name} does not read a cache in fp8 here", "--kv-dtype bf16"
     if not _has(backend.sinks, capability) and _has_sinks(spec):
         yield f"--attention-backend {name} has no attention sinks here, which {spec.name} has", _HINT

@@ -241,10 +241,10 @@ def _of_layout(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
 
 def _of_backend(start: Start, rules: Rules, backend: str | None) -> Iterator[tuple[str, str | None]]:
     named, facts = _named(rules, backend)
-    if facts is not None:
+    if facts is not None and start.is_on_nvidia:
         from kvcalc.engines.attention_backends import Backend, refusals
 
-        yield from refusals(start, named, Backend(**facts))
+        yield from refusals(start.spec, start.gpu, start.workload.kv_dtype.name, named, Backend(**facts))
 
 
 def _named(rules: Rules, backend: str | None) -> tuple[str, Mapping[str, Any] | None]:
