@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+
 from kvcalc.engines.place import CAPABILITIES, is_fp8
 from kvcalc.model.caches import (
     ChunkedAttention,
