@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 from kvcalc.model.experts import Experts
@@ -201,7 +202,7 @@ def _check_towers(tables: Mapping[str, Any]) -> None:
         for rows in tables[name].values():
             for rule, types, arguments in spelled_out(rows):
                 if "." in rule or name == "images":
-                    _check_made("towers", rule, ", ".join(types), arguments)
+                    _check_made("towers", rule, ", ".join(types), arguments, 2 if name == "images" else 3)
                 else:
                     _check_fields("tower_weights", [rule], rows_of("tower_weights"))
 
@@ -232,13 +233,14 @@ def _check_architectures(rows: Mapping[str, Any]) -> None:
         _check_fields(name, own, {"type", "build", "with"})
         if own.get("type") not in types:
             raise ValueError(f"{name}: {own.get('type')} is not known")
-        _check_made("gguf", own["build"], name, own.get("with"))
+        _check_made("gguf", own["build"], name, own.get("with"), 2)
 
 
-def _check_made(folder: str, function: str, whose: str, arguments: Mapping[str, Any] | None) -> None:
+def _check_made(folder: str, function: str, whose: str, arguments: Mapping[str, Any] | None, taken: int) -> None:
+    """ValueError if the function does not take these arguments after `taken` others."""
     try:
-        made(folder, function, arguments)
-    except (AttributeError, ImportError, TypeError) as error:
+        signature(made(folder, function, arguments)).bind(*range(taken))
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
         raise ValueError(f"{function} of {whose}: {error}") from None
 
 
