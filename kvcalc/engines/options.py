@@ -81,10 +81,10 @@ class SettingsReader(NamedTuple):
             raise SettingError(f"--{name} {text!r}: not {what}", f"one of {', '.join(known)}")
         return text
 
-    def optional_name(self, name: str) -> str | None:
-        """A name: a letter, and letters, digits, - and _. None if it is not given."""
-        text = self.settings.get(name)
-        if text is not None and not (text[:1].isalpha() and text.isascii() and text.translate(_JOINTS).isalnum()):
+    def name_of(self, name: str) -> str:
+        """A name: a letter, and letters, digits, - and _."""
+        text = self._text(name)
+        if not (text[:1].isalpha() and text.isascii() and text.translate(_JOINTS).isalnum()):
             example = self._option(name).help.rpartition("for example ")[2]
             raise SettingError(f"--{name} {text[:40]!a}: not a name", f"for example {example}")
         return text
