@@ -78,22 +78,19 @@ def window_of_all(facts: Facts, config: Config) -> Config:
     return {**config, "sliding_window": facts.optional("attention.sliding_window") or None}
 
 
-def windowed(step: int | None, *, full_first: bool = False, window: int | None = None, optional: bool = False) -> Build:
-    """Return a builder for models with windows in all layers except one in every `step`.
+def windowed(
+    facts: Facts, config: Config, *, step: int | None, full_first: bool = False, window: int | None = None,
+    optional: bool = False,
+) -> Config:  # fmt: skip
+    """Windows in all layers except one in every `step`.
 
     `window` is the default size if the file may leave it out. `optional`: without a size, the model has no windows.
     """
-
-    def build(facts: Facts, config: Config) -> Config:
-        size = facts.optional("attention.sliding_window")
-        if size is None and not optional:
-            size = window or facts.integer("attention.sliding_window")
-        flags = [False] * facts.num_layers
-        if size:
-            flags = layers.sliding(facts, step, full_first=full_first)
-        return {**config, "sliding_window": size or 0, "layer_types": layers.layer_kinds(flags)}
-
-    return build
+    size = facts.optional("attention.sliding_window")
+    if size is None and not optional:
+        size = window or facts.integer("attention.sliding_window")
+    flags = layers.sliding(facts, step, full_first=full_first) if size else [False] * facts.num_layers
+    return {**config, "sliding_window": size or 0, "layer_types": layers.layer_kinds(flags)}
 
 
 def no_windows(facts: Facts, config: Config) -> Config:
@@ -104,14 +101,14 @@ def no_windows(facts: Facts, config: Config) -> Config:
 def olmo2(facts: Facts, config: Config) -> Config:
     """With a window the file is OLMo 3, which is OLMo 2 with windows."""
     if facts.optional("attention.sliding_window"):
-        return {**windowed(4)(facts, config), "model_type": "olmo3"}
+        return {**windowed(facts, config, step=4), "model_type": "olmo3"}
     return config
 
 
 def exaone4(facts: Facts, config: Config) -> Config:
     """In llama.cpp, only the 64-layer model (32B) has windows: 4,096 tokens if the file does not state the size."""
     if facts.num_layers == 64:
-        return windowed(4, window=4096)(facts, config)
+        return windowed(facts, config, step=4, window=4096)
     if facts.optional("attention.sliding_window"):
         raise facts.error("exaone4.attention.sliding_window: supported only for the 64-layer model")
     return {**config, "sliding_window": 0, "layer_types": ["full_attention"] * facts.num_layers}
@@ -120,7 +117,7 @@ def exaone4(facts: Facts, config: Config) -> Config:
 def granite_swa(facts: Facts, config: Config) -> Config:
     """With experts the file is GraniteMoE with windows."""
     name = "granitemoe_swa" if facts.optional("expert_count") else "granite_swa"
-    return {**windowed(None)(facts, config), "model_type": name}
+    return {**windowed(facts, config, step=None), "model_type": name}
 
 
 # Architectures whose builders read the number of KV heads of each layer.
