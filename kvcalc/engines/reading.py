@@ -14,12 +14,15 @@ from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
 from kvcalc.errors import UsageError
 from kvcalc.model.yaml_mapping import parse_mapping
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    from kvcalc.model.spec import ModelSpec
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -251,6 +254,9 @@ class Reader:
         else:
             found.unknown.append(option)
 
+    def check_model(self, found: Read, spec: ModelSpec) -> None:
+        """Raise LayoutError (exit 2) if the engine does not start with these options and the model's checkpoint."""
+
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """Read the options with a meaning of the engine's own, and the environment."""
 
@@ -280,7 +286,7 @@ def _object(text: str, name: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UsageError(f"--{name} {text[:40]!a}: not a JSON object")
+        raise UsageError(f"--{name} {text[:40]!a}: not a JSON object", "JSON has double quotes: '{\"key\": 1}'")
     return found
 
 

@@ -496,6 +496,10 @@ def test_a_cache_of_an_unknown_type_is_counted_in_16_bits(kvcalc: Any) -> None:
     found = kvcalc("check", "vllm", "serve", "Inferact/Qwen3.8-27B-NVFP4", "--gpu", "rtx-5090", "--json").json
     assert found["kv_cache"]["dtype"] == "bf16"
     assert any("counted in bf16" in warning["text"] for warning in found["warnings"])
+    older = kvcalc(
+        "check", "vllm", "serve", "nvidia/DeepSeek-V3-0324-FP4", "-tp", "8", "--gpu", "b200x8", "--json"
+    ).json
+    assert older["weights"]["bytes"] == kvcalc("estimate", "nvidia/DeepSeek-R1-FP4", "--json").json["weights"]["bytes"]
     said = kvcalc("estimate", "Inferact/Qwen3.8-27B-NVFP4", "--engine", "vllm")
     assert (said.status, "set --kv-dtype" in said.err) == (3, True)
 

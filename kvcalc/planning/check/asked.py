@@ -31,6 +31,7 @@ def asked_by(
     """
     notes = list(read.notes)
     spec = _model(read.model, notes)
+    reader.check_model(read, spec)
     values: dict[str, Any] = {}
     for name, text in read.fields.items():
         if name == "tensor_parallel_size" and text == "all":
