@@ -73,26 +73,17 @@ _CHECKS = (
     *_tests("planning", "check_plans"),
 )
 _REUSE = (
-    *_LOADS,
-    *_tests("planning", "reused_sessions", "cache_tiers", "drafted_reuse", "prefix_hits", "prefix"),
+    *_tests("planning", "cache_tiers", "reused_sessions"),
     *_tests("cli", "reuse"),
+    *_tests("planning", "prefix_hits", "drafted_reuse", "prefix"),
+    *_LOADS,
 )
 _SIMULATED = (
+    *_tests("simulation", "reports", "load_curve", "conservation", "engine_schedules", "prefix_cache"),
     *_LOADS,
-    *_tests(
-        "simulation",
-        "conservation",
-        "reports",
-        "engine_schedules",
-        "prefix_cache",
-        "coupled",
-        "lock_step",
-        "common_prefix",
-        "pools",
-        "load_curve",
-    ),
+    *_tests("simulation", "distinct_prompts", "coupled", "common_prefix"),
     *_tests("cli", "simulate"),
-    *_tests("simulation", "reference", "routed", "distinct_prompts"),
+    *_tests("simulation", "lock_step", "pools", "reference", "routed"),
 )
 _SPLIT = _recorded("pools") + _tests(
     "planning",
@@ -106,10 +97,11 @@ _SPLIT = _recorded("pools") + _tests(
     "split_traffic",
 )
 _PLANS = (
+    *_tests("planning", "refused_plans", "fewest_finalists", "running_requests"),
     *_LOADS,
-    *_tests("planning", "fewest_finalists", "refused_plans", "pareto", "plan"),
+    *_tests("planning", "pareto", "plan"),
     *_tests("cli", "plan"),
-    *_tests("planning", "shapes", "running_requests", "finalists"),
+    *_tests("planning", "shapes", "finalists"),
 )
 
 # The tests of a file's rules, or of those of all files in a folder, fastest first, because a mutant's run ends at the
