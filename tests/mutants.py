@@ -97,7 +97,7 @@ _SPLIT = _recorded("pools") + _tests(
     "split_traffic",
 )
 _PLANS = (
-    *_tests("planning", "refused_plans", "fewest_finalists", "running_requests"),
+    *_tests("planning", "plan_parts", "refused_plans", "fewest_finalists", "running_requests"),
     *_LOADS,
     *_tests("planning", "pareto", "plan"),
     *_tests("cli", "plan"),
