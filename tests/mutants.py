@@ -40,7 +40,7 @@ def _recorded(kind: str, engine: str = "*") -> tuple[str, ...]:
 
 
 def _engine(name: str, *own: str) -> tuple[str, ...]:
-    """The tests of an engine: its recorded figures, its own tests, and those of all engines."""
+    """The tests of an engine: its own tests, those of all engines, and its recorded figures."""
     of_all = (
         "allocation",
         "commands",
@@ -59,7 +59,7 @@ def _engine(name: str, *own: str) -> tuple[str, ...]:
         "prefix_hits drafted_reuse dp_attention engines check_plans"
     ).split()
     recorded = _recorded("memory", name) + _recorded("loads", name)
-    return (*recorded, *_tests("engines", *own, *of_all), *_tests("planning", *planned), *_tests("cli", "check"))
+    return (*_tests("engines", *own, *of_all), *recorded, *_tests("planning", *planned), *_tests("cli", "check"))
 
 
 _LOGS = _tests("engines", "stated_facts", "logs", "log_pools", "log_reader", "log_drafting", "log_settings") + _tests(
@@ -154,6 +154,7 @@ _COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
 _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
+_TESTS_AT_ONCE = 6
 # The tests of a room take minutes on a busy machine.
 _LONGEST_SECONDS = 1800
 
@@ -294,7 +295,10 @@ def _run_tests(path: Path, tree: ast.Module | None, tests: tuple[str, ...]) -> i
     # Plugins are loaded by name, because searching for them takes longer than most tests. The project's pytest settings
     # are not used.
     plugins = "-p pytest_timeout -p _hypothesis_pytestplugin -p no:cacheprovider --hypothesis-seed=0"
-    return int(pytest.main(["-o", "addopts=", "-x", "-q", "--assert=plain", *plugins.split(), *tests]))
+    options = ["-o", "addopts=", "-x", "-q", "--assert=plain", *plugins.split()]
+    # A failure of the first few files saves collecting the others.
+    parts = (tests[first : first + _TESTS_AT_ONCE] for first in range(0, len(tests), _TESTS_AT_ONCE))
+    return next((code for part in parts if (code := int(pytest.main([*options, *part])))), 0)
 
 
 def survives(path: Path, tree: ast.Module | None, tests: tuple[str, ...], seconds: float) -> bool:
