@@ -101,7 +101,7 @@ _PLANS = (
     *_LOADS,
     *_tests("planning", "pareto", "plan"),
     *_tests("cli", "plan"),
-    *_tests("planning", "shapes", "finalists"),
+    *_tests("planning", "tight", "confirm", "shapes", "finalists", "plan_trace"),
 )
 
 # The tests of a file's rules, or of those of all files in a folder, fastest first, because a mutant's run ends at the
