@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console
-from kvcalc.output.human.figures import count, describe_images, describe_workload, name_engine, split
-from kvcalc.output.human.memory_bar import print_bar
+from kvcalc.output.human.figures import (
+    count,
+    describe_images,
+    describe_workload,
+    duration,
+    name_engine,
+    requests_per_second,
+    split,
+)
 from kvcalc.output.human.styled import Text
 from kvcalc.output.human.tables import plain_table
 from kvcalc.units import format_size
@@ -16,6 +23,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
     Answered = documents.Estimate | documents.FitDocument
+    import kvcalc.documents as documents
 
 _VERDICTS = {
     "fits": ("fits", "bold green"), "tight": ("fits, but is tight", "bold yellow"),
@@ -151,3 +159,83 @@ def describe_devices(hardware: documents.Hardware, engine: Mapping[str, object])
     if hardware["replicas"] > 1:
         text += f", {count(hardware['replicas'])} replicas"
     return text
+
+
+# Draws a device's memory as a bar of plain characters with a legend. It is readable on light and dark screens.
+
+_WIDTH = 64
+MARKS = {"weights": "#", "kv_cache": "=", "activation": "+", "reserve": "x", "free": "."}
+# In the order of the bar.
+_KINDS = tuple(MARKS)
+
+
+def print_bar(fit: documents.Fit, console: Console) -> None:
+    """Print the bar, then a line for each part. If it does not fit, a `|` in the bar marks the end of the device."""
+    lines, device = fit["lines"] or [], fit["device_bytes"] or 0
+    parts = {kind: sum(line["bytes"] for line in lines if line["kind"] == kind) for kind in _KINDS}
+    console.print(bar(parts, device, min(_WIDTH, console.width - 3)))
+    table = plain_table("", ">", ">")
+    for line in sorted(lines, key=lambda line: _KINDS.index(line["kind"])):
+        is_free, is_missing = line["kind"] == "free", line["bytes"] < 0
+        name = "  missing" if is_missing else f"{MARKS[line['kind']]} {line['name']}"
+        size = format_size(abs(line["bytes"]), capacity=is_free and not is_missing)
+        share = f"{100 * abs(line['bytes']) / device:.1f} %"
+        table.add_row(name, size, share, style="bold" if is_missing else "")
+    console.print(table)
+
+
+def bar(parts: dict[str, int], device_bytes: int, width: int = _WIDTH) -> str:
+    """The bar as text with `width` marks, such as `[####===++xx....]`.
+
+    Each part that is not empty has at least one mark. If the parts need more memory than the device has, a `|` marks
+    the end of the device.
+    """
+    asked = sum(size for kind, size in parts.items() if kind != "free")
+    whole = max(asked, device_bytes, 1)
+    cells = {kind: max(1, round(size * width / whole)) for kind, size in parts.items() if size > 0}
+    if cells:
+        # Take the rounding from the largest part, so that the bar always has the same width.
+        largest = max(cells, key=lambda kind: cells[kind])
+        cells[largest] += width - sum(cells.values())
+    drawn = "".join(MARKS[kind] * number for kind, number in cells.items())
+    if asked > device_bytes:
+        end = min(width - 1, device_bytes * width // whole)
+        return f"[{drawn[:end]}|{drawn[end:]}]"
+    return f"[{drawn}]"
+
+
+# Human output of `kvcalc check`: whether the server starts, its memory as `kvcalc fit` shows it, and its load.
+
+
+def render_check(document: documents.Check, console: Console) -> None:
+    """Print the check document."""
+    command, requests, capacity = document["command"], document["requests"], document["capacity"]
+    if command["service"]:
+        console.print(Text(command["service"], style="bold"))
+    refused = requests and requests["refused"]
+    verdict = ("starts", "bold green") if document["starts"] else ("does not start", "bold red")
+    console.print(Text.assemble(verdict, "" if document["starts"] else f": {document['reason']}"))
+    if requests and refused:
+        console.print(Text.assemble(("refuses", "bold red"), f" requests of {_lengths(requests)}: {refused}"))
+    if document["changes"]:
+        changes = " or ".join(f"{change['option']} {change['value']}" for change in document["changes"])
+        console.print(f"it starts with {changes}")
+    console.print()
+    memory: Any = {**document, "smallest": None, "offload": None}
+    render(memory, console)
+    if requests and not refused:
+        fitting = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
+        console.print(f"{fitting} requests of {_lengths(requests)} fit at once")
+    if capacity is not None:
+        console.print(Text.assemble("sustains ", (requests_per_second(capacity["requests_per_second"]), "bold")))
+        for metric, mean, most in (
+            ("TTFT", capacity["ttft_mean_seconds"], capacity["ttft_p99_seconds"]),
+            ("TPOT", capacity["tpot_mean_seconds"], capacity["tpot_p99_seconds"]),
+        ):
+            console.print(f"{metric} there: mean {duration(mean)}, p99 {duration(most)}")
+        if capacity["limited_by"]:
+            console.print(f"beyond that: {capacity['limited_by']}", style="dim")
+
+
+def _lengths(requests: documents.CheckRequests) -> str:
+    return f"{count(requests['input_tokens'])} + {count(requests['output_tokens'])} tokens"
