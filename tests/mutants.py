@@ -298,7 +298,7 @@ def _run_tests(path: Path, tree: ast.Module | None, tests: tuple[str, ...]) -> i
     options = ["-o", "addopts=", "-x", "-q", "--assert=plain", *plugins.split()]
     # A failure of the first few files saves collecting the others.
     parts = (tests[first : first + _TESTS_AT_ONCE] for first in range(0, len(tests), _TESTS_AT_ONCE))
-    return next((code for part in parts if (code := int(pytest.main([*options, *part])))), 0)
+    return next((status for part in parts if (status := int(pytest.main([*options, *part])))), 0)
 
 
 def survives(path: Path, tree: ast.Module | None, tests: tuple[str, ...], seconds: float) -> bool:

@@ -85,12 +85,13 @@ def test_a_target_is_a_time_and_perhaps_a_percentile(text: str, target: Target |
 @pytest.mark.parametrize("metric", ["ttft", "tpot", "e2e"])
 def test_a_percentile_is_one_that_is_counted_and_has_a_limit(metric: str) -> None:
     of: dict[str, Any] = {f"max_{metric}_seconds": 1.0}
+    name = f"{metric}_percentile"
     for percentile in (None, 50, 90, 95, 99):
-        check_percentiles(Targets(1, None, **of, **{f"{metric}_percentile": percentile}))
+        check_percentiles(Targets(1, None, **{**of, name: percentile}))
     with pytest.raises(UsageError, match="must be one of 50, 90, 95, 99"):
-        check_percentiles(Targets(1, None, **of, **{f"{metric}_percentile": 98}))
+        check_percentiles(Targets(1, None, **{**of, name: 98}))
     with pytest.raises(UsageError, match=f"{metric}_percentile needs max_{metric}_seconds"):
-        check_percentiles(Targets(1, None, **{f"{metric}_percentile": 99}))  # type: ignore[arg-type]
+        check_percentiles(Targets(1, None, **{name: 99}))  # type: ignore[arg-type]
 
 
 def row(cost: float | None = 1.0, **more: Any) -> Any:
