@@ -123,6 +123,27 @@ def test_commands_are_read(text: str, said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "alone", "with_model"),
+    [
+        ("NEXTN", ("mtp", 3, None), ("eagle1", 3, "x/d")), ("EAGLE", ("mtp", 3, None), ("eagle1", 3, "x/d")),
+        ("EAGLE3", ("eagle", 3, None), ("eagle", 3, "x/d")), ("eagle3", ("eagle", 3, None), ("eagle", 3, "x/d")),
+        ("STANDALONE", ("draft", 3, None), ("draft", 3, "x/d")), ("DFLASH", ("dflash", 3, None), ("dflash", 3, "x/d")),
+        ("NGRAM", ("ngram", 3, None), ("ngram", 3, None)), ("LOOKAHEAD", None, None),
+    ],
+)  # fmt: skip
+def test_sglangs_algorithms_draft_with_the_models_own_layers_or_a_draft_model(
+    algorithm: str, alone: tuple[Any, ...] | None, with_model: tuple[Any, ...] | None
+) -> None:
+    command = f"sglang serve --model-path a/b --speculative-algorithm {algorithm}"
+    assert read(command)["drafting"] == alone
+    assert read(f"{command} --speculative-draft-model-path x/d")["drafting"] == with_model
+    # The last of the checked tokens is the model's own. A step of one token drafts nothing.
+    for more, number in (("--speculative-num-steps 5", 5), ("--speculative-num-draft-tokens 5", 4)):
+        assert read(f"{command} {more}")["drafting"] == (alone and (alone[0], number, None))
+    assert read(f"{command} --speculative-num-draft-tokens 1")["drafting"] is None
+
+
+@pytest.mark.parametrize(
     ("config", "mode", "is_counted"),
     [
         ("3", None, True),
