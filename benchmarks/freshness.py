@@ -99,6 +99,13 @@ _TYPES = {
     "VoxtralRealtimeGeneration": "voxtral_realtime_text",
     "YiVLForCausalLM": "llava",
 }
+# Why these have no type that is read.
+_REASONS = {
+    "NemotronParseForConditionalGeneration": "its mBART decoder behind a vision encoder is not modelled",
+    "RadioMBartPrefixForCausalLM": "its mBART decoder behind a vision encoder is not modelled",
+    "PanguProMoEV2ForCausalLM": "no config of it is public",
+    "Phi3SmallForCausalLM": "its block-sparse attention is not modelled",
+}
 _TYPE_FILES = ("wrappers", "decoders", "families")
 
 
@@ -211,7 +218,7 @@ def problem_of(name: str, engine: str, types: Mapping[str, list[str]]) -> str | 
     """Why kvcalc does not answer an architecture under an engine, or None if it does."""
     known = [*types.get(name, []), *([_TYPES[name]] if name in _TYPES else [])] or _types_like(name)
     if not known:
-        return "its model type is not known"
+        return _REASONS.get(name, "its model type is not known")
     problems = [_problem_of_type(model_type, engine) for model_type in dict.fromkeys(known)]
     return None if None in problems else problems[0]
 
@@ -254,12 +261,8 @@ def _presets_by_type() -> dict[str, list[dict[str, Any]]]:
 def _problem_of_type(model_type: str, engine: str) -> str | None:
     inner = str(rows_of("wrappers")["library"].get(model_type))
     configs = [*_presets_by_type().get(model_type, []), *_presets_by_type().get(inner, []), *_defaults(model_type)]
-    problem: str | None = None
-    for config in configs:
-        problem = _refusal(config, engine)
-        if problem is None:
-            return None
-    return problem or _unread(model_type)
+    problems = [_refusal(config, engine) for config in configs]
+    return None if None in problems else problems[0] if problems else _unread(model_type)
 
 
 def _defaults(model_type: str) -> list[dict[str, Any]]:
