@@ -21,6 +21,12 @@ _MAX_TEXT = 64
 # Numbers below these need a unit: a size in bytes; a rate in bytes or operations per second.
 _LEAST_BARE_SIZE = 1024 * 1024
 _LEAST_BARE_RATE = 10**9
+# The data rate of one port in one direction, in Gbit/s. InfiniBand: HDR is 200, NDR 400 and XDR 800 (InfiniBand Trade
+# Association, InfiniBand roadmap). Ethernet: IEEE 802.3 (10G to 400G), 802.3df (800G). Headers take some per cent.
+_NETWORKS = {
+    "infiniband": (100, 200, 400, 800),
+    "ethernet": (10, 25, 40, 50, 100, 200, 400, 800),
+}  # fmt: skip
 
 
 class Number(str):
@@ -62,6 +68,28 @@ def parse_bandwidth(text: str, option: str) -> int:
     if found < 1:
         raise _refused(text, option, "a bandwidth", "3.35TB/s or 900GB/s")
     return found
+
+
+def parse_network(text: str, option: str) -> int:
+    """Bytes per second of a rate or of a named network: `50GB/s`, `infiniband-400g`. Raises UsageError."""
+    found = network_bytes_per_second(text.strip())
+    if found is None and text.strip()[:1].isalpha():
+        raise UsageError(f"{option} {text[:40]!a}: not a network", f"50GB/s, or one of {', '.join(network_names())}")
+    return parse_bandwidth(text, option) if found is None else found
+
+
+def network_names() -> list[str]:
+    """The names of the networks that `network_bytes_per_second` knows, such as `infiniband-400g`."""
+    return [f"{kind}-{rate}g" for kind, rates in _NETWORKS.items() for rate in rates]
+
+
+def network_bytes_per_second(name: str) -> int | None:
+    """The data rate of one port of a network, in one direction. None for an unknown name."""
+    kind, _, rate = name.casefold().rpartition("-")
+    digits = rate.removesuffix("g")
+    if rate == digits or not digits.isdecimal() or int(digits) not in _NETWORKS.get(kind, ()):
+        return None
+    return int(digits) * 10**9 // 8
 
 
 def parse_flops(text: str, option: str) -> int:

@@ -11,7 +11,7 @@ from kvcalc.model.experts import Experts
 from kvcalc.model.families.decoder_table import Decoder
 from kvcalc.model.families.window_patterns import pattern_of
 from kvcalc.model.presets import shipped_table
-from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, keys_of, made
+from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, keys_of, made, rows_of
 
 # Keys with defaults that no preset may have: those of ZAYA and Qwen4, which have none.
 _IN_NO_PRESET = {"cca_time0", "cca_time1", "hc_count", "ngram_size"}
@@ -24,7 +24,7 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
         "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
         "engine_releases": _check_engine_releases, "families": _check_families, "names": _check_names,
         "ollama": _check_ollama, "releases": _check_releases, "sequences": _check_sequences, "towers": _check_towers,
-        "unread": _check_unread, "wrappers": _check_wrappers,
+        "tower_weights": _check_tower_weights, "unread": _check_unread, "wrappers": _check_wrappers,
     }  # fmt: skip
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
@@ -195,12 +195,33 @@ def _check_ollama(rows: Mapping[str, Any]) -> None:
 def _check_towers(tables: Mapping[str, Any]) -> None:
     from kvcalc.model.towers.rules import spelled_out
 
-    _check_fields("towers", tables, {"vision", "audio", "images"})
-    for name, table in tables.items():
-        _check_fields(name, table, {"by_model", "by_tower", "else_by_model"})
-        for rows in table.values():
+    _check_fields("towers", tables, {"vision", "audio", "images", "repositories"})
+    for name in ("vision", "audio", "images"):
+        _check_fields(name, tables[name], {"by_model", "by_tower", "else_by_model"})
+        for rows in tables[name].values():
             for rule, types, arguments in spelled_out(rows):
-                _check_made("towers", rule, ", ".join(types), arguments)
+                if "." in rule or name == "images":
+                    _check_made("towers", rule, ", ".join(types), arguments)
+                else:
+                    _check_fields("tower_weights", [rule], rows_of("tower_weights"))
+
+
+def _check_tower_weights(rows: Mapping[str, Any]) -> None:
+    """Count every tower with its defaults, so that each formula is computed once."""
+    from kvcalc.model.reader import ConfigReader
+    from kvcalc.model.towers.weights import PARTS, count, joined
+
+    _check_likes(rows)
+    for name, own in rows.items():
+        _check_fields(name, own, PARTS)
+        row = joined(rows, name)
+        needed = {key: 64 for key, default in row.get("model", {}).items() if default is None}
+        try:
+            split, whole = count(row, ConfigReader({}, name, ""), 64, ConfigReader(needed, name, ""))
+        except (KeyError, SyntaxError, TypeError, ValueError) as error:
+            raise ValueError(f"{name}: {error!r}") from None
+        if type(split + whole) is not int:
+            raise ValueError(f"{name}: not a whole number of parameters")
 
 
 def _check_architectures(rows: Mapping[str, Any]) -> None:

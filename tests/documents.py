@@ -21,9 +21,26 @@ def _validator(kind: str) -> jsonschema_rs.Draft202012Validator:
     return jsonschema_rs.Draft202012Validator({**schema, "$ref": f"#/$defs/{definition_of(schema, kind)}"})
 
 
+@cache
+def _whole(kind: str) -> jsonschema_rs.Draft4Validator:
+    """Checks that whole numbers are no floats: 1.0 is an integer in JSON Schema, but not in its Draft 4."""
+    bounds = ("exclusiveMinimum", "exclusiveMaximum")  # flags in Draft 4
+
+    def in_draft_4(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {key: value for key, value in pairs if key not in bounds}
+
+    schema = load_schema()
+    older = json.loads(json.dumps(schema), object_pairs_hook=in_draft_4)
+    return jsonschema_rs.Draft4Validator({**older, "$ref": f"#/$defs/{definition_of(schema, kind)}"})
+
+
 def validate(document: Mapping[str, Any], kind: str) -> None:
-    """Check a document against the schema in the wheel. Raises jsonschema_rs.ValidationError."""
+    """Check a document against the schema in the wheel, and that bytes and counts are exact integers.
+
+    Raises jsonschema_rs.ValidationError.
+    """
     _validator(kind).validate(document)
+    _whole(kind).validate(document)
 
 
 # The documents of commands that have more than one.

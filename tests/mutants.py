@@ -1,8 +1,8 @@
 """Mutation testing: change one thing at a time in a file and list the changes that its tests do not notice.
 
     python -m tests.mutants                                        all files of TESTS
-    python -m tests.mutants kvcalc/simulation                      all files of a folder
-    python -m tests.mutants kvcalc/engines --sample 60 --seed 3    60 of their mutants, drawn at random
+    python -m tests.mutants kvcalc/engines/vllm                    the files of a folder, without other names of TESTS
+    python -m tests.mutants kvcalc/simulation --sample 60 --seed 3    60 of their mutants, drawn at random
     python -m tests.mutants FILE --tests tests/test_x.py           another file, with the tests that should notice
 
 A mutant is compiled in memory in a forked process, so the checkout is not changed and a run may be interrupted. Only
@@ -51,13 +51,20 @@ def _engine(name: str, *own: str) -> tuple[str, ...]:
         "pool_bytes",
         "kv_dtype",
         "prefixes",
+        "start_up_logs",
+        "starts",
     )
-    planned = "prompt_ranks sglang_prompt_ranks prefix_hits drafted_reuse dp_attention check_plans".split()
+    planned = (
+        "larger_share auto_context allocations device_defaults start_limit prompt_ranks sglang_prompt_ranks "
+        "prefix_hits drafted_reuse dp_attention engines check_plans"
+    ).split()
     recorded = _recorded("memory", name) + _recorded("loads", name)
     return (*recorded, *_tests("engines", *own, *of_all), *_tests("planning", *planned), *_tests("cli", "check"))
 
 
-_LOGS = _tests("engines", "logs", "log_pools", "log_reader", "log_drafting", "log_settings")
+_LOGS = _tests("engines", "stated_facts", "logs", "log_pools", "log_reader", "log_drafting", "log_settings") + _tests(
+    "planning", "log_lines", "audit"
+)
 _LOADS = _recorded("loads")
 _CHECKS = (
     *_tests("planning", "check_rules", "start_limit", "machines"),
@@ -112,15 +119,20 @@ TESTS = {
     "kvcalc/throughput/roofline.py": _tests("throughput", "steps", "roofline", "expert_parallel"),
     "kvcalc/memory/sharding.py": _tests("memory", "shares"),
     "kvcalc/planning/device/budget.py": _tests("planning", "budget"),
-    "kvcalc/engines": _engine("*"),
-    "kvcalc/engines/llama_cpp": _engine("llama.cpp", "llama_cpp", "llama_cpp_types") + _tests("planning", "split"),
+    "kvcalc/engines": _engine(
+        "*", "new_engine", "options_are_read", "mlx", "llama_cpp", "vllm", "vllm_stages", "sglang", "tensorrt_llm",
+    ) + _tests("planning", "checkpoint", "padded_experts", "split", "offload", "check_rules", "machines",
+                "manifests"),
+    "kvcalc/engines/llama_cpp": _engine("llama.cpp", "llama_cpp", "llama_cpp_types") + _tests(
+        "planning", "split", "offload"
+    ),
     "kvcalc/engines/llama_cpp/log": _tests("engines", "llama_cpp_log", "llama_cpp_log_passes") + _LOGS,
     "kvcalc/engines/log.py": _LOGS,
     "kvcalc/engines/log_lines.py": _LOGS,
     "kvcalc/engines/mlx": _engine("mlx", "mlx"),
     "kvcalc/engines/sglang": _engine(
-        "sglang", "sglang", "sglang_shortcuts", "sglang_types", "sglang_drafts", "sglang_deepseek_v4"
-    ),
+        "sglang", "sglang", "sglang_shortcuts", "sglang_types", "sglang_drafts", "sglang_deepseek_v4", "sglang_states"
+    ) + _tests("planning", "sglang_layouts"),
     "kvcalc/engines/sglang/log": _LOGS,
     "kvcalc/engines/tensorrt_llm": _engine(
         "tensorrt-llm", "tensorrt_llm", "tensorrt_llm_groups", "tensorrt_llm_hybrid",
@@ -128,7 +140,7 @@ TESTS = {
     "kvcalc/engines/tensorrt_llm/log.py": _LOGS,
     "kvcalc/engines/vllm": _engine(
         "vllm", "vllm", "vllm_pages", "vllm_stages", "vllm_dtypes", "vllm_flags", "vllm_states", "vllm_compressed",
-        "vllm_releases", "vllm_planner",
+        "vllm_releases", "vllm_planner", "vllm_release_defaults",
     ) + _tests("planning", "padded_experts"),
     "kvcalc/engines/vllm/log": (*_tests("engines", "vllm_stages", "vllm_compressed"), *_LOGS),
     "kvcalc/planning/check": _CHECKS,
@@ -260,15 +272,19 @@ def mutants(file: str) -> list[Mutant]:
 
 
 def files_of(name: str) -> list[str]:
-    """The file of this name, or the files of the folder."""
+    """The file of this name, or the files of the folder, without those that have a longer name in TESTS."""
     path = ROOT / name
-    return [str(file.relative_to(ROOT)) for file in sorted(path.rglob("*.py"))] if path.is_dir() else [name]
+    files = [str(file.relative_to(ROOT)) for file in sorted(path.rglob("*.py"))] if path.is_dir() else [name]
+    return [file for file in files if len(_name_of(file)) <= len(name)]
 
 
 def tests_of(file: str) -> tuple[str, ...]:
     """The tests that should notice the mutants of a file."""
-    found = max((name for name in TESTS if file.startswith(name)), key=len, default="")
-    return TESTS.get(found, ())
+    return TESTS.get(_name_of(file), ())
+
+
+def _name_of(file: str) -> str:
+    return max((name for name in TESTS if file == name or file.startswith(f"{name}/")), key=len, default="")
 
 
 def _run_tests(path: Path, tree: ast.Module | None, tests: tuple[str, ...]) -> int:

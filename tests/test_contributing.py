@@ -167,16 +167,19 @@ def test_containers_of_a_new_vendor_are_refused_by_its_name(kvcalc: Any, device:
     assert "containers do not see devices of Acorn" in shown.err
 
 
+OPTIONAL = {"note", "inline_ecc", "machine_devices", "network_gb_per_second"}
+
+
 def test_a_device_is_one_file(device: Path) -> None:
     from kvcalc.throughput.hardware import load_gpu
 
     path = device
     gpu = load_gpu(str(path))
     assert (gpu.name, gpu.memory_bytes, gpu.bandwidth_bytes_per_second) == ("acorn-80gb", 81_559 * 2**20, 3350 * 10**9)
-    # Every file has these keys, but for a note and for ECC.
+    # Every file has these keys, but for a note, for ECC, and for unusual machines and networks.
     keys = set(re.findall(r"^(\w+):", path.read_text(), re.MULTILINE))
     for shipped in (ROOT / "presets" / "gpus").glob("*.yaml"):
-        assert set(re.findall(r"^(\w+):", shipped.read_text(), re.MULTILINE)) <= keys | {"note", "inline_ecc"}, shipped
+        assert set(re.findall(r"^(\w+):", shipped.read_text(), re.MULTILINE)) <= keys | OPTIONAL, shipped
 
 
 def test_the_map_names_every_folder_of_the_package() -> None:

@@ -22,14 +22,17 @@ class TokenCache:
     """
 
     layout = "dense"
+    is_ragged = False
+    """Whether the sequences have different lengths: see `kvcalc.attention.ragged`."""
     block_size: int | None = None
     table: Tensor | None = None
+    behind: tuple[int, ...] = ()
 
     def __init__(
         self, batch_size: int, shapes: tuple[tuple[int, int], ...], max_tokens: int, window: int | None,
         dtype: torch.dtype, device: torch.device, stored_dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        self.dtype, self.stored_dtype = dtype, stored_dtype
+        self.batch_size, self.dtype, self.stored_dtype = batch_size, dtype, stored_dtype
         self.capacity = max_tokens if window is None else min(window, max_tokens)
         self.max_tokens = max_tokens
         self.length = 0
@@ -49,6 +52,25 @@ class TokenCache:
     def held(self) -> int:
         """The number of tokens in the cache, which can be attended to now."""
         return min(self.length, self.capacity)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of tokens in the cache for each sequence."""
+        return (self.held,) * self.batch_size
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """The most tokens that are kept, for each sequence."""
+        return (self.capacity,) * self.batch_size
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The row at which each sequence begins, and the number of all rows, if the cache has one head."""
+        return tuple(range(0, self.batch_size * self.capacity + 1, self.capacity))
+
+    def each(self) -> list[TokenCache]:
+        """Caches whose sequences have one length: this one. If it is ragged, one for each sequence, over its memory."""
+        return [self]
 
     def views(self, slots: slice = slice(None)) -> tuple[Tensor, ...]:
         """Views of the held rows of each tensor, (batch, heads, held, width). A full ring's rows are in slot order.
@@ -164,10 +186,12 @@ class PagedCache(TokenCache):
         self.block_size = block_size
         super().__init__(batch_size, shapes, max_tokens, window, dtype, device, stored_dtype)
         order = torch.randperm(batch_size * self.num_blocks, generator=torch.Generator().manual_seed(seed))
-        self.table = order.view(batch_size, self.num_blocks).to(device, torch.int32)
+        self._set_table(order.view(batch_size, self.num_blocks).to(device, torch.int32))
+
+    def _set_table(self, table: Tensor) -> None:
         # Created once, because a step may be captured into a graph, which must not copy from the host.
-        self._slots = torch.arange(self.capacity, device=device)
-        self._blocks = self.table.long()
+        self.table, self._blocks = table, table.long()
+        self._slots = torch.arange(self.capacity, device=table.device)
 
     @property
     def num_blocks(self) -> int:
@@ -180,7 +204,7 @@ class PagedCache(TokenCache):
     def _read(self, tensor: Tensor, slots: slice) -> Tensor:
         """A copy of rows, gathered with the table."""
         first, last = slots.start // self.block_size, -(-slots.stop // self.block_size)
-        blocks = _as_bytes(tensor)[self._blocks[:, first:last]].view(tensor.dtype)
+        blocks = as_bytes(tensor)[self._blocks[:, first:last]].view(tensor.dtype)
         before = first * self.block_size
         return blocks.flatten(1, 2)[:, slots.start - before : slots.stop - before].transpose(1, 2)
 
@@ -188,7 +212,7 @@ class PagedCache(TokenCache):
         slots = self._slots[first : first + rows.shape[2]]
         blocks = self._blocks[:, slots // self.block_size]
         new = rows.transpose(1, 2).contiguous()
-        _as_bytes(tensor)[blocks, slots % self.block_size] = _as_bytes(new)
+        as_bytes(tensor)[blocks, slots % self.block_size] = as_bytes(new)
 
 
 def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -212,9 +236,9 @@ def held_bytes(caches: Iterable[Any]) -> int:
 
 def _joined(pieces: tuple[Tensor, Tensor]) -> Tensor:
     """The rows of both pieces, along the dimension of the tokens."""
-    return torch.cat([_as_bytes(piece) for piece in pieces], dim=2).view(pieces[0].dtype)
+    return torch.cat([as_bytes(piece) for piece in pieces], dim=2).view(pieces[0].dtype)
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
     """A view that can be indexed and joined. torch cannot index 8-bit floats, nor join few of them up to 2.5."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvcalc.attention.cache import PagedCache, TokenCache
 from kvcalc.attention.launch import CompilerError, launch
+from kvcalc.attention.ragged import RaggedCache
 from kvcalc.attention.rope import RotaryEmbedding
 
 __all__ = ["CompilerError", "can_store", "is_right", "rotate_and_append"]
@@ -53,15 +54,24 @@ def _store(row, tensor, scale, element, WIDTH, MOST: tl.constexpr):
 
 @triton.jit(do_not_specialize=["slot"])
 def step(
-    query, out, key, front, value, cos, sin, keys, values, key_scales, value_scales, table, slot,
-    q_b, q_h, k_b, k_g, f_b, v_b, v_g, ks_u, ks_g, ks_s, vs_u, vs_g, vs_s, kf_u, kf_g, kf_s, vf_u, vf_g, vf_s, table_b,
+    query, out, key, front, value, cos, sin, keys, values, key_scales, value_scales, table, starts, behind, capacities,
+    slot, q_b, q_h, k_b, k_g, f_b, v_b, v_g,
+    ks_u, ks_g, ks_s, vs_u, vs_g, vs_s, kf_u, kf_g, kf_s, vf_u, vf_g, vf_s, table_b,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-    FRONT: tl.constexpr, V: tl.constexpr, PAGE: tl.constexpr, MOST: tl.constexpr, WIDTH: tl.constexpr,
+    FRONT: tl.constexpr, V: tl.constexpr, PAGE: tl.constexpr, MOST: tl.constexpr, RAGGED: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One row of one sequence: a head of the query, or of K, or of V."""
+    """One row of one sequence: a head of the query, or of K, or of V.
+
+    If the sequences have different lengths, `slot` is the length of the longest one.
+    """
     row, sequence = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     element = tl.arange(0, WIDTH)
     unit, place = sequence, slot
+    if RAGGED:
+        slot = (slot - tl.load(behind + sequence)) % tl.load(capacities + sequence)
+        unit, place = tl.load(starts + sequence).to(tl.int64), slot
+        cos, sin = cos + sequence * HALF, sin + sequence * HALF
     if PAGE:
         unit, place = tl.load(table + sequence * table_b + slot // PAGE).to(tl.int64), slot % PAGE
     if row < HEADS:
@@ -101,10 +111,13 @@ def rotate_and_append(
     if cache.length >= cache.max_tokens:
         raise ValueError(f"{cache.length} + 1 tokens do not fit a cache of {cache.max_tokens}")
     batch, heads, _, width = query.shape
-    axes = (0, 1, 2) if cache.table is None else (0, 2, 1)
+    axes = (0, 2, 1) if cache.table is not None else (0, 1, 0) if cache.is_ragged else (0, 1, 2)
     tensors, scales = (cache.tensors[0], cache.tensors[-1]), cache.scales or cache.tensors
     strides = [each.stride(axis) for each in (*tensors, scales[0], scales[-1]) for axis in axes]
-    cos, sin = (query, query) if rope is None else rope.rotation(cache.length, 1, query.dtype)
+    cos, sin = (query, query) if rope is None else rope.rotation(cache.length, 1, query.dtype, cache.behind)
+    places, slot = [query, query, query], cache.length % cache.capacity
+    if isinstance(cache, RaggedCache):
+        places, slot = [cache.numbers(name) for name in ("starts", "behind", "capacities")], cache.length
     most = {None: 0, torch.int8: 127}.get(cache.stored_dtype, 448)
     k_width, v_width = key.shape[-1], 0 if value is None else value.shape[-1]
     before = 0 if front is None else front.shape[-1]
@@ -114,11 +127,11 @@ def rotate_and_append(
     launch(
         step, (heads + groups * (1 if value is None else 2), batch),
         query, out, key, first, kept, cos, sin, *tensors, scales[0], scales[-1],
-        query if cache.table is None else cache.table, cache.length % cache.capacity, query.stride(0), query.stride(1),
+        query if cache.table is None else cache.table, *places, slot, query.stride(0), query.stride(1),
         key.stride(0), key.stride(1), first.stride(0), kept.stride(0), kept.stride(1), *strides,
         0 if cache.table is None else cache.table.stride(0),
         HEADS=heads, GROUPS=groups, HALF=0 if rope is None else rope.rope_dim // 2, Q=width, K=k_width, FRONT=before,
-        V=v_width, PAGE=cache.block_size or 0, MOST=most,
+        V=v_width, PAGE=cache.block_size or 0, MOST=most, RAGGED=cache.is_ragged,
         WIDTH=max(16, triton.next_power_of_2(max(width, before + k_width, v_width))),
     )  # fmt: skip
     cache.length += 1

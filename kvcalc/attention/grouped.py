@@ -116,7 +116,7 @@ class GroupedAttention(nn.Module):
 
     def attend(self, query: Tensor, cache: TokenCache) -> Tensor:
         """Only the core of one decode step: `query` (batch, num_heads, 1, head_dim) over the cached rows."""
-        return self.core.decode(query, cache)
+        return self.core.attend(query, cache)
 
     def core_query_shape(self, batch_size: int) -> tuple[int, int, int, int]:
         """The shape of the query that `attend` takes for one token of each sequence."""

@@ -131,10 +131,11 @@ class MultiHeadLatentAttention(nn.Module):
         num_heads, 1, v_head_dim).
         """
         if not self.expands:
-            return self.core.decode(query, cache, scale=self.scale, v_width=self.rank)
-        (latent,) = cache.views()
-        key, value = self.rebuilt(latent)
-        return self.core(query, key, value)
+            return self.core.attend(query, cache, self.scale, self.rank)
+        each = cache.each()
+        parts = query.chunk(len(each))
+        outs = [self.core(part, *self.rebuilt(*one.views())) for part, one in zip(parts, each)]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def core_query_shape(self, batch_size: int) -> tuple[int, int, int, int]:
         """The shape of the query that `attend` takes for one token of each sequence."""

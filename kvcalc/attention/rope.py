@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-# The last result of `RotaryEmbedding.rotation` for each kind, with its positions. A step asks for it in every layer.
+# The last result of `RotaryEmbedding.rotation` for each kind, with what it is of. A step asks for it in every layer.
 # A CUDA graph of a step reads this memory, so it must be replayed before a step at another position runs.
-_LAST: dict[tuple[object, ...], tuple[tuple[int, int], tuple[Tensor, Tensor]]] = {}
+_LAST: dict[tuple[object, ...], tuple[tuple[object, ...], tuple[Tensor, Tensor]]] = {}
 
 
 class RotaryEmbedding(nn.Module):
@@ -36,22 +36,30 @@ class RotaryEmbedding(nn.Module):
         exponents = torch.arange(0, self.rope_dim, 2, dtype=torch.float32, device="cpu") / self.rope_dim
         self.inverse_frequency = (self.theta**-exponents).to(device)
 
-    def rotation(self, start: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotation(
+        self, start: int, tokens: int, dtype: torch.dtype, behind: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the angles at `tokens` positions from `start`: (tokens, rope_dim / 2) each, in `dtype`.
 
-        They are computed in fp32. All layers of a step share them.
+        If sequence b is `behind[b]` positions behind the others, the shape is (batch, 1, tokens, rope_dim / 2). They
+        are computed in fp32. All layers of a step share them.
         """
         device = self.inverse_frequency.device
         alike = (self.rope_dim, self.theta, device, dtype, torch.is_inference_mode_enabled())
-        if alike not in _LAST or _LAST[alike][0] != (start, tokens):
+        if alike not in _LAST or _LAST[alike][0] != (start, tokens, behind):
             positions = torch.arange(start, start + tokens, device=device)
-            angle = positions.to(torch.float32)[:, None] * self.inverse_frequency[None, :]
-            _LAST[alike] = (start, tokens), (angle.cos().to(dtype), angle.sin().to(dtype))
+            if behind:
+                positions = positions - torch.tensor(behind).to(device)[:, None, None]
+            angle = positions.to(torch.float32)[..., None] * self.inverse_frequency
+            _LAST[alike] = (start, tokens, behind), (angle.cos().to(dtype), angle.sin().to(dtype))
         return _LAST[alike][1]
 
-    def forward(self, x: Tensor, start: int) -> Tensor:
-        """Rotate `x` (..., tokens, width), whose first token is at position `start`. Width >= rope_dim. Same dtype."""
-        cos, sin = self.rotation(start, x.shape[-2], x.dtype)
+    def forward(self, x: Tensor, start: int, behind: tuple[int, ...] = ()) -> Tensor:
+        """Rotate `x` (..., tokens, width), whose first token is at position `start`. Width >= rope_dim. Same dtype.
+
+        Sequence b of a batch is `behind[b]` positions behind `start`, if `behind` is given.
+        """
+        cos, sin = self.rotation(start, x.shape[-2], x.dtype, behind)
         half = self.rope_dim // 2
         first, second, rest = x[..., :half], x[..., half : self.rope_dim], x[..., self.rope_dim :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

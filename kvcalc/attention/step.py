@@ -33,7 +33,7 @@ def rotate_and_append(
             return rotated
     start = cache.length
     if rope is not None:
-        query, key = rope(query, start), rope(key, start)
+        query, key = rope(query, start, cache.behind), rope(key, start, cache.behind)
     row = key if front is None else torch.cat((front, key), dim=-1)
     cache.append((row,) if value is None else (row, value))
     return query

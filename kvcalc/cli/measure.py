@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional, cast
 import typer
 
 from kvcalc.cli import options as o
+from kvcalc.cli.lengths import lengths_of
 from kvcalc.cli.question import MODEL_FLAGS, context_of, flags_of, load_model_of, output_of, parsed, what_if_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError, UsageError
@@ -58,6 +59,7 @@ def measure(
             model, what_if_of({**given, "attention": None} if every else given), flags_of(given, flags)
         )
         context_tokens, batch_size = context_of(given), parse_count(given["batch"], "--batch")
+        lengths = () if given["lengths"] is None else lengths_of(given["lengths"], batch_size)
         steps, num_layers = parse_count(given["steps"], "--steps"), parsed(given, "--layers", parse_count)
         seed, devices = parse_count(given["seed"], "--seed", least=0), parse_count(given["tp"], "--tp")
         if is_reporting:
@@ -80,8 +82,9 @@ def measure(
         with _keeping(save if is_reporting else None) as part:
             with _progress(is_reporting) as progress, _ending_on_ctrl_c(progress):
                 document = ask(
-                    spec, context_tokens=context_tokens, batch_size=batch_size, steps=steps, num_layers=num_layers,
-                    what_if=what_if, all_variants=every, device=given["device"].casefold(), dtype=given["dtype"],
+                    spec, context_tokens=context_tokens, batch_size=batch_size, lengths=lengths, steps=steps,
+                    num_layers=num_layers, what_if=what_if, all_variants=every, dtype=given["dtype"],
+                    device=given["device"].casefold(),
                     seed=seed, tensor_parallel_size=devices, progress=progress, kv_dtype=given["kv_dtype"],
                     cache=given["cache"].casefold(), block_size=parsed(given, "--block-size", parse_count),
                     mla=given["mla"].casefold(), backend=given["backend"].casefold(), sweep=points,

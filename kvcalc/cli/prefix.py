@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import (
-    devices_of,
-    output_of,
-    question_of,
-    settings_of,
-    tier_rates_of,
-    tier_sizes_of,
-    value_of,
-)
+from kvcalc.cli.question import devices_of, output_of, question_of, settings_of, tier_rates_of, tier_sizes_of, value_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 from kvcalc.units import parse_size, parse_tokens

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 from kvcalc.errors import UsageError
 from kvcalc.question.fields import FIELDS
-from kvcalc.units import Number, parse_bandwidth, parse_count, parse_size
+from kvcalc.units import Number, parse_count, parse_network, parse_size
 
 if TYPE_CHECKING:
     from kvcalc.model.drafting import Speculation
@@ -271,7 +271,7 @@ def tier_sizes_of(given: _Given) -> tuple[tuple[str, int], ...]:
 def tier_rates_of(given: _Given) -> tuple[tuple[str, int], ...]:
     """The bytes per second of each tier in --offload-bandwidth. UsageError (exit 2) without --offload."""
     _check_needs(given, "bandwidths")
-    return _pairs(given, "offload_bandwidth", _rate, "cpu=50GB/s,disk=6GB/s")
+    return _pairs(given, "offload_bandwidth", parse_network, "cpu=50GB/s,disk=6GB/s")
 
 
 def _pairs(given: _Given, name: str, parse: Callable[[str, str], int], example: str) -> tuple[tuple[str, int], ...]:
@@ -288,14 +288,6 @@ def _pairs(given: _Given, name: str, parse: Callable[[str, str], int], example: 
     if len({tier for tier, _ in pairs}) < len(pairs):
         raise UsageError(f"{option} {text[:40]}: a tier is given twice", f"for example {option} {example}")
     return tuple(pairs)
-
-
-def _rate(text: str, option: str) -> int:
-    """Bytes per second of a rate or a named network."""
-    from kvcalc.planning.reuse import network_bytes_per_second
-
-    found = network_bytes_per_second(text)
-    return parse_bandwidth(text, option) if found is None else found
 
 
 def calibration_of(given: _Given) -> Calibration | None:
@@ -328,7 +320,7 @@ def devices_of(given: _Given) -> Devices | None:
     RunError (exit 1) for `local` if there is no device.
     """
     if given.get("gpu") is None and given.get("gpu_memory") is None:
-        for option in ("--num-gpus", "--gpu-bandwidth", "--flops"):
+        for option in ("--num-gpus", "--gpu-bandwidth", "--flops", "--network"):
             if given.get(_parameter(option)) is not None:
                 raise UsageError(
                     f"{option} needs a device", "name one with --gpu h100, or describe one with --gpu-memory 80GB"
@@ -347,7 +339,7 @@ def devices_of(given: _Given) -> Devices | None:
 def kinds_of(names: Sequence[str], given: _Given) -> list[Devices]:
     """The devices with these names and the numbers in them, or the device described by its figures."""
     figures = _figures_of(given)
-    if not names and figures == (None, None, None):
+    if not names and not any(figures):
         return []
     from kvcalc.planning.cases.layout import choose_kinds
 
@@ -357,6 +349,7 @@ def kinds_of(names: Sequence[str], given: _Given) -> list[Devices]:
 def _figures_of(given: _Given) -> Figures:
     return (
         value_of(given, "memory_bytes"), value_of(given, "memory_bytes_per_second"), value_of(given, "flops"),
+        value_of(given, "network"),
     )  # fmt: skip
 
 

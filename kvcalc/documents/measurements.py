@@ -231,8 +231,10 @@ class MeasureWorkload(TypedDict):
     """the workload that was run"""
 
     context_tokens: Whole
-    """the final length of a sequence"""
+    """the final length of a sequence; of the longest one with --lengths"""
     batch_size: Whole
+    lengths: NotRequired[list[Whole] | None]
+    """the final length of every sequence, if they differ (--lengths)"""
     steps: Whole
     dtype: str
     seed: Whole
@@ -415,6 +417,8 @@ class Run(TypedDict):
     num_layers: Whole
     context_tokens: Whole
     batch_size: Whole
+    lengths: NotRequired[list[Whole] | None]
+    """the length of every sequence, if they differ; context_tokens is then the longest one"""
     predicted_bytes: Whole
     """from the formula only"""
     held_bytes: Whole

@@ -409,6 +409,10 @@ class DeviceFigures(TypedDict):
     note: str | None
     inline_ecc: bool
     """error correction is on by default and kept in the memory: reading is slower than the bandwidth"""
+    machine_devices: Count
+    """the most devices in one machine"""
+    network_bytes_per_second: Count
+    """from one device to other machines, in one direction"""
 
 
 class Hardware(DeviceFigures):

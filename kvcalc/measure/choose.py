@@ -75,10 +75,11 @@ def case_of(layer: AttentionLayer, cache: TokenCache, query: Tensor) -> Case:
     asked = query.device, query.dtype, layer.num_heads
     kept = cache.layout, cache.stored_dtype, cache.block_size
     if isinstance(layer, GroupedAttention):
-        return Case(*asked, layer.num_kv_heads, layer.head_dim, layer.v_head_dim, *kept)
+        return Case(*asked, layer.num_kv_heads, layer.head_dim, layer.v_head_dim, *kept, is_ragged=cache.is_ragged)
     if layer.expands:
-        return Case(*asked, layer.num_heads, layer.nope + layer.rope_width, layer.v_head_dim)
-    return Case(*asked, 1, layer.rank + layer.rope_width, layer.rank, *kept, is_latent=True)
+        widths = layer.nope + layer.rope_width, layer.v_head_dim
+        return Case(*asked, layer.num_heads, *widths, is_ragged=cache.is_ragged)
+    return Case(*asked, 1, layer.rank + layer.rope_width, layer.rank, *kept, is_latent=True, is_ragged=cache.is_ragged)
 
 
 def choose(

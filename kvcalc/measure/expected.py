@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcalc.measure.devices.device import last_level_cache_bytes
-from kvcalc.measure.figures import core_flop_of
+from kvcalc.measure.figures import core_flop_of, core_flop_of_step
 from kvcalc.measure.layers.parts import parts_of
 from kvcalc.measure.layers.stack import Request
 from kvcalc.measure.progress import PlannedRun
@@ -35,13 +35,14 @@ def planned_run(
     weights, read = weights_bytes_of(spec, request.dtype), read_bytes(spec, request)
     weight_flop = 2 * weights / request.dtype.block_bytes
     attending = sum(core_flop_of(part, request.storage.mla, request.context_tokens) for part in parts_of(spec))
-    core = max(read / reading, request.batch_size * attending / multiplying)
+    core = max(read / reading, core_flop_of_step(spec, request) / multiplying)
     step = max(weights / reading, request.batch_size * weight_flop / multiplying) + core
     flush = 2 * last_level_cache_bytes(request.device) / roof["read_bytes_per_second"]
     prompt = prompt_of(request)
     prefill = prompt.batch_size * prompt.context_tokens * (weight_flop + attending / 2) / multiplying
     steps = request.steps + WARM_UP_STEPS
-    title = f"{kind.upper()}, {request.context_tokens:,} tokens, batch {request.batch_size}"
+    longest = "up to " if request.lengths else ""
+    title = f"{kind.upper()}, {longest}{request.context_tokens:,} tokens, batch {request.batch_size}"
     compiling = COMPILE_SECONDS.get(request.device.type, 0.0) if is_first else 0.0
     made = weights / (_WRITING * roof["read_bytes_per_second"])
     if request.storage.kind == "none":

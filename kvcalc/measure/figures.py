@@ -27,7 +27,7 @@ def describe_run(kind: str, spec: ModelSpec, request: Request, roof: documents.M
     decode, core = describe_timings(found.decode), None if found.core is None else describe_timings(found.core)
     weights, read = weights_bytes_of(spec, request.dtype), read_bytes(spec, request)
     core_read = read_bytes(_attending(spec), request)
-    core_flop = batch * sum(core_flop_of(p, request.storage.mla, request.context_tokens) for p in parts_of(spec))
+    core_flop = core_flop_of_step(spec, request)
     kv_rate = core_read / core["p50"] if core else None
     products = 2 * batch * weights // request.dtype.block_bytes
     predicted_step = None
@@ -51,6 +51,7 @@ def describe_run(kind: str, spec: ModelSpec, request: Request, roof: documents.M
         "num_layers": spec.num_layers,
         "context_tokens": request.context_tokens,
         "batch_size": batch,
+        "lengths": [*request.lengths] or None,
         "predicted_bytes": predicted_bytes(spec, request),
         "held_bytes": found.held_bytes,
         "allocator_bytes": found.allocator_bytes,
@@ -80,6 +81,12 @@ def _binding(of_reading: float | None, of_multiplying: float | None) -> document
         return None
     roof, fraction = max(("read", of_reading), ("matmul", of_multiplying), key=lambda found: found[1])
     return {"roof": cast(Any, roof), "fraction": fraction}
+
+
+def core_flop_of_step(spec: ModelSpec, request: Request) -> int:
+    """FLOP of attention in one decode step of all sequences, in all parts of `spec`."""
+    mla, parts = request.storage.mla, parts_of(spec)
+    return sum(number * core_flop_of(part, mla, tokens) for tokens, number in request.loads for part in parts)
 
 
 def core_flop_of(part: Part, mla: str, tokens: int) -> int:

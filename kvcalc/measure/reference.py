@@ -24,6 +24,8 @@ def aimed_query(layer: AttentionLayer, query: Tensor, cache: TokenCache) -> Tens
     The heads aim at tokens from the first to the last one. With random queries alone, every token counts equally
     little, and a kernel that leaves some out is hardly wrong.
     """
+    if cache.is_ragged:
+        return _of_each(aimed_query, layer, query, cache)
     heads, held = query.shape[1], cache.held
     tokens = torch.linspace(0, held - 1, heads).round().long().tolist()
     pieces = _reader(layer, cache)
@@ -43,6 +45,8 @@ def attend_in_fp32(layer: AttentionLayer, query: Tensor, cache: TokenCache) -> T
     The rows are those that the cache returns: errors of 8-bit types are not errors of a kernel. The softmax is summed
     up over parts of the tokens (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
     """
+    if cache.is_ragged:
+        return _of_each(attend_in_fp32, layer, query, cache)
     batch, heads, _, width = query.shape
     pieces = _reader(layer, cache)
     groups = pieces(slice(0, 1))[0].shape[1]
@@ -59,6 +63,14 @@ def attend_in_fp32(layer: AttentionLayer, query: Tensor, cache: TokenCache) -> T
         # The next part must not exist beside this one.
         del key, value, scores, weights
     return (out / total).reshape(batch, heads, 1, -1)
+
+
+def _of_each(
+    function: Callable[[AttentionLayer, Tensor, TokenCache], Tensor], layer: AttentionLayer, query: Tensor,
+    cache: TokenCache,
+) -> Tensor:  # fmt: skip
+    """The results of `function` for every sequence of a ragged cache."""
+    return torch.cat([function(layer, query[n : n + 1], one) for n, one in enumerate(cache.each())])
 
 
 def relative_error(out: Tensor, expected: Tensor) -> float:

@@ -61,7 +61,7 @@ def choose_backends(
         report("compare kernels", number, len(stack.layers))
         if isinstance(layer, RecurrentMixer) or not isinstance(cache, TokenCache):
             continue
-        alike = (layer.core_query_shape(1), layer.cache_shapes(), cache.held, part.is_cross)
+        alike = (layer.core_query_shape(1), layer.cache_shapes(), cache.lengths, part.is_cross)
         if alike not in chosen:
             asked = request.storage.backend, request.storage.without_backends
             choice = choose(layer, cache, random_query(layer, request), flush, *asked, request.effort, slow)

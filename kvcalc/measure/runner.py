@@ -23,7 +23,7 @@ from kvcalc.measure.figures import describe_run, remarks_on_runs, scaled
 from kvcalc.measure.layers.parts import parts_of, remarks_on
 from kvcalc.measure.layers.sharding import share_of_spec
 from kvcalc.measure.layers.stack import Request, Stack
-from kvcalc.measure.layers.storage import check_goes_with, parse_storage
+from kvcalc.measure.layers.storage import check_goes_with, check_lengths, parse_storage
 from kvcalc.measure.prefill import KINDS as PREFILLS
 from kvcalc.measure.progress import Progress
 from kvcalc.measure.run import run_with_cache, run_without_cache
@@ -51,6 +51,7 @@ def measure(
     *,
     context_tokens: int | None = None,
     batch_size: int = 1,
+    lengths: tuple[int, ...] = (),
     steps: int = 32,
     num_layers: int | None = None,
     what_if: WhatIf = WhatIf(),
@@ -80,7 +81,8 @@ def measure(
     """The measure document: predicted and held bytes and the time of a step, for each requested kind of attention.
 
     `context_tokens` is the final length: the caches are filled with context_tokens - steps tokens, then `steps` tokens
-    are decoded. `prefill` says how: "sample" fills them with random rows and times a short prompt, "full" runs it all.
+    are decoded. `lengths` are the final lengths of the sequences, in place of a context and a batch. `prefill` says
+    how the caches are filled: "sample" with random rows, and a short prompt is timed, or "full" with the whole prompt.
     The first `num_layers` layers are built (default: all, or as many as fit). `sweep` runs several contexts and batch
     sizes. `until_full` ("context" or "batch") searches for the largest value that fits. With `tensor_parallel_size`,
     every process started by torchrun calls this function, runs its share of the heads and returns the same figures.
@@ -101,14 +103,18 @@ def measure(
     storage = parse_storage(kv_dtype, cache, block_size, mla, backend, without_backends, where)
     if prefill not in PREFILLS:
         raise UsageError(f"--prefill {prefill[:40]!a}: one of {', '.join(PREFILLS)}")
+    if lengths:
+        check_lengths(lengths, storage, context_tokens, batch_size, sweep is not None, until_full, prefill)
+        context_tokens, batch_size = max(lengths), len(lengths)
     points = sweep.points() if sweep else [(context_tokens, batch_size)]
     workloads = [resolve_workload(model, tokens, batch, dtype) for tokens, batch in points]
     workload = workloads[-1]
     if workload.kv_dtype.name not in _COMPUTED or (dtype is not None and not parse_dtype(dtype, "--dtype").is_float):
         raise UsageError(f"--dtype {dtype}: measure computes in {', '.join(_COMPUTED)}")
-    shortest = min(each.context_tokens for each in workloads)
+    shortest = min(lengths or [each.context_tokens for each in workloads])
     if steps >= shortest:
-        raise UsageError(f"--steps {steps} must be less than the context of {shortest} tokens")
+        whose = "shortest sequence" if lengths else "context"
+        raise UsageError(f"--steps {steps} must be less than the {whose} of {shortest} tokens")
     if until_full is not None:
         check_axis(until_full, place.size, sweep is not None, storage)
     model = bind_workload(model, workload)
@@ -123,9 +129,12 @@ def measure(
     wanted = _that_split(wanted, skipped, place.size, all_variants)
     check_goes_with(storage, [spec for _, spec in wanted])
     requests = [
-        Request(each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, trace, prefill, effort)
+        Request(
+            each.context_tokens, batch, steps, each.kv_dtype, where, seed, ALONE, storage, trace, prefill, effort,
+            lengths if len({*lengths}) > 1 else (),
+        )
         for each, (_, batch) in zip(workloads, points)
-    ]
+    ]  # fmt: skip
     with join(place) as group:
         shares = [share_of_spec(spec, place.size) for _, spec in wanted]
         where, layers, error = _prepare(shares, requests, group.place, num_layers is None, sweep is not None)
@@ -154,6 +163,7 @@ def measure(
                 "workload": {
                     "context_tokens": requests[-1].context_tokens,
                     "batch_size": requests[-1].batch_size,
+                    "lengths": [*requests[-1].lengths] or None,
                     "steps": steps,
                     "dtype": workload.kv_dtype.name,
                     "kv_dtype": storage.dtype(workload.kv_dtype).name,

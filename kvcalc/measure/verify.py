@@ -69,7 +69,7 @@ def verify(shape: AttentionShape, window: int | None, request: Request) -> docum
     with group.without_gradients():
         x = group.same(torch.randn(_BATCH, _TOKENS, 64, device=device))
         full = layer(x)
-        cache = make_cache(share, _BATCH, _TOKENS, torch.float32, device, _small_storage(storage))
+        cache = make_cache(share, (_TOKENS,) * _BATCH, torch.float32, device, _small_storage(storage))
         parts = [share(x[:, a:b], cache) for a, b in pairwise(_CUTS)]
         errors = group.gather((torch.cat(parts, dim=1) - full).abs().max().item())
     # max() would lose a NaN that is not first.

@@ -20,6 +20,7 @@ from kvcalc.units import (
     parse_bandwidth,
     parse_count,
     parse_flops,
+    parse_network,
     parse_rate,
     parse_seconds,
     parse_size,
@@ -227,6 +228,7 @@ TYPES = {
     "word": ValueType(check_text, lambda text, option: text.casefold()),
     "stripped": ValueType(check_text, lambda text, option: text.strip().casefold()),
     "router": ValueType(_check_router, _parse_router), "link": ValueType(_check_count_or_text, _parse_link),
+    "network": ValueType(_COUNT.check, parse_network),
     "lengths": ValueType(_check_count_or_text), "pixels": ValueType(_COUNT.check, _parse_pixels),
     "flag": ValueType(_check_flag),
     # Lists and mappings.

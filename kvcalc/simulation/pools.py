@@ -223,7 +223,7 @@ def _join(prompt: Request, answer: Request) -> None:
 
 def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int, int]) -> _Pool:
     try:
-        found = _scheduled(question, needs, longest, [])
+        found = _scheduled(question, needs, longest, [], lowers_limit=True)
     except LayoutError as error:
         raise LayoutError(f"prefill instances: {error.message}", error.hint) from None
     rules = found.scheduler.rules
@@ -235,7 +235,7 @@ def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int,
 
 def _decode_pool(question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note]) -> _Pool:
     settings = {**(question.engine_settings or {}), **dict.fromkeys(needs.decode_settings, True)}
-    found = _scheduled(question._replace(engine_settings=settings), needs, longest, notes)
+    found = _scheduled(question._replace(engine_settings=settings), needs, longest, notes, lowers_limit=False)
     constants, scheduler = found.speed.model.constants, found.scheduler
     lag = Lag(handover_seconds(needs, constants), constants.ttft_steps)
     # No engine stops decoding for a cache that is received: the request joins the next step.
@@ -246,13 +246,16 @@ def _decode_pool(question: Question, needs: Disaggregation, longest: tuple[int, 
     return found._replace(scheduler=scheduler._replace(rules=rules))
 
 
-def _scheduled(question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note]) -> _Pool:
-    """An instance for requests of up to `longest` tokens: in all, and in the prompt."""
+def _scheduled(
+    question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note], *, lowers_limit: bool
+) -> _Pool:
+    """An instance for requests of up to `longest` tokens: in all, and in the prompt. See `scheduler_of`."""
     case, prefixes = case_of(question)
     accept_prompts(case, longest[1], notes)
     speed = known_speed(case, notes)
     notes += case.notes
-    scheduler = scheduler_of(case, speed.model, longest[0], buffer_bytes(needs, case, longest[1]))
+    buffers = buffer_bytes(needs, case, longest[1])
+    scheduler = scheduler_of(case, speed.model, longest[0], buffers, lowers_limit=lowers_limit)
     return _Pool(case, speed, scheduler, prefixes)
 
 

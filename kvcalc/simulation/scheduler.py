@@ -87,10 +87,13 @@ class Scheduler(NamedTuple):
         return (SlotsReplica if schedule.has_slots else kind)(self.rules, times, pool, arrivals, prefixes)
 
 
-def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_bytes: int = 0) -> Scheduler:
+def scheduler_of(
+    case: Case, model: SpeedModel, longest_tokens: int, buffer_bytes: int = 0, *, lowers_limit: bool = False
+) -> Scheduler:
     """The scheduler of the case's engine for requests of up to `longest_tokens` tokens.
 
-    `buffer_bytes` of a device's memory are not for the cache, such as buffers for sending it.
+    `buffer_bytes` of a device's memory are not for the cache, such as buffers for sending it. With `lowers_limit`, a
+    limit of running requests with which the engine does not start is lowered: it was given for other instances.
     Raises UsageError (exit 2) for an engine or a layout that is not simulated, ModelError (exit 3) if the memory for
     the cache is not known, and DoesNotFitError (exit 4) if there is none.
     """
@@ -106,7 +109,7 @@ def scheduler_of(case: Case, model: SpeedModel, longest_tokens: int, buffer_byte
             "kvcalc fit says how many devices it needs",
         )
     too_many = too_many_to_start(case, found.pool_bytes)
-    if too_many is not None and not too_many.is_default:
+    if too_many is not None and not (too_many.is_default or lowers_limit):
         raise DoesNotFitError(too_many.refusal(case.engine.title))
     replicas, drafted = case.workload.data_parallel_size, case.question.speculative
     running = max(1, most_at_once(case, found) // replicas)

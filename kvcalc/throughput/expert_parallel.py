@@ -17,6 +17,7 @@ from collections.abc import Callable
 from math import exp, expm1, log, sqrt
 from typing import TYPE_CHECKING
 
+from kvcalc.throughput.hardware import node_devices
 from kvcalc.throughput.links import nodes
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class ExpertExchange:
         read = max((row.read for row in counts.experts), default=0)
         token_bytes = counts.moe_layers * counts.hidden_size * (_dispatch_bytes(gpu, counts.experts) + _COMBINE_BYTES)
         reached = ranks_reached(self.ranks, self.groups, read)
-        near = self.ranks if gpu.interconnect is None else min(self.ranks, gpu.interconnect.devices)
+        near = min(self.ranks, node_devices(gpu))
         far_share = (self.ranks - near) / (self.ranks - 1)
         self._near = token_bytes * reached * (1 - far_share) / rate(gpu, near)
         self._far = token_bytes * reached * far_share / rate(gpu, self.ranks)

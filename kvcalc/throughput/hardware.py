@@ -21,7 +21,8 @@ from kvcalc.units import parse_count, parse_size
 LOCAL = "local"
 CUSTOM = "custom"
 _MAX_BYTES = 16 * 1024
-_OF_MACHINE, _OF_TRAY = 8, 4
+# HGX, MI300X platforms and usual servers with PCIe cards have eight devices, and a network port of 400 Gbit/s for each.
+_OF_MACHINE, _PORT_BYTES_PER_SECOND = 8, 50_000_000_000
 # Large products in 16 bits take 1.27 times as long as the bandwidth allows on an L40S (kernel tables of aiconfigurator,
 # commit 095f58a), and 1.06 to 1.1 times on an RTX 4090 and an RTX A6000, where ECC is off (profiles of LLMServingSim,
 # commit 5daddb2). Renderers are 15 % slower with ECC (support.chaos.com, ECC state for Nvidia GPUs).
@@ -58,6 +59,8 @@ class Gpu(NamedTuple):
     - `inline_ecc` is whether error correction is on by default and stored in the memory itself, as on data centre cards
       with GDDR. It takes a sixteenth of the memory, which `memory_bytes` excludes, and slows reading.
     - `interconnect` is None if devices are only connected over PCIe or a network.
+    - `machine_devices` is the most devices in one machine, and `network_bytes_per_second` the rate at which each sends
+      to other machines.
 
     For a custom device, only `memory_bytes` may be known. Then the rates are 0 and `flops_per_second` is empty.
     """
@@ -77,6 +80,8 @@ class Gpu(NamedTuple):
     date: str | None
     note: str | None = None
     inline_ecc: bool = False
+    machine_devices: int = _OF_MACHINE
+    network_bytes_per_second: int = _PORT_BYTES_PER_SECOND
 
     @property
     def read_bytes_per_second(self) -> float:
@@ -85,13 +90,17 @@ class Gpu(NamedTuple):
 
 
 def joined_devices(gpu: Gpu) -> int:
-    """The devices that a fast link joins, or those of one machine if there is no such link."""
-    return max(gpu.interconnect.devices if gpu.interconnect is not None else _OF_MACHINE, 1)
+    """The most devices for tensor parallelism: those that a fast link joins, or those of one machine.
+
+    Machines of one device use it over their network, as NVIDIA's instructions for several DGX Spark do.
+    """
+    found = gpu.machine_devices if gpu.interconnect is None else gpu.interconnect.devices
+    return found if found > 1 else _OF_MACHINE
 
 
-def machine_devices(gpu: Gpu) -> int:
-    """The most devices of this kind in one machine: eight (HGX, MI300X platforms), or four in a tray of an NVL72."""
-    return _OF_MACHINE if joined_devices(gpu) <= _OF_MACHINE else _OF_TRAY
+def node_devices(gpu: Gpu) -> int:
+    """The most devices that reach each other without a network: those of one machine, or of a larger fast link."""
+    return max(gpu.machine_devices, 0 if gpu.interconnect is None else gpu.interconnect.devices)
 
 
 class Devices(NamedTuple):
@@ -178,25 +187,29 @@ def _unknown(name: str) -> GpuError:
 
 
 def own_gpu(
-    base: Gpu | None, memory_bytes: int | None, bandwidth_bytes_per_second: int | None, flops_per_second: int | None
+    base: Gpu | None,
+    memory_bytes: int | None,
+    bandwidth_bytes_per_second: int | None,
+    flops_per_second: int | None,
+    network_bytes_per_second: int | None = None,
 ) -> Gpu:
     """A device described by its figures. The given figures replace those of `base`, if there is one.
 
     `flops_per_second` is for bf16. The other types of `base` keep their ratio to bf16. Raises UsageError (exit 2) if
     there is neither a base nor a memory size.
     """
-    if base is not None and memory_bytes is bandwidth_bytes_per_second is flops_per_second is None:
-        return base
     if base is None:
         if memory_bytes is None:
             raise UsageError("a custom device needs --gpu-memory", "for example: --gpu-memory 80GB")
         flops = {} if flops_per_second is None else {"bf16": flops_per_second, "fp16": flops_per_second}
         rate = bandwidth_bytes_per_second or 0
-        return Gpu(CUSTOM, None, None, memory_bytes, None, rate, flops, None, None, None, (), "options", None)
+        own = Gpu(CUSTOM, None, None, memory_bytes, None, rate, flops, None, None, None, (), "options", None)
+        return own._replace(network_bytes_per_second=network_bytes_per_second or own.network_bytes_per_second)
     given: dict[str, Any] = {
         "memory_bytes": memory_bytes,
         "bandwidth_bytes_per_second": bandwidth_bytes_per_second,
         "flops_per_second": None if flops_per_second is None else _scaled(base.flops_per_second, flops_per_second),
+        "network_bytes_per_second": network_bytes_per_second,
     }
     changed = base._replace(**{name: figure for name, figure in given.items() if figure is not None})
     return changed if changed == base else changed._replace(source=f"{base.source}; changed by options")
@@ -260,6 +273,8 @@ def _read(mapping: dict[object, object]) -> Gpu:
         date=str(facts.pop("date")),
         note=None if note is None else _text(note),
         inline_ecc=inline_ecc,
+        machine_devices=_scale(facts.pop("machine_devices", _OF_MACHINE), 1),
+        network_bytes_per_second=_scale(facts.pop("network_gb_per_second", _PORT_BYTES_PER_SECOND / 10**9), 10**9),
     )
     if facts:
         raise ValueError(f"unknown key {min(facts)!r}")

@@ -11,17 +11,13 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from kvcalc.records import NamedTuple
+from kvcalc.throughput.hardware import node_devices
 
 if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu
 
-# For more devices than one fast link connects: one 400 Gbit/s network port per device, as is common in such machines.
-_NETWORK_BYTES_PER_SECOND = 50e9
 # PCIe 4.0 x16 in one direction, used if the device's own rate is not known.
 _PCIE_BYTES_PER_SECOND = 32e9
-# A link of fewer devices is a bridge between cards of one machine. Its pairs are not connected by a network.
-_NODE_DEVICES = 8
-
 # NCCL in CUDA graphs, 8 x H200 a node. An all-reduce of 8 KiB takes 17.2 us in one node (sgl-project/sglang#22734) and
 # 45.8 us over four (microsoft/mscclpp#794). Two sends over the network for each doubling of the nodes are four for four
 # nodes, so each takes 7 us. (A100 with HDR: 63 us over 32 nodes, NVIDIA/nccl#652. NCCL's own estimate, src/graph/
@@ -60,27 +56,26 @@ def all_reduce(gpu: Gpu, size: int) -> AllReduce:
 
 
 def nodes(gpu: Gpu, size: int) -> int:
-    """The nodes that `size` devices need. Devices without a fast link, or with bridges, count as one node."""
-    link = gpu.interconnect
-    return 1 if link is None or link.devices < _NODE_DEVICES else ceil(size / link.devices)
+    """The nodes that `size` devices need: parts between which there is only a network."""
+    return ceil(size / node_devices(gpu))
 
 
 def network_bytes_per_second(gpu: Gpu) -> float:
     """Bytes per second that one device sends to other nodes: never more than over its own link."""
-    own = _NETWORK_BYTES_PER_SECOND if gpu.interconnect is None else float(gpu.interconnect.bytes_per_second)
-    return min(_NETWORK_BYTES_PER_SECOND, own)
+    port, link = gpu.network_bytes_per_second, gpu.interconnect
+    return float(port if link is None else min(port, link.bytes_per_second))
 
 
 def link_bytes_per_second(gpu: Gpu, devices: int) -> float:
     """Bytes per second that one device sends to its peers.
 
-    They go over its fast link, or over the network if there are more devices than the link connects. In a mesh, they go
-    over the links to these peers only.
+    They go over its fast link, over PCIe if the link joins fewer devices, or over the network if several machines are
+    needed. In a mesh, they go over the links to these peers only.
     """
     link = gpu.interconnect
-    if link is None:
-        return float(gpu.pcie_bytes_per_second or _PCIE_BYTES_PER_SECOND)
-    if devices > link.devices:
+    if nodes(gpu, devices) > 1:
         return network_bytes_per_second(gpu)
+    if link is None or devices > link.devices:
+        return float(gpu.pcie_bytes_per_second or _PCIE_BYTES_PER_SECOND)
     share = max(1, devices - 1) / (link.devices - 1) if link.mesh else 1.0
     return link.bytes_per_second * share

@@ -12,8 +12,7 @@ from itertools import chain
 from kvcalc.errors import UsageError, nearest
 from kvcalc.model.files import chunks_of
 from kvcalc.traces import csv_rows, json_rows
-from kvcalc.traces.gzip_files import decompressed
-from kvcalc.traces.lines import MAX_LINE_BYTES, Line, read_lines
+from kvcalc.traces.lines import MAX_LINE_BYTES, Line, decompressed, read_lines
 from kvcalc.traces.request import BadRowError, Row, TraceRequest
 
 __all__ = ["FORMATS", "Trace", "TraceRequest", "is_csv_header", "read_trace", "rows_text"]

@@ -21,8 +21,10 @@ from triton.runtime import interpreter
 
 from kvcalc.attention import fused_step, step
 from kvcalc.attention.backends import split_kv
+from kvcalc.attention.backends.libraries import Triton
 from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.core import eager_attention
+from kvcalc.attention.ragged import RaggedCache
 from kvcalc.attention.rope import RotaryEmbedding
 
 CPU = torch.device("cpu")
@@ -77,6 +79,9 @@ def hasten_interpreter() -> None:
 
 def make_cache(case: dict[str, Any], shapes: tuple[tuple[int, int], ...]) -> TokenCache:
     stored = DTYPES.get(case.get("stored", ""))
+    if "lengths" in case:
+        kept = (*case["lengths"],), shapes, case.get("window"), DTYPES[case["dtype"]], CPU, stored
+        return RaggedCache(*kept, block_size=case.get("block_size", 16) if case["layout"] == "paged" else None, seed=3)
     made = (2, shapes, case["tokens"], case.get("window"), DTYPES[case["dtype"]], CPU, stored)
     if case["layout"] == "paged":
         return PagedCache(*made, block_size=case.get("block_size", 16), seed=3)
@@ -89,17 +94,22 @@ def error_of(case: dict[str, Any]) -> float:
     is_latent = bool(case.get("latent"))
     shapes = ((1, k_width),) if is_latent else ((kv_heads, k_width), (kv_heads, v_width))
     cache = make_cache(case, shapes)
-    tokens, size = case["tokens"], case.get("size", 1.0)
+    tokens, size, batch = cache.max_tokens, case.get("size", 1.0), cache.batch_size
     torch.manual_seed(0)
-    cache.append(tuple((torch.randn(2, h, tokens, w) * size).to(cache.dtype) for h, w in shapes))
-    query = (torch.randn(2, heads, 1, k_width) / size).to(cache.dtype)
-    out = split_kv.decode(
-        query, cache.tensors, cache.scales, cache.table, cache.held, 0.1, v_width if is_latent else None
-    )
+    cache.append(tuple((torch.randn(batch, h, tokens, w) * size).to(cache.dtype) for h, w in shapes))
+    query = (torch.randn(batch, heads, 1, k_width) / size).to(cache.dtype)
+    out = Triton().attend(query, cache, 0.1, v_width if is_latent else None)
     assert out.dtype == cache.dtype
+    return max(
+        error_of_one(query[first : first + one.batch_size], one, out[first : first + one.batch_size], v_width)
+        for first, one in enumerate(cache.each())
+    )
+
+
+def error_of_one(query: torch.Tensor, cache: TokenCache, out: torch.Tensor, v_width: int) -> float:
     cache.dtype = torch.float32
     rows = tuple(view.float() for view in cache.views())
-    key, value = (rows[0], rows[0][..., :v_width]) if is_latent else rows
+    key, value = rows if len(rows) == 2 else (rows[0], rows[0][..., :v_width])
     expected = eager_attention(query.float(), key, value, scale=0.1)
     return float((out.float() - expected).norm() / expected.norm())
 
@@ -112,21 +122,23 @@ def is_same_step(case: dict[str, Any]) -> bool:
     fused, plain = make_cache(case, shapes), make_cache(case, shapes)
     rope = RotaryEmbedding(rope_dim) if rope_dim else None
     same = True
+    batch = fused.batch_size
+    begin = fused.length = plain.length = max(plain.behind, default=0)
     for number in range(7):
         torch.manual_seed(number)
         front = value = None
         if is_latent:
-            query = torch.randn(2, 1, 4 * (30 + rope_dim)).to(dtype).view(2, 1, 4, -1).transpose(1, 2)[..., 30:]
-            down = torch.randn(2, 1, 1, 40 + rope_dim).to(dtype)
+            query = torch.randn(batch, 1, 4 * (30 + rope_dim)).to(dtype).view(batch, 1, 4, -1).transpose(1, 2)[..., 30:]
+            down = torch.randn(batch, 1, 1, 40 + rope_dim).to(dtype)
             front, key = down[..., :40].clone(), down[..., 40:]
         else:
             widths = ((4, 24), (2, 24), (2, 18))
-            made = (torch.randn(2, 1, h * w).to(dtype).view(2, 1, h, w).transpose(1, 2) for h, w in widths)
+            made = (torch.randn(batch, 1, h * w).to(dtype).view(batch, 1, h, w).transpose(1, 2) for h, w in widths)
             query, key, value = made
         rotated = fused_step.rotate_and_append(rope, query, key, fused, value, front)
         expected = step.rotate_and_append(rope, query, key, plain, value=value, front=front)
         pairs = zip((rotated, *fused.tensors, *fused.scales), (expected, *plain.tensors, *plain.scales))
-        same &= fused.length == plain.length == number + 1
+        same &= fused.length == plain.length == begin + number + 1
         same &= all(torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)) for mine, theirs in pairs)
     return same
 

@@ -99,8 +99,28 @@ def flash_attn() -> ModuleType:
             cache_seqlens = torch.full((batch,), key.shape[1], dtype=torch.int32, device=key.device)
         return attend(q, key, value, cache_seqlens, softmax_scale)
 
+    def flash_attn_varlen_func(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: None = None,
+        deterministic: bool = False, return_attn_probs: bool = False, block_table: None = None,
+    ) -> Tensor:  # fmt: skip
+        check(q.dtype in HALF and k.dtype == v.dtype == q.dtype, "query and key must have the same dtype")
+        check(cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32, "cu_seqlens must have dtype int32")
+        batch = len(cu_seqlens_q) - 1
+        check(cu_seqlens_k.shape == (batch + 1,), "cu_seqlens_k must be (batch + 1,)")
+        check(q.stride(-1) == k.stride(-1) == v.stride(-1) == 1, "must have contiguous last dimension")
+        check(q.shape[0] == batch and max_seqlen_q == 1, "one query for each sequence")
+        check(k.dim() == v.dim() == 3 and q.shape[1] % k.shape[1] == 0, "K must be (tokens, heads, width)")
+        on_one_device(q, k, v, cu_seqlens_q, cu_seqlens_k)
+        module.calls.append(tuple(k.shape))
+        # The rows of each sequence, and those behind them, which do not count.
+        at = (cu_seqlens_k[:-1, None] + torch.arange(max_seqlen_k, device=k.device)).clamp(max=len(k) - 1).long()
+        return attend(q[:, None], k[at], v[at], cu_seqlens_k.diff(), softmax_scale)[:, 0]
+
     module: Any = ModuleType("flash_attn")
     module.flash_attn_with_kvcache, module.calls = flash_attn_with_kvcache, []
+    module.flash_attn_varlen_func = flash_attn_varlen_func
     return module  # type: ignore[no-any-return]
 
 
@@ -127,6 +147,13 @@ def blocks_of(pages: list[int], page_size: int, kv_heads: int) -> int:
         else:
             high = middle
     return sum(-(-max(each, 1) // low) for each in pages) * kv_heads
+
+
+def table_of(starts: Tensor, indices: Tensor) -> Tensor:
+    """The pages of every sequence as a row of a table. Those of a shorter one are followed by its last page."""
+    counts = starts.diff().tolist()
+    rows = [indices[first : first + count] for first, count in zip(starts.tolist(), counts)]
+    return torch.stack([torch.cat((row, row[-1:].expand(max(counts) - len(row)))) for row in rows])
 
 
 def flashinfer() -> ModuleType:
@@ -165,11 +192,10 @@ def flashinfer() -> ModuleType:
             check(bool((last >= 1).all() and (last <= page_size).all()), "last_page_len must be from 1 to page_size")
             pages = (starts[1:] - starts[:-1]).tolist()
             check(len(indices) == int(starts[-1]), "indices must have indptr[-1] entries")
-            check(len(set(pages)) == 1, "this stub takes sequences of one length")
             lengths = [(count - 1) * page_size + int(end) for count, end in zip(pages, last)]
             self.planned = {
                 "dtypes": (q_data_type, kv_data_type or q_data_type), "heads": (num_qo_heads, num_kv_heads, head_dim),
-                "page_size": page_size, "scale": sm_scale, "table": indices.view(len(pages), -1),
+                "page_size": page_size, "scale": sm_scale, "table": table_of(starts, indices),
                 "lengths": torch.tensor(lengths, dtype=torch.int32).to(self.device),
             }  # fmt: skip
             blocks = blocks_of(pages, page_size, num_kv_heads)
@@ -215,7 +241,7 @@ def flashinfer() -> ModuleType:
             check(pages == [-(-length // page_size) for length in lengths.tolist()], "kv_indptr is not kv_len_arr's")
             self.planned = {
                 "dtypes": (q_data_type, q_data_type, kv_data_type, kv_data_type), "scale": sm_scale,
-                "page_size": page_size, "table": indices[: int(starts[-1])].view(len(pages), -1),
+                "page_size": page_size, "table": table_of(starts, indices),
                 "lengths": lengths.to(self.device), "heads": num_heads,
             }  # fmt: skip
             # It deals pieces of all sequences to all multiprocessors, whatever their pages are.

@@ -68,8 +68,8 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def merge(splits: int = 4, elements: int = 128) -> None:
     part, out = (torch.empty(64, dtype=torch.bfloat16) for _ in range(2))
-    constants = {"V_WIDTH": 128, "ELEMENTS": elements, "PARTS": 16}
-    launch._check(split_kv.merge, (part, torch.empty(64), out, splits), constants)
+    constants = {"V_WIDTH": 128, "ELEMENTS": elements, "PARTS": 16, "EACH": 0}
+    launch._check(split_kv.merge, (part, torch.empty(64), part, out, splits), constants)
 
 
 def files(folder: Path) -> set[Path]:
@@ -83,7 +83,7 @@ def test_the_child_leaves_the_kernel_where_this_process_finds_it(tmp_path: Path)
     # The process itself, which would compile for the same device.
     part, out = (torch.empty(64, dtype=torch.bfloat16) for _ in range(2))
     assert driver.active.get_current_target() == GPUTarget("cuda", 90, 32)
-    split_kv.merge.warmup(part, torch.empty(64), out, 4, V_WIDTH=128, ELEMENTS=128, PARTS=16, grid=(1,))
+    split_kv.merge.warmup(part, torch.empty(64), part, out, 4, V_WIDTH=128, ELEMENTS=128, PARTS=16, EACH=0, grid=(1,))
     assert files(tmp_path / "triton") == found
 
 

@@ -103,6 +103,23 @@ def test_interpreted_lengths_and_windows(check: Any) -> None:
     check([*lengths, *({"tokens": 90, "window": 37, "layout": layout, **kept} for layout in ("dense", "paged"))])
 
 
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_interpreted_sequences_of_different_lengths(check: Any, interpreted: Any, layout: str) -> None:
+    """Sequences of one token, of many parts and in between, windows that have turned for some of them, and a step."""
+    lengths = [1, 700, 65, 64, 300]
+    kept = {"lengths": lengths, "dtype": "float16", "layout": layout}
+    grouped = {**kept, "heads": (4, 2, 32, 32)}
+    latent = {**kept, "heads": LATENTS[1], "latent": True}
+    check([
+        {**grouped, "device": HOPPER}, {**grouped, "device": AMPERE, "stored": "int8"},
+        {**grouped, "device": HOPPER, "window": 100}, {**latent, "device": HOPPER},
+        {**latent, "device": AMPERE, "stored": "float8_e4m3fn"}, {**grouped, "device": ROCM, "lengths": [33, 33]},
+    ])  # fmt: skip
+    steps = {"dtype": "bfloat16", "layout": layout, "block_size": 4, "lengths": [9, 20, 14], "rope_dim": 16}
+    cases = [steps, {**steps, "stored": "int8", "window": 6}, {**steps, "latent": True}]
+    assert interpreted(cases) == [1.0] * len(cases)
+
+
 def test_nan_in_the_cache_is_not_hidden(interpreted: Any) -> None:
     nan = {"heads": (4, 2, 32, 32), "tokens": 30, "layout": "dense", "dtype": "float16", "size": float("inf")}
     errors = interpreted([{**nan, "stored": stored, "device": AMPERE} for stored in (None, "int8", "float8_e4m3fn")])
@@ -141,6 +158,19 @@ def test_the_number_of_parts(blocks: int, tiles: int, at_once: int, expected: in
     from kvcalc.attention.backends import split_kv
 
     assert split_kv.parts(blocks, tiles, at_once) == expected
+
+
+def test_the_parts_of_different_lengths_fill_the_device() -> None:
+    """They are shared as evenly as one sequence's, and a short sequence is not cut into many."""
+    from kvcalc.attention.backends import split_kv
+
+    for tiles in ((16, 128, 512), (1, 1, 1, 2000), (64,) * 40, tuple(range(1, 200))):
+        counts = split_kv.ragged_parts(8, tiles, 264)
+        largest = max(-(-each // count) for each, count in zip(tiles, counts))
+        assert all(1 <= count <= each for each, count in zip(tiles, counts))
+        # Places that take the largest part last, after an even share of all tiles.
+        assert largest <= max(2, sum(tiles) * 8 / 264)
+        assert 8 * sum(counts) >= 0.95 * 264 or counts == tiles
 
 
 # The architecture and the processors of an A100, an H100 PCIe, an H200, and a B200.
@@ -197,7 +227,7 @@ CASES = [
 AT_DAY = {"sm80": (1, 2, 5), "sm100": (1, 2, 5), "gfx942": (0, 3, 5), "sm89": (3, 4), "sm120": (3, 4), "gfx950": (3, 4)}
 
 
-def compiled(target: str, shape: str, stored: str, page: int) -> tuple[Any, str]:
+def compiled(target: str, shape: str, stored: str, page: int, ragged: int = 0) -> tuple[Any, str]:
     """The kernel as `split_kv.decode` would call it, compiled for `target`, and what the compiler printed."""
     from triton.compiler import ASTSource
 
@@ -210,10 +240,10 @@ def compiled(target: str, shape: str, stored: str, page: int) -> tuple[Any, str]
     row_width = k_width if is_latent else k_width + v_width
     tile = split_kv.tile(architecture, each, row_width, is_latent, bool(page), is_scaled)
     constants = {
-        **split_kv.widths(each, k_width, v_width, is_latent), "PAGE": page, "IS_SCALED": is_scaled,
+        **split_kv.widths(each, k_width, v_width, is_latent), "PAGE": page, "IS_SCALED": is_scaled, "RAGGED": ragged,
         "HEADS": tile.heads, "TOKENS": tile.tokens,
     }  # fmt: skip
-    pointers = {"query": "*bf16", "key": pointer, "value": pointer, "table": "*i32", "scale": "fp32"}
+    pointers = {"query": "*bf16", "key": pointer, "value": pointer, "table": "*i32", "batch": "*i32", "scale": "fp32"}
     pointers |= dict.fromkeys(("key_scale", "value_scale", "log_sum"), "*fp32") | {"part": "*bf16"}
     names = split_kv.attend.arg_names
     signature = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names}
@@ -270,6 +300,16 @@ def test_it_compiles_without_spills_and_fits_shared_memory(
     assert spilled_bytes(kernel, said) <= most_spilled
 
 
+@pytest.mark.parametrize(("target", "shape", "page"), [("sm90", "gqa", 0), ("gfx942", "mla", 16), ("sm100", "gqa", 16)])
+def test_different_lengths_spill_nothing(
+    target: str, shape: str, page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, said = compiled(target, shape, "bf16", page, ragged=5)
+    assert kernel.metadata.shared <= SHARED[target] << 10
+    assert spilled_bytes(kernel, said) == 0
+
+
 @pytest.mark.parametrize("target", ["sm90", "gfx942", at_night("sm80"), at_night("sm100")])
 def test_the_small_kernels_compile(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merging parts, and the step before attention with an int8 cache in pages."""
@@ -281,13 +321,15 @@ def test_the_small_kernels_compile(target: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     floats = dict.fromkeys(("log_sum", "key_scales", "value_scales"), "*fp32")
     pointers = floats | dict.fromkeys(("query", "part", "out", "key", "front", "value", "cos", "sin"), "*bf16")
-    pointers |= {"keys": "*i8", "values": "*i8", "table": "*i32"}
+    pointers |= {"keys": "*i8", "values": "*i8"}
+    pointers |= dict.fromkeys(("table", "batch", "starts", "behind", "capacities"), "*i32")
     widths = {"HEADS": 64, "GROUPS": 8, "HALF": 64, "Q": 128, "K": 128, "FRONT": 0, "V": 128, "WIDTH": 128}
     most_parts = split_kv.merged_at_once(1000, TARGETS[target])
     for kernel, constants in (
-        (split_kv.merge, {"V_WIDTH": 128, "ELEMENTS": 128, "PARTS": most_parts}),
-        (fused_step.step, {**widths, "PAGE": 16, "MOST": 127}),
-        (fused_step.step, {**widths, "FRONT": 512, "K": 64, "WIDTH": 1024, "PAGE": 0, "MOST": 127}),
+        (split_kv.merge, {"V_WIDTH": 128, "ELEMENTS": 128, "PARTS": most_parts, "EACH": 0}),
+        (split_kv.merge, {"V_WIDTH": 128, "ELEMENTS": 128, "PARTS": most_parts, "EACH": 64}),
+        (fused_step.step, {**widths, "PAGE": 16, "MOST": 127, "RAGGED": True}),
+        (fused_step.step, {**widths, "FRONT": 512, "K": 64, "WIDTH": 1024, "PAGE": 0, "MOST": 127, "RAGGED": False}),
     ):
         names = kernel.arg_names
         signature = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names}

@@ -84,6 +84,12 @@ def read(text: str) -> dict[str, Any]:
             "trtllm-serve a/b --config c.yaml",
             {"tensor_parallel_size": "1", "data_parallel_size": "8", "expert_parallel_size": "8"},
         ),
+        (
+            # The type of the model and that of the cache have the same key.
+            "cat > c.yaml <<EOF\ndtype: float16\nkv_cache_config:\n  dtype: fp8\n  tokens_per_block: 64\nEOF\n"
+            "trtllm-serve a/b --config c.yaml",
+            {"kv_dtype": "fp8", "dtype": "fp16", "tokens-per-block": "64"},
+        ),
         ("llama-server -hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF", {"model": "Qwen2.5-Coder-7B", "dtype": "q8_0"}),
         ("llama-server -hf x/Qwen3-32B-GGUF:Q4_K_M -c 32768 -np 4", {"model": "Qwen3-32B", "context_tokens": "8192"}),
         ("./llama-server -m m/gpt-oss-20b-mxfp4.gguf -ctk q8_0", {"model": "gpt-oss-20b", "cache-type-k": "q8_0"}),
@@ -93,6 +99,42 @@ def read(text: str) -> dict[str, Any]:
 def test_commands_are_read(text: str, said: dict[str, Any]) -> None:
     found = read(text)
     assert {key: found[key] for key in said} == said
+
+
+@pytest.mark.parametrize(
+    ("config", "mode", "is_counted"),
+    [
+        ("3", None, False),
+        ('{"level": 3}', None, False),
+        ('{"cudagraph_mode": "NONE"}', "none", True),
+        ('{"cudagraph_mode": "PIECEWISE", "level": 3}', "piecewise", False),
+        ('{"cudagraph_mode": 2}', None, True),
+        ("{}", None, True),
+    ],
+)
+def test_a_compilation_config_is_a_number_or_an_object(config: str, mode: str | None, is_counted: bool) -> None:
+    (server,) = servers_in(f"vllm serve {LLAMA} --compilation-config '{config}'")
+    found = server.read()
+    assert (found.settings.get("cudagraph-mode"), "compilation-config" not in found.unknown) == (mode, is_counted)
+
+
+@pytest.mark.parametrize(
+    ("file", "kv_dtype", "dtype"),
+    [
+        ("dtype: float16", None, "fp16"),
+        ("kv_cache_config: {dtype: fp8}", "fp8", None),
+        ("kv_cache_config: {free_gpu_memory_fraction: 0.8}", "auto", None),
+        ("{kv_cache_config: {dtype: fp8}, dtype: bfloat16}", "fp8", "bf16"),
+        ("kv_cache_config:", None, None),
+    ],
+)
+def test_a_file_of_tensorrt_llm_has_a_type_for_the_cache_and_one_for_the_model(
+    file: str, kv_dtype: str | None, dtype: str | None
+) -> None:
+    (server,) = servers_in(f"cat > c.yaml <<EOF\n{file}\nEOF\ntrtllm-serve a/b --config c.yaml")
+    found = server.read()
+    assert (found.fields.get("kv_dtype"), found.fields.get("dtype")) == (kv_dtype, dtype)
+    assert not found.unknown
 
 
 def test_every_option_that_is_read_exists() -> None:
@@ -276,6 +318,17 @@ def test_a_command_on_several_machines_has_the_devices_of_all(kvcalc: Any) -> No
     alone = kvcalc("check", "vllm", "serve", "deepseek-ai/DeepSeek-R1", "-tp", "16", *words)
     assert alone.status == 4
     assert "one replica needs 16" in alone.err
+
+
+@pytest.mark.parametrize(("gpu", "nodes", "devices"), [
+    ("h200", 1, 4), ("h200", 2, 4), ("h200x2", 2, 4), ("h200x4", 1, 4), ("h200x4", 2, 8),
+])  # fmt: skip
+def test_each_machine_has_the_devices_that_are_given_and_one_device_is_as_many_as_needed(
+    gpu: str, nodes: int, devices: int
+) -> None:
+    text = f"vllm serve {LLAMA} -tp {devices} --nnodes {nodes} --node-rank 0 --max-model-len 8k"
+    answer: Any = check(text, gpu)
+    assert (answer["hardware"]["num_devices"], answer["starts"]) == (devices, True)
 
 
 def test_the_beginning_of_a_name_is_read_as_argparse_reads_it(kvcalc: Any) -> None:

@@ -7,7 +7,7 @@ from operator import itemgetter
 import pytest
 
 import kvcalc
-from kvcalc.engines import ENGINES, load_engine
+from kvcalc.engines import ENGINES, engine_class, load_engine
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.spec import distinct_caches, windows
@@ -123,3 +123,31 @@ def test_a_prefill_stays_alive_behind_its_windows() -> None:
     assert static["engine"]["storage_bytes"] == static["kv_cache"]["total_bytes"]
     v4 = estimate(kvcalc.load_model("deepseek-v4-flash"), context_tokens=8192, engine="transformers")
     assert v4["engine"]["storage_bytes"] is None
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b"])
+def test_smaller_types_come_best_first_with_the_least_bits_of_a_weight(name: str) -> None:
+    """No checkpoint of the type is smaller, so a model that these bits do not let fit need not be asked about."""
+    spec = SPECS.get(name) or kvcalc.load_model(name)
+    for engine in ENGINES:
+        sizes = []
+        for dtype, least in engine_class(engine).smaller_types:
+            weights = estimate(spec, engine=engine, dtype=dtype)["weights"]
+            bits = 8 * weights["bytes"] / weights["parameters"]
+            assert least <= bits < least + 2, (engine, dtype)
+            sizes.append(bits)
+        assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["bert-base", "bge-m3"])
+def test_only_engines_with_a_pool_for_encoders_say_that_they_may_reserve_one(name: str) -> None:
+    """SGLang and older builds of llama.cpp did (sgl-project/sglang#7590, ggml-org/llama.cpp#12836)."""
+    said = {}
+    for engine in ENGINES:
+        try:
+            warnings = estimate(kvcalc.load_model(name), engine=engine)["warnings"]
+        except ModelError:
+            continue
+        said[engine] = any("may reserve a pool for encoders" in one["text"] for one in warnings)
+    assert {engine for engine, says in said.items() if says} == {"sglang", "llama.cpp"}
+    assert {"vllm", "transformers"} <= set(said)

@@ -220,3 +220,15 @@ ssm_state size: {ssm / 2**30:.2f}GB
     assert found["conv_state_bytes"] == [("equal", conv)]
     assert found["ssm_state_bytes"] == [("equal", ssm)]
     assert found["pool_bytes"] == [("equal", 96_000 * 6144)]
+
+
+def test_each_stage_prints_its_own_pool_in_any_order() -> None:
+    """One layer of three is on the first of two stages of SGLang: 2,000,001 rows of 2 x 64 elements, K and V."""
+    line = "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 2000000, K size: {0} GB, V size: {0} GB\n"
+    for sizes, verdicts in (
+        (("0.48", "0.95"), ["equal", "equal"]), (("0.95", "0.48"), ["equal", "equal"]),
+        (("0.95", "0.96"), ["equal", "unexplained"]), (("0.96", "0.48"), ["unexplained", "equal"]),
+    ):  # fmt: skip
+        log = "ServerArgs(pp_size=2)\n" + "".join(line.format(size) for size in sizes)
+        for name in ("k_bytes", "v_bytes"):
+            assert [verdict for verdict, _ in figures(log, "sglang", plain(3))[name]] == verdicts, sizes

@@ -175,6 +175,19 @@ def test_a_cache_that_mlx_does_not_quantize_is_refused(config: dict[str, object]
         ask(config, "mlx", 1024, settings={"kv-bits": 8})
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("mamba-codestral-7b", "a state only"), ("llama-4-scout", "chunks"), ("deepseek-v2-lite", None)],
+)
+def test_what_a_cache_lacks_to_be_quantized_is_named(name: str, why: str | None) -> None:
+    spec, settings = kvcalc.load_model(name), {"kv-bits": 8}
+    if why is None:
+        assert estimate(spec, context_tokens=1024, engine="mlx", engine_settings=settings)["engine"]["kv_bits"] == 8
+        return
+    with pytest.raises(ModelError, match=f"does not quantize a cache with {why}"):
+        estimate(spec, context_tokens=1024, engine="mlx", engine_settings=settings)
+
+
 def test_states_stay_as_they_are_beside_a_quantized_cache() -> None:
     # The caches of 10 layers take 8.5 bits instead of 16, those of the others are states.
     less = 10 * 1024 * 2 * 2 * 256 * (16 - 8.5) / 8

@@ -9,18 +9,18 @@ import pytest
 from kvcalc.engines import load_engine
 from kvcalc.engines.allocation import Allocation, Requests
 from kvcalc.engines.engine import Engine
-from kvcalc.engines.prefixes import JointPrefixes
+from kvcalc.engines.prefixes import DraftedPrefixes, JointPrefixes, Matching
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.model.resolve import load_model
 
 BF16 = DTYPES["bf16"]
-SHARING = ("logical", "vllm", "sglang", "tensorrt-llm")
+SHARING = ("logical", "vllm", "sglang", "tensorrt-llm", "tensorrt-llm@1.3.0rc28")
 # Full attention; two window sizes in turn with full attention; states; MLA; an indexer; chunks; windows alone.
 MODELS = (
     "llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b", "qwen3.5-27b", "nemotron-3-nano", "deepseek-v3", "deepseek-v3.2",
-    "llama-4-scout", "mistral-7b-v0.1", "gemma-2-9b",
+    "llama-4-scout", "mistral-7b-v0.1", "gemma-2-9b", "gemma-4-31b",
 )  # fmt: skip
 
 
@@ -192,7 +192,21 @@ def test_what_stays_for_a_later_request_grows_and_counts_the_prefix_once() -> No
             assert kept >= before or model == "llama-4-scout", (engine, model)
             assert prefixes.kept_bytes(found, min(found, shared)) <= kept
             assert kept <= prefixes.kept_bytes(shared) + prefixes.kept_bytes(found, min(found, shared)), (engine, model)
+            assert prefixes.kept_bytes(found, found) == 0
             before = kept
+
+
+def test_drafts_keep_a_block_more_of_what_is_kept_but_nothing_of_nothing() -> None:
+    own = rules_of("vllm", "llama-3.1-8b").prefixes(load_model("llama-3.1-8b"), BF16)
+    drafted, block = DraftedPrefixes(own, 3, Matching(drops_block=True)), own.unit_bytes
+    for name in ("kept_bytes", "tier_bytes"):
+        of_drafts = getattr(drafted, name)
+        assert (of_drafts(0), of_drafts(1024, 1024), of_drafts(16, 1024)) == (0, 0, 0)
+        assert (of_drafts(1024), of_drafts(1024, 1008)) == (65 * block, 2 * block)
+    assert drafted.idle_bytes(0, 1024, 2) == 2 * 65 * block
+    assert drafted.idle_bytes(0, 0, 2) == own.idle_bytes(0, 0, 2)
+    assert drafted.batch_bytes(0, 1024, 2) == 2 * 65 * block  # the slots of drafts begin a block
+    assert [drafted.found(tokens) for tokens in (15, 16, 31, 32, 1024)] == [0, 0, 0, 16, 1008]
 
 
 def test_all_stages_save_alike() -> None:
@@ -258,6 +272,20 @@ def test_windows_keep_only_the_blocks_of_the_last_window() -> None:
     # TensorRT-LLM keeps whole blocks of 32 tokens of the window. Before 1.3.0rc28, it kept all tokens.
     for engine, window in (("tensorrt-llm@1.3.0rc28", 128), ("tensorrt-llm", 8000)):
         assert rules_of(engine, "gpt-oss-20b").prefixes(rules.spec, BF16).kept_bytes(8000) == (8000 + window) * row
+
+
+def test_requests_of_tensorrt_llm_hold_windows_of_their_own_after_the_prefix() -> None:
+    """gpt-oss-20b: a window of 128 tokens is in at most 5 blocks of 32, and the last one of a prefix in 4.
+
+    One request at a time computes its prompt, and has all blocks after the prefix until then.
+    """
+    rules, slot, page = rules_of("tensorrt-llm@1.3.0rc28", "gpt-oss-20b"), 32 * 12 * 2 * 8 * 64 * 2, 2 << 20
+    prefixes = rules.prefixes(rules.spec, BF16)
+    for after, common, own in ((1, 4, 1), (3, 2, 3), (4, 1, 4), (5, 0, 5), (90, 0, 5)):
+        for batch in (1, 2, 7):
+            slots = (32 + batch * after) + (common + (batch - 1) * own + after)
+            held = prefixes.batch_bytes(1024, 1024 + 32 * after, batch)
+            assert held == -(-slots * slot // page) * page, (after, batch)
 
 
 def test_what_a_prefill_instance_sends() -> None:

@@ -398,6 +398,22 @@ def test_sglang_default_share_of_a_release(release: str, method: str | None, res
     assert found.settings == {"mem_fraction_static": round((81920 - reserved) / 81920, 3)}
 
 
+# Before 0.5.3, by the memory of a device in MiB, and half a GiB for each rank (a tenth of one on small devices).
+@pytest.mark.parametrize(
+    ("mib", "ranks", "gib"),
+    [
+        (24564, 1, 2.9), (35839, 8, 3.6), (35840, 8, 13.5), (81920, 1, 10), (92159, 8, 13.5), (92160, 8, 16),
+        (143771, 1, 12.5), (163839, 8, 16), (163840, 8, 32), (183359, 1, 32),
+    ],
+)  # fmt: skip
+def test_sglang_s_older_default_share_follows_the_memory_and_the_ranks(mib: int, ranks: int, gib: float) -> None:
+    for release in ("0.4.7.post1", "0.5.2"):
+        for dp_ranks, more in ((1, 0), (2, 4)):
+            asked: dict[str, Any] = {"memory_bytes": mib * MIB, "ranks": ranks, "dp_ranks": dp_ranks}
+            found = ask("sglang", release=release_of(f"sglang@{release}"), **asked)
+            assert found.settings == {"mem_fraction_static": round((mib - (gib + more) * 1024) / mib, 3)}
+
+
 def test_sglang_default_share_on_a_small_device_of_a_release() -> None:
     # 24,564 MiB: a prefill step has 4,096 tokens since 0.5.20, and the graphs 48 requests (24 and 16 before).
     for release, tokens, graph in (("0.5.19", 2048, 24), ("0.5.20", 4096, 48)):

@@ -55,7 +55,7 @@ def test_the_shares_outputs_add_up_to_the_whole_layers(name: str, size: int, win
         expected = whole(x)
         total = torch.zeros_like(expected)
         for share in shares_of(whole, shape, size, window):
-            cache = make_cache(share, 2, 11, torch.float64, torch.device("cpu"))
+            cache = make_cache(share, (11, 11), torch.float64, torch.device("cpu"))
             total += torch.cat([share(part, cache) for part in x.split([6, 1, 1, 3], dim=1)], dim=1)
     torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-10)
 

@@ -21,7 +21,7 @@ import torch
 import torch._dynamo  # flex loads it. Its first import must not run on a simulated device, half of it would stay.
 
 import kvcalc as library
-from kvcalc.attention import rope
+from kvcalc.attention import ragged, rope
 from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.measure import choose, run, runner
 from kvcalc.measure.devices.timing import Timings
@@ -54,6 +54,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """A device with all libraries. Backends are new, because they keep tensors and plans."""
     install(monkeypatch)
     rope._LAST.clear()
+    ragged.on_device.cache_clear()
     for name in BACKENDS:
         monkeypatch.setitem(BACKENDS, name, renewed(name))
     with simulated_cuda() as machine:
@@ -68,11 +69,13 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def noted(stack: Any, *given: Any) -> Any:
         made = make(stack, *given)
-        tensors = [
-            t for cache in stack.caches for value in vars(cache).values()
+        holders = [holder for cache in stack.caches for holder in (cache, *getattr(cache, "_each", ()))]
+        storages = {
+            t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for holder in holders for value in vars(holder).values()
             for t in (value if isinstance(value, tuple) else (value,)) if isinstance(t, torch.Tensor)
-        ]  # fmt: skip
-        found.append(sum(-(-t.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES for t in tensors))
+        }  # fmt: skip
+        found.append(sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in storages.values()))
         return made
 
     monkeypatch.setattr(run, "make_caches", noted)
@@ -98,6 +101,7 @@ def check_released(machine: Machine) -> None:
     for module in STUBS:
         sys.modules.pop(module, None)
     rope._LAST.clear()
+    ragged.on_device.cache_clear()
     gc.collect()
     assert machine.devices[0].allocated == 0
 
@@ -125,6 +129,23 @@ def test_every_layout(kvcalc: Any, device: Machine, allocations: list[int], opti
     result = kvcalc("measure", *SHORT, *options)
     assert result.status == 0, result.err
     check(result.json, device, allocations)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (), ("--block-size", "16", "--kv-dtype", "int8"), ("--sliding-window", "50"), (*MLA, "--mla", "expanded"),
+        ("--backend", "flash-attn"), ("--backend", "flashinfer", "--block-size", "16"), ("--backend", "sdpa-flash"),
+        ("--backend", "flashmla", *MLA, "--block-size", "64"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_different_lengths(kvcalc: Any, device: Machine, allocations: list[int], options: tuple[str, ...]) -> None:
+    short = [word for word in SHORT if word not in ("--context", "200")]
+    result = kvcalc("measure", *short, "--lengths", "200,40,90", *options)
+    assert result.status == 0, result.err
+    check(result.json, device, allocations)
+    assert not [warning for warning in result.json["warnings"] if "allocator" in warning["text"]]
 
 
 NAMED: list[Any] = [

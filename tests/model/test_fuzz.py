@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from kvcalc.model.reader import TOWER_KEYS
 from kvcalc.model.towers import towers_of
 from kvcalc.model.towers.images import image_tokens
 from kvcalc.model.towers.rules import spelled_out
+from kvcalc.model.towers.weights import row_of
 from kvcalc.model.type_tables import FAMILIES, REMOTE_FAMILIES, rows_of
 from kvcalc.model.wrappers import WRAPPERS
 from tests.conftest import ROOT
@@ -103,9 +105,12 @@ def keys_of_families() -> list[str]:
 
 
 @cache
-def keys_of_towers(module: str) -> list[str]:
-    names = ("blocks", "bodies", "image_rule", "__init__", module)
-    return sorted({key for name in names for key in words(MODEL / "towers" / f"{name}.py")})
+def keys_of_towers(rule: str) -> list[str]:
+    """The keys that a rule of towers reads: the strings of its module, or the words of its row."""
+    module, dot, _ = rule.partition(".")
+    names = ("blocks", "bodies", "image_rule", "__init__", *([module] if dot else []))
+    own = set() if dot else {*re.findall(r"[a-z]\w+", str(row_of(rule)))}
+    return sorted(own | {key for name in names for key in words(MODEL / "towers" / f"{name}.py")})
 
 
 def odd(random: Random, keys: list[str], depth: int = 0) -> Any:
@@ -162,20 +167,20 @@ def test_an_answer_or_a_clean_refusal(pytestconfig: pytest.Config) -> None:
 
 
 class Described(NamedTuple):
-    """A type of a tower, or of a model with one, and the module that has its rule."""
+    """A type of a tower, or of a model with one, and its rule."""
 
     table: str
     key: str
-    module: str
+    rule: str
     model_type: str
 
 
 @cache
 def described() -> list[Described]:
     return [
-        Described(table, key, rule.split(".")[0], model_type)
-        for table, found in rows_of("towers").items()
-        for key, rows in found.items()
+        Described(table, key, rule, model_type)
+        for table in ("vision", "audio", "images")
+        for key, rows in rows_of("towers")[table].items()
         for rule, types, _ in spelled_out(rows)
         for model_type in types
     ]
@@ -186,7 +191,7 @@ def test_towers_and_images_are_counted_or_refused_with_the_reason(pytestconfig: 
     text = kvcalc.read_config({"model_type": "generic", **SMALL}, "test", "test")
     for _ in range(pytestconfig.getoption("--cases")):
         one = random.choice(described())
-        keys = keys_of_towers(one.module)
+        keys = keys_of_towers(one.rule)
         tower, outer = some(random, keys, 6), some(random, keys, 5)
         (tower if one.key == "by_tower" else outer)["model_type"] = one.model_type
         outer.setdefault("model_type", "x")

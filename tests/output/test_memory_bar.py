@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcalc.output.human.memory_bar import bar
+from kvcalc.output.human.fit import bar
 
 
 def parts(weights: int, kv: int, activation: int, reserve: int, device: int) -> dict[str, int]:

@@ -61,30 +61,5 @@ def test_a_length_that_pays_between_others_is_not_the_answer() -> None:
     assert tiers.break_even_tokens(lambda n: 0.0, lambda _: 1.0, 16, 8) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "rate"),
-    [
-        ("infiniband-400g", 50e9),
-        ("infiniband-800g", 100e9),
-        ("InfiniBand-200g", 25e9),
-        ("ethernet-50g", 6.25e9),
-        ("ethernet-10g", 1.25e9),
-    ],
-)
-def test_networks(name: str, rate: float) -> None:
-    assert tiers.network_bytes_per_second(name) == rate
-
-
-@pytest.mark.parametrize(
-    "name", ["infiniband", "ethernet-100", "ethernet-77g", "token-ring-100g", "50GB/s", "-100g", "ethernet-fastg", ""]
-)
-def test_other_names_are_no_networks(name: str) -> None:
-    assert tiers.network_bytes_per_second(name) is None
-
-
-def test_all_listed_networks_are_known() -> None:
-    assert all(tiers.network_bytes_per_second(name) for name in tiers.network_names())
-
-
 def test_moving() -> None:
     assert tiers.move_seconds(4_026_531_840, 50e9) == pytest.approx(0.0805306368)

@@ -50,6 +50,40 @@ def test_variables_are_a_mapping_a_list_of_texts_or_a_list_of_names(text: str) -
     assert {**server.environment} == {"A": "1", "B": "x=y"}
 
 
+@pytest.mark.parametrize(
+    ("devices", "number"),
+    [
+        ("[{count: 4}]", 4), ("[{count: all}]", None), ("[{count: '2'}]", None), ("[{capabilities: [gpu]}]", None),
+        ("[{device_ids: ['0', '3', '5']}]", 3), ("[{device_ids: '0,3', count: 2}]", 2),
+        ("[text, {capabilities: [gpu]}, {count: 2}, {count: 8}]", 2), ("text", None), ("{count: 4}", None),
+        ("[]", None),
+    ],
+)  # fmt: skip
+def test_a_service_gets_the_devices_that_it_reserves(devices: str, number: int | None) -> None:
+    """deploy.md of the compose specification: `count` or `device_ids`, the first entry that has one of them."""
+    service = (
+        f"image: '{IMAGE}', command: '--model x/y', deploy: {{resources: {{reservations: {{devices: {devices}}}}}}}"
+    )
+    (server,) = servers_in(f"services: {{a: {{{service}}}}}")
+    assert server.num_devices == number
+    for deploy in ("text", "{resources: text}", "{resources: {reservations: [a]}}"):
+        (server,) = servers_in(f"services: {{a: {{image: '{IMAGE}', command: '--model x/y', deploy: {deploy}}}}}")
+        assert server.num_devices is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "number"),
+    [
+        ("{nvidia.com/gpu: 4}", 4), ("{amd.com/gpu: '8'}", 8), ("{cpu: 8}", None), ("{nvidia.com/gpu: $N}", None),
+        ("{nvidia.com/gpu: 2, amd.com/gpu: 3}", 2), ("{}", None), ("", None),
+    ],
+)  # fmt: skip
+def test_a_container_of_a_manifest_gets_the_devices_of_its_limits(limits: str, number: int | None) -> None:
+    container = f"{{name: c, image: '{IMAGE}', args: [--model, x/y], resources: {{limits: {limits}}}}}"
+    (server,) = servers_in(f"kind: Pod\nspec: {{containers: [{container}]}}")
+    assert (server.name, server.num_devices) == ("c", number)
+
+
 def test_documents_that_are_no_mapping_start_no_server() -> None:
     pod = f"spec: {{containers: [text, {{image: '{IMAGE}', args: [--model, x/y]}}]}}"
     assert len(servers_in(f"- a\n- b\n---\ntext\n---\n{pod}\n")) == 1
@@ -169,6 +203,11 @@ def test_only_a_server_that_starts_is_asked_for_requests() -> None:
     assert check(f"{text}4k", "l40s")["requests"] is None
 
 
+def test_an_encoder_starts_and_its_speed_is_not_known() -> None:
+    answer = check("vllm serve BAAI/bge-m3", "h100", input_tokens=500, output_tokens=1)
+    assert (answer["starts"], answer["capacity"]) == (True, None)
+
+
 @pytest.fixture
 def no_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is simulated."""
@@ -272,3 +311,40 @@ def test_no_rate_is_enough_if_none_or_not_even_a_request_alone_meets_the_target(
     slow = Knee(10.0, 10.0, alone=1.5)
     assert capacity_with(monkeypatch, slow)["requests_per_second"] == 0.0
     assert len(slow.ran) == 1
+
+
+SEVENTY, GGUF = "meta-llama/Llama-3.3-70B-Instruct", "llama-server -hf bartowski/Llama-3.3-70B-Instruct-GGUF:Q4_K_M"
+
+
+@pytest.mark.parametrize(
+    ("command", "gpu", "options"),
+    [
+        (f"vllm serve {LLAMA}", "l4", ["--max-model-len", "--tensor-parallel-size"]),
+        (f"vllm serve {LLAMA} --max-model-len 60000", "l4",
+         ["--max-model-len", "--kv-cache-dtype", "--tensor-parallel-size"]),
+        (f"vllm serve {LLAMA} --max-model-len 80000 --kv-cache-dtype fp8", "l4",
+         ["--max-model-len", "--tensor-parallel-size"]),
+        (f"vllm serve {LLAMA} --max-model-len 262144", "l4", ["--max-model-len"]),  # beyond the model's
+        (f"vllm serve {LLAMA} --max-model-len 262144", "h100", ["--max-model-len"]),
+        (f"vllm serve {SEVENTY}", "h100x4", ["--tensor-parallel-size"]),
+        (f"vllm serve {SEVENTY} -tp 2", "h100x4", ["--max-model-len", "--tensor-parallel-size"]),
+        (f"sglang serve --model-path {LLAMA} --context-length 131072", "l4", ["--tensor-parallel-size"]),
+        (f"trtllm-serve {SEVENTY}", "h100x4", ["--tp-size"]),
+        (f"{GGUF} -c 131072 -np 2", "l40s", ["--ctx-size", "--n-gpu-layers"]),
+        (f"{GGUF} -c 8192", "rtx-4090", ["--n-gpu-layers"]),
+        ("llama-server -hf unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M -c 32768", "rtx-4080",
+         ["--n-gpu-layers", "--n-cpu-moe"]),
+    ],
+)  # fmt: skip
+def test_each_change_alone_lets_the_server_start_and_a_smaller_one_does_not(
+    command: str, gpu: str, options: list[str]
+) -> None:
+    answer = check(command, gpu)
+    assert not answer["starts"]
+    assert [change["option"] for change in answer["changes"]] == options
+    for option, value in ((change["option"], change["value"]) for change in answer["changes"]):
+        assert check(f"{command} {option} {value}", gpu)["starts"], option
+        # A length or number of layers that is larger by a block or a layer, or fewer devices or experts.
+        step = {"--max-model-len": 16, "--ctx-size": 512, "--n-gpu-layers": 1, "--n-cpu-moe": -1}.get(option)
+        if step is not None and (option, gpu) != ("--max-model-len", "h100"):
+            assert not check(f"{command} {option} {int(value) + step}", gpu)["starts"], option

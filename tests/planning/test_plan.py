@@ -12,6 +12,7 @@ import kvcalc
 from kvcalc.errors import DoesNotFitError, GpuError, ModelError, UsageError
 from kvcalc.planning.cases.lengths import Lengths, one_length
 from kvcalc.planning.plan.document import ROW, Targets, parse_price, plan, refuse_empty
+from kvcalc.planning.plan.replicas import as_many_devices
 from kvcalc.planning.plan.traffic import _why_not, seconds_text
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
@@ -421,3 +422,12 @@ def test_the_printed_limit_of_clients_lets_a_replica_run_more_than_the_mean() ->
     assert best["replicas"] > 1
     limit = int(best["vllm"].split("--max-num-seqs ")[1].split()[0])
     assert best["requests_per_replica"] < limit == min(200, best["max_batch_size"])
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [(183.2, "less than 2% faster"), (181.3, "same speed"), (179.6, "180 tokens per second, not 181")],
+)
+def test_a_layout_that_lost_with_as_many_devices_says_why(other: float, words: str) -> None:
+    """Another way to split the experts must be faster by more than 2 %."""
+    assert as_many_devices(other, 181.1) == f"same number of devices, {words}"

@@ -240,7 +240,7 @@ def test_nothing_runs_where_not_one_sequence_fits() -> None:
 
 
 def test_capacities_are_named_by_what_differs_and_equal_ones_share_a_line() -> None:
-    from kvcalc.output.chart import draw_chart
+    from kvcalc.output.human.sweep import draw_chart
 
     same = grid("llama-3.1-8b", (1024, 131_072), gpus=[find_gpu("h100"), find_gpu("a100")], kv_memory_bytes=2**33)
     (capacity,) = same.chart(most_contexts=9, most_lines=9)["capacities"]

@@ -107,7 +107,10 @@ def differences(recorded: Recorded) -> str:
     paths, old, new = FIGURES[recorded.command], recorded.figures, figures_of(recorded.command, document)
     length = max(len(old), len(new))
     pairs = zip(paths, old + [None] * (length - len(old)), new + [None] * (length - len(new)))
-    return ", ".join(f"{path} {before} -> {now}" for path, before, now in pairs if before != now)
+    # Bytes and counts are integers: 2.0 is another figure than 2.
+    return ", ".join(
+        f"{path} {before} -> {now}" for path, before, now in pairs if (type(before), before) != (type(now), now)
+    )
 
 
 def answered_again(recorded: Recorded) -> Recorded:

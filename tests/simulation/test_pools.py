@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.errors import LayoutError
+from kvcalc.errors import DoesNotFitError, LayoutError
 from kvcalc.model.drafting import Speculation
 from kvcalc.simulation import pools
 from kvcalc.simulation.loads.requests import Request
@@ -223,3 +223,23 @@ def test_prefill_instances_keep_a_common_prefix() -> None:
     assert shared["prefill"]["mean_prefill_seconds"] < 0.7 * own["prefill"]["mean_prefill_seconds"]
     # The whole prompt is sent in any case.
     assert shared["prefill"]["sent_bytes"] == own["prefill"]["sent_bytes"]
+
+
+def test_a_limit_of_requests_is_that_of_the_decode_instances() -> None:
+    """One card has memory for the states of some hundred requests, so prefill instances start with a lower limit."""
+    asked: Any = {
+        "devices": "h100", "engine": "vllm", "engine_settings": {"max-num-seqs": 600}, "prompt_tokens": 500,
+        "answer_tokens": 100, "requests_per_second": 4.0, "requests": 50,
+    }  # fmt: skip
+    with pytest.raises(DoesNotFitError, match="does not start with --max-num-seqs 600"):
+        kvcalc.simulate("qwen3.6-27b", tensor_parallel_size=1, **asked)
+    found = kvcalc.simulate(
+        "qwen3.6-27b",
+        tensor_parallel_size=4,
+        prefill_replicas=1,
+        prefill_tensor_parallel_size=1,
+        transfer=LINK,
+        **asked,
+    )
+    assert found["prefill"] is not None
+    assert found["results"]["requests_per_second"] > 3

@@ -12,7 +12,6 @@ from kvcalc.throughput.constants import load_constants
 from kvcalc.throughput.costs import matrix_flops
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import all_gpus, find_gpu
-from kvcalc.throughput.links import all_reduce, link_bytes_per_second
 from kvcalc.throughput.roofline import SpeedModel, _overlap
 from kvcalc.throughput.speed import speed_model
 from tests.rows import every_row
@@ -104,25 +103,6 @@ def test_the_stored_type_says_which_operations_count() -> None:
     assert matrix_flops(h100, "nvfp4") == matrix_flops(h100, "int4") == h100.flops_per_second["bf16"]
     assert matrix_flops(t4, "bf16") == t4.flops_per_second["fp16"]
     assert matrix_flops(h100, "fp32") == h100.flops_per_second["tf32"]
-
-
-def test_devices_beyond_a_fast_link_talk_over_the_network() -> None:
-    h100, l40s = find_gpu("h100"), find_gpu("l40s")
-    assert h100.interconnect is not None
-    assert link_bytes_per_second(h100, 8) == h100.interconnect.bytes_per_second
-    assert link_bytes_per_second(h100, 16) < link_bytes_per_second(h100, 8)
-    assert link_bytes_per_second(l40s, 2) == l40s.pcie_bytes_per_second
-
-
-@pytest.mark.parametrize("name", ["mi300x", "mi355x", "gaudi3"])
-def test_without_a_switch_fewer_devices_use_fewer_links(name: str) -> None:
-    """Each of eight devices has a link to each of the seven others: two devices share one, four have three each."""
-    gpu = find_gpu(name)
-    assert gpu.interconnect is not None
-    whole = gpu.interconnect.bytes_per_second
-    assert [link_bytes_per_second(gpu, n) for n in (1, 2, 4, 8)] == [pytest.approx(whole * k / 7) for k in (1, 1, 3, 7)]
-    # So a device sends the same bytes of an all-reduce over each link, however many take part: 1 / n twice.
-    assert [all_reduce(gpu, n).link for n in (2, 4, 8)] == [pytest.approx(14 / n / whole) for n in (2, 4, 8)]
 
 
 def test_every_device_that_has_rates_has_a_speed() -> None:

@@ -187,12 +187,12 @@ def test_all_reduces_stay_in_a_node_if_a_stage_and_an_dp_rank_fit_into_it() -> N
 
 
 def test_bridges_and_pcie_are_no_nodes() -> None:
-    """Pairs of cards in one machine: one ring, whose slowest part is between the pairs."""
-    pair = GPU._replace(interconnect=Interconnect("bridge", 300 * 10**9, 2))
+    """Pairs of cards in one machine: one ring, whose slowest part is between the pairs, over PCIe."""
+    pair = GPU._replace(interconnect=Interconnect("bridge", 300 * 10**9, 2), pcie_bytes_per_second=50 * 10**9)
     split = model(gpu=pair, layout=(4, 1, 1)).times
     assert (split.transfer, split.network, split.sends) == (about(160 * 2 * 3 / 4 / 50e9), 0, 0)
-    alone = model(gpu=GPU._replace(interconnect=None), layout=(16, 1, 1)).times
-    assert (alone.transfer, alone.network, alone.sends) == (about(160 * 2 * 15 / 16 / 32e9), 0, 0)
+    alone = model(gpu=GPU._replace(interconnect=None), layout=(8, 1, 1)).times
+    assert (alone.transfer, alone.network, alone.sends) == (about(160 * 2 * 7 / 8 / 32e9), 0, 0)
 
 
 def test_devices_without_a_fast_link_have_constants_of_their_own() -> None:
@@ -371,8 +371,8 @@ def test_a_type_the_device_has_no_units_for_is_multiplied_in_the_next_it_has() -
 
 def test_bytes_between_devices_travel_over_the_slowest_way_they_must_take() -> None:
     fast, slow = (GPU._replace(interconnect=Interconnect("link", speed, 4)) for speed in (10**12, 10**9))
-    assert [link_bytes_per_second(fast, devices) for devices in (1, 4, 5)] == [10**12, 10**12, 50e9]
-    assert [link_bytes_per_second(slow, devices) for devices in (4, 5)] == [10**9, 10**9]
+    assert [link_bytes_per_second(fast, devices) for devices in (1, 4, 5, 9)] == [10**12, 10**12, 32e9, 50e9]
+    assert [link_bytes_per_second(slow, devices) for devices in (4, 9)] == [10**9, 10**9]
     none = GPU._replace(interconnect=None)
     # PCIe 4.0 x16, unless the device has its own rate.
     assert link_bytes_per_second(none, 8) == 32e9

@@ -6,6 +6,7 @@ matrix products.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -19,7 +20,8 @@ class Case(NamedTuple):
     """The case that a backend runs: device, element types, head sizes and the memory layout of the cache.
 
     `stored_dtype` is None if the cache stores `dtype` itself. `block_size` is None if the cache is not paged. With
-    `is_latent`, K and V are one tensor, and V is the first `v_width` elements of each row.
+    `is_latent`, K and V are one tensor, and V is the first `v_width` elements of each row. With `is_ragged`, the
+    sequences have different lengths.
     """
 
     device: torch.device
@@ -32,6 +34,7 @@ class Case(NamedTuple):
     stored_dtype: torch.dtype | None = None
     block_size: int | None = None
     is_latent: bool = False
+    is_ragged: bool = False
 
 
 # Of DeepSeek's latent: K, and V, which is its front.
@@ -49,12 +52,24 @@ class Cache(Protocol):
     """The part of a cache that a backend may read. See `kvcalc.attention.cache.TokenCache` and its subclasses."""
 
     layout: str
+    is_ragged: bool
     table: Tensor | None
     tensors: tuple[Tensor, ...]
     scales: tuple[Tensor, ...]
 
     @property
     def held(self) -> int: ...
+
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+
+    @property
+    def capacities(self) -> tuple[int, ...]: ...
+
+    @property
+    def starts(self) -> tuple[int, ...]: ...
+
+    def each(self) -> Sequence[Cache]: ...
 
     def views(self) -> tuple[Tensor, ...]: ...
 
@@ -70,6 +85,8 @@ class Backend:
     is_candidate = True
     reads_stored_rows = False
     """Whether it reads 8-bit rows and rows in blocks where they are, and copies nothing."""
+    takes_lengths = False
+    """Whether one call runs sequences of different lengths. Otherwise there is a call for each sequence."""
     compiles_each_shape = False
     """Whether another batch or capacity of the cache costs seconds of compiling."""
     failure: str | None = None
@@ -86,6 +103,17 @@ class Backend:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
         """Like `decode`, but over plain tensors: `query` (B, H, 1, d), `key` (B, G, s, d), `value` (B, G, s, e)."""
         return eager_attention(query, key, value, scale=scale)
+
+    def attend(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
+        """Like `decode`, but also over a cache whose sequences have different lengths."""
+        if not cache.is_ragged or self.takes_lengths:
+            return self.decode(query, cache, scale, v_width)
+        return self.attend_one_by_one(query, cache, scale, v_width)
+
+    def attend_one_by_one(self, query: Tensor, cache: Cache, scale: float | None, v_width: int | None) -> Tensor:
+        """Like `attend`, with one call for each sequence."""
+        each = enumerate(cache.each())
+        return torch.cat([self.decode(query[n : n + 1], one, scale, v_width) for n, one in each])
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         """Attend from `query` (batch, heads, 1, width) to all rows in `cache`. Returns (batch, heads, 1, V's width).

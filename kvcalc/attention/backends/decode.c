@@ -64,7 +64,8 @@ enum { FP32, FP16, BF16, INT8, FP8 };
 static const int WIDTH[] = {4, 2, 2, 1, 1};
 
 /* The location of the rows of K or V. Strides are in elements. With a block table, token s of sequence b is row
- * s % block of block table[b][s / block], and stride_b is the stride between blocks. */
+ * s % block of block table[b][s / block], and stride_b is the stride between blocks. With `starts`, sequence b begins at
+ * starts[b] x stride_b, and else at b x stride_b. */
 typedef struct {
     const char *data;
     const float *scales;
@@ -76,6 +77,7 @@ typedef struct {
 typedef struct {
     const int32_t *table;
     int64_t stride, block;
+    const int64_t *starts;
 } Pages;
 
 INLINE vec splat(float x) { return x - (vec){0}; }
@@ -194,9 +196,11 @@ INLINE vec exp_vec(vec x) {
     return p * from_bits((vecu)(whole + 127) << 23);
 }
 
+INLINE int64_t start_of(const Pages *pages, int64_t b) { return pages->starts ? pages->starts[b] : b; }
+
 INLINE int64_t offset_of(const Rows *rows, const Pages *pages, int64_t b, int64_t g, int64_t s) {
     if (!pages->table)
-        return b * rows->stride_b + g * rows->stride_g + s * rows->stride_s;
+        return start_of(pages, b) * rows->stride_b + g * rows->stride_g + s * rows->stride_s;
     int64_t block = pages->table[b * pages->stride + s / pages->block];
     return block * rows->stride_b + g * rows->stride_g + s % pages->block * rows->stride_s;
 }
@@ -205,7 +209,7 @@ INLINE float scale_of(const Rows *rows, const Pages *pages, int64_t b, int64_t g
     if (!rows->scales)
         return 1.0f;
     if (!pages->table)
-        return rows->scales[b * rows->scale_b + g * rows->scale_g + s * rows->scale_s];
+        return rows->scales[start_of(pages, b) * rows->scale_b + g * rows->scale_g + s * rows->scale_s];
     int64_t block = pages->table[b * pages->stride + s / pages->block];
     return rows->scales[block * rows->scale_b + g * rows->scale_g + s % pages->block * rows->scale_s];
 }
@@ -441,41 +445,52 @@ INLINE void part(const float *q, const Rows *k, const Rows *v, const Pages *page
     }
 }
 
+/* The number of parts of a group: `length` tokens each. */
+INLINE int64_t splits_of(int64_t tokens, int64_t length) { return tokens > length ? (tokens + length - 1) / length : 1; }
+
 /* The number of floats that `kvcalc_decode` needs in `work`. */
-int64_t kvcalc_decode_work(int64_t batch, int64_t groups, int64_t rows, int64_t splits, int64_t k_width,
-                           int64_t v_width) {
-    int64_t dk = pad(k_width), dv = pad(v_width);
-    return batch * groups * rows * dk + batch * groups * splits * (rows * (dv + 1 + LANES) + TILE * (dk + dv + rows));
+int64_t kvcalc_decode_work(int64_t batch, int64_t groups, int64_t rows, const int64_t *tokens, int64_t length,
+                           int64_t k_width, int64_t v_width) {
+    int64_t dk = pad(k_width), dv = pad(v_width), parts = 0;
+    for (int64_t b = 0; b < batch; b++)
+        parts += groups * splits_of(tokens[b], length);
+    return batch * groups * rows * dk + parts * (rows * (dv + 1 + LANES) + TILE * (dk + dv + rows));
 }
 
-/* q is (batch, groups * rows, k width) and out is (batch, groups * rows, v width). Both are fp32 and dense. */
+/* q is (batch, groups * rows, k width) and out is (batch, groups * rows, v width). Both are fp32 and dense. Sequence b
+ * has `tokens[b]` tokens, in parts of `length`, which is a multiple of TILE. */
 void kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pages, float *out, float *work,
-                  int64_t batch, int64_t groups, int64_t rows, int64_t tokens, float scale, int type, int64_t splits,
-                  int threads) {
-    int64_t dk = pad(k->width), dv = pad(v->width), parts = batch * groups * splits;
+                  int64_t batch, int64_t groups, int64_t rows, const int64_t *tokens, int64_t length, float scale,
+                  int type, int threads) {
+    int64_t dk = pad(k->width), dv = pad(v->width), parts = 0;
     float *scaled = work, *partial = work + batch * groups * rows * dk;
     int64_t each = rows * (dv + 1 + LANES) + TILE * (dk + dv + rows);
-    int64_t length = ((tokens + splits - 1) / splits + TILE - 1) / TILE * TILE;
+    for (int64_t b = 0; b < batch; b++)
+        parts += groups * splits_of(tokens[b], length);
     for (int64_t row = 0; row < batch * groups * rows; row++)
         for (int64_t i = 0; i < dk; i++)
             scaled[row * dk + i] = i < k->width ? q[row * k->width + i] * scale : 0.0f;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (int64_t p = 0; p < parts; p++) {
-        int64_t pair = p / splits, b = pair / groups, g = pair % groups;
-        int64_t first = p % splits * length, last = first + length < tokens ? first + length : tokens;
+        int64_t b = 0, n = p;
+        for (; n >= groups * splits_of(tokens[b], length); b++)
+            n -= groups * splits_of(tokens[b], length);
+        int64_t splits = splits_of(tokens[b], length), g = n / splits, first = n % splits * length;
+        int64_t last = first + length < tokens[b] ? first + length : tokens[b];
         float *mine = partial + p * each, *peak = mine + rows * dv, *total = peak + rows;
-        const float *query = scaled + pair * rows * dk;
+        const float *query = scaled + (b * groups + g) * rows * dk;
         float *scratch = total + rows * LANES;
 #define CASE(t) case t: part(query, k, v, pages, b, g, first, last, (int)rows, mine, peak, total, scratch, t); break;
         switch (type) { CASE(FP32) CASE(FP16) CASE(BF16) CASE(INT8) CASE(FP8) }
     }
-    for (int64_t pair = 0; pair < batch * groups; pair++)
+    for (int64_t pair = 0, before = 0; pair < batch * groups; pair++) {
+        int64_t end = before + splits_of(tokens[pair / groups], length);
         for (int64_t r = 0; r < rows; r++) {
             float most = -INFINITY, sum = 0, *to = out + (pair * rows + r) * v->width;
-            for (int64_t p = pair * splits; p < (pair + 1) * splits; p++)
+            for (int64_t p = before; p < end; p++)
                 most = fmaxf(most, partial[p * each + rows * dv + r]);
             memset(to, 0, v->width * sizeof(float));
-            for (int64_t p = pair * splits; p < (pair + 1) * splits; p++) {
+            for (int64_t p = before; p < end; p++) {
                 const float *from = partial + p * each;
                 /* The weight is 0 for a part without tokens. A NaN in a part must still reach the sums. */
                 float weight = expf(from[rows * dv + r] - most);
@@ -487,4 +502,6 @@ void kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pa
             for (int64_t i = 0; i < v->width; i++)
                 to[i] /= sum;
         }
+        before = end;
+    }
 }

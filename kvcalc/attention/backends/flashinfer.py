@@ -7,6 +7,7 @@ https://docs.flashinfer.ai/api/mla.html, BatchMLAPagedAttentionWrapper.
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import accumulate
 from math import gcd
 from typing import Any
 
@@ -22,28 +23,29 @@ from kvcalc.records import NamedTuple
 class Pages(NamedTuple):
     """The tensors of a cache as pools of pages of `size` tokens.
 
-    Without a `table` of the pages' numbers, page p of sequence b is number b * `per_sequence` + p. `layout` is
-    FlashInfer's name for the order of the dimensions of a pool.
+    Without a `table` of the pages' numbers, page p of sequence b is number `firsts[b]` + p. `layout` is FlashInfer's
+    name for the order of the dimensions of a pool.
     """
 
     pools: tuple[Tensor, ...]
     layout: str
     size: int
     table: Tensor | None
-    per_sequence: int = 0
+    firsts: tuple[int, ...] = ()
 
 
 class Planned:
-    """A wrapper, and the length that it has a plan for. A plan is made on the host and holds for all layers."""
+    """A wrapper, and the lengths that it has a plan for. A plan is made on the host and holds for all layers."""
 
     def __init__(self, wrapper: Any) -> None:
-        self.wrapper, self.tokens = wrapper, 0
+        self.wrapper, self.lengths = wrapper, ()
 
 
 class FlashInfer(Library):
     """FlashInfer's wrappers. A dense cache is read as pages too, because a sequence is only split between pages."""
 
     name, module, distribution = "flashinfer", "flashinfer", "flashinfer-python"
+    takes_lengths = True
     workspace_bytes = 128 << 20
     head_widths = (64, 128, 256)
     # The largest page of a dense cache. Small pages are split more evenly.
@@ -66,10 +68,12 @@ class FlashInfer(Library):
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         pages = pages_of(cache, self.page_tokens)
         run = self._run_grouped if v_width is None else self._run_latent
-        return run(query, pages, cache.held, scale, self._order(cache.table))[:, :, None]
+        return run(query, pages, cache.lengths, scale, self._order(cache.table))[:, :, None]
 
-    def _run_grouped(self, query: Tensor, pages: Pages, tokens: int, scale: float | None, order: int) -> Tensor:
-        batch, heads, _, width = query.shape
+    def _run_grouped(
+        self, query: Tensor, pages: Pages, lengths: tuple[int, ...], scale: float | None, order: int
+    ) -> Tensor:
+        _, heads, _, width = query.shape
         kv_heads = pages.pools[0].shape[1 if pages.layout == "HND" else 2]
 
         def make() -> Planned:
@@ -79,19 +83,21 @@ class FlashInfer(Library):
             workspace = self._workspace(query.device)
             return Planned(wrapper(workspace, pages.layout, use_tensor_cores=heads // kv_heads >= 4))
 
-        key = (query.device, query.shape, query.dtype, kv_heads, *pages[1:3], pages.per_sequence, scale, order)
+        key = (query.device, query.shape, query.dtype, kv_heads, *pages[1:3], pages.firsts, scale, order)
         planned = self._kept(key, make)
-        if _needs_plan(planned, query, tokens):
-            starts, indices, last = _page_lists(pages, batch, tokens)
+        if _needs_plan(planned, query, lengths):
+            starts, indices, last = _page_lists(pages, lengths)
             planned.wrapper.plan(
                 starts, indices, last, heads, kv_heads, width, pages.size, pos_encoding_mode="NONE",
                 q_data_type=query.dtype, kv_data_type=pages.pools[0].dtype, sm_scale=scale,
             )  # fmt: skip
-            planned.tokens = tokens
+            planned.lengths = lengths
         out: Tensor = planned.wrapper.run(query[:, :, 0], pages.pools)
         return out
 
-    def _run_latent(self, query: Tensor, pages: Pages, tokens: int, scale: float | None, order: int) -> Tensor:
+    def _run_latent(
+        self, query: Tensor, pages: Pages, lengths: tuple[int, ...], scale: float | None, order: int
+    ) -> Tensor:
         batch, heads, _, width = query.shape
         rank = LATENT_WIDTHS[1]
         latent = pages.pools[0].flatten(1, 2)
@@ -100,17 +106,16 @@ class FlashInfer(Library):
             wrapper = import_module(f"{self.module}.mla").BatchMLAPagedAttentionWrapper
             return Planned(wrapper(self._workspace(query.device)))
 
-        key = (query.device, query.shape, query.dtype, pages.size, pages.per_sequence, scale, order, "MLA")
+        key = (query.device, query.shape, query.dtype, pages.size, pages.firsts, scale, order, "MLA")
         planned = self._kept(key, make)
-        if _needs_plan(planned, query, tokens):
-            starts, indices, _ = _page_lists(pages, batch, tokens)
+        if _needs_plan(planned, query, lengths):
+            starts, indices, _ = _page_lists(pages, lengths)
             queries = torch.arange(batch + 1, dtype=torch.int32)
-            lengths = torch.full((batch,), tokens, dtype=torch.int32)
             planned.wrapper.plan(
-                queries, starts, indices, lengths, heads, rank, width - rank, pages.size, False,
-                width**-0.5 if scale is None else scale, query.dtype, latent.dtype,
+                queries, starts, indices, torch.tensor(lengths, dtype=torch.int32), heads, rank, width - rank,
+                pages.size, False, width**-0.5 if scale is None else scale, query.dtype, latent.dtype,
             )  # fmt: skip
-            planned.tokens = tokens
+            planned.lengths = lengths
         content, rope = query[:, :, 0, :rank], query[:, :, 0, rank:]
         out: Tensor = planned.wrapper.run(content, rope, latent[..., :rank], latent[..., rank:])
         return out
@@ -133,12 +138,16 @@ def pages_of(cache: Cache, most_tokens: int) -> Pages:
     """The pages of `cache`, without a copy. Pages of a dense cache are the largest that divide its capacity.
 
     A page of several heads is not contiguous in a dense cache (B, G, s, width): page p of sequence b begins in the
-    first head at row b * G * s + p * size, and each head is s rows further. Pools of such pages overlap.
+    first head at row b * G * s + p * size, and each head is s rows further. Pools of such pages overlap. Sequences of
+    different lengths follow each other in rows (G, width), so their pages are those of a server.
     """
     if cache.table is not None:
         return Pages(cache.tensors, "NHD", cache.tensors[0].shape[1], cache.table)
+    size = gcd(most_tokens, *cache.starts)
+    if cache.is_ragged:
+        pools = tuple(tensor.view(-1, size, *tensor.shape[1:]) for tensor in cache.tensors)
+        return Pages(pools, "NHD", size, None, tuple(row // size for row in cache.starts[:-1]))
     batch, heads, capacity, _ = cache.tensors[0].shape
-    size = gcd(capacity, most_tokens)
     each = capacity // size
     pools = tuple(
         tensor.as_strided(
@@ -147,11 +156,11 @@ def pages_of(cache: Cache, most_tokens: int) -> Pages:
         )
         for tensor in cache.tensors
     )
-    return Pages(pools, "HND", size, None, heads * each)
+    return Pages(pools, "HND", size, None, tuple(range(0, batch * heads * each, heads * each)))
 
 
-def _needs_plan(planned: Planned, query: Tensor, tokens: int) -> bool:
-    if planned.tokens == tokens:
+def _needs_plan(planned: Planned, query: Tensor, lengths: tuple[int, ...]) -> bool:
+    if planned.lengths == lengths:
         return False
     if query.is_cuda and torch.cuda.is_current_stream_capturing():
         # Raised before the copy to the host, which would leave the capture, and torch's allocator, in a broken state.
@@ -159,12 +168,12 @@ def _needs_plan(planned: Planned, query: Tensor, tokens: int) -> bool:
     return True
 
 
-def _page_lists(pages: Pages, batch: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+def _page_lists(pages: Pages, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Where the pages of every sequence begin in the list of pages, the list, and the tokens in every last page."""
-    count = -(-tokens // pages.size)
-    starts = torch.arange(0, batch * count + 1, count, dtype=torch.int32)
-    last = torch.full((batch,), tokens - (count - 1) * pages.size, dtype=torch.int32)
+    counts = [-(-tokens // pages.size) for tokens in lengths]
+    starts = torch.tensor((0, *accumulate(counts)), dtype=torch.int32)
+    last = torch.tensor([n - (count - 1) * pages.size for n, count in zip(lengths, counts)], dtype=torch.int32)
     if pages.table is not None:
-        return starts, pages.table[:, :count].reshape(-1), last
-    numbers = torch.arange(batch, dtype=torch.int32)[:, None] * pages.per_sequence
-    return starts, (numbers + torch.arange(count, dtype=torch.int32)).view(-1), last
+        return starts, torch.cat([row[:count] for row, count in zip(pages.table, counts)]), last
+    numbers = (torch.arange(first, first + count, dtype=torch.int32) for first, count in zip(pages.firsts, counts))
+    return starts, torch.cat([*numbers]), last

@@ -39,6 +39,8 @@ class Flex(Backend):
     def why_not(self, case: Case) -> str | None:
         if case.device.type == "mps":
             return "torch does not compile flex_attention for Apple's GPU"
+        if case.is_ragged:
+            return "compiles for each length"
         if case.layout != "dense" or case.stored_dtype is not None:
             return "needs a dense cache in the compute dtype"
         if case.is_latent:

@@ -192,7 +192,7 @@ def decode(
     (row_scale,) = scales or (query,)
     blocks, tiles = triton.cdiv(heads, HEADS), triton.cdiv(tokens, TOKENS)
     splits = split_kv.parts(batch * blocks, tiles, split_kv.device_of(query.device)[1])
-    part, log_sum = split_kv.parts_of(query, splits, v_width)
+    part, log_sum = split_kv.parts_of(batch * heads * splits, query, v_width)
     launch(
         attend, (blocks, splits, batch),
         query, latent, row_scale, query if table is None else table, part, log_sum, scale * split_kv.LOG2_E, tokens,
@@ -201,4 +201,4 @@ def decode(
         EACH=heads, V=v_width, REST=width - v_width, PAGE=0 if table is None else latent.shape[1],
         IS_SCALED=bool(scales), HEADS=HEADS, TOKENS=TOKENS, num_warps=_WARPS,
     )  # fmt: skip
-    return split_kv.merged(query, part, log_sum)
+    return split_kv.merged(query, part, log_sum, splits)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvcalc.attention.backends.base import Backend, Cache, Case, dtype_name, why_not_latent
+from kvcalc.attention.ragged import on_device
 
 
 class Library(Backend, ABC):
@@ -82,25 +83,14 @@ class Kept:
         return self._made[key]
 
 
-def lengths_of(kept: Kept, query: Tensor, tokens: int) -> Tensor:
-    """The lengths of a batch's sequences, (batch,) int32."""
-    batch, device = query.shape[0], query.device
-    made: Tensor = kept(
-        (device, batch, "lengths", tokens), lambda: torch.full((batch,), tokens, dtype=torch.int32, device=device)
-    )
-    return made
-
-
 class FlashAttn(Library):
     """FlashAttention-2's kernel that splits the keys of one query over the device, for dense and paged caches."""
 
     name, module, distribution = "flash-attn", "flash_attn", "flash-attn"
+    takes_lengths = True
     # The number of tokens per page must be a multiple of this.
     page_tokens = 256
     widest_head = 256
-
-    def __init__(self) -> None:
-        self._kept = Kept()
 
     def why_not_shape(self, case: Case) -> str | None:
         if case.is_latent or case.k_width != case.v_width:
@@ -115,11 +105,13 @@ class FlashAttn(Library):
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         (key, value), table = cache.tensors, cache.table
-        lengths: Tensor | None = lengths_of(self._kept, query, cache.held)
+        if cache.is_ragged and table is None:
+            return self._decode_packed(query, cache, scale)
+        lengths: Tensor | None = on_device(cache.lengths, query.device)
         if table is None:
             # It expects (batch, tokens, heads, width): the same memory with different strides.
             key, value = key.transpose(1, 2), value.transpose(1, 2)
-        elif cache.held % key.shape[1] == 0:
+        elif not cache.is_ragged and cache.held % key.shape[1] == 0:
             # Since July 2026 (#2711) it reads the lengths of paged sequences on the host, which no graph can capture.
             # Whole pages need no lengths.
             lengths, table = None, table[:, : cache.held // key.shape[1]]
@@ -128,6 +120,17 @@ class FlashAttn(Library):
             causal=False,
         )  # fmt: skip
         return out.transpose(1, 2)
+
+    def _decode_packed(self, query: Tensor, cache: Cache, scale: float | None) -> Tensor:
+        """Sequences that follow each other in memory. They must be full, because one ends where the next one begins."""
+        if cache.lengths != cache.capacities:
+            return self.attend_one_by_one(query, cache, scale, None)
+        queries = on_device(tuple(range(query.shape[0] + 1)), query.device)
+        starts = on_device(cache.starts, query.device)
+        out: Tensor = self.load().flash_attn_varlen_func(
+            query[:, :, 0], *cache.tensors, queries, starts, 1, max(cache.lengths), softmax_scale=scale, causal=False
+        )
+        return out[:, :, None]
 
 
 def why_not_hopper(device: torch.device) -> str | None:
@@ -144,6 +147,7 @@ class FlashMla(Library):
     """
 
     name, module, distribution = "flashmla", "flash_mla", "flash-mla"
+    takes_lengths = True
     page_tokens = 64
 
     def __init__(self) -> None:
@@ -162,31 +166,35 @@ class FlashMla(Library):
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         (latent,), table = cache.tensors, cache.table
-        batch, heads = query.shape[:2]
+        heads = query.shape[1]
         if table is None:
-            if latent.shape[2] % self.page_tokens:
-                raise ValueError(f"{latent.shape[2]:,} tokens per sequence are not whole pages of {self.page_tokens}")
+            table = self._kept((query.device, "pages", cache.starts), lambda: self._pages(cache.starts, query.device))
             latent = latent.view(-1, self.page_tokens, 1, latent.shape[-1])
-            table = self._kept(
-                (query.device, batch, latent.shape[0]),
-                lambda: torch.arange(latent.shape[0], dtype=torch.int32, device=query.device).view(batch, -1),
-            )
-        lengths = lengths_of(self._kept, query, cache.held)
+        lengths = on_device(cache.lengths, query.device)
         # Its documentation says to make the metadata once, for all layers of a step.
         plan, splits = self._kept(
-            (query.device, batch, cache.held, heads), lambda: self.load().get_mla_metadata(lengths, heads, 1)
+            (query.device, cache.lengths, heads), lambda: self.load().get_mla_metadata(lengths, heads, 1)
         )
         out: Tensor = self.load().flash_mla_with_kvcache(
             query.transpose(1, 2), latent, table, lengths, v_width, plan, splits, softmax_scale=scale, causal=False
         )[0]  # fmt: skip
         return out.transpose(1, 2)
 
+    def _pages(self, starts: tuple[int, ...], device: torch.device) -> Tensor:
+        """The numbers of the pages of every sequence. A shorter one has those of the next ones behind its own."""
+        uneven = next((tokens for tokens in starts if tokens % self.page_tokens), None)
+        if uneven is not None:
+            raise ValueError(f"{uneven:,} tokens per sequence are not whole pages of {self.page_tokens}")
+        first = torch.tensor(starts, dtype=torch.int32).to(device) // self.page_tokens
+        pages = torch.arange(int(first.diff().max()), dtype=torch.int32, device=device)
+        return (first[:-1, None] + pages).clamp(max=int(first[-1]) - 1)
+
 
 class Triton(Library):
     """kvcalc's own kernel, for all kinds of attention and of caches: see `kvcalc.attention.backends.split_kv`."""
 
     name, module, distribution = "triton", "kvcalc.attention.backends.split_kv", "triton"
-    reads_stored_rows = True
+    reads_stored_rows = takes_lengths = True
 
     def why_not_cache(self, case: Case) -> str | None:
         if case.stored_dtype not in (None, torch.int8, torch.float8_e4m3fn):
@@ -203,7 +211,9 @@ class Triton(Library):
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        out: Tensor = self.load().decode(query, cache.tensors, cache.scales, cache.table, cache.held, scale, v_width)
+        ragged = (cache.lengths, cache.starts) if cache.is_ragged else ()
+        given = cache.tensors, cache.scales, cache.table, cache.held, scale, v_width, *ragged
+        out: Tensor = self.load().decode(query, *given)
         return out
 
 
@@ -211,6 +221,7 @@ class Gluon(Triton):
     """kvcalc's own kernel for MLA on Hopper: see `kvcalc.attention.backends.latent_hopper`."""
 
     name, module = "gluon", "kvcalc.attention.backends.latent_hopper"
+    takes_lengths = False
 
     def why_not(self, case: Case) -> str | None:
         return super().why_not(case) if case.is_latent else "only runs MLA"

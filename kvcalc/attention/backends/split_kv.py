@@ -10,6 +10,7 @@ This module needs Triton, which torch's CUDA and ROCm builds install.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvcalc.attention.launch import launch
+from kvcalc.attention.ragged import on_device
 from kvcalc.records import NamedTuple
 
 # Merging reads this many elements of the output at a time.
@@ -55,18 +57,30 @@ def _widened(rows, dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tokens", "tiles"])
 def attend(
-    query, key, value, key_scale, value_scale, table, part, log_sum, scale, tokens, tiles,
+    query, key, value, key_scale, value_scale, table, batch, part, log_sum, scale, tokens, tiles,
     q_b, q_h, k_b, k_g, k_s, v_b, v_g, v_s, ks_b, ks_g, ks_s, vs_b, vs_g, vs_s, table_b,
     EACH: tl.constexpr, FRONT: tl.constexpr, REST: tl.constexpr, K_WIDTH: tl.constexpr, FRONT_WIDTH: tl.constexpr,
     V: tl.constexpr, V_WIDTH: tl.constexpr, PAGE: tl.constexpr, IS_LATENT: tl.constexpr, IS_SCALED: tl.constexpr,
-    HEADS: tl.constexpr, TOKENS: tl.constexpr,
+    RAGGED: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One part: the query heads of a block, over its share of the `tiles`. K is [front | rest], in powers of 2.
 
     Rows of K are at `k_b` (times the sequence, or the page), `k_g` (KV head) and `k_s` (token); V and scales likewise.
+    If the sequences have different lengths, `batch` is what `ragged` says, for `RAGGED` sequences.
     """
     blocks: tl.constexpr = (EACH + HEADS - 1) // HEADS
     group, split, sequence = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    splits, start = tl.num_programs(1), sequence
+    first_part = sequence * splits
+    if RAGGED:
+        # Here `split` counts the parts of all sequences.
+        sequence = tl.load(batch + 3 * RAGGED + 1 + split).to(tl.int64)
+        first_part = tl.load(batch + sequence).to(tl.int64)
+        splits = tl.load(batch + sequence + 1) - first_part.to(tl.int32)
+        split -= first_part.to(tl.int32)
+        tokens = tl.load(batch + RAGGED + 1 + sequence)
+        tiles = (tokens + TOKENS - 1) // TOKENS
+        start = tl.load(batch + 2 * RAGGED + 1 + sequence).to(tl.int64)
     row = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)
     head, is_row = group * EACH + row, (row < EACH)[:, None]
     front, out = tl.arange(0, FRONT), tl.arange(0, V)
@@ -88,12 +102,11 @@ def attend(
     largest = tl.full([HEADS], float("-inf"), tl.float32)
     total, result = tl.zeros([HEADS], tl.float32), tl.zeros([HEADS, V], tl.float32)
     # Shares differ by at most one tile. Equal ones would have to be rounded up, and leave processors without work.
-    splits = tl.num_programs(1)
     end = tl.minimum((split + 1) * tiles // splits * TOKENS, tokens)
     for first in range(split * tiles // splits * TOKENS, end, TOKENS):
         token = first + tl.arange(0, TOKENS)
         is_token = token < end
-        unit, place = sequence, token.to(tl.int64)
+        unit, place = start, token.to(tl.int64)
         if PAGE:
             unit = tl.load(table + sequence * table_b + token // PAGE, mask=is_token, other=0).to(tl.int64)
             place = (token % PAGE).to(tl.int64)
@@ -124,22 +137,33 @@ def attend(
             v_at = value + (group * v_g + unit * v_b + place * v_s)[:, None]
             v = _widened(tl.load(v_at + out, mask=is_token[:, None] & (out < V_WIDTH), other=0.0), q.dtype)
         result = tl.dot(weights.to(q.dtype), v, result * shrink[:, None])
-    at = (sequence * tl.num_programs(0) // blocks * EACH + head) * tl.num_programs(1) + split
+    at = first_part * (tl.num_programs(0) // blocks * EACH) + head * splits + split
     tl.store(part + at[:, None] * V_WIDTH + out, result / total[:, None], mask=is_row & (out < V_WIDTH))
     tl.store(log_sum + at, largest + tl.log2(total), mask=row < EACH)
 
 
 @triton.jit(do_not_specialize=["splits"])
-def merge(part, log_sum, out, splits, V_WIDTH: tl.constexpr, ELEMENTS: tl.constexpr, PARTS: tl.constexpr):
-    """The mean of a head's parts, weighted by their sums of weights. It reads `PARTS` of them at a time."""
+def merge(
+    part, log_sum, batch, out, splits,
+    V_WIDTH: tl.constexpr, ELEMENTS: tl.constexpr, PARTS: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """The mean of a head's parts, weighted by their sums of weights. It reads `PARTS` of them at a time.
+
+    A sequence of different length than the others has its own number of parts, in `batch`, and `EACH` heads.
+    """
     row, element = tl.program_id(0).to(tl.int64), tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
+    before = row * splits
+    if EACH:
+        first_part = tl.load(batch + row // EACH)
+        splits = tl.load(batch + row // EACH + 1) - first_part
+        before = first_part.to(tl.int64) * EACH + row % EACH * splits
     largest, total, result = float("-inf"), 0.0, tl.zeros([ELEMENTS], tl.float32)
     for first in range(0, splits, PARTS):
         split = first + tl.arange(0, PARTS)
-        logs = tl.load(log_sum + row * splits + split, mask=split < splits, other=float("-inf"))
+        logs = tl.load(log_sum + before + split, mask=split < splits, other=float("-inf"))
         larger = tl.maximum(largest, tl.max(logs))
         weights, shrink = tl.exp2(logs - larger), tl.exp2(largest - larger)
-        at = part + (row * splits + split)[:, None] * V_WIDTH + element
+        at = part + (before + split)[:, None] * V_WIDTH + element
         parts = tl.load(at, mask=(split < splits)[:, None] & (element < V_WIDTH), other=0.0)
         result = result * shrink + tl.sum(parts * weights[:, None], 0)
         total, largest = total * shrink + tl.sum(weights), larger
@@ -194,6 +218,30 @@ def parts(blocks: int, tiles: int, at_once: int) -> int:
     return min((count for count in counts if use(count) >= enough), key=time)
 
 
+@lru_cache
+def ragged_parts(blocks: int, tiles: tuple[int, ...], at_once: int) -> tuple[int, ...]:
+    """Into how many parts to split the tiles of each sequence. See `parts`; a device takes parts as it finishes others.
+
+    No part has more tiles than a number that is chosen for the shortest time: all tiles, and one more for the start and
+    the end of each part, shared by `at_once` places, and the longest part, which may begin last.
+    """
+
+    def count(most: int) -> tuple[int, ...]:
+        return tuple(max(1, -(-each // most)) for each in tiles)
+
+    def time(most: int) -> float:
+        return blocks * (sum(tiles) + sum(count(most))) / at_once + most
+
+    sizes = {max(1, -(-max(tiles) // number)) for number in range(1, min(at_once, max(tiles)) + 1)}
+    return count(min(sizes, key=time))
+
+
+def ragged(counts: tuple[int, ...], lengths: tuple[int, ...], starts: tuple[int, ...]) -> tuple[int, ...]:
+    """For B sequences: B + 1 numbers of their first parts, B lengths, B first rows, and the sequence of each part."""
+    owners = [number for number, count in enumerate(counts) for _ in range(count)]
+    return (0, *accumulate(counts), *lengths, *starts, *owners)
+
+
 def merged_at_once(splits: int, architecture: int) -> int:
     """How many parts `merge` reads at a time. Each round waits for memory, and ROCm's registers hold 32 parts."""
     if splits > 48 and architecture:
@@ -212,16 +260,21 @@ def device_of(device: torch.device) -> tuple[int, int]:
 
 def decode(
     query: Tensor, rows: tuple[Tensor, ...], scales: tuple[Tensor, ...], table: Tensor | None, tokens: int,
-    scale: float, v_width: int | None = None,
+    scale: float, v_width: int | None = None, lengths: tuple[int, ...] = (), starts: tuple[int, ...] = (),
 ) -> Tensor:  # fmt: skip
     """Attention of `query` (B, H, 1, d) over the first `tokens` rows of each sequence. Returns (B, H, 1, V's width).
 
     `rows` are K and V, or the latent alone if `v_width` is given. They are (B, G, s, width), or with a `table` pools
     (blocks, tokens, G, width). `scales` have a width of 1. There are none if `rows` are fp16 or bf16.
+
+    With `lengths`, sequence b has lengths[b] tokens instead, and without a table the rows are pools (rows, G, width),
+    in which it begins at row starts[b].
     """
     architecture, processors = device_of(query.device)
     batch, heads, _, width = query.shape
-    axes = (0, 1, 2) if table is None else (0, 2, 1)
+    packed = bool(lengths) and table is None
+    # The dimensions of sequences or pages (of rows, if they are packed), heads and tokens.
+    axes = (0, 1, 0) if packed else (0, 1, 2) if table is None else (0, 2, 1)
     if rows[0].dtype == torch.float8_e4m3fn and architecture < 89:
         rows = tuple(row.view(torch.uint8) for row in rows)
     key, value = rows[0], rows[-1]
@@ -231,39 +284,43 @@ def decode(
     each = heads // groups
     row_width = width if is_latent else width + v_width
     sizes = tile(architecture, each, row_width, is_latent, table is not None, bool(scales))
-    blocks = groups * triton.cdiv(each, sizes.heads)
+    blocks, at_once = groups * triton.cdiv(each, sizes.heads), processors * sizes.per_processor
     tiles = triton.cdiv(tokens, sizes.tokens)
-    splits = parts(batch * blocks, tiles, processors * sizes.per_processor)
-    part, log_sum = parts_of(query, splits, v_width)
+    if lengths:
+        counts = ragged_parts(blocks, tuple(triton.cdiv(each, sizes.tokens) for each in lengths), at_once)
+        splits, sequences = sum(counts), 1
+        shares = on_device(ragged(counts, lengths, starts[:batch] if packed else (0,) * batch), query.device)
+    else:
+        splits, sequences, shares = parts(batch * blocks, tiles, at_once), batch, query
+    part, log_sum = parts_of(sequences * heads * splits, query, v_width)
     strides = [tensor.stride(axis) for tensor in (key, value, key_scale, value_scale) for axis in axes]
     launch(
-        attend, (blocks, splits, batch),
-        query, key, value, key_scale, value_scale, query if table is None else table, part, log_sum, scale * LOG2_E,
-        tokens, tiles, query.stride(0), query.stride(1), *strides, 0 if table is None else table.stride(0),
-        **widths(each, width, v_width, is_latent), PAGE=0 if table is None else key.shape[1],
-        IS_SCALED=bool(scales), HEADS=sizes.heads, TOKENS=sizes.tokens, num_warps=sizes.warps,
-        num_stages=sizes.stages,
+        attend, (blocks, splits, sequences),
+        query, key, value, key_scale, value_scale, query if table is None else table, shares, part, log_sum,
+        scale * LOG2_E, tokens, tiles, query.stride(0), query.stride(1), *strides,
+        0 if table is None else table.stride(0), **widths(each, width, v_width, is_latent),
+        PAGE=0 if table is None else key.shape[1], IS_SCALED=bool(scales), RAGGED=len(lengths), HEADS=sizes.heads,
+        TOKENS=sizes.tokens, num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
-    return merged(query, part, log_sum)
+    return merged(query, part, log_sum, splits, shares if lengths else None)
 
 
-def parts_of(query: Tensor, splits: int, v_width: int) -> tuple[Tensor, Tensor]:
-    """Memory for the output's parts, and for the logarithms of their sums of weights."""
-    rows = query.shape[0] * query.shape[1] * splits
+def parts_of(count: int, query: Tensor, v_width: int) -> tuple[Tensor, Tensor]:
+    """Memory for `count` parts of the output, and for the logarithms of their sums of weights."""
     # Parts are means, so 16 bits round them like the output, and merging reads half as much.
-    part = torch.empty(rows, v_width, dtype=query.dtype, device=query.device)
-    return part, torch.empty(rows, dtype=torch.float32, device=query.device)
+    part = torch.empty(count, v_width, dtype=query.dtype, device=query.device)
+    return part, torch.empty(count, dtype=torch.float32, device=query.device)
 
 
-def merged(query: Tensor, part: Tensor, log_sum: Tensor) -> Tensor:
-    """The output (B, H, 1, V's width) of the parts of `query`."""
+def merged(query: Tensor, part: Tensor, log_sum: Tensor, splits: int, shares: Tensor | None = None) -> Tensor:
+    """The output (B, H, 1, V's width) of the parts of `query`: `splits` of each head, or what `ragged` says."""
     batch, heads = query.shape[:2]
-    rows, v_width = part.shape
-    splits = rows // (batch * heads)
+    v_width = part.shape[1]
     out = torch.empty(batch, heads, 1, v_width, dtype=query.dtype, device=query.device)
     launch(
-        merge, (batch * heads, triton.cdiv(v_width, _ELEMENTS)), part, log_sum, out, splits, V_WIDTH=v_width,
-        ELEMENTS=_ELEMENTS, PARTS=merged_at_once(splits, device_of(query.device)[0]),
+        merge, (batch * heads, triton.cdiv(v_width, _ELEMENTS)), part, log_sum, query if shares is None else shares,
+        out, splits, V_WIDTH=v_width, ELEMENTS=_ELEMENTS,
+        PARTS=merged_at_once(splits, device_of(query.device)[0]), EACH=0 if shares is None else heads,
     )  # fmt: skip
     return out
 

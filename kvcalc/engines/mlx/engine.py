@@ -24,14 +24,7 @@ from kvcalc.engines.rounding import round_up
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import MLX_BITS, MLX_GROUPS, MLX_TYPES, Dtype, bytes_of, mlx_name
 from kvcalc.memory.kv_cache import state_bytes, stored_cache_bytes
-from kvcalc.model.caches import (
-    HEADS_CACHES,
-    Cache,
-    ChunkedAttention,
-    LatentAttention,
-    RecurrentState,
-    reading_at_most,
-)
+from kvcalc.model.caches import HEADS_CACHES, Cache, ChunkedAttention, LatentAttention, RecurrentState, reading_at_most
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, map_caches
 from kvcalc.notes import Note
 from kvcalc.releases import parse_release

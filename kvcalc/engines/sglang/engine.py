@@ -27,20 +27,8 @@ from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
-from kvcalc.engines.sglang.models import (
-    MINIMAX_M3,
-    VERSION,
-    check_model,
-    is_sparse,
-)
-from kvcalc.engines.sglang.pools import (
-    DraftSlot,
-    Pools,
-    draft_slot,
-    most_requests,
-    pools_of,
-    profiled_tokens,
-)
+from kvcalc.engines.sglang.models import MINIMAX_M3, VERSION, check_model, is_sparse
+from kvcalc.engines.sglang.pools import DraftSlot, Pools, draft_slot, most_requests, pools_of, profiled_tokens
 from kvcalc.engines.sglang.settings import (
     Settings,
     check_copies,

@@ -11,18 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from kvcalc.engines.command import (
-    DECODE,
-    NODE,
-    PORT,
-    PREFILL,
-    ROUTER,
-    Checkpoint,
-    Layout,
-    Pools,
-    StartCommand,
-    host_of,
-)
+from kvcalc.engines.command import DECODE, NODE, PORT, PREFILL, ROUTER, Checkpoint, Layout, Pools, StartCommand, host_of
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM

@@ -54,8 +54,8 @@ class TensorrtLlmReader(Reader):
                 continue  # a flag that is not set
             name = own.get(key) or _KEYS.get(key, str(key).replace("_", "-"))
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            if key == "dtype" and rows is not config and "kv_cache_config" in config and "dtype" not in config:
-                continue
+            if key == "dtype" and "dtype" not in config:
+                continue  # the cache's
             if name in self.fields:
                 found.fields.setdefault(self.fields[name], text)
             elif name == "dtype":

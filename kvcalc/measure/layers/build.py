@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.grouped import GroupedAttention
 from kvcalc.attention.latent import MultiHeadLatentAttention
+from kvcalc.attention.ragged import RaggedCache
 from kvcalc.attention.recurrent import RecurrentMixer, StateCache, StateShape
 from kvcalc.attention.rope import RotaryEmbedding
 from kvcalc.errors import ModelError
@@ -94,11 +95,15 @@ def materialize(layer: Layer, device: torch.device, block: Tensor) -> Layer:
 
 
 def make_cache(
-    layer: AttentionLayer, batch_size: int, max_tokens: int, dtype: torch.dtype, device: torch.device,
+    layer: AttentionLayer, lengths: tuple[int, ...], dtype: torch.dtype, device: torch.device,
     storage: Storage = Storage(), seed: int = 0,
 ) -> TokenCache:  # fmt: skip
-    """The cache of one attention layer, for `max_tokens` tokens or its window."""
+    """The cache of one attention layer, for sequences of up to `lengths` tokens or its window."""
     stored = TORCH_DTYPES[storage.kv_dtype] if storage.kv_dtype else None
+    batch_size, max_tokens = len(lengths), max(lengths)
+    if min(lengths) < max_tokens:
+        shapes, window, page = layer.cache_shapes(), layer.window, storage.block_size
+        return RaggedCache(lengths, shapes, window, dtype, device, stored, block_size=page, seed=seed)
     given = (batch_size, layer.cache_shapes(), max_tokens, layer.window, dtype, device, stored)
     if storage.block_size is not None:
         return PagedCache(*given, block_size=storage.block_size, seed=seed)

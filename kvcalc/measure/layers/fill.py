@@ -28,17 +28,20 @@ def fill_caches(stack: Stack, request: Request, progress: Report) -> None:
             cache.length = tokens
         elif not cache.length:
             shapes = layer.cache_shapes()
-            row_bytes = request.batch_size * sum(heads * width for heads, width in shapes) * 4
-            chunk = tokens if cache.layout == "growing" else max(1, CHUNK_BYTES // row_bytes)
-            cache.length = max(0, tokens - cache.capacity)
-            while cache.length < tokens:
-                new = min(chunk, tokens - cache.length)
-                cache.append(
-                    tuple(
-                        torch.empty(
-                            request.batch_size, heads, new, width, dtype=request.torch_dtype, device=request.device
-                        ).normal_()
-                        for heads, width in shapes
+            for one in cache.each():
+                end = one.max_tokens - request.steps
+                row_bytes = one.batch_size * sum(heads * width for heads, width in shapes) * 4
+                chunk = end if one.layout == "growing" else max(1, CHUNK_BYTES // row_bytes)
+                one.length = max(0, end - one.capacity)
+                while one.length < end:
+                    new = min(chunk, end - one.length)
+                    one.append(
+                        tuple(
+                            torch.empty(
+                                one.batch_size, heads, new, width, dtype=request.torch_dtype, device=request.device
+                            ).normal_()
+                            for heads, width in shapes
+                        )
                     )
-                )
+            cache.length = tokens
     progress("fill the cache", len(stack.caches), len(stack.caches))

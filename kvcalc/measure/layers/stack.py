@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -38,7 +39,8 @@ Report = Callable[[str, int, int], None]
 class Request(NamedTuple):
     """What to run: final context length, batch, timed steps, element type, device, seed, ranks and cache.
 
-    `prefill` is one of `kvcalc.measure.prefill.KINDS`.
+    `prefill` is one of `kvcalc.measure.prefill.KINDS`. If the sequences have different lengths, `lengths` has them, and
+    `context_tokens` is the longest one.
     """
 
     context_tokens: int
@@ -52,6 +54,17 @@ class Request(NamedTuple):
     trace: str | None = None
     prefill: str = "sample"
     effort: Effort = Effort()
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def loads(self) -> list[tuple[int, int]]:
+        """Every length of sequences, with their number."""
+        return [*Counter(self.lengths).items()] if self.lengths else [(self.context_tokens, self.batch_size)]
+
+    @property
+    def total_tokens(self) -> int:
+        """The tokens of all sequences."""
+        return sum(tokens * number for tokens, number in self.loads)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -111,7 +124,8 @@ def make_caches(stack: Stack, request: Request) -> tuple[int, int | None]:
     made, allocator_bytes = allocated_by(request.device, lambda: [cache_of(*pair, request) for pair in pairs])
     stack.caches.extend(made)
     unit = ALLOCATION_UNIT.get(request.device.type)
-    return allocator_bytes, None if unit is None else sum(-(-size // unit) * unit for size in storage_bytes(made))
+    holders = [holder for cache in made for holder in (cache, *(cache.each() if isinstance(cache, TokenCache) else ()))]
+    return allocator_bytes, None if unit is None else sum(-(-size // unit) * unit for size in storage_bytes(holders))
 
 
 def cache_of(part: Part, layer: Layer, request: Request) -> LayerCache:
@@ -133,7 +147,8 @@ def cache_of(part: Part, layer: Layer, request: Request) -> LayerCache:
             fill(tensor, random_block(request.seed, device))
         cache.length = tokens
         return cache
-    return make_cache(layer, batch_size, request.context_tokens, dtype, device, request.storage, request.seed)
+    lengths = request.lengths or (request.context_tokens,) * batch_size
+    return make_cache(layer, lengths, dtype, device, request.storage, request.seed)
 
 
 def inputs(spec: ModelSpec, request: Request) -> Callable[[int], Tensor]:

@@ -69,6 +69,21 @@ def parse_storage(
     return Storage(cache, block_size, kept, mla, backend, without_backends)
 
 
+def check_lengths(
+    lengths: tuple[int, ...], storage: Storage, context_tokens: int | None, batch_size: int, is_swept: bool,
+    until_full: str | None, prefill: str,
+) -> None:  # fmt: skip
+    """Raise UsageError (exit 2) for options that sequences of these lengths cannot be combined with."""
+    if context_tokens is not None or batch_size not in (1, len(lengths)):
+        raise UsageError("--lengths says the context and the batch", "remove --context and --batch")
+    for option, is_given in (
+        ("--sweep", is_swept), ("--until-full", until_full is not None), ("--prefill full", prefill == "full"),
+        (f"--cache {storage.kind}", storage.kind != "preallocated"),
+    ):  # fmt: skip
+        if is_given:
+            raise UsageError(f"--lengths cannot be combined with {option}")
+
+
 def check_goes_with(storage: Storage, specs: list[ModelSpec]) -> None:
     """Raise UsageError (exit 2) if `storage` applies to no model of `specs`, or does not support one of them."""
     caches = [cache for spec in specs for cache in all_caches(spec)]

@@ -73,14 +73,14 @@ def predicted_bytes(spec: ModelSpec, request: Request) -> int:
     if request.storage.kind == "none":
         return 0
     if request.storage.is_plain:
-        return kv_cache.stored_bytes(spec, request.dtype, request.context_tokens, request.batch_size)
+        return sum(kv_cache.stored_bytes(spec, request.dtype, *load) for load in request.loads)
     return _kept_bytes(spec, request, request.storage.block_size or 1)
 
 
 def read_bytes(spec: ModelSpec, request: Request) -> int:
     """Bytes of cache that one decode step reads: all held rows and their scales, without the unused part of a block."""
     if request.storage.kv_dtype is None:
-        return kv_cache.decode_read_bytes(spec, request.dtype, request.context_tokens, request.batch_size)
+        return sum(kv_cache.decode_read_bytes(spec, request.dtype, *load) for load in request.loads)
     return _kept_bytes(spec, request, 1)
 
 
@@ -96,7 +96,7 @@ def _kept_bytes(spec: ModelSpec, request: Request, block_size: int) -> int:
         scales = rows * scaled * _SCALE_BYTES if storage.kv_dtype else 0
         return bytes_of(rows * sum(cache.token_rows()), storage.dtype(dtype)) + scales
 
-    return request.batch_size * kv_cache.sequence_bytes(spec, request.dtype, request.context_tokens, count)
+    return sum(number * kv_cache.sequence_bytes(spec, request.dtype, n, count) for n, number in request.loads)
 
 
 def need_of(spec: ModelSpec, request: Request) -> Need:
@@ -121,7 +121,7 @@ def _copies(shape: AttentionShape, request: Request, layer_bytes: int) -> int:
     Rows are copied when they are gathered from blocks, widened from 8 bits, repeated, rebuilt or concatenated. Without
     a cache, these are K and V of the whole prefix.
     """
-    storage, rows = request.storage, request.context_tokens * request.batch_size * request.dtype.block_bytes
+    storage, rows = request.storage, request.total_tokens * request.dtype.block_bytes
     every_head = rows * shape.num_heads * (shape.qk_head_dim + shape.v_head_dim)
     if storage.kind == "none":
         # K, V, the queries, and the hidden states of the prefix (input and output).
@@ -168,7 +168,7 @@ def prompt_of(request: Request) -> Request:
     """The prompt that is prefilled: all tokens but those of the timed steps, or one short prompt of one sequence."""
     if request.prefill == "full":
         return request._replace(context_tokens=request.context_tokens - request.steps)
-    return request._replace(context_tokens=min(MOST_PROMPT_TOKENS, request.context_tokens), batch_size=1)
+    return request._replace(context_tokens=min(MOST_PROMPT_TOKENS, request.context_tokens), batch_size=1, lengths=())
 
 
 def chunk_tokens(spec: ModelSpec, request: Request) -> int:

@@ -11,6 +11,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers.rules import rule_of
+from kvcalc.model.type_tables import rows_of
 from kvcalc.records import NamedTuple
 
 # Models whose code has the dimensions of the vision tower.
@@ -70,9 +71,7 @@ def stated_tower(config: ConfigReader, modality: str) -> tuple[str | None, Confi
         return None, ConfigReader({}, f"{modality}_config", config.source)
     if config.is_object(key):
         return key, config.nested(key)
-    from kvcalc.model.towers.named import REPOSITORIES
-
-    named = REPOSITORIES.get(config.shown(key))
+    named = rows_of("towers")["repositories"].get(config.shown(key))
     return key, None if named is None else ConfigReader(named, key, config.source)
 
 

@@ -24,8 +24,12 @@ def vit(
     The sizes are the defaults of its class, and `depth` is its key for the number of layers.
     """
     width, inner = integer(vision, width, "hidden_size"), integer(vision, inner, "intermediate_size")
-    number = num_layers(vision, number, depth)
-    return width, inner, layers(number, width, inner, biases=5 * width + inner, norms=4 * width)
+    return width, inner, vit_layers(num_layers(vision, number, depth), width, inner)
+
+
+def vit_layers(number: int, width: int, inner: int) -> Counted:
+    """Layers with biases and layer norms."""
+    return layers(number, width, inner, biases=5 * width + inner, norms=4 * width)
 
 
 def siglip(vision: ConfigReader) -> Counted:
@@ -74,3 +78,35 @@ def body_width(vision: ConfigReader, default: str) -> int:
     """The width of that tower."""
     kind = vision.word("model_type") or default
     return integer(vision, 1024 if kind == "pixtral" else 768, "hidden_size")
+
+
+def merger(vision: ConfigReader, width: int, text: int, norm: int) -> int:
+    """A norm, and two linear layers over the patches that become one token."""
+    merged = width * integer(vision, 2, "spatial_merge_size") ** 2
+    return norm + projection(merged, merged) + projection(merged, integer(vision, text, "out_hidden_size"))
+
+
+def whisper(audio: ConfigReader, *, has_positions: bool = True) -> Counted:
+    """Whisper's encoder: two convolutions over mel bins, a table of positions, and no bias on the keys."""
+    width = integer(audio, 1280, "d_model", "hidden_size")
+    inner = integer(audio, 5120, "encoder_ffn_dim", "intermediate_size")
+    body = layers(
+        num_layers(audio, 32, "encoder_layers", "num_hidden_layers"), width, inner, biases=4 * width + inner,
+        norms=4 * width,
+    )  # fmt: skip
+    whole = projection(3 * integer(audio, 128, "num_mel_bins"), width) + projection(3 * width, width) + 2 * width
+    whole += integer(audio, 1500, "max_source_positions") * width if has_positions else 0
+    return added(body, (0, whole))
+
+
+# A model of timm: its parameters as Transformers builds it, without a classifier and merged for inference.
+_TIMM = {"fastvit_mci3": 122_714_208, "mobilenetv5_300m_enc": 294_126_912}
+
+
+def timm(vision: ConfigReader) -> int:
+    """The parameters of the model of timm under `architecture`, which timm 1.0.31 builds on the meta device."""
+    name = str(vision.word("architecture"))
+    found = _TIMM.get(name)
+    if found is None:
+        raise ModelError(f"the weights of timm's {name[:80]} are not counted")
+    return found

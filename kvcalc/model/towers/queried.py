@@ -7,8 +7,8 @@ those of the configuration classes.
 from __future__ import annotations
 
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection
-from kvcalc.model.towers.bodies import body, body_width, clip, siglip, vit
+from kvcalc.model.towers.blocks import Counted, added, integer, num_layers, patches, projection
+from kvcalc.model.towers.bodies import body, body_width, siglip, vit
 
 
 def q_former(config: ConfigReader, encoder: int, *, embeds_text: bool = False) -> int:
@@ -30,19 +30,6 @@ def q_former(config: ConfigReader, encoder: int, *, embeds_text: bool = False) -
         rows = integer(config, 30522, "vocab_size") + integer(config, 512, "max_position_embeddings")
         total += rows * width
     return total
-
-
-def idefics2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """SigLIP without a head, a gated MLP as wide as the language model's, and a resampler."""
-    tower = siglip(vision.with_defaults({"patch_size": 32}).with_values({"vision_use_head": False}))
-    inner = integer(outer.nested("text_config"), 14336, "intermediate_size")
-    resampler = outer.nested("perceiver_config")
-    head_dim, number = integer(resampler, 96, "resampler_head_dim"), num_layers(resampler, 3, "resampler_depth")
-    heads = integer(resampler, 16, "resampler_n_heads") * head_dim
-    kv = integer(resampler, 4, "num_key_value_heads") * head_dim
-    sampler = layers(number, text, 4 * text, matrices=3, heads=heads, kv=kv, norms=3 * text)
-    whole = (2 * body_width(vision, "siglip_vision_model") + text) * inner
-    return added(tower, sampler, (0, whole + integer(resampler, 64, "resampler_n_latents") * text + text))
 
 
 def aria(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -83,53 +70,19 @@ def granite4_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Cou
     return added(body(vision, "clip_vision_model"), (0, number * each + text))
 
 
-def molmo2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """A transformer without a last norm. Pooled patches of several layers are the queries of one attention."""
-    width, inner = integer(vision, 1152, "hidden_size"), integer(vision, 4304, "intermediate_size")
-    tower = _attention_layers(vision, width, width, inner, num_layers(vision, 25, "num_hidden_layers"))
-    adapter = outer.nested("adapter_config")
-    read = adapter.number_of("vision_feature_layer", 2) * width
-    own = integer(adapter, 1152, "hidden_size")
-    heads, kv, bias = _heads(adapter)
-    pooling = (heads + 2 * kv) * read + heads * own + (heads + 2 * kv + own if bias else 0)
-    wide, out = integer(adapter, 18944, "intermediate_size"), integer(adapter, 3584, "text_hidden_size")
-    whole = pooling + (2 * own + out) * wide + (2 * wide if adapter.boolean("mlp_bias", False) else 0)
-    patch = integer(vision, 14, "patch_size")
-    whole += integer(vision, 729, "num_position_embeddings") * width
-    whole += projection(integer(vision, 3, "num_channels") * patch * patch, width)
-    return added(tower, (0, whole))
-
-
-def _heads(config: ConfigReader) -> tuple[int, int, bool]:
-    """The widths of all queries and of all keys, and whether the projections have biases."""
-    head_dim, heads = integer(config, 72, "head_dim"), integer(config, 16, "num_attention_heads")
-    kv = integer(config, 16, "num_key_value_heads")
-    return heads * head_dim, kv * head_dim, config.boolean("attention_bias", True)
-
-
-def _attention_layers(vision: ConfigReader, width: int, out: int, inner: int, number: int) -> Counted:
-    heads, kv, bias = _heads(vision)
-    biases = inner + width + (heads + 2 * kv + out if bias else 0)
-    return layers(number, width, inner, heads=heads, kv=kv, biases=biases, norms=4 * width)
-
-
-def kosmos_2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """CLIP, and queries that attend to its output once."""
-    stated = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 14}
-    tower = clip(vision.with_defaults(stated))
-    width = integer(vision, 1024, "hidden_size")
-    return added(tower, (0, _queries(width, integer(outer, 64, "latent_query_num"), text)))
-
-
-def kosmos_2_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """Pix2Struct's layers, with a table of positions for each axis."""
-    width, inner = integer(vision, 1536, "hidden_size"), integer(vision, 3968, "intermediate_size")
-    heads = integer(vision, 24, "num_attention_heads") * integer(vision, 64, "head_dim")
-    number, rows = num_layers(vision, 18, "num_hidden_layers"), integer(vision, 4096, "max_num_patches")
-    tower = layers(number, width, inner, matrices=3, heads=heads, norms=2 * width)
-    whole = projection(integer(vision, 768, "patch_embed_hidden_size"), width) + 2 * rows * width + width
-    return added(tower, (0, whole + _queries(width, integer(outer, 2048, "latent_query_num"), text)))
-
-
-def _queries(width: int, number: int, text: int) -> int:
-    return projection(width, text) + 4 * projection(text, text) + number * text
+def granite_speech(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """A conformer with relative positions and a head in its middle, and a Q-Former over windows of frames."""
+    width, times = integer(audio, 1024, "hidden_dim"), integer(audio, 4, "feedforward_mult")
+    head = integer(audio, 128, "dim_head")
+    heads, inner = integer(audio, 8, "num_heads") * head, width * integer(audio, 2, "conv_expansion_factor")
+    split = 4 * width * width * times + 4 * width * heads + 3 * width * inner
+    small = 2 * (width * times + 3 * width) + 3 * width + 2 * width + 2 * inner + 2 * inner + width + 2 * width
+    small += integer(audio, 15, "conv_kernel_size") * inner
+    small += (2 * integer(audio, 512, "max_pos_emb") + 1) * head
+    number, out = num_layers(audio, 10, "num_layers"), integer(audio, 42, "output_dim")
+    whole = projection(integer(audio, 160, "input_dim"), width) + projection(width, out) + projection(out, width)
+    former = outer.nested("projector_config")
+    own = integer(former, 768, "hidden_size")
+    queries = integer(outer, 15, "window_size") // max(integer(outer, 5, "downsample_rate"), 1)
+    whole += queries * own + q_former(former, 1408) + projection(own, text)
+    return number * split, number * small + whole

@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection, side
-from kvcalc.model.towers.bodies import clip, siglip, vit
+from kvcalc.model.towers.bodies import siglip
 
 _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "patch_size": 14}
 
@@ -32,32 +32,6 @@ def minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
         tower = tower[0] - last, tower[1] - small
     whole = integer(outer, 64, "query_num") * text + (width * text if width != text else 0)
     return added(tower, (0, whole + 4 * projection(text, text) + 6 * text + text * text))
-
-
-def _clip_large(vision: ConfigReader) -> Counted:
-    """CLIP ViT-L of 336 pixels without its last layer and norm."""
-    stated = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 23}
-    whole = clip(ConfigReader({**stated, "image_size": 336, "patch_size": 14}, vision.name, vision.source))
-    return added(whole, (0, -2 * 1024))
-
-
-def molmo(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """CLIP without its last layer and norm, and one attention over 2 x 2 patches of two layers (molmo.py)."""
-    width, middle = 1024, outer.integer("intermediate_size") // 2
-    whole = 3 * projection(2 * width, width) + projection(width, width) + 2 * 2 * width
-    return added(_clip_large(vision), (0, whole + 2 * width * middle + middle * text))
-
-
-def dots_ocr(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """A gated transformer with RMS norms, and a merger of 2 x 2 patches (dots_ocr.py)."""
-    width, inner = integer(vision, 1536, "embed_dim"), integer(vision, 4224, "intermediate_size")
-    bias = 4 * width + 2 * inner + width if vision.boolean("use_bias", False) else 0
-    tower = layers(num_layers(vision, 42, "num_hidden_layers"), width, inner, matrices=3, biases=bias, norms=2 * width)
-    patch, merged = integer(vision, 14, "patch_size"), width * integer(vision, 2, "spatial_merge_size") ** 2
-    whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + width
-    whole += width if vision.boolean("post_norm", True) else 0
-    whole += 2 * width + projection(merged, merged) + projection(merged, integer(vision, 1536, "hidden_size"))
-    return added(tower, (0, whole))
 
 
 def ovis(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -99,48 +73,6 @@ def ovis2_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     vision = vision.with_values({"num_patches": number})
     merged = integer(vision, 1152, "hidden_size") * integer(vision, 2, "hidden_stride") ** 2
     return added(siglip(vision), (0, _words(integer(outer, 65536, "visual_vocab_size"), 4, merged, text)))
-
-
-def keye(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """SigLIP without a head, with two tables of positions, and a merger of 2 x 2 patches (keye.py)."""
-    vision = _with(vision, **_SO400M, image_size=384, vision_use_head=False)
-    width = integer(vision, 1152, "hidden_size")
-    whole = 32768 * width + 2 * width + projection(4 * width, 4 * width) + projection(4 * width, text)
-    return added(siglip(vision), (0, whole))
-
-
-def chatglm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """EVA-CLIP, a convolution that halves both sides, and a gated MLP as wide as the language model's (glm4v.py)."""
-    width, _, tower = vit(_with(vision, hidden_size=1792, intermediate_size=15360, num_hidden_layers=63))
-    patch, inner = integer(vision, 14, "patch_size"), outer.integer("ffn_hidden_size")
-    number = integer(vision, (integer(vision, 1120, "image_size") // patch) ** 2 + 1, "num_positions")
-    whole = projection(integer(vision, 3, "in_channels") * patch * patch, width) + (number + 1) * width
-    whole += projection(4 * width, text) + text * text + 2 * text + 3 * text * inner + 2 * text
-    return added(tower, (0, whole))
-
-
-def phi3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """CLIP without its last layer and norm, vectors that end rows, and two linear layers (phi3v.py)."""
-    merged = 4 * 1024
-    return added(_clip_large(vision), (0, 2 * merged + projection(merged, text) + projection(text, text)))
-
-
-def phi4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """SigLIP without its last layer, norm and head, vectors that end rows, and two linear layers (phi4mm.py)."""
-    width, inner = 1152, 4304
-    tower = layers(26, width, inner, biases=5 * width + inner, norms=4 * width)
-    whole = projection(3 * 14 * 14, width) + 32 * 32 * width + 2 * width
-    return added(tower, (0, whole + projection(width, text) + projection(text, text)))
-
-
-def step3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """CLIP's layers without norms around them, and two convolutions that halve both sides (step3_vl.py)."""
-    width, _, tower = vit(vision, 63, 1792, 3072)
-    number, patch = patches(vision, 728, 14)
-    out = integer(vision, 4096, "output_hidden_size")
-    whole = projection(integer(vision, 3, "num_channels") * patch * patch, width) + (number + 2) * width
-    whole += projection(4 * width, out) + projection(9 * out, 2 * out)
-    return added(tower, (0, whole + projection(2 * out, text, outer.boolean("projector_bias", True))))
 
 
 # VIT_TIMM_DIM_BY_NAME, transformers_utils/configs/radio.py: width, layers and the MLP's width.

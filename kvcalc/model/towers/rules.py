@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from kvcalc.model.type_tables import made, rows_of
@@ -20,8 +20,14 @@ def rule_of(table: str, outer: str, kind: str) -> Any:
     for key, name in (("by_model", outer), ("by_tower", kind), ("else_by_model", outer)):
         for rule, types, arguments in spelled_out(rows.get(key, {})):
             if name in types:
-                return made("towers", rule, arguments)
+                return made("towers", rule, arguments) if "." in rule else _counted(rule)
     return None
+
+
+def _counted(row: str) -> Any:
+    from kvcalc.model.towers.weights import count, row_of  # images need none of it
+
+    return partial(count, row_of(row))
 
 
 def spelled_out(rows: Mapping[str, Any]) -> Iterator[tuple[str, list[str], dict[str, Any] | None]]:

@@ -1,4 +1,4 @@
-"""The parameters of vision towers and of the projectors behind them, by type.
+"""The parameters of vision towers whose rules need more than a row of tower_weights.yaml.
 
 Source: the modeling files of Transformers 5.23.0 (`tests/oracle/test_towers.py` builds each class), and for Kimi K3
 kimi_k25_vit.py of vLLM 0.33.0. The defaults are those of the configuration classes.
@@ -6,67 +6,13 @@ kimi_k25_vit.py of vLLM 0.33.0. The defaults are those of the configuration clas
 
 from __future__ import annotations
 
+from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection
-from kvcalc.model.towers.bodies import body, body_width, patches_3d, siglip, vit
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, number_of, patches, projection, side
+from kvcalc.model.towers.bodies import body, body_width, siglip
 
-
-def qwen2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """Here hidden_size is the width of the output. Biases everywhere, layer norms."""
-    width = integer(vision, 1280, "embed_dim")
-    inner = int(width * vision.number("mlp_ratio", 4))
-    body = layers(num_layers(vision, 32, "depth"), width, inner, biases=5 * width + inner, norms=4 * width)
-    return added(
-        body,
-        (0, patches_3d(vision, width, 14) + _merger(vision, width, integer(vision, 3584, "hidden_size"), 2 * width)),
-    )
-
-
-def qwen2_5_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """A gated MLP, and norms without a bias. EXAONE 4.5 has fewer KV heads."""
-    width, inner = integer(vision, 3584, "hidden_size"), integer(vision, 3420, "intermediate_size")
-    heads = integer(vision, 16, "num_heads")
-    kv = integer(vision, heads, "num_key_value_heads") * (width // max(heads, 1))
-    body = layers(
-        num_layers(vision, 32, "depth"), width, inner, matrices=3, kv=kv, biases=3 * width + 2 * kv + 2 * inner,
-        norms=2 * width,
-    )  # fmt: skip
-    return added(body, (0, patches_3d(vision, width, 14) + _merger(vision, width, text, width)))
-
-
-def qwen3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """The layers in deepstack_visual_indexes have a merger of their own."""
-    return _qwen3(vision, text, vision.number_of("deepstack_visual_indexes", 3))
-
-
-def qwen3_5(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """Qwen3-VL's tower without deepstack: its class ignores deepstack_visual_indexes."""
-    return _qwen3(vision, text, 0)
-
-
-def _qwen3(vision: ConfigReader, text: int, levels: int) -> Counted:
-    width, _, body = vit(vision, 27, 1152, 4304, "depth")
-    positions = integer(vision, 2304, "num_position_embeddings") * width
-    mergers = _merger(vision, width, text, 2 * width)
-    mergers += levels * _merger(vision, width, text, 2 * width * integer(vision, 2, "spatial_merge_size") ** 2)
-    return added(body, (0, patches_3d(vision, width, 16) + width + positions + mergers))
-
-
-def _merger(vision: ConfigReader, width: int, text: int, norm: int) -> int:
-    """A norm, and two linear layers over the patches that become one token."""
-    merged = width * integer(vision, 2, "spatial_merge_size") ** 2
-    return norm + projection(merged, merged) + projection(merged, integer(vision, text, "out_hidden_size"))
-
-
-def gemma3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """SigLIP, a linear layer without a bias, and a norm."""
-    width = body_width(vision, "siglip_vision_model")
-    return added(body(vision, "siglip_vision_model"), (0, width * text + width))
-
-
-def paligemma(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """SigLIP and one linear layer."""
-    return added(siglip(vision), (0, projection(body_width(vision, "siglip_vision_model"), text)))
+# haotian-liu/LLaVA's own types, whose config is flat. They have the vector if mm_patch_merge_type says so.
+_FLAT_LLAVA = ("llava_llama", "llava_mistral", "llava_qwen")
 
 
 def llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -80,33 +26,6 @@ def llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     ends_rows = "unpad" in str(merged) if kind in _FLAT_LLAVA else kind not in ("llama", "llava")
     whole += text if ends_rows else 0
     return added(body(vision, "clip_vision_model"), (0, whole))
-
-
-def mistral3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """A norm, a merger of neighbouring patches, and two linear layers."""
-    width, merged = body_width(vision, "pixtral"), integer(outer, 2, "spatial_merge_size") ** 2
-    inputs = width * outer.number_of("vision_feature_layer", 1)
-    bias = outer.boolean("multimodal_projector_bias", False)
-    whole = width + merged * width * width + projection(inputs, text, bias) + projection(text, text, bias)
-    return added(body(vision, "pixtral"), (0, whole))
-
-
-def idefics3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """SigLIP without a head, and one linear layer over the patches that become a token."""
-    width = integer(vision, 1152, "hidden_size")
-    stated = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
-    body = siglip(vision.with_defaults(stated).with_values({"vision_use_head": False}))
-    return added(body, (0, width * integer(outer, 2, "scale_factor") ** 2 * text))
-
-
-def lfm2_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """SigLIP 2, and two linear layers over the patches that become a token."""
-    merged = body_width(vision, "siglip2_vision_model") * integer(outer, 2, "downsample_factor") ** 2
-    inner = integer(outer, 2560, "projector_hidden_size")
-    bias = outer.boolean("projector_bias", True)
-    whole = projection(merged, inner, bias) + projection(inner, text, bias)
-    whole += 2 * merged if outer.boolean("projector_use_layernorm", True) else 0
-    return added(body(vision, "siglip2_vision_model"), (0, whole))
 
 
 def internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -124,29 +43,6 @@ def internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     whole = width + (number + 1) * width + projection(integer(vision, 3, "num_channels") * patch * patch, width)
     merged = width * int(1 / outer.number("downsample_ratio", 0.5)) ** 2
     return added(body, (0, whole + 2 * merged + projection(merged, text) + projection(text, text)))
-
-
-def llama4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """A vision transformer with a class token, an adapter of two layers, and a linear layer."""
-    width, inner, body = vit(vision, 34, 768, 5632)
-    number, patch = patches(vision, 448, 14)
-    whole = width + (number + 1) * width + integer(vision, 3, "num_channels") * patch * patch * width + 4 * width
-    adapter = inner * integer(vision, 4096, "projector_input_dim") + integer(vision, 4096, "projector_output_dim") ** 2
-    return added(body, (0, whole + adapter + text * integer(vision, 7680, "vision_output_dim")))
-
-
-def mllama(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """Two stacks of layers, of which the second is gated, and position tables for every shape of tiles."""
-    width, inner = integer(vision, 1280, "hidden_size"), integer(vision, 5120, "intermediate_size")
-    more = {"biases": width + inner, "norms": 4 * width}
-    local = layers(num_layers(vision, 32, "num_hidden_layers"), width, inner, **more)
-    number_global = num_layers(vision, 8, "num_global_layers")
-    gated = added(layers(number_global, width, inner, **more), (0, 2 * number_global))
-    number, patch = patches(vision, 448, 14)
-    tiles, rows = integer(vision, 4, "max_num_tiles"), vision.number_of("supported_aspect_ratios", 8) + 1
-    whole = width + integer(vision, 3, "num_channels") * patch * patch * width + (number + 1) * width + 4 * width + 3
-    whole += rows * tiles * ((number + 1) * width + 2 * width)
-    return added(local, gated, (0, whole + projection(integer(vision, 7680, "vision_output_dim"), text)))
 
 
 def moonvit(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -175,49 +71,113 @@ def moonvit(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     return added(body, (0, whole))
 
 
-def glm4v(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """The MLPs of the layers are as wide as the output; intermediate_size is that of the merger."""
-    width, out = integer(vision, 1536, "hidden_size"), integer(vision, 4096, "out_hidden_size")
-    number, patch = patches(vision, 336, 14)
-    bias = 3 * width if vision.boolean("attention_bias", False) else 0
-    body = layers(num_layers(vision, 24, "depth"), width, out, matrices=3, biases=bias, norms=2 * width)
-    merged = integer(vision, 2, "spatial_merge_size") ** 2
-    whole = patches_3d(vision, width, patch) + width + number * width + 2 * width
-    whole += merged * width * out + out + out * out + 2 * out
-    return added(body, (3 * out * integer(vision, 13696, "intermediate_size"), whole))
-
-
-def gemma4(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """Gemma's layers with norms on queries and keys, and a table of positions for each axis."""
+def minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP without a head, attention within windows that become one patch, and mergers behind it."""
+    tower = siglip(vision.with_defaults({"vision_use_head": False}))
     width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
-    heads, head_dim = integer(vision, 12, "num_attention_heads"), integer(vision, 64, "head_dim")
-    kv = integer(vision, heads, "num_key_value_heads") * head_dim
-    bias = 2 * kv + heads * head_dim + width if vision.boolean("attention_bias", False) else 0
-    body = layers(
-        num_layers(vision, 16, "num_hidden_layers"), width, inner, matrices=3, heads=heads * head_dim, kv=kv,
-        biases=bias, norms=4 * width + 2 * head_dim,
-    )  # fmt: skip
-    patch = integer(vision, 16, "patch_size")
-    positions = 2 * integer(vision, 10240, "position_embedding_size") * width
-    return added(body, (0, positions + 3 * patch * patch * width + width * text))
+    sides = vision.integers("window_kernel_size", least=1, most=1000) or [2, 2]
+    area = sides[0] * sides[-1]
+    window, merged = width * area, 4 * width
+    whole = 4 * projection(width, width) + 2 * width + 2 * window
+    whole += projection(window, inner * area) + projection(inner * area, width)
+    times = integer(outer, 1, "merger_times")
+    whole += (times - 1) * (2 * merged + projection(merged, merged) + projection(merged, width))
+    return added(tower, (0, whole + 2 * merged + projection(merged, merged) + projection(merged, text)))
 
 
-def gemma4_unified(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """No layers: a patch goes straight into the language model."""
-    width = integer(vision, 3840, "mm_embed_dim")
-    pixels = 3 * (integer(vision, 16, "patch_size") * integer(vision, 3, "pooling_kernel_size")) ** 2
-    whole = 2 * integer(vision, 1120, "mm_posemb_size") * width + 2 * pixels + projection(pixels, width) + 4 * width
-    return 0, whole + integer(vision, 3840, "output_proj_dims") * text
+def lfm3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """LFM's layers: short convolutions over the grid of patches, and attention in some layers."""
+    width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 2560, "intermediate_size")
+    number, heads = num_layers(vision, 14, "num_hidden_layers"), integer(vision, 16, "num_attention_heads")
+    kinds = vision.strings("layer_types", number, ("conv", "full_attention"))
+    kinds = kinds or ["conv" if n < 2 or n % 2 else "full_attention" for n in range(number)]
+    with_attention, head = kinds.count("full_attention"), width // max(heads, 1)
+    kv = integer(vision, 8, "num_key_value_heads") * head
+    tower = layers(with_attention, width, inner, matrices=3, heads=heads * head, kv=kv, norms=2 * width + 2 * head)
+    kernel = integer(vision, 3, "conv_kernel_size") ** 2
+    convolved = (number - with_attention) * (4 * width * width + 3 * width * inner)
+    small = (number - with_attention) * (kernel + 2) * width
+    patch, frames = side(vision, "patch_size", 16), side(vision, "temporal_patch_size", 2)
+    whole = integer(vision, 3, "in_channels") * frames * patch * patch * width + width + 2 * width
+    merged, middle = (
+        width * integer(vision, 2, "spatial_merge_size") ** 2,
+        integer(outer, 4096, "projector_hidden_size"),
+    )
+    bias = outer.boolean("projector_bias", True)
+    whole += projection(merged, middle, bias) + projection(middle, text, bias)
+    return added(tower, (convolved, small + whole))
 
 
-def minimax_m3(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """CLIP's layers over patches of two frames; the published config calls it clip_vision_model."""
-    width, _, body = vit(vision, 32, 1280, 5120)
-    hidden = integer(outer, text, "projector_hidden_size")
-    merged = hidden * integer(vision, 2, "spatial_merge_size") ** 2
-    projector = projection(width, hidden) + projection(hidden, text) + projection(merged, hidden)
-    return added(body, (0, patches_3d(vision, width, 14) + 2 * width + projector + projection(hidden, text)))
+def granite_docling(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP without a head; a coarse and, in some models, a fine way of merging patches, both with deepstack."""
+    vision = vision.with_defaults({"image_size": 512, "vision_use_head": False})
+    width, out = integer(vision, 768, "hidden_size"), integer(vision, 1024, "out_hidden_size")
+    number = vision.number_of("deepstack_visual_indexes", 3)
+    scale, whole = integer(vision, 4, "scale_factor"), 2 * width + 4 * out + out * out
+    for by in (scale, scale // 2) if vision.boolean("use_fine_route", False) else (scale,):
+        merged = width * by * by
+        whole += merged * out + number * (2 * merged + projection(merged, out) + projection(out, out))
+    return added(siglip(vision), (0, whole))
 
 
-# haotian-liu/LLaVA's own types, whose config is flat. They have the vector if mm_patch_merge_type says so.
-_FLAT_LLAVA = ("llava_llama", "llava_mistral", "llava_qwen")
+def radio(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """RADIO's scaled layers, positions for the largest image, and class and register tokens; no last norm."""
+    width = integer(vision, 1280, "hidden_size")
+    inner = int(width * vision.number("mlp_ratio", 4))
+    biases = 2 * width + inner + (3 * width if vision.boolean("qkv_bias", True) else 0)
+    tower = layers(num_layers(vision, 32, "num_hidden_layers"), width, inner, biases=biases, norms=6 * width)
+    if vision.boolean("use_swiglu_ffn", False):
+        raise ModelError(f"{vision.name}: use_swiglu_ffn is not counted")
+    patch, frames = side(vision, "patch_size", 16), vision.optional_integer("video_temporal_patch_size")
+    pixels = integer(vision, 3 * patch * patch, "patch_dim")
+    video = integer(vision, pixels * (frames or 0), "video_patch_dim")
+    tokens = number_of(vision, 3, "num_cls_tokens") + number_of(vision, 7, "num_registers")
+    whole = (pixels + video + (integer(vision, 2048, "max_img_size") // patch) ** 2 + tokens) * width
+    own = integer(outer, 1280, "vision_hidden_size", "vit_hidden_size")
+    merged = own * int(1 / outer.number("downsample_ratio", 0.5)) ** 2
+    middle = integer(outer, 4096, "projector_hidden_size")
+    # Checkpoints with MTP layers have a last norm.
+    whole += 2 * own if integer(outer.nested("text_config"), 0, "num_nextn_predict_layers") else 0
+    return added(tower, (0, whole + merged + merged * middle + middle * text))
+
+
+def florence2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """DaViT: four stages, whose blocks attend within windows and then among channels; tables of positions."""
+    widths = vision.integers("embed_dim", least=1, most=10**6) or [128, 256, 512, 1024]
+    depths = vision.integers("depths", most=1000) or [1, 1, 9, 1]
+    kernels = vision.integers("patch_size", least=1, most=1000) or [7, 3, 3, 3]
+    before = vision.listed("patch_prenorm") or [False, True, True, True]
+    if len({len(widths), len(depths), len(kernels), len(before)}) != 1:
+        raise ModelError(f"{vision.name}: embed_dim, depths, patch_size and patch_prenorm differ in length")
+    split, whole, inputs = 0, 0, integer(vision, 3, "in_channels")
+    for width, depth, kernel, normed in zip(widths, depths, kernels, before):
+        inner = int(width * vision.number("mlp_ratio", 4))
+        bias = 3 * width if vision.boolean("qkv_bias", True) else 0
+        matrices, small = layers(2 * depth, width, inner, biases=2 * width + inner + bias, norms=4 * width)
+        split += matrices
+        whole += small + 2 * depth * 2 * 10 * width
+        whole += projection(kernel * kernel * inputs, width) + 2 * (inputs if normed else width)
+        inputs = width
+    out, rows = integer(vision, text, "projection_dim"), integer(vision, 50, "max_position_embeddings")
+    return split, whole + inputs * out + 2 * out + rows * inputs
+
+
+def dots3_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """Norms on queries and keys, and experts in the last layers, whose number may differ."""
+    width, inner = integer(vision, 1536, "hidden_size"), integer(vision, 4224, "intermediate_size")
+    number, own = num_layers(vision, 42, "num_hidden_layers"), integer(vision, 2112, "moe_intermediate_size")
+    kinds = vision.strings("mlp_layer_types", number, ("dense", "sparse"))
+    if kinds is None or vision.boolean("attention_bias", False) or vision.boolean("mlp_bias", False):
+        raise ModelError(f"{vision.name}: towers with biases or without mlp_layer_types are not counted")
+    head = width // max(integer(vision, 24, "num_attention_heads"), 1)
+    split, whole = layers(number, width, 0, norms=2 * width + 2 * head)
+    stated = vision.per_layer(number) or [{}] * number
+    for kind, more in zip(kinds, stated):
+        experts = integer(vision.with_values(more), 64, "num_local_experts")
+        split += experts * 3 * width * own if kind == "sparse" else 3 * width * inner
+        whole += experts * width if kind == "sparse" else 0
+    patch, taken = integer(vision, 14, "patch_size"), integer(vision, 1536, "adapter_in_dim")
+    merged = taken * integer(vision, 2, "adapter_merge_size") ** 2
+    whole += projection(integer(vision, 3, "num_channels") * patch * patch, width) + 2 * width + 2 * taken
+    whole += projection(merged, merged) + projection(merged, integer(vision, 5120, "adapter_out_dim"))
+    return split, whole

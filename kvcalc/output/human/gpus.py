@@ -57,6 +57,9 @@ def render_show(document: documents.GpusShow, console: Console) -> None:
         table.add_row("link", rate, f"GB/s one direction: {joined['name']}, joins {count(joined['devices'])}")
     if document["pcie_bytes_per_second"]:
         table.add_row("PCIe", _figure(document["pcie_bytes_per_second"], 10**9), "GB/s one direction")
+    rate = _figure(document["network_bytes_per_second"], 10**9)
+    most = count(document["machine_devices"])
+    table.add_row("network", rate, f"GB/s one direction, between machines of up to {most}")
     if document["tdp_watts"]:
         table.add_row("power", count(document["tdp_watts"]), "W")
     console.print(table)

@@ -22,7 +22,8 @@ def render(document: documents.Measure, console: Console) -> None:
     layers = "1 attention layer" if model["num_layers"] == 1 else f"{count(model['num_layers'])} attention layers"
     built = f"{layers} on {device['kind']} ({device['name']})"
     console.print(Text.assemble((model["name"], "bold"), f"  {built}"))
-    asked = [*describe_workload(workload), workload["dtype"], f"{workload['steps']} steps"]
+    load = describe_lengths(lengths) if (lengths := workload.get("lengths")) else describe_workload(workload)
+    asked = [*load, workload["dtype"], f"{workload['steps']} steps"]
     kept = _kept(workload)
     console.print(", ".join(asked) + (f"; cache: {kept}" if kept else ""))
     if workload["tensor_parallel_size"] > 1:
@@ -44,6 +45,12 @@ def render(document: documents.Measure, console: Console) -> None:
         _capacity(document["capacity"], console)
     for skip in document["skipped"]:
         console.print(f"{skip['attention'].upper()} skipped: {skip['reason']}", style="dim")
+
+
+def describe_lengths(lengths: list[int]) -> list[str]:
+    """Sequences of different lengths as text."""
+    return [f"{count(len(lengths))} sequences of {count(min(lengths))} to {count(max(lengths))} tokens",
+            f"{count(sum(lengths))} in all"]  # fmt: skip
 
 
 def _curve(rows: list[documents.CurveRow], console: Console) -> None:

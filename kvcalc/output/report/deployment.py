@@ -27,14 +27,7 @@ from kvcalc.output.human.finalists import (
 from kvcalc.output.human.judged import judged_text
 from kvcalc.output.report.load import load_section
 from kvcalc.output.report.page import Answer, Code, Section, Text
-from kvcalc.output.report.parts import (
-    Document,
-    facts_of,
-    memory_section,
-    subtitle_of,
-    table_of,
-    warnings_of,
-)
+from kvcalc.output.report.parts import Document, facts_of, memory_section, subtitle_of, table_of, warnings_of
 
 
 def plan(document: Document) -> Answer:

@@ -13,15 +13,7 @@ from kvcalc.memory.kv_cache import growth, stored_cache_bytes
 from kvcalc.memory.workload import Workload, bind_workload, resolve_workload
 from kvcalc.model.caches import Cache, CompressedAttention, CrossAttention
 from kvcalc.model.describe import describe_model
-from kvcalc.model.presets import (
-    Preset,
-    check_name,
-    find_preset,
-    list_presets,
-    load_preset,
-    names_of,
-    shipped_presets,
-)
+from kvcalc.model.presets import Preset, check_name, find_preset, list_presets, load_preset, names_of, shipped_presets
 from kvcalc.model.resolve import spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes

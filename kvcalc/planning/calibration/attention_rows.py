@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import SERVERS
@@ -39,11 +41,11 @@ def attention_rows(document: Mapping[str, Any], file: str, given: Given) -> list
             core = run["attention_core_seconds"]
             if core is None or run["attention"] != record["model"]["attention"]:
                 continue
-            load = run["context_tokens"], run["batch_size"]
+            lengths = run.get("lengths") or [run["context_tokens"]] * run["batch_size"]
             measured = core["p50"] * model.num_layers / run["num_layers"]
-            predicted = _seconds(model, dtype, devices, *load, given, given.calibration)
-            before = predicted if given.calibration is None else _seconds(model, dtype, devices, *load, given, None)
-            row = _row(file, len(rows) + 1, model.name, given.engine or ENGINE, devices, load, measured, predicted)
+            predicted = _seconds(model, dtype, devices, lengths, given, given.calibration)
+            before = predicted if given.calibration is None else _seconds(model, dtype, devices, lengths, given, None)
+            row = _row(file, len(rows) + 1, model.name, given.engine or ENGINE, devices, lengths, measured, predicted)
             row["uncalibrated_seconds"] = None if given.calibration is None else before
             rows.append(row)
     return rows
@@ -56,33 +58,32 @@ def add_predictions(document: documents.MeasureProfile) -> str | None:
     except KvcalcError:
         return None
     for point in document["points"]:
-        load = point["context_tokens"], point["batch_size"]
+        lengths = [point["context_tokens"]] * point["batch_size"]
         with suppress(KvcalcError):
             model = load_model(point["model"])
-            seconds = _seconds(model, point["kv_dtype"], devices, *load, Given(), None)
+            seconds = _seconds(model, point["kv_dtype"], devices, lengths, Given(), None)
             point["predicted_layer_seconds"] = seconds / model.num_layers
     return devices.gpu.name
 
 
 def _seconds(
-    model: ModelSpec, kv_dtype: str, devices: Devices, context_tokens: int, batch_size: int, given: Given,
-    calibration: Any,
-) -> float:  # fmt: skip
+    model: ModelSpec, kv_dtype: str, devices: Devices, lengths: Sequence[int], given: Given, calibration: Any
+) -> float:
     question = Question(
-        model, context_tokens, batch_size, None, kv_dtype, given.engine or ENGINE,
+        model, max(lengths), len(lengths), None, kv_dtype, given.engine or ENGINE,
         devices=devices._replace(num_devices=1), tensor_parallel_size=1, speed=SpeedQuestion(calibration=calibration),
     )  # fmt: skip
     speed = speed_of(make_case(question), [])
     if not isinstance(speed, Speed):
         raise UsageError(f"no prediction: {speed}")
-    return speed.model.attention_seconds(batch_size, context_tokens)
+    return sum(speed.model.attention_seconds(number, tokens) for tokens, number in Counter(lengths).items())
 
 
 def _row(
-    file: str, number: int, model: str, engine: str, devices: Devices, load: Sequence[int], measured: float,
+    file: str, number: int, model: str, engine: str, devices: Devices, lengths: Sequence[int], measured: float,
     predicted: float,
 ) -> documents.ScoreRow:  # fmt: skip
-    context_tokens, batch_size = load
+    context_tokens, batch_size = round(mean(lengths)), len(lengths)
     return {
         "file": file, "run": number, "tool": "kvcalc-measure", "model": model, "engine": engine,
         "gpu": devices.gpu.name,

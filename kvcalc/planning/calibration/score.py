@@ -17,13 +17,7 @@ from kvcalc.planning.answers.estimate import answer_case
 from kvcalc.planning.calibration import Calibration
 from kvcalc.planning.calibration.attention_rows import attention_rows
 from kvcalc.planning.calibration.fitted_runs import Observed, Run, describe_fit, mean_error, observe
-from kvcalc.planning.calibration.measured import (
-    Given,
-    case_of_run,
-    compared_seconds,
-    other_servers,
-    predicted_seconds,
-)
+from kvcalc.planning.calibration.measured import Given, case_of_run, compared_seconds, other_servers, predicted_seconds
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.records import NamedTuple

@@ -18,8 +18,7 @@ from kvcalc.throughput.hardware import (
     Gpu,
     find_devices,
     find_gpu,
-    joined_devices,
-    machine_devices,
+    node_devices,
     own_gpu,
 )
 from kvcalc.throughput.speed import check_layout
@@ -101,10 +100,10 @@ def over_machines(question: Question, devices: Devices) -> tuple[int | None, int
     stage add up their results twice in every layer. If the model or the engine cannot be cut so, the size is None.
     """
     engine, model = engine_class(question.engine), question.model
-    joined = max(joined_devices(devices.gpu), machine_devices(devices.gpu))
+    joined = node_devices(devices.gpu)
     machines, rest = divmod(devices.num_devices, joined)
     has_experts = question.speed is not None and question.speed.expert_parallel_size is not None
-    if machines < 2 or rest or has_experts or not (engine.splits_heads and engine.splits_layers):
+    if joined == 1 or machines < 2 or rest or has_experts or not (engine.splits_heads and engine.splits_layers):
         return None, 1
     if machines > model.num_layers or model.attention.num_heads % joined:
         return None, 1
@@ -156,8 +155,9 @@ def with_requests(question: Question) -> Question:
 __all__ = ["Devices", "Gpu", "choose_devices", "choose_kinds", "find_gpu"]
 
 
-Figures = tuple["int | None", "int | None", "int | None"]
-"""A device's memory in bytes, its bandwidth in bytes per second and its bf16 operations per second."""
+Figures = tuple["int | None", "int | None", "int | None", "int | None"]
+"""A device's memory in bytes, its bandwidth in bytes per second, its bf16 operations per second, and the bytes per
+second of its network port."""
 
 
 def choose_devices(
@@ -184,7 +184,7 @@ def choose_kinds(names: Sequence[str], figures: Figures, local: Callable[[], Dev
 
     Raises the errors of `choose_devices`, and UsageError (exit 2) for figures with several names.
     """
-    if len(names) > 1 and figures != (None, None, None):
+    if len(names) > 1 and figures[:3] != (None, None, None):
         raise UsageError("--gpu-memory, --gpu-bandwidth and --flops describe one device, but --gpu names several")
     found: dict[tuple[str, int], Devices] = {}
     for name in names or (None,):

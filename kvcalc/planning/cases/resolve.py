@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import (
-    engine_class,
-    load_engine,
-    resolve_kv_dtype,
-)
+from kvcalc.engines import engine_class, load_engine, resolve_kv_dtype
 from kvcalc.engines.allocation import PLAIN, Allocation, Drafts, Requests
 from kvcalc.engines.engine import Engine
 from kvcalc.engines.options import check_settings

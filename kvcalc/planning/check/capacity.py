@@ -29,9 +29,10 @@ def capacity_of(
     speed = question.speed_asked._replace(input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None)
     held = question._replace(speed=speed, context_tokens=None, fits_context=False, batch_size=1)
     throughput = answer(held).document["throughput"]
-    if throughput is None or throughput["serving"] is None:
+    serving = None if throughput is None else throughput["serving"]
+    if serving is None:
         return None
-    most = throughput["serving"]["requests_per_second"] * 1.25
+    most = serving["requests_per_second"] * 1.25
     served = question._replace(speed=question.speed_asked._replace(input_tokens=None, output_tokens=None))
 
     def judged(rate: float, requests: int, more: int = 0) -> Judged:

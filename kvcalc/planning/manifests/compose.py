@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.engines.command import PORT
-from kvcalc.planning.manifests.server import CACHE, DEVICES, Server
+from kvcalc.planning.manifests.server import CACHE, Server
 from kvcalc.writing.manifest import Interpolated, compose_file
 
 
 def compose(server: Server) -> str:
-    """The file for one machine with eight devices. Comments say how many machines run it."""
-    here = min(server.replicas, DEVICES // server.num_devices)
+    """The file for one machine with all its devices. Comments say how many machines run it."""
+    here = min(server.replicas, server.machine_devices // server.num_devices)
     names = [f"{server.name}-{number}" for number in range(here)]
     router = server.router_of(names) if here == server.replicas else None
     services = {

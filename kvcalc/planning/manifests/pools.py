@@ -20,7 +20,7 @@ from kvcalc.planning.manifests.kubernetes import (
     stateful_set,
     with_rdma,
 )
-from kvcalc.planning.manifests.server import DEVICES, Server, server_with
+from kvcalc.planning.manifests.server import Server, server_with
 from kvcalc.writing import shell
 from kvcalc.writing.manifest import compose_file, kubernetes_file
 
@@ -79,9 +79,10 @@ def _server(document: Mapping[str, Any], kind: str, image: str | None, role: str
 
 def _compose(best: Mapping[str, Any], servers: Mapping[str, Server]) -> str:
     """A compose file for one machine, whose services have the names that the router's command has."""
-    if best["num_devices"] > DEVICES:
+    most = servers[PREFILL].machine_devices
+    if best["num_devices"] > most:
         raise UsageError(
-            f"--emit compose: the pools have {best['num_devices']} devices, and a machine has {DEVICES}", "--emit k8s"
+            f"--emit compose: the pools have {best['num_devices']} devices, and a machine has {most}", "--emit k8s"
         )
     if _is_mixed(best):
         raise UsageError("--emit compose: a compose file is for one machine, with one kind of device", "--emit k8s")

@@ -11,7 +11,7 @@ from kvcalc.engines import SERVERS, command_key, start_command
 from kvcalc.engines.command import LISTENING, ROUTER, with_value
 from kvcalc.errors import GpuError, UsageError
 from kvcalc.records import NamedTuple
-from kvcalc.throughput.hardware import find_gpu
+from kvcalc.throughput.hardware import Gpu, find_gpu
 from kvcalc.writing import shell
 from kvcalc.writing.manifest import Interpolated
 
@@ -20,8 +20,6 @@ from kvcalc.writing.manifest import Interpolated
 _DOWNLOAD_RATE, _DISK_RATE, _COMPILE_SECONDS = 100e6, 500e6, 900
 _BYTES_IF_UNKNOWN = 100 * 10**9
 
-# A machine has at most this many devices in the servers that are sold today (HGX, MI300X platforms).
-DEVICES = 8
 # Kubernetes adds at most 11 characters to the name of a StatefulSet, for a label that may have 63, and `-prefill` is
 # added here.
 _LONGEST_NAME = 44
@@ -32,7 +30,8 @@ _MOUNTED_AT = "/checkpoint"
 
 
 class Server(NamedTuple):
-    """`environment` and `command` start one replica on `num_devices` devices of `vendor`.
+    """`environment` and `command` start one replica on `num_devices` devices of `vendor`. A machine has at most
+    `machine_devices` of them.
 
     A replica on several machines runs `command` on the first of its `nodes` and `worker` on the others, each on
     `num_devices`. `router` is the engine and the kind of router in front of several replicas, None if nothing says one.
@@ -48,6 +47,7 @@ class Server(NamedTuple):
     health_path: str
     vendor: str
     num_devices: int
+    machine_devices: int
     replicas: int
     folder: str | None
     mounted_at: str | None
@@ -120,12 +120,13 @@ def server_with(
     """
     best = document["best"]
     engine = best["engine"].partition("@")[0]
-    vendor = _vendor_of(best["gpu"])
-    if vendor is None:
+    gpu = _gpu_of(best["gpu"])
+    vendor = None if gpu is None else gpu.vendor
+    if gpu is None or vendor is None:
         raise UsageError(f"--emit {kind}: the vendor of {best['gpu']} is not known", "--emit vllm prints the command")
     if vendor not in ("NVIDIA", "AMD"):
         raise UsageError(f"--emit {kind}: containers do not see devices of {vendor}", "--emit vllm prints the command")
-    if each > DEVICES:
+    if each > gpu.machine_devices:
         raise UsageError(
             f"--emit {kind}: a replica of {each} devices needs several machines, and {kind} starts it on one",
             f"--emit {start_command(engine).program} prints the commands",
@@ -143,8 +144,9 @@ def server_with(
     if shell.AND in words:
         words = ["sh", "-c", shell.script(words)]
     return Server(
-        _name_of(document["model"]["name"]), image, environment, words, start.health_path, vendor, each, 1, folder,
-        mounted_at, _comments(document, used), best.get("weights_bytes") or _BYTES_IF_UNKNOWN,
+        _name_of(document["model"]["name"]), image, environment, words, start.health_path, vendor, each,
+        gpu.machine_devices, 1, folder, mounted_at, _comments(document, used),
+        best.get("weights_bytes") or _BYTES_IF_UNKNOWN,
     )  # fmt: skip
 
 
@@ -162,9 +164,9 @@ def _mounted(checkpoint: str, words: Sequence[str], kind: str) -> tuple[str | No
     return folder, mounted_at, [inside if word == checkpoint else word for word in words]
 
 
-def _vendor_of(gpu: str) -> str | None:
+def _gpu_of(name: str) -> Gpu | None:
     try:
-        return find_gpu(gpu).vendor
+        return find_gpu(name)
     except GpuError:  # described by options
         return None
 

@@ -24,7 +24,7 @@ from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFID
 from kvcalc.planning.plan.traffic import MOST_BUSY, Platform, Traffic, Trouble, describe_cost
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.throughput.hardware import Devices, Gpu, find_gpu, machine_devices
+from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ def _row(
     # Another engine may refuse this layout, or need other limits, so there is only the command of the engine planned.
     if kind.engine.partition("@")[0] in SERVERS:
         command = start_command(kind.engine)
-        words, nodes = command.words(checkpoint, layout), -(-found.shape.devices // machine_devices(kind.gpu))
+        words, nodes = command.words(checkpoint, layout), -(-found.shape.devices // kind.gpu.machine_devices)
         if words is not None and nodes > 1:
             words = command.across(words, layout, nodes)
         row[command_key(kind.engine)] = None if words is None else join(words)

@@ -243,6 +243,8 @@ def as_many_devices(slower: float, faster: float) -> str:
     """Why a layout lost that needs the same number of devices: by its tokens per second, if these differ as printed."""
     texts = f"{slower:,.0f}", f"{faster:,.0f}"
     speed = "same speed" if texts[0] == texts[1] else f"{texts[0]} tokens per second, not {texts[1]}"
+    if slower > faster and texts[0] != texts[1]:  # experts split in another way
+        speed = f"less than {_WORTH_IT - 1:.0%} faster"
     return f"same number of devices, {speed}"
 
 

@@ -13,13 +13,7 @@ from kvcalc.model.describe import describe_model
 from kvcalc.notes import BAD_ROWS, Note, describe_notes
 from kvcalc.planning.answers.fit_part import describe_hardware
 from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.prefix.cost import (
-    PrefillTime,
-    Prices,
-    block_bytes,
-    prefill_time,
-    prefixes_of,
-)
+from kvcalc.planning.prefix.cost import PrefillTime, Prices, block_bytes, prefill_time, prefixes_of
 from kvcalc.planning.prefix.rows import (
     Profile,
     Setup,

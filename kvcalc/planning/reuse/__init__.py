@@ -181,13 +181,6 @@ NVME_BYTES_PER_SECOND = 6_800_000_000
 # NVLink-C2C between Grace and Hopper: 900 GB/s in both directions together (NVIDIA GH200 data sheet).
 _C2C = {"gh200-96gb": 450_000_000_000, "gh200-144gb": 450_000_000_000}
 
-# The data rate of one port in one direction, in Gbit/s. InfiniBand: HDR is 200, NDR 400 and XDR 800 (InfiniBand Trade
-# Association, InfiniBand roadmap). Ethernet: IEEE 802.3 (10G to 400G), 802.3df (800G). Headers take some per cent.
-_NETWORKS = {
-    "infiniband": (100, 200, 400, 800),
-    "ethernet": (10, 25, 40, 50, 100, 200, 400, 800),
-}  # fmt: skip
-
 
 class Tier(NamedTuple):
     """A tier of `memory_bytes`, which is read at `bytes_per_second`, or None if that is not known."""
@@ -195,20 +188,6 @@ class Tier(NamedTuple):
     name: str
     memory_bytes: int
     bytes_per_second: int | None
-
-
-def network_names() -> list[str]:
-    """The names of the networks that `network_bytes_per_second` knows, such as `infiniband-400g`."""
-    return [f"{kind}-{rate}g" for kind, rates in _NETWORKS.items() for rate in rates]
-
-
-def network_bytes_per_second(name: str) -> int | None:
-    """The data rate of one port of a network, in one direction. None for an unknown name."""
-    kind, _, rate = name.casefold().rpartition("-")
-    digits = rate.removesuffix("g")
-    if rate == digits or not digits.isdecimal() or int(digits) not in _NETWORKS.get(kind, ()):
-        return None
-    return int(digits) * 10**9 // 8
 
 
 def contexts_kept(memory_bytes: int, context_bytes: int) -> int | None:

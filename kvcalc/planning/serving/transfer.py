@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.cases.case import Case
-from kvcalc.planning.reuse import move_seconds, network_bytes_per_second, network_names, prompt_tokens_of
+from kvcalc.planning.reuse import move_seconds, prompt_tokens_of
 from kvcalc.throughput.links import link_bytes_per_second as bytes_per_second_to_peers
+from kvcalc.units import network_bytes_per_second, network_names
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -11,12 +11,7 @@ from itertools import product
 from math import inf
 
 from kvcalc.errors import KvcalcError, LayoutError
-from kvcalc.planning.plan.disaggregated.instances import (
-    Instance,
-    decode_instance,
-    prefill_instance,
-    transfer_bytes,
-)
+from kvcalc.planning.plan.disaggregated.instances import Instance, decode_instance, prefill_instance, transfer_bytes
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, cache_of
 from kvcalc.planning.plan.disaggregated.split import TwoPools, ttft_range

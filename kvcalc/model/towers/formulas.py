@@ -1,0 +1,41 @@
+"""Formulas of tables: sums, products, powers and calls of known functions, as Python writes them."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+_BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}  # fmt: skip
+
+
+def value_of(formula: str | int, names: Mapping[str, Any]) -> Any:
+    """The value of a formula whose names have these values. Raises KeyError for another name, and ValueError if it has
+    more than sums, products, powers, calls and items of lists."""
+    return _value(_parsed(formula), names) if isinstance(formula, str) else formula
+
+
+@cache
+def _parsed(formula: str) -> ast.expr:
+    return ast.parse(formula, mode="eval").body
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.Name(name):
+            return names[name]
+        case ast.BinOp(left, sign, right) if type(sign) in _BINARY:
+            return _BINARY[type(sign)](_value(left, names), _value(right, names))
+        case ast.Subscript(items, place):
+            return _value(items, names)[_value(place, names)]
+        case ast.Call(ast.Name(name), values, more):
+            named = {one.arg or "": _value(one.value, names) for one in more}
+            return names[name](*(_value(value, names) for value in values), **named)
+    raise ValueError(f"{ast.unparse(node)} is not a formula")
