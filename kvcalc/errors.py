@@ -58,6 +58,10 @@ class ModelError(KvcalcError):
     exit_code = 3
 
 
+class CacheTypeError(ModelError):
+    """A checkpoint whose config was not read, and which may ask for an fp8 cache."""
+
+
 class GpuError(KvcalcError):
     """An unknown device."""
 

@@ -96,10 +96,12 @@ NO_BYTES = {
     "vllm": (
         "gpu-memory-utilization", "max-num-seqs", "enforce-eager", "language-model-only", "max-loras", "max-lora-rank",
         "num-gpu-blocks-override", "no-enable-chunked-prefill", "cudagraph-mode", "performance-mode",
+        "attention-backend",
     ),
     "sglang": (
         "mamba-full-memory-ratio", "mem-fraction-static", "max-loras-per-batch", "max-lora-rank", "max-total-tokens",
         "max-prefill-tokens", "schedule-conservativeness", "enable-mixed-chunk", "scheduler-recv-interval",
+        "attention-backend",
     ),
     "tensorrt-llm": (
         "max-tokens", "free-gpu-memory-fraction", "max-num-tokens", "enable-chunked-prefill",
@@ -169,7 +171,7 @@ def test_other_options_change_no_bytes(engine: str, names: tuple[str, ...]) -> N
         "schedule-conservativeness": "0.5", "scheduler-recv-interval": "10", "max-num-tokens": "4096",
         "cudagraph-mode": "piecewise", "performance-mode": "throughput",
     }  # fmt: skip
-    # A prompt that is not divided needs a step for all of it.
+    values["attention-backend"] = {"vllm": "TRITON_ATTN", "sglang": "triton"}.get(engine, "")
     more = {"no-enable-chunked-prefill": {"max-num-batched-tokens": "32768"}}
     for name in names:
         plain = answer(engine, LLAMA, more.get(name, {}))

@@ -37,21 +37,25 @@ def load_engine(name: str, spec: ModelSpec, settings: Mapping[str, str] | None =
     `settings` maps option names to text. `name` may end in a release: `vllm@0.11`. A note says if the rules of another
     release than that count. For encoder models, every engine except `logical` keeps no cache. Raises UsageError (exit
     2) for an unknown name, something that is not a release, or a setting the engine does not have, and ModelError (exit
-    3) for a model whose layout in the engine is not modelled.
+    3) for a model whose layout in the engine is not modelled. LayoutError is a release without a class for the model.
     """
     engine, asked = _class_of(name, spec.model_type)
     name, is_named, _ = name.partition("@")
     settings = settings or {}
     check_settings([name], settings, has_device=True)
+    notes: tuple[Note, ...] = ()
     if asked is not None and asked.release is not None:
+        from kvcalc.engines.classes import class_notes
+
         _check_since(engine, settings, asked.release)
+        notes = class_notes(engine, spec, asked)
     if spec.model_type in engine.unread:
         raise ModelError(f"{spec.name}: {engine.title}'s layout of {spec.model_type} is not modelled")
     if not spec.is_encoder or engine.is_formula:
         found = engine(spec, settings, stages, asked.text if asked else None)
         if asked is not None:
             if is_named:
-                found.notes = (*found.notes, *_release_notes(found, asked))
+                found.notes = (*notes, *found.notes, *_release_notes(found, asked))
             found.version = asked.text
         return found
     from kvcalc.engines.engine import NoCache

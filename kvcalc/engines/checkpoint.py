@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from kvcalc.errors import ModelError
+from kvcalc.errors import CacheTypeError
 from kvcalc.memory.dtypes import parse_weight_dtype
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] 
     """The cache type in the quantization_config `outer` (`fp8` or `nvfp4`), and the key that names it.
 
     Returns None if the checkpoint was not made by one of `methods`, or names no cache type or another one. Raises
-    ModelError for a copy whose config was not read, if such copies may name one. The key
+    CacheTypeError for a copy whose config was not read, if such copies may name one. The key
     kv_cache_quant_algo holds a name, and kv_cache_scheme holds a number of bits and a type. Both may be inside a nested
     `quantization` (modelopt's hf_quant_config.json).
     """
@@ -35,7 +35,7 @@ def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] 
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         asked = inner.get(key) or outer.get(key)
         if asked == _UNKNOWN:
-            raise ModelError("whether this release asks for an fp8 cache was not found", "set --kv-dtype")
+            raise CacheTypeError("whether this release asks for an fp8 cache was not found", "set --kv-dtype")
         if asked:
             name = _of_scheme(asked) if isinstance(asked, Mapping) else str(asked).casefold()
             return (name, f"quantization_config.{key}") if name in ("fp8", "nvfp4") else None

@@ -90,6 +90,7 @@ class Engine(ABC):
     spreads_head = False
     older_rules = ""
     running_option: str | None = None
+    block_option: str | None = None
     context_option: str | None = None
     fp32_as = "fp32"
     starts_short = True
@@ -123,7 +124,8 @@ class Engine(ABC):
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         self.spec = spec
         self.settings: dict[str, object] = {}
-        option = self.running_option
+        backend, option = "attention-backend", self.running_option
+        self.attention_backend = SettingsReader(self.name, settings).name_of(backend) if backend in settings else None
         self._most_asked = None if option is None else SettingsReader(self.name, settings).optional_count(option)
         self.prompt_ranks = self.prompt_ranks_in(settings)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
@@ -213,11 +215,28 @@ class Engine(ABC):
         return []
 
     @classmethod
+    def context_defaults(cls, given: Mapping[str, str], defaults: Mapping[str, str], tokens: int) -> dict[str, str]:
+        """The defaults that a server's context of `tokens` tokens decides, beside those `given`.
+
+        `defaults` are those of the device.
+        """
+        return {}
+
+    @classmethod
     def with_default_block(
         cls, spec: ModelSpec, kv_dtype: str, settings: Mapping[str, str], place: Place
     ) -> Mapping[str, str]:
-        """`settings` with the default size of a block, if the device decides it. `kv_dtype` is the cache's type."""
-        return settings
+        """`settings` with the default size of a block, if the device or the backend of attention decides it.
+
+        `kv_dtype` is the cache's type.
+        """
+        option, backend = cls.block_option, settings.get("attention-backend")
+        if option is None or backend is None or option in settings:
+            return settings
+        from kvcalc.engines.starts import backend_block
+
+        block = backend_block(cls.name, place.release, backend)
+        return settings if block is None else {**settings, option: str(block)}
 
     @classmethod
     def default_block(cls, spec: ModelSpec, kv_dtype: str, place: Place) -> int | None:
@@ -444,7 +463,7 @@ class Engine(ABC):
             from kvcalc.engines.starts import check, rules_of
 
             release = parse_release(self.name, self.version or "").release
-            check(start, rules_of(self.name, release), f"{self.title} {self.version}")
+            check(start, rules_of(self.name, release), f"{self.title} {self.version}", self.attention_backend)
 
     def check_context(self, tokens: int) -> None:  # noqa: B027 - most engines accept any context
         """Raise UsageError (exit 2) for a context that the settings do not allow."""

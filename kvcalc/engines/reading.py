@@ -12,14 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
-
-if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Gpu
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -75,6 +72,8 @@ class Words(NamedTuple):
     that take several words. `harmless` are options without an effect on the memory or the speed, `former` those of
     older releases, and `default_on` flags that are on anyway. A name that ends in `!` takes no value.
 
+    `keys` are the keys without an effect in a file of settings.
+
     `others` are words after a program with which it is no server of a model.
 
     `needs_context` is whether the engine refuses to start if not even one request of its longest context fits, and
@@ -96,6 +95,7 @@ class Words(NamedTuple):
     lists: str = ""
     former: str = ""
     default_on: str = ""
+    keys: str = ""
     others: str = ""
     needs_context: bool = True
     splits_layers: bool = False
@@ -229,10 +229,6 @@ class Reader:
             found.ignored.append(option)
         else:
             found.unknown.append(option)
-
-    def of_context(self, settings: Mapping[str, str], tokens: int, gpu: Gpu) -> Mapping[str, str]:
-        """The settings with the defaults that a context of `tokens` tokens decides."""
-        return settings
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """Read the options with a meaning of the engine's own, and the environment."""

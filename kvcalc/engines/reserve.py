@@ -19,6 +19,7 @@ MIB = 2**20
 NEWEST = Release.of(999)
 
 ACTIVATION, RESERVE = "activation", "reserve"
+CONTEXT = "CUDA context"
 
 
 class Held(NamedTuple):
@@ -51,7 +52,8 @@ class Question(NamedTuple):
     `images` is set if the engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
     `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
     vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens. `drafts_by` is the method of
-    speculative decoding, and `device_class` the device's generation.
+    speculative decoding, and `device_class` the device's generation. `has_states` is whether layers keep recurrent
+    states.
     """
 
     memory_bytes: int
@@ -76,10 +78,11 @@ class Question(NamedTuple):
     is_amd: bool = False
     device_class: str | None = None
     model_type: str = ""
+    has_states: bool = False
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""
-        held = [Held(RESERVE, "CUDA context", context_mib * MIB)]
+        held = [Held(RESERVE, CONTEXT, context_mib * MIB)]
         return [*held, Held(RESERVE, "NCCL buffers", nccl_mib * MIB)] if nccl_mib and self.ranks > 1 else held
 
     def step_activations(self, tokens: int) -> int:

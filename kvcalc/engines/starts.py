@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from kvcalc.engines.declarations import table
 from kvcalc.engines.place import CAPABILITIES, is_fp8
@@ -71,6 +72,7 @@ class Rules(NamedTuple):
     - `unchecked`: the matrices of a type of models that the engine does not check or pads, by the end of their names.
     - `padded`: the same, on NVIDIA's GPUs alone.
     - `groups`: the methods of which a device must have whole groups of inputs that share a scale, but for experts.
+    - `backends`: what the backends of --attention-backend take (`attention_backends.py`). Others are not judged.
     - `no_stages`: the types of models that have no pipeline stages.
     - `needs_experts`: whether a model without experts is refused with expert parallelism.
     - `latent_fp8`: the compute capabilities with a kernel for a latent in fp8 (MLA that is not sparse), times ten.
@@ -91,6 +93,7 @@ class Rules(NamedTuple):
     unchecked: Mapping[str, Sequence[str]] = {}
     padded: Mapping[str, Sequence[str]] = {}
     groups: Sequence[str] = ()
+    backends: Mapping[str, Mapping[str, Any]] = {}
     no_stages: Sequence[str] = ()
     needs_experts: bool = False
 
@@ -99,12 +102,13 @@ class Rules(NamedTuple):
 def _releases(engine: str) -> list[tuple[Release | None, Rules]]:
     """The rules of an engine and the release since which they count, the oldest first.
 
-    A release has the facts of the one before it, but for those that it names.
+    A release has the facts of the one before it, but for those that it names. The facts of a backend are whole.
     """
     found, rules = [], Rules()
     for row in table(engine, "starts")["releases"]:
         since, facts = row.get("since"), {name: fact for name, fact in row.items() if name != "since"}
-        facts["capabilities"] = {**rules.capabilities, **facts.get("capabilities", {})}
+        for name in ("capabilities", "backends"):
+            facts[name] = {**getattr(rules, name), **facts.get(name, {})}
         rules = rules._replace(**facts)
         found.append((since and parse_release(engine, since).release, rules))
     return found
@@ -116,9 +120,15 @@ def rules_of(engine: str, release: Release | None) -> Rules:
     return known[-1]
 
 
-def check(start: Start, rules: Rules, engine: str) -> None:
-    """Raise LayoutError (exit 2) if an engine refuses to start. `engine` is its name and release, in words."""
-    for reason, hint in (*_of_device(start, rules), *_of_layout(start, rules), *_of_matrices(start, rules)):
+def check(start: Start, rules: Rules, engine: str, backend: str | None = None) -> None:
+    """Raise LayoutError (exit 2) if an engine refuses to start. `engine` is its name and release, in words.
+
+    `backend` is that of --attention-backend, if it is given.
+    """
+    for reason, hint in (
+        *_of_device(start, rules), *_of_layout(start, rules), *_of_backend(start, rules, backend),
+        *_of_matrices(start, rules),
+    ):  # fmt: skip
         raise LayoutError(f"{engine} does not start: {reason}", hint)
 
 
@@ -227,6 +237,25 @@ def _of_layout(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
         yield f"--pp {workload.pipeline_parallel_size}: its {model_type} has no pipeline stages", "use --tp"
     if rules.needs_experts and workload.expert_parallel_size > 1 and not _has_experts(start.spec):
         yield f"--ep {workload.expert_parallel_size}: {start.spec.name} has no experts", "leave it out"
+
+
+def _of_backend(start: Start, rules: Rules, backend: str | None) -> Iterator[tuple[str, str | None]]:
+    named, facts = _named(rules, backend)
+    if facts is not None and start.is_on_nvidia:
+        from kvcalc.engines.attention_backends import Backend, refusals
+
+        yield from refusals(start.spec, start.gpu, start.workload.kv_dtype.name, named, Backend(**facts))
+
+
+def _named(rules: Rules, backend: str | None) -> tuple[str, Mapping[str, Any] | None]:
+    found = {name.casefold(): (name, facts) for name, facts in rules.backends.items()}
+    return found.get((backend or "").casefold(), ("", None))
+
+
+def backend_block(engine: str, release: Release | None, backend: str | None) -> int | None:
+    """The tokens of a block that a backend of --attention-backend makes the default. None if it changes nothing."""
+    facts = None if backend is None else _named(rules_of(engine, release), backend)[1]
+    return None if facts is None else facts.get("block")
 
 
 @remembered

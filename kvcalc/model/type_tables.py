@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -65,10 +65,10 @@ def defaults_of(model_type: str) -> dict[str, object]:
 
 
 def made(folder: str, name: str, arguments: Mapping[str, Any] | None) -> Any:
-    """The function `module.function` of a folder of kvcalc.model that a table names, or what it makes of `arguments`.
+    """The function `module.function` of a folder of kvcalc.model that a table names, with `arguments` if it has some.
 
     Its module is imported now.
     """
     module, _, function = name.partition(".")
     found = getattr(import_module(f"kvcalc.model.{folder}.{module}"), function)
-    return found if arguments is None else found(**arguments)
+    return partial(found, **arguments) if arguments else found

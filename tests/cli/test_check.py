@@ -60,6 +60,8 @@ def read(text: str) -> dict[str, Any]:
             {"chunked-prefill-size": "16384"},
         ),
         (f"VLLM_PP_LAYER_PARTITION=10,22 vllm serve {LLAMA} -pp 2", {"pp-layer-partition": "10,22"}),
+        (f"vllm serve {LLAMA} --attention-config.backend FLASHINFER", {"attention-backend": "FLASHINFER"}),
+        (f"""vllm serve {LLAMA} -ac '{{"backend": "FLASHMLA"}}'""", {"attention-backend": "FLASHMLA"}),
         (f"bash -c 'vllm serve {LLAMA} -pp 2'", {"pipeline_parallel_size": "2"}),
         (
             "sglang serve --model-path a/b --tp 8 --dp 4 --enable-dp-attention",
@@ -104,18 +106,19 @@ def test_commands_are_read(text: str, said: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("config", "mode", "is_counted"),
     [
-        ("3", None, False),
-        ('{"level": 3}', None, False),
+        ("3", None, True),
+        ("0", None, False),
+        ('{"level": 3}', None, True),
         ('{"cudagraph_mode": "NONE"}', "none", True),
-        ('{"cudagraph_mode": "PIECEWISE", "level": 3}', "piecewise", False),
-        ('{"cudagraph_mode": 2}', None, True),
+        ('{"cudagraph_mode": "PIECEWISE", "level": 2}', "piecewise", False),
+        ('{"cudagraph_mode": 2}', None, False),
         ("{}", None, True),
     ],
 )
 def test_a_compilation_config_is_a_number_or_an_object(config: str, mode: str | None, is_counted: bool) -> None:
     (server,) = servers_in(f"vllm serve {LLAMA} --compilation-config '{config}'")
     found = server.read()
-    assert (found.settings.get("cudagraph-mode"), "compilation-config" not in found.unknown) == (mode, is_counted)
+    assert (found.settings.get("cudagraph-mode"), not found.unknown) == (mode, is_counted)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +150,8 @@ def test_every_option_that_is_read_exists() -> None:
         for field in dict.fromkeys(reader.fields.values()):
             names = [option for option, found in reader.fields.items() if found == field]
             assert set(names) & listed, (name, names)
-        # The keys of TensorRT-LLM's file are read like options.
-        keys = {"print-iter-log", "stream-interval", "postprocess-tokenizer-dir"}
         harmless = {word.rstrip("!") for word in (*reader.words.harmless.split(), *reader.words.default_on.split())}
-        assert harmless - listed <= (keys if name == "tensorrt-llm" else set()), name
+        assert harmless <= listed, name
         assert not listed & {word.rstrip("!") for word in reader.words.former.split()}, name
 
 
@@ -225,6 +226,66 @@ def test_a_container_has_its_devices_or_those_that_are_more(asked: int, given: s
     reserved = f"deploy: {{resources: {{reservations: {{devices: [{{count: {asked}}}]}}}}}}"
     text = f"services: {{a: {{image: vllm/vllm-openai, command: '--model {LLAMA}', {reserved}}}}}"
     assert check(text, given)["hardware"]["num_devices"] == used
+
+
+# Files of TensorRT-LLM's examples/configs, and one of the PyTorch backend before 0.20.
+CURATED = """
+max_batch_size: 720
+max_num_tokens: 16384
+tensor_parallel_size: 2
+moe_expert_parallel_size: 2
+trust_remote_code: true
+enable_attention_dp: true
+cuda_graph_config: {enable_padding: true, max_batch_size: 720}
+moe_config: {backend: TRTLLM}
+kv_cache_config: {dtype: fp8, enable_block_reuse: false, free_gpu_memory_fraction: 0.75}
+stream_interval: 20
+num_postprocess_workers: 4
+attention_dp_config: {enable_balance: true, batching_wait_iters: 50, timeout_iters: 1}
+"""
+OLDER = """
+pytorch_backend_config: {enable_overlap_scheduler: true, use_cuda_graph: true, kv_cache_dtype: fp8}
+enable_attention_dp: true
+max_beam_width: 1
+"""
+
+
+@pytest.mark.parametrize("config", [CURATED, OLDER])
+def test_the_file_of_tensorrt_llm_is_counted_or_harmless(config: str) -> None:
+    found = check(
+        f"cat > c.yaml <<EOF{config}EOF\ntrtllm-serve openai/gpt-oss-120b --tp_size 2 --config c.yaml", "h200x2"
+    )
+    assert found["command"]["not_counted"] == []
+    assert (found["kv_cache"]["dtype"], found["engine"]["data_parallel_size"]) == ("fp8", 2)
+
+
+def test_keys_of_tensorrt_llms_file_that_change_the_memory_are_named() -> None:
+    config = (
+        "\nmoe_config: {backend: CUTLASS, max_num_tokens: 4096}\nlora_config: {max_lora_rank: 8}\nmax_beam_width: 4\n"
+    )
+    found = check(f"cat > c.yaml <<EOF{config}EOF\ntrtllm-serve openai/gpt-oss-20b --config c.yaml", "h200")
+    assert found["command"]["not_counted"] == ["moe_config.max_num_tokens", "lora_config", "max_beam_width"]
+
+
+def test_graphs_of_tensorrt_llm_must_agree(kvcalc: Any, tmp_path: Path) -> None:
+    """BaseCudaGraphConfig (llmapi/llm_args.py)."""
+    path = tmp_path / "c.yaml"
+    for most, status in ((8, 4), (2, 0)):
+        path.write_text(f"cuda_graph_config:\n  batch_sizes: [1, 2]\n  max_batch_size: {most}\n")
+        done = kvcalc("check", "--gpu", "h100", "trtllm-serve", "llama-3.1-8b", "--config", str(path))
+        assert done.status == status
+        assert ("max_batch_size: 2" in done.err) is (status == 4)
+
+
+def test_kernels_and_passes_change_no_memory(kvcalc: Any) -> None:
+    config = '{"pass_config": {"fuse_allreduce_rms": true}, "custom_ops": ["+rms_norm"], "mode": 3}'
+    words = ["vllm", "serve", LLAMA, "--gpu", "h100", "--attention-config.flash_attn_version", "3"]
+    found = kvcalc("check", *words, "--compilation-config", config, "--json").json
+    assert found["command"]["not_counted"] == []
+    counted = [*words, "-cc.max_cudagraph_capture_size=64", "--attention-config.indexer_kv_dtype", "fp4", "-cc.mode=0"]
+    found = kvcalc("check", *counted, "--json").json
+    told = ["attention-config indexer_kv_dtype", "compilation-config max_cudagraph_capture_size"]
+    assert sorted(found["command"]["not_counted"]) == [*told, "compilation-config mode"]
 
 
 def test_unknown_options_are_named_once(kvcalc: Any) -> None:
@@ -365,6 +426,15 @@ def test_drafts_that_the_model_does_not_have_are_not_counted(kvcalc: Any) -> Non
     found = kvcalc("check", "vllm", "serve", LLAMA, "--speculative-config", config, "--gpu", "h100", "--json")
     assert found.json["starts"]
     assert any("drafting is not counted" in warning["text"] for warning in found.json["warnings"])
+
+
+def test_a_cache_of_an_unknown_type_is_counted_in_16_bits(kvcalc: Any) -> None:
+    """An NVFP4 copy may ask for an fp8 cache. What starts with the larger cache starts with the smaller one."""
+    found = kvcalc("check", "vllm", "serve", "Inferact/Qwen3.8-27B-NVFP4", "--gpu", "rtx-5090", "--json").json
+    assert found["kv_cache"]["dtype"] == "bf16"
+    assert any("counted in bf16" in warning["text"] for warning in found["warnings"])
+    said = kvcalc("estimate", "Inferact/Qwen3.8-27B-NVFP4", "--engine", "vllm")
+    assert (said.status, "set --kv-dtype" in said.err) == (3, True)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ BF16 = DTYPES["bf16"]
 # Facts about an engine's own account, which no request changes. They are asked of `Allocation.engine`.
 FACTS = {
     "at", "attended", "auto_context", "block_tokens", "check_auto_context", "check_context", "check_encoder",
-    "check_ranks", "check_start", "cut", "default_block", "device_defaults", "device_settings", "divide_cache",
-    "divide_rows", "divides_tokens", "entries", "entry_sizes", "kept", "known_releases", "kv_dtype", "loaded_tables",
-    "lookahead_tokens", "needed_context", "pool_limit", "prompt_division", "prompt_ranks_in", "prompt_settings",
-    "replica_settings", "reserve", "reuse", "rules_used", "split_layers", "stage_bounds", "weight_dtype",
-    "draft_tables", "weight_padding", "with_default_block", "disaggregation", "schedule",
+    "check_ranks", "check_start", "context_defaults", "cut", "default_block", "device_defaults", "device_settings",
+    "divide_cache", "divide_rows", "divides_tokens", "entries", "entry_sizes", "kept", "known_releases", "kv_dtype",
+    "loaded_tables", "lookahead_tokens", "needed_context", "pool_limit", "prompt_division", "prompt_ranks_in",
+    "prompt_settings", "replica_settings", "reserve", "reuse", "rules_used", "split_layers", "stage_bounds",
+    "weight_dtype", "draft_tables", "weight_padding", "with_default_block", "disaggregation", "schedule",
 }  # fmt: skip
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import kvcalc
 from kvcalc.engines import ENGINES
-from kvcalc.errors import UsageError
-from kvcalc.model.presets import shipped_table
+from kvcalc.engines.declarations import table
+from kvcalc.errors import LayoutError, UsageError
+from kvcalc.model.presets import list_presets, shipped_table
 from kvcalc.model.resolve import load_model
 from kvcalc.releases import Release, dates_of, parse_release, release_of, split_engine, step_at
 from tests.documents import estimate
@@ -230,3 +232,45 @@ def test_an_unreadable_release_exits_with_2(kvcalc: Any) -> None:
     assert failed.status == 2
     assert "--engine sglang@nope: not a release" in failed.err
     assert "write sglang@0.5.9" in failed.err
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "since"),
+    [
+        ("qwen3.6-27b", "vllm@0.16", "0.17.1"),
+        ("deepseek-v3.2", "vllm@0.10.2", "0.11.0"),
+        ("kimi-linear-48b", "vllm@0.11.0", "0.11.2"),
+        # It has no class of its own, and the class of Transformers kept no latents then.
+        ("youtu-llm-2b", "vllm@0.25", "0.28.0"),
+        ("qwen3-next-80b-a3b", "sglang@0.4.10", "0.5.2"),
+    ],
+)
+def test_a_release_without_a_class_for_the_model_does_not_start(model: str, engine: str, since: str) -> None:
+    with pytest.raises(LayoutError, match=r"does not start: .* has no class for") as error:
+        kvcalc.estimate(model, engine=engine)
+    assert error.value.hint is not None
+    assert since in error.value.hint
+    name = engine.partition("@")[0]
+    assert kvcalc.estimate(model, engine=f"{name}@{since}")["kv_cache"]["total_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"), [("vllm@0.7", True), ("vllm@0.8.5", False), ("vllm", False), ("sglang@0.4.3", True)]
+)
+def test_the_class_of_transformers_may_run_plain_attention(engine: str, said: bool) -> None:
+    notes = kvcalc.estimate("qwen3-8b", engine=engine)["warnings"]
+    assert any(note["code"] == "no-class" for note in notes) is said
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_types_with_a_first_release_are_read(engine: str) -> None:
+    presets = {str(preset.config.get("model_type")) for preset in list_presets().presets}
+    rows = table(engine, "classes")["releases"]
+    types = [name for row in rows for name in row["types"].split()]
+    assert set(types) <= presets
+    assert len(types) == len(set(types))
+    for row in rows:
+        until, since = (parse_release(engine, str(row[name])).release for name in ("until", "since"))
+        assert until is not None
+        assert since is not None
+        assert until < since

@@ -100,8 +100,8 @@ def test_vllm_needs_steps_for_whole_requests_if_it_does_not_divide_prompts() -> 
     asked: dict[str, Any] = {"engine": "vllm", "devices": kvcalc.find_devices("h100"), "context_tokens": 10_000}
     whole = {"no-enable-chunked-prefill": True}
     with pytest.raises(LayoutError, match="8,192 tokens in a step are fewer than the 10,000"):
-        kvcalc.estimate("llama-3.1-8b", engine_settings=whole, **asked)
-    found = kvcalc.estimate("llama-3.1-8b", engine_settings={**whole, "max-num-batched-tokens": 10_000}, **asked)
+        kvcalc.estimate("llama-3.1-8b", engine_settings={**whole, "max-num-batched-tokens": 8192}, **asked)
+    found = kvcalc.estimate("llama-3.1-8b", engine_settings=whole, **asked)
     assert found["fit"] is not None
     assert found["fit"]["fits"]
 

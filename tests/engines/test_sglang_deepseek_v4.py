@@ -59,16 +59,30 @@ def test_the_windows_have_room_for_256_requests_and_the_prefixes_that_are_kept()
     assert large["swa_max_total_num_tokens"] == windows + 2 * 8192
 
 
-def test_the_bytes_of_a_token_are_those_of_a_log_before_the_padding() -> None:
-    """bytes_per_full_token=7705.45 in public logs: 0.1 of a window row per layer, with states for every 128 tokens."""
-    memory = 2**33
-    settings = {"swa-full-tokens-ratio": "0.1", "max-running-requests": "4"}
-    tokens = ask(engine_settings=settings, kv_memory_bytes=memory)["engine"]["kv_cache_tokens"]
-    states = 20 * (5 * 128 + 256) * 2 * 512 * 4
-    each = (memory - states) / tokens
-    rows = 43 * 0.1 * (WINDOW_PAGE / 256 - 584) + 21 / 4 * (SPARSE_PAGE / 64 - 584) + 20 / 128 * (HEAVY_PAGE / 2 - 584)
-    half_of_the_states = 21 * 0.1 * 8 / 256 * 4 * (512 + 128) * 4
-    assert each - rows + half_of_the_states == pytest.approx(7705.45, rel=2e-4)
+@pytest.mark.parametrize(("release", "rate"), [("0.5.20", 7705.45), ("0.5.14", 7705.45 + 0.1 * 20 * 2 * 512 * 4)])
+def test_the_bytes_of_a_token_before_the_padding_are_those_of_logs(release: str, rate: float) -> None:
+    """bytes_per_full_token=7705.45 in public logs: 0.1 of a window row per layer, with states for every 128 tokens.
+
+    Before 0.5.15 a window row also had the states of entries of 128 tokens, one each.
+    """
+    settings = {"max-running-requests": "4"}
+    found = ask(engine=f"sglang@{release}", engine_settings=settings, kv_memory_bytes=2**33)["engine"]
+    states = 20 * (6 * 128 + 128) * 2 * 512 * 4 if release == "0.5.20" else 0
+    assert found["kv_cache_tokens"] == int((2**33 - states) / rate) // 256 * 256
+
+
+def test_the_pools_of_flash_before_the_padding() -> None:
+    """By hand, from create_buffer and CompressStatePool of 0.5.13: pages of 128 windows, of 64 and of 2 entries."""
+    settings = {"max-running-requests": "4"}
+    full, windows = 65_536, 6400
+    pools = 43 * (windows // 128 + 1) * 74_880
+    pools += 21 * (full // 4 // 64 + 1) * (SPARSE_PAGE + 64 * 132) + 20 * (full // 128 // 2 + 1) * HEAVY_PAGE
+    sparse = 21 * (windows // 128 * 8 + 12) * 4 * (512 + 128) * 4
+    table = 5 * (1_048_576 + 4) * 4
+    for release, heavy in (("0.5.20", 5 * 128 + 256), ("0.5.13", windows + 256)):
+        found = ask(engine=f"sglang@{release}", engine_settings=settings)
+        assert found["engine"]["swa_max_total_num_tokens"] == windows
+        assert found["kv_cache"]["total_bytes"] == pools + sparse + 20 * heavy * 2 * 512 * 4 + table
 
 
 def test_drafting_takes_longer_rings_and_the_windows_of_a_layer() -> None:

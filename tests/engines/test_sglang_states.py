@@ -28,7 +28,7 @@ def states(release: str, **settings: Any) -> float:
     """The states' worth of memory that tokens do not get, of 190."""
     given = {name.replace("_", "-"): value for name, value in settings.items()}
     engine = f"sglang@{release}"
-    found = ask(gated_delta(), engine, 100, kv_memory_bytes=MEMORY, settings=given)["engine"]
+    found = ask(gated_delta(model_type="qwen3_next"), engine, 100, kv_memory_bytes=MEMORY, settings=given)["engine"]
     return float(round((MEMORY - found["kv_cache_tokens"] * TOKEN) / STATE, 2))
 
 
@@ -72,9 +72,9 @@ def test_granite_has_the_logged_states_and_tokens() -> None:
     model = kvcalc.load_model("granite-4.0-h-micro")
     state = 36 * (4352 * 3 * 2 + 64 * 64 * 128 * 4)
     memory, settings = 399_740 * 8192 + 38 * state, parse_settings({}, 1)
-    found = estimate(model, context_tokens=4096, engine="sglang@0.5.8", kv_memory_bytes=memory)["engine"]
+    found = estimate(model, context_tokens=4096, engine="sglang@0.5.9", kv_memory_bytes=memory)["engine"]
     assert found["kv_cache_tokens"] == 399_740
-    places = [Place(release_of(f"sglang@{release}")) for release in ("0.5.8", "0.5.16", "0.5.17")]
+    places = [Place(release_of(f"sglang@{release}")) for release in ("0.5.9", "0.5.16", "0.5.17")]
     assert [num_states(memory, state, settings, 3, place) for place in places] == [38, 38, 37]
 
 

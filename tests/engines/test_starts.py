@@ -66,6 +66,71 @@ def test_what_an_engine_refuses_is_refused_with_its_reason(
     assert error.value.exit_code == 2
 
 
+# Backends of --attention-backend that a release refuses, with a cache of the type: validate_configuration of vLLM's
+# backends, and SGLang's attention_registry.py.
+BACKENDS = [
+    ("deepseek-r1", "h200x8", "vllm", "CUTLASS_MLA", "auto", "no kernels for h200-sxm"),
+    ("deepseek-r1", "b200x8", "vllm", "FLASHMLA", "auto", "no kernels"),
+    ("deepseek-r1", "h200x8", "vllm", "FLASHINFER", "auto", "not for MLA"),
+    ("deepseek-r1", "h200x8", "vllm", "FLASH_ATTN_MLA", "fp8", "a cache in fp8"),
+    ("deepseek-r1", "h200x8", "vllm@0.17", "triton_mla", "fp8", "a cache in fp8"),
+    ("deepseek-v3.2", "h200x8", "vllm", "FLASHMLA", "auto", "not for sparse"),
+    ("deepseek-r1", "h200x8", "vllm", "FLASHMLA_SPARSE", "auto", "is for sparse"),
+    ("llama-3.1-8b", "h100", "vllm", "FLASHMLA", "auto", "not for keys and values"),
+    ("llama-3.1-8b", "a100-80gb", "vllm", "FLASH_ATTN", "fp8", "a cache in fp8"),
+    ("llama-3.1-8b", "b200", "vllm@0.22", "FLASH_ATTN", "fp8", "a cache in fp8"),
+    ("gpt-oss-20b", "a100-80gb", "vllm", "FLASH_ATTN", "auto", "sinks"),
+    ("gpt-oss-20b", "h100", "vllm@0.28", "FLASHINFER", "auto", "sinks"),
+    ("gpt-oss-20b", "h100", "sglang", "flashinfer", "auto", "sinks"),
+    ("gemma-4-31b", "h200", "vllm@0.20", "FLASHINFER", "auto", "no heads of 512"),
+    ("deepseek-r1", "a100-80gbx16", "sglang", "fa3", "auto", "no kernels"),
+    ("llama-3.1-8b", "b200", "sglang", "fa3", "auto", "no kernels"),
+    ("deepseek-r1", "h200x8", "sglang", "trtllm_mla", "auto", "no kernels"),
+    ("llama-3.1-8b", "b200", "sglang", "trtllm_mla", "auto", "not for keys and values"),
+]
+
+
+def with_backend(model: str, gpu: str, engine: str, backend: str, kv_dtype: str = "auto") -> Mapping[str, Any]:
+    devices = kvcalc.find_devices(gpu)
+    return kvcalc.fit(
+        model, devices, context_tokens=4096, engine=engine, engine_settings={"attention-backend": backend},
+        kv_dtype=kv_dtype, tensor_parallel_size=devices.num_devices, dtype="nvfp4" if "a100" in gpu and "r1" in model
+        else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "gpu", "engine", "backend", "kv_dtype", "text"), BACKENDS)
+def test_a_backend_that_the_release_refuses_is_refused(
+    model: str, gpu: str, engine: str, backend: str, kv_dtype: str, text: str
+) -> None:
+    with pytest.raises(LayoutError, match="does not start: --attention-backend") as error:
+        with_backend(model, gpu, engine, backend, kv_dtype)
+    assert text in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "engine", "backend", "kv_dtype"),
+    [
+        ("deepseek-r1", "h200x8", "vllm", "FLASHMLA", "auto"),
+        ("deepseek-r1", "b200x8", "vllm", "CUTLASS_MLA", "fp8"),
+        ("deepseek-r1", "h200x8", "vllm", "triton_mla", "fp8"),
+        ("deepseek-v3.2", "h200x8", "vllm", "FLASHMLA_SPARSE", "auto"),
+        ("llama-3.1-8b", "b200", "vllm", "FLASH_ATTN", "fp8"),
+        ("llama-3.1-8b", "l40s", "vllm", "FLASHINFER", "fp8"),
+        ("gpt-oss-20b", "a100-80gb", "vllm", "TRITON_ATTN", "auto"),
+        ("gpt-oss-20b", "h100", "vllm", "FLASHINFER", "auto"),
+        ("gpt-oss-20b", "h100", "sglang", "fa3", "auto"),
+        ("gemma-4-31b", "h200", "vllm", "FLASHINFER", "auto"),
+        ("llama-3.1-8b", "mi300x", "vllm", "ROCM_AITER_FA", "auto"),
+        ("llama-3.1-8b", "mi300x", "vllm", "FLASH_ATTN", "fp8"),  # AMD's kernels are not judged
+        ("llama-3.1-8b", "a100-80gb", "sglang", "fa3", "auto"),
+        ("deepseek-v4-flash", "h200x4", "vllm", "FLASHMLA_SPARSE_DSV4", "auto"),
+    ],
+)
+def test_a_backend_that_the_release_has_is_not(model: str, gpu: str, engine: str, backend: str, kv_dtype: str) -> None:
+    assert with_backend(model, gpu, engine, backend, kv_dtype)["fit"]
+
+
 # Servers that ran, and what newer releases let through.
 STARTED = [
     ("Qwen/Qwen3-235B-A22B-FP8", "h200x8", "vllm", None),  # blocks of experts are refined
@@ -227,6 +292,27 @@ def test_check_counts_a_step_as_large_as_the_context_if_prompts_are_not_divided(
         found: Any = check(choose_server(f"{command} {context}", None), kvcalc.find_devices("h100"))
         assert found["starts"]
         assert found["engine"]["max_num_batched_tokens"] == step
+
+
+@pytest.mark.parametrize(("engine", "gpu", "step"), [("vllm@0.20", "b200", 8192), ("vllm@0.33", "b200", 16384)])
+def test_every_command_counts_a_step_as_large_as_the_context(engine: str, gpu: str, step: int) -> None:
+    """The default of the release and the device, or the context if that is more."""
+    devices = kvcalc.find_devices(gpu)
+    whole = {"no-enable-chunked-prefill": "true"}
+    for context in (4096, 65536):
+        asked: Any = {"context_tokens": context, "engine": engine, "engine_settings": whole}
+        found: Any = kvcalc.fit("llama-3.1-8b", devices, **asked)
+        assert found["engine"]["max_num_batched_tokens"] == max(step, context)
+    alone: Any = kvcalc.estimate("llama-3.1-8b", context_tokens=65536, engine=engine, engine_settings=whole)
+    assert alone["engine"]["max_num_batched_tokens"] == 65536
+
+
+def test_requests_do_not_change_the_step_of_a_server_that_divides_no_prompt() -> None:
+    command = choose_server("vllm serve llama-3.1-8b --no-enable-chunked-prefill --max-model-len 65536", None)
+    found: Any = check(command, kvcalc.find_devices("h100"), input_tokens=1000, output_tokens=100)
+    divided = choose_server("vllm serve llama-3.1-8b --max-num-batched-tokens 65536 --max-model-len 65536", None)
+    same: Any = check(divided, kvcalc.find_devices("h100"), input_tokens=1000, output_tokens=100)
+    assert found["requests"] == same["requests"]
 
 
 def test_tensorrt_llm_lowers_a_context_beyond_its_cache() -> None:

@@ -99,7 +99,7 @@ def test_a_log_of_deepseek_v4() -> None:
     [
         ({"kv_dtype": "bf16"}, "vLLM keeps the cache of deepseek-v4-flash in fp8"),
         ({"settings": {"block_size": "64"}}, "need multiples of 256"),
-        ({"release": "@0.18"}, "vLLM before 0.20 does not run deepseek_v4"),
+        ({"release": "@0.18"}, "vLLM 0.18 has no class for deepseek_v4"),
         ({"tensor_parallel_size": 8, "settings": {"decode_context_parallel_size": "2"}}, "sliding windows"),
     ],
 )
@@ -151,7 +151,7 @@ def test_mimo_v2_stored_v_as_wide_as_k_before_0_20(release: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "hint"),
-    [({"settings": {"block_size": "64"}}, "use --block-size 256"), ({"release": "@0.18"}, "use --engine vllm")],
+    [({"settings": {"block_size": "64"}}, "use --block-size 256"), ({"release": "@0.18"}, "vLLM 0.20.0 has one")],
 )
 def test_refusals_say_what_to_type(asked: dict[str, Any], hint: str) -> None:
     with pytest.raises(KvcalcError) as refused:

@@ -111,15 +111,16 @@ def test_the_flag_for_prefixes_does_what_the_release_can(model: str, release: st
     ("release", "settings", "starts"),
     [
         ("0.16", {}, True), ("0.17", {}, False), ("0.26", {}, False), ("0.27", {}, True),
-        ("0.26", {"max-num-batched-tokens": "784"}, True), ("0.26", {"enable-prefix-caching": None}, True),
+        ("0.26", {"max-num-batched-tokens": "544"}, True), ("0.26", {"enable-prefix-caching": None}, True),
     ],
 )  # fmt: skip
 def test_a_step_holds_a_block_whose_state_is_kept(release: str, settings: dict[str, Any], starts: bool) -> None:
     given = {"max-num-batched-tokens": "512", "max-num-seqs": "8", "enable-prefix-caching": True, **settings}
     asked = {name: value for name, value in given.items() if value is not None}
+    on = "qwen3-next-80b-a3b", "h200x2"
     if starts:
-        assert started(release, "qwen3.6-27b", "h200", engine_settings=asked)["block_size"] == 784
+        assert started(release, *on, engine_settings=asked, tensor_parallel_size=2)["block_size"] == 544
         return
-    with pytest.raises(LayoutError, match="a block of 784 tokens") as refused:
-        started(release, "qwen3.6-27b", "h200", engine_settings=asked)
-    assert "--max-num-batched-tokens 784" in str(refused.value.hint)
+    with pytest.raises(LayoutError, match="a block of 544 tokens") as refused:
+        started(release, *on, engine_settings=asked, tensor_parallel_size=2)
+    assert "--max-num-batched-tokens 544" in str(refused.value.hint)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.simulation.planned import PlannedLoad
 from tests.test_schema import check
 
 MODEL, LINK = "llama-3.1-8b", "infiniband-400g"
@@ -106,3 +107,18 @@ def test_without_a_percentile_a_simulation_changes_no_pools(kvcalc: Any) -> None
     assert " P + tp 1 D" in out
     assert "Simulated with 200 requests" in out
     assert "TTFT p90" in out
+
+
+def test_pools_are_simulated_once_with_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools that the closed form chooses are confirmed, and then simulated for their row: the same runs."""
+    runs: list[tuple[Any, ...]] = []
+
+    def run_pools(load: PlannedLoad, pools: Any, targets: Any, num_requests: int, step_factor: float) -> Any:
+        runs.append((pools.numbers, num_requests, step_factor, load.seed))
+        return simulate_pools(load, pools, targets, num_requests, step_factor)
+
+    simulate_pools = PlannedLoad.run_pools
+    monkeypatch.setattr(PlannedLoad, "run_pools", run_pools)
+    planned(**RATE, max_ttft_seconds=0.9, max_tpot_seconds=0.05, confidence=50, simulate=1)
+    assert runs
+    assert len(set(runs)) == len(runs)

@@ -2,8 +2,7 @@
 
 Source: DSV4PoolConfigurator (model_executor/pool_configurator.py) and DeepSeekV4TokenToKVPool
 (mem_cache/deepseek_v4_memory_pool.py), SGLang 0.5.23, with its defaults on NVIDIA devices (the `flashmla` backend).
-Logs of a release before the padding of pages print bytes_per_full_token=7705.45 for DeepSeek-V4-Flash. It follows from
-the same rows and states, with states for every 128 tokens instead of 256.
+`Rules` has what differs in 0.5.12 to 0.5.20.
 """
 
 from __future__ import annotations
@@ -47,6 +46,30 @@ class Layers(NamedTuple):
     index_head_dim: int
 
 
+class Rules(NamedTuple):
+    """How a release sizes the pools.
+
+    `page` is the tokens of a page of windows, which has a ring of compressor states. `padded` is whether tokens are
+    counted with padded pages, and a pool has more than one page to spare. `for_requests`: without a given ratio, the
+    windows have room for the requests that may run, not for 0.1 of the tokens. `heavy_per_page`: a page of windows also
+    has the states of entries of 128 tokens. In later releases every request has them.
+    """
+
+    page: int
+    padded: bool
+    for_requests: bool
+    heavy_per_page: bool
+
+
+# By the release in which they begin, the newest first: the wheels of 0.5.12 to 0.5.23.
+RULES = {
+    (0, 5, 21): Rules(_PAGE, True, True, False),
+    (0, 5, 15): Rules(128, False, False, False),
+    (0,): Rules(128, False, False, True),
+}
+DEFAULT_RATIO = "0.1"  # DSV4_DEFAULT_SWA_FULL_TOKENS_RATIO, and apply_deepseek_v4_defaults before 0.5.21
+
+
 class Sizes(NamedTuple):
     """The bytes of each pool."""
 
@@ -73,12 +96,20 @@ class DeepseekV4(Sglang):
 
     def parse(self, settings: Mapping[str, str]) -> Settings:
         self.ratio_is_given = "swa-full-tokens-ratio" in settings
-        found = parse_settings(self.default_settings(settings), _PAGE)
+        found = parse_settings({"swa-full-tokens-ratio": DEFAULT_RATIO, **self.default_settings(settings)}, _PAGE)
         if found.page_size != _PAGE:
             raise UsageError(
                 f"--page-size {found.page_size}: DeepSeek-V4 needs pages of {_PAGE} tokens", f"use --page-size {_PAGE}"
             )
         return found
+
+    @property
+    def rules(self) -> Rules:
+        return next(rules for since, rules in RULES.items() if self.place.since(*since))
+
+    @property
+    def has_ratio(self) -> bool:
+        return self.ratio_is_given or not self.rules.for_requests
 
     def check_model(self) -> None:
         for cache in all_caches(self.spec):
@@ -107,7 +138,7 @@ class DeepseekV4(Sglang):
         return None
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
-        return _PAGE * self.ratio.denominator if self.ratio_is_given else _PAGE
+        return _PAGE * self.ratio.denominator if self.has_ratio else _PAGE
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         self.check_context(tokens)
@@ -161,26 +192,29 @@ class DeepseekV4(Sglang):
 
     def _sizes(self, share: ModelSpec, tokens: int, batch: int) -> Sizes:
         """The bytes of the pools. The allocator keeps a page of tokens free in each."""
-        layers, full = _layers(share), batch * round_up(tokens, _PAGE)
+        layers, full, rules = _layers(share), batch * round_up(tokens, _PAGE), self.rules
         windows = self._window_slots(full, batch)
         entries = (
-            layers.sparse * _pages(full // _SPARSE, _PAGE // _SPARSE) * _page_bytes(_PAGE // _SPARSE)
-            + layers.heavy * _pages(full // _HEAVY, _PAGE // _HEAVY) * _page_bytes(_PAGE // _HEAVY)
-            + layers.sparse * _pages(full // _HEAVY * 32, 64) * 64 * _index_bytes(layers.index_head_dim)
+            layers.sparse * _pages(full // _SPARSE, _PAGE // _SPARSE, rules) * _page_bytes(_PAGE // _SPARSE)
+            + layers.heavy * _pages(full // _HEAVY, _PAGE // _HEAVY, rules) * _page_bytes(_PAGE // _HEAVY)
+            + layers.sparse * _pages(full // _HEAVY * 32, 64, rules) * 64 * _index_bytes(layers.index_head_dim)
         )
-        sparse_ring, heavy_ring = self._rings()
-        sparse_rows = round_up(windows // _PAGE * sparse_ring + sparse_ring + 1, _SPARSE)
-        heavy_rows = round_up((self._requests(batch) + 1) * heavy_ring + heavy_ring + 1, _HEAVY)
+        sparse_ring, rings = self._rings()[0], windows // rules.page
+        sparse_rows = round_up(rings * sparse_ring + sparse_ring + 1, _SPARSE)
         states = layers.sparse * sparse_rows * 4 * (_HEAD_DIM + layers.index_head_dim) * _STATE_BYTES
-        states += layers.heavy * heavy_rows * 2 * _HEAD_DIM * _STATE_BYTES
-        return Sizes(layers.windows * _pages(windows, _PAGE) * _page_bytes(_PAGE), entries, states)
+        states += self._heavy_states(layers, rings if rules.heavy_per_page else self._requests(batch) + 1)
+        return Sizes(layers.windows * _pages(windows, rules.page, rules) * _page_bytes(rules.page), entries, states)
+
+    def _heavy_states(self, layers: Layers, rings: int) -> int:
+        """The bytes of the states of entries of 128 tokens, with a ring and a row to spare."""
+        ring = self._rings()[1]
+        return layers.heavy * round_up(rings * ring + ring + 1, _HEAVY) * 2 * _HEAD_DIM * _STATE_BYTES
 
     def _requests(self, batch: int) -> int:
         return max(batch, self.chosen.max_running_requests or 0)
 
     def _rings(self) -> tuple[int, int]:
-        """The rows of a compressor's ring with and without an indexer (get_compress_state_ring_size)."""
-        return (8, 128) if self.chosen.speculative_num_draft_tokens is None else (16, 256)
+        return rings_of(self.chosen.speculative_num_draft_tokens is not None)
 
     def _window_slots(self, full: int, batch: int) -> int:
         """The tokens in the pool of windows (_resolve_swa_cap_tokens, compute_swa_request_cap).
@@ -188,7 +222,7 @@ class DeepseekV4(Sglang):
         With a ratio, more than one window and one page (validate_swa_pool_size).
         """
         window, requests = _layers(whole_of(self.spec)).window, self._requests(batch)
-        if self.ratio_is_given:
+        if self.has_ratio:
             return max(self._window_tokens(full), round_up(window + _PAGE + 1, _PAGE))
         checked = self.chosen.speculative_num_draft_tokens
         step = _PAGE if checked is None else 2 * checked
@@ -196,37 +230,38 @@ class DeepseekV4(Sglang):
         running = each * requests + 2 * (self.chosen.chunked_prefill_size or 0) + _PAGE
         return round_up(running + _PREFIXES * requests * (window + _PAGE), _PAGE)
 
-    def _bytes_per_window_token(self, share: ModelSpec) -> float:
-        return bytes_per_window_token(share, self._rings()[0] / _PAGE, padded=True)
-
     def _bytes_per_token(self, share: ModelSpec) -> float:
-        ratio = self.chosen.swa_full_tokens_ratio if self.ratio_is_given else 0.0
-        return bytes_per_token(share, ratio, self._rings()[0] / _PAGE, padded=True)
+        ratio = self.chosen.swa_full_tokens_ratio if self.has_ratio else 0.0
+        return bytes_per_token(share, ratio, self._rings(), self.rules)
 
     def _fixed_bytes(self, share: ModelSpec) -> float:
         """The bytes that do not depend on the tokens of the pool, for the requests that may run."""
-        layers, requests, ring = _layers(share), self._requests(0), self._rings()[1]
-        rows = round_up((requests + 1) * ring + ring + 1, _HEAVY)
-        fixed = layers.heavy * rows * 2 * _HEAD_DIM * _STATE_BYTES
-        return fixed + (0 if self.ratio_is_given else self._window_slots(0, 0) * self._bytes_per_window_token(share))
+        fixed = 0 if self.rules.heavy_per_page else self._heavy_states(_layers(share), self._requests(0) + 1)
+        if self.has_ratio:
+            return fixed
+        return fixed + self._window_slots(0, 0) * _bytes_per_window_token(share, self._rings(), self.rules)
 
 
-def bytes_per_window_token(share: ModelSpec, states: float, padded: bool) -> float:
-    """bytes_per_swa_token: the windows of all layers, and `states` rows of the sparse compressors per token.
+def rings_of(drafts: bool) -> tuple[int, int]:
+    """The rows of a compressor's ring with and without an indexer (get_compress_state_ring_size)."""
+    return (16, 256) if drafts else (8, 128)
 
-    `padded` is whether pages are padded.
-    """
+
+def _bytes_per_window_token(share: ModelSpec, rings: tuple[int, int], rules: Rules) -> float:
+    """bytes_per_swa_token: the windows of all layers, and the compressor states. `rings` are the rows of a page."""
     layers = _layers(share)
-    row = _page_bytes(_PAGE) / _PAGE if padded else _ROW
-    return layers.windows * row + layers.sparse * states * 4 * (_HEAD_DIM + layers.index_head_dim) * _STATE_BYTES
+    row = _page_bytes(_PAGE) / _PAGE if rules.padded else _ROW
+    states = layers.sparse * rings[0] * 4 * (_HEAD_DIM + layers.index_head_dim)
+    states += layers.heavy * rings[1] * 2 * _HEAD_DIM if rules.heavy_per_page else 0
+    return layers.windows * row + states / rules.page * _STATE_BYTES
 
 
-def bytes_per_token(share: ModelSpec, ratio: float, states: float, padded: bool) -> float:
+def bytes_per_token(share: ModelSpec, ratio: float, rings: tuple[int, int], rules: Rules) -> float:
     """bytes_per_full_token: the entries of a token, and `ratio` of the bytes of a token in the windows' pool."""
     layers = _layers(share)
-    sparse, heavy = (_page_bytes(64) / 64, _page_bytes(2) / 2) if padded else (_ROW, _ROW)
+    sparse, heavy = (_page_bytes(64) / 64, _page_bytes(2) / 2) if rules.padded else (_ROW, _ROW)
     entries = layers.sparse * (sparse + _index_bytes(layers.index_head_dim)) / _SPARSE + layers.heavy * heavy / _HEAVY
-    return entries + (ratio * bytes_per_window_token(share, states, padded) if ratio else 0)
+    return entries + (ratio * _bytes_per_window_token(share, rings, rules) if ratio else 0)
 
 
 @remembered
@@ -241,9 +276,9 @@ def _layers(share: ModelSpec) -> Layers:
     )
 
 
-def _pages(rows: int, page: int) -> int:
-    """The pages of a pool, which has room for 256 more of its own rows (_num_dsv4_physical_kv_pages)."""
-    return ceil_div(rows + _PAGE, page)
+def _pages(rows: int, page: int, rules: Rules) -> int:
+    """The pages of a pool with room for 256 more of its own rows (_num_dsv4_physical_kv_pages), or for a page more."""
+    return ceil_div(rows + _PAGE, page) if rules.padded else (rows + page + 1) // page
 
 
 def _page_bytes(rows: int) -> int:

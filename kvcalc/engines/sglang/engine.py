@@ -87,7 +87,7 @@ class Sglang(Engine):
     has_instances = True
     classes_of_transformers = "config"
     pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
-    running_option = "max-running-requests"
+    running_option, block_option = "max-running-requests", "page-size"
     by_type: Mapping[str, tuple[str, str]] = {
         "deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4"),
         "inkling_text": ("sglang.inkling", "Inkling"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvcalc.engines.reading import Read, Reader, float_types, inverse, whole
 from kvcalc.engines.tensorrt_llm.command import DECODING, KV_CACHE_CONFIG
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.drafting import MTP
 from kvcalc.model.yaml_mapping import parse_mapping
 
@@ -20,6 +20,11 @@ from kvcalc.model.yaml_mapping import parse_mapping
 _KEYS = {
     "tensor_parallel_size": "tp-size", "pipeline_parallel_size": "pp-size", "moe_expert_parallel_size": "ep-size",
 }  # fmt: skip
+# Mappings whose keys are read like those around them. Until 0.20, the second one had those of the PyTorch backend.
+_NESTED = ("kv_cache_config", "pytorch_backend_config")
+# Keys of moe_config that choose kernels. Tokens in a step of the experts and slots for more of them change the memory.
+_MOE = ("backend", "disable_finalize_fusion", "use_low_precision_moe_combine")
+_DEFAULTS: tuple[tuple[str, Any], ...] = (("max_beam_width", 1), ("max_gpu_total_bytes", 0), ("scheduler_config", {}))
 _DECODING = {**inverse(DECODING), "Eagle": "eagle1", "EAGLE3": "eagle"}
 _LARGEST_FILE = 1 << 20
 
@@ -43,12 +48,22 @@ class TensorrtLlmReader(Reader):
             found.fields["dtype"] = float_types()[found.left["dtype"]]
 
     def _settings(self, found: Read, config: Mapping[Any, Any]) -> None:
-        rows = {**config, **(config.get("kv_cache_config") or {})}
-        if isinstance(cache := config.get("kv_cache_config"), dict):
-            found.fields["kv_dtype"] = str(cache.get("dtype") or "auto")
+        inside = {key: config[key] for key in _NESTED if isinstance(config.get(key), dict)}
+        rows = {**config, **{key: value for part in inside.values() for key, value in part.items()}}
+        if "kv_cache_config" in inside:
+            found.fields["kv_dtype"] = str(inside["kv_cache_config"].get("dtype") or "auto")
+        if "kv_cache_dtype" in rows:
+            found.fields["kv_dtype"] = str(rows.pop("kv_cache_dtype"))
+        self._graphs(config.get("cuda_graph_config"))
+        harmless = self.words.keys.split()
         own = {key: name for name, key in KV_CACHE_CONFIG.items()}
         for key, value in rows.items():
-            if key in ("kv_cache_config", "speculative_config") or value is None:
+            if key in (*_NESTED, "speculative_config", *harmless) or value is None:
+                continue
+            if key == "moe_config" and isinstance(value, dict):
+                found.unknown += [f"moe_config.{name}" for name in value if name not in _MOE]
+                continue
+            if (key, value) in _DEFAULTS:
                 continue
             if value is False and str(key).replace("_", "-") in self._own:
                 continue  # a flag that is not set
@@ -62,9 +77,9 @@ class TensorrtLlmReader(Reader):
                 found.left.setdefault("dtype", str(config["dtype"]))
             elif name in self._own:
                 found.settings.setdefault(self._own[name], text)
-            elif name not in self.known and key != "enable_attention_dp":
+            elif name not in self.known:
                 found.unknown.append(str(key))
-        if config.get("enable_attention_dp") is True:  # of all ranks, wherever their number stands
+        if rows.get("enable_attention_dp") is True:  # of all ranks, wherever their number stands
             found.fields.update(data_parallel_size=str(found.size("tensor_parallel_size")), tensor_parallel_size="1")
         drafting = config.get("speculative_config")
         if isinstance(drafting, dict):
@@ -74,6 +89,19 @@ class TensorrtLlmReader(Reader):
                 raise UsageError("speculative_config: needs decoding_type and max_draft_len")
             model = drafting.get("speculative_model") or drafting.get("speculative_model_dir")
             found.drafting = method, whole(str(number), "max_draft_len"), None if method == MTP else model
+
+    def _graphs(self, config: Any) -> None:
+        """The largest graph and the list of graphs must agree (BaseCudaGraphConfig, llm_args.py)."""
+        given = config if isinstance(config, dict) else {}
+        sizes, most = given.get("batch_sizes"), given.get("max_batch_size")
+        if (
+            isinstance(sizes, list)
+            and sizes
+            and all(type(one) is int for one in sizes)
+            and most not in (None, 0, max(sizes))
+        ):
+            text = f"TensorRT-LLM does not start with graphs of {max(sizes)} requests and a max_batch_size of {most}"
+            raise LayoutError(f"cuda_graph_config: {text}", f"max_batch_size: {max(sizes)}")
 
 
 READER = TensorrtLlmReader("tensorrt-llm")

@@ -34,7 +34,9 @@ from kvcalc.engines.vllm.groups import group
 from kvcalc.engines.vllm.layers import Layer, entries_of, layers_of, with_draft_layers
 from kvcalc.engines.vllm.releases import RELEASES, Rules, is_known, rules_of
 from kvcalc.engines.vllm.settings import (
+    DEFAULT_BATCHED_TOKENS,
     FULL_GRAPHS,
+    STEP,
     Settings,
     check_partition,
     check_prompt_ranks,
@@ -86,7 +88,7 @@ class Vllm(Engine):
     unread = unread_types("vllm")
     running_option = "max-num-seqs"
     version = VERSION
-    context_option = "--max-model-len"
+    context_option, block_option = "--max-model-len", "block-size"
     fp32_as = "bf16"  # _resolve_auto_dtype, config/model.py
     starts_short = False  # _check_enough_kv_cache_memory, core/kv_cache_utils.py
     # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
@@ -132,9 +134,18 @@ class Vllm(Engine):
         self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
 
     @classmethod
+    def context_defaults(cls, given: Mapping[str, str], defaults: Mapping[str, str], tokens: int) -> dict[str, str]:
+        """Without chunked prefill, a step has room for the context (EngineArgs, engine/arg_utils.py)."""
+        if "no-enable-chunked-prefill" not in given or STEP in given:
+            return {}
+        return {STEP: str(max(tokens, int(defaults.get(STEP, DEFAULT_BATCHED_TOKENS))))}
+
+    @classmethod
     def with_default_block(
         cls, spec: ModelSpec, kv_dtype: str, settings: Mapping[str, str], place: Place
     ) -> Mapping[str, str]:
+        if not keeps_states(spec):
+            settings = super().with_default_block(spec, kv_dtype, settings, place)
         if "block-size" in settings:
             return settings
         block = default_block(spec, kv_dtype, place)
@@ -318,10 +329,7 @@ class Vllm(Engine):
         return PoolFigures(found)
 
     def check_context(self, tokens: int) -> None:
-        """Without chunked prefill, a step must have room for the longest request (verify_max_model_len).
-
-        vLLM raises its default to that length; here the number must be given, because it decides the activations.
-        """
+        """Without chunked prefill, a step must have room for the longest request (verify_max_model_len)."""
         chosen = self.chosen
         if not chosen.enable_chunked_prefill and chosen.max_num_batched_tokens < tokens:
             raise LayoutError(

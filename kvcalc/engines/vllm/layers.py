@@ -110,9 +110,6 @@ def layers_of(
                 is_whole = cache.group_channels > 0 and not cache.state_elements
                 pages.append((cache, Page(STATE, 0, 0, state_bytes=size, is_replicated=is_whole), None))
             elif isinstance(cache, CompressedAttention):
-                if not rules.packing:
-                    text = f"{spec.name}: vLLM before 0.20 does not run {spec.model_type}"
-                    raise ModelError(text, "use --engine vllm")
                 parts = (
                     v41_pages(spec, cache, dtype, settings.block_size, settings.num_speculative_tokens, place)
                     if spec.model_type in V41

@@ -6,20 +6,24 @@ Source: vllm/engine/arg_utils.py and SpeculativeConfig (config/speculative.py) i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS
-from kvcalc.engines.vllm.defaults import device_settings
 from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import DRAFT, MTP
-
-if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Gpu
 
 # Methods of --quantization that convert a checkpoint while it is loaded, to fp8 or to other types. The others name what
 # its config says anyway (QuantizationMethods, model_executor/layers/quantization/__init__.py).
 _FP8 = ("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "ptpc_fp8")
+# Keys of --attention-config and of --compilation-config that choose kernels and passes and change no memory that is
+# counted (config/attention.py, config/compilation.py). Mode 3 is the default.
+_KERNELS = (
+    "flash_attn_version", "use_trtllm_attention", "use_cudnn_prefill", "use_trtllm_ragged_deepseek_prefill",
+    "disable_flashinfer_prefill", "disable_flashinfer_q_quantization", "mla_prefill_backend",
+    "use_prefill_query_quantization", "use_prefill_decode_attention",
+)  # fmt: skip
+_PASSES = ("pass_config", "custom_ops", "splitting_ops", "use_inductor", "use_inductor_graph_partition")
 _CONVERTS = (
     "bitsandbytes", "experts_int8", "torchao", "humming", "int8_per_channel_weight_only", "nvfp4_per_token", "mxfp8",
 )  # fmt: skip
@@ -55,26 +59,29 @@ class VllmReader(Reader):
         compiled = left.get("compilation-config") or left.get("cc")
         if compiled is not None:
             self._graphs(found, compiled)
+        attention = left.get("attention-config") or left.get("ac")
+        if attention is not None:
+            self._attention(found, json_object(attention, "attention-config"))
         config = left.get("speculative-config") or left.get("sc")
         if config is not None:
             self._drafting(found, json_object(config, "speculative-config"))
 
-    def of_context(self, settings: Mapping[str, str], tokens: int, gpu: Gpu) -> Mapping[str, str]:
-        """Without chunked prefill, a step has room for the context (EngineArgs, engine/arg_utils.py)."""
-        name = "max-num-batched-tokens"
-        if "no-enable-chunked-prefill" not in settings or name in settings:
-            return settings
-        default = device_settings(gpu.memory_bytes, gpu.name, gpu.device_class, None, settings)[name]
-        return {**settings, name: str(max(tokens, int(default)))}
+    def _attention(self, found: Read, config: Mapping[str, Any]) -> None:
+        for key, value in config.items():
+            if key == "backend":
+                found.settings.setdefault("attention-backend", str(value))
+            elif key not in _KERNELS:
+                found.unknown.append(f"attention-config {key}")
 
     def _graphs(self, found: Read, config: str) -> None:
         """--compilation-config is an object, or the number of its mode."""
-        given = {} if config.isdigit() else json_object(config, "compilation-config")
-        mode = given.pop("cudagraph_mode", None)
-        if isinstance(mode, str):
-            found.settings["cudagraph-mode"] = mode.casefold()
-        if given or config.isdigit():
-            found.unknown.append("compilation-config")
+        for key, value in (
+            (("mode", int(config)),) if config.isdigit() else json_object(config, "compilation-config").items()
+        ):
+            if key == "cudagraph_mode" and isinstance(value, str):
+                found.settings["cudagraph-mode"] = value.casefold()
+            elif key.split(".")[0] not in _PASSES and not (key in ("mode", "level") and value == 3):
+                found.unknown.append(f"compilation-config {key}")
 
     def _drafting(self, found: Read, config: Mapping[str, Any]) -> None:
         tokens, method, model = config.get("num_speculative_tokens", 1), config.get("method"), config.get("model")

@@ -6,19 +6,31 @@ from math import ceil
 
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import Place
-from kvcalc.engines.reserve import ACTIVATION, MIB, NEWEST, RESERVE, Held, Question, Reserve
+from kvcalc.engines.reserve import ACTIVATION, CONTEXT, MIB, NEWEST, RESERVE, Held, Question, Reserve
 from kvcalc.releases import Release
 
 # Constants of vLLM's start. benchmarks/fit_reserve.py compares them with the logs in benchmarks/vllm_memory.tsv.
 #
 # Bytes per logit while the dummy step samples. 39 with PyTorch's sort, which V0 and V1 before 0.17 use without
-# FlashInfer; 14 since 0.17 (19 families on an H100, 0.19); 10 with the second model runner, which 0.33 prefers.
-_LOGIT_BYTES = {Release.of(0, 33): 10, Release.of(0, 17): 14, Release.of(0): 39}
+# FlashInfer; 14 since 0.17 (19 families on an H100, 0.19).
+_LOGIT_BYTES = {Release.of(0, 17): 14, Release.of(0): 39}
+# With drafts, a rejection sampler then runs on twice as many logits. 24 bytes per logit at its peak: those of 16 bits
+# twice, the bonus tokens' in fp32, and the drafts' in fp32, their copy, their probabilities and random numbers
+# (_dummy_sampler_run, v1/worker/gpu_model_runner.py; v1/sample/rejection_sampler.py, 0.28.0).
+_DRAFT_LOGIT_BYTES = 10
+# The second model runner: all models since 0.29, and dense ones without states since 0.25 (use_v2_model_runner of
+# config/vllm.py, all wheels of 0.22 to 0.33). It samples from the logits and a copy in fp32, and sorts nothing. For
+# every request it counts each token of the vocabulary in 32 bits, and marks those of the prompt in 1
+# (sample/penalties.py). Its dummy step checks no drafts, and takes no images before 0.27. It estimates graphs since
+# 0.29.
+_SECOND_RUNNER, _DENSE_SECOND_RUNNER = Release.of(0, 29), Release.of(0, 25)
+_SECOND_LOGIT_BYTES = 2 + 4
+_COUNT_BITS, _SECOND_TOWERS = 33, Release.of(0, 27)
 # From 0.8 on, V1 samples with FlashInfer if it is installed, and then sorts nothing: the model's logits, a copy in fp32
 # and the probabilities (flashinfer_sample, v1/sample/ops/topk_topp_sampler.py). Until 0.17, this is the low end.
 _UNSORTED_LOGIT_BYTES, _UNSORTED_SINCE, _UNSORTED_UNTIL = 2 + 4 + 4, Release.of(0, 8), Release.of(0, 17)
 # The driver's context. On devices that share their memory with the host, vLLM also counts what its host processes
-# take: 0.1 to 5.7 GiB in six logs of GB10.
+# take: 0.1 to 7.9 GiB in nine logs of GB10. So the low end is that of other devices.
 _CONTEXT_MIB, _SHARED_CONTEXT_MIB = 256, 4096
 # Rows of the hidden size per token at the peak of a layer, and those that stay while the step samples.
 _ROWS, _ROWS_WHILE_SAMPLING = 4, 3
@@ -29,7 +41,7 @@ _GRAPH_BYTES, _EXPERTS_GRAPH_BYTES, _GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
 _NCCL_MIB, _FAST_NCCL_MIB, _SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
 # The 80 % range of all estimated parts together, as multiples of the estimate, and at its low end of that without a
 # sort. It comes from the logs that set no constant, checked without the logs of the same family.
-_LOW, _HIGH = 0.7, 1.6
+_LOW, _HIGH = 0.74, 1.35
 # Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py and envs.py
 # of 0.19.0 and 0.20.0; the log says "default since v0.21.0").
 _GRAPHS_SINCE = Release.of(0, 20)
@@ -58,11 +70,17 @@ def reserve(question: Question) -> Reserve:
     requests = min(given.count("max-num-seqs"), tokens)
     left = question.memory_bytes - ceil(question.memory_bytes * utilization)
     nccl = _nccl_mib(question.has_fast_links, release)
-    peak, low_peak = (_peak(question, tokens, requests, size) for size in _logit_bytes(release))
+    is_second = _is_second_runner(question, release)
+    if is_second and release < _SECOND_TOWERS:
+        question = question._replace(images=None)
+    peak, low_peak = (_peak(question, tokens, requests, size) for size in _logit_bytes(release, is_second, question))
     estimated = [
         Held(ACTIVATION, f"activations of {tokens:,} tokens", peak),
         *question.driver(_SHARED_CONTEXT_MIB if question.shares_memory else _CONTEXT_MIB, nccl),
     ]
+    if is_second:
+        counts = requests * width.vocab_size * _COUNT_BITS // 8
+        estimated.append(Held(RESERVE, "counts of tokens by request", counts))
     if question.images is not None:
         # The embeddings of images, in the type of the model (v1/core/encoder_cache_manager.py).
         cached = max(tokens, question.images.most_at(question.context_tokens))
@@ -73,7 +91,7 @@ def reserve(question: Question) -> Reserve:
     if question.has_sparse_latent:
         size = _sparse_workspace(question.context_tokens, release)
         estimated.append(Held(ACTIVATION, "sparse attention workspace", size))
-    if newest and not is_eager:
+    if newest and not is_eager and (not is_second or release >= _SECOND_RUNNER):
         a_layer = _EXPERTS_GRAPH_BYTES if width.has_experts else _GRAPH_BYTES
         mode = given.choice("performance-mode")
         place = Place(question.release, question.device_class)
@@ -82,6 +100,8 @@ def reserve(question: Question) -> Reserve:
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
     held = [unused, *(part.within(_LOW, _HIGH) for part in estimated)]
     held[1] = held[1]._replace(low=int(low_peak * _LOW))
+    if question.shares_memory:
+        held = [part._replace(low=_CONTEXT_MIB * MIB) if part.name == CONTEXT else part for part in held]
     settings: dict[str, object] = {
         "gpu_memory_utilization": utilization,
         "max_num_seqs": requests,
@@ -107,10 +127,20 @@ def _sparse_workspace(context_tokens: int, release: Release) -> int:
     return factor * context_tokens * 576 * 2
 
 
-def _logit_bytes(release: Release) -> tuple[int, int]:
+def _is_second_runner(question: Question, release: Release) -> bool:
+    if release >= _SECOND_RUNNER:
+        return True
+    return release >= _DENSE_SECOND_RUNNER and not (question.width.has_experts or question.has_states)
+
+
+def _logit_bytes(release: Release, is_second: bool, question: Question) -> tuple[int, int]:
     """The bytes per logit, and those at the low end of the range."""
+    if is_second:
+        return _SECOND_LOGIT_BYTES, _SECOND_LOGIT_BYTES
     found = next(size for since, size in _LOGIT_BYTES.items() if release >= since)
-    return found, _UNSORTED_LOGIT_BYTES if _UNSORTED_SINCE <= release < _UNSORTED_UNTIL else found
+    low = _UNSORTED_LOGIT_BYTES if _UNSORTED_SINCE <= release < _UNSORTED_UNTIL else found
+    checked = _DRAFT_LOGIT_BYTES if question.drafts_by else 0
+    return found + checked, low + checked
 
 
 def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> int:

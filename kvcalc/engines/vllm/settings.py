@@ -17,7 +17,7 @@ from kvcalc.records import NamedTuple
 
 # The API server's default on H100 and H200. It is 16,384 on B200 and B300, and 2,048 on other devices (arg_utils.py,
 # vLLM 0.33.0).
-_DEFAULT_BATCHED_TOKENS = 8192
+STEP, DEFAULT_BATCHED_TOKENS = "max-num-batched-tokens", 8192
 
 # On Intel's GPUs, blocks are multiples of 64 tokens: beside gated delta nets since 0.20 (update_block_size_for_backend,
 # platforms/xpu.py), and for every model since 0.32 (get_supported_kernel_block_sizes, flash_attn.py).
@@ -93,7 +93,7 @@ def parse_settings(
     states = states_of(spec, rules, caching, prefill, drafted, mode, block_of_state, place)
     found = Settings(
         block_size,
-        given.count("max-num-batched-tokens", _DEFAULT_BATCHED_TOKENS * times_of(given)),
+        given.count(STEP, DEFAULT_BATCHED_TOKENS * times_of(given)),
         rules.two_steps and "no-async-scheduling" not in settings,
         caching,
         drafted,

@@ -10,7 +10,7 @@ from math import ceil, floor, sqrt
 
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, patches_of_side, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, closest, number_of_tiles, tile_shapes, tower_size
+from kvcalc.model.towers.image_rule import ImageRule, closest, number_of_tiles, tile_shapes, tower_size
 
 # The heights and widths that a config without image_grid_pinpoints means.
 _GRIDS = {
@@ -38,36 +38,35 @@ def _best(points: Sequence[tuple[int, int]], width: int, height: int) -> tuple[i
     return max(points, key=kept)
 
 
-def any_resolution(*, grids: str, image: int, patch: int, strategy: str, limit: int = 0) -> Make:
+def any_resolution(
+    vision: ConfigReader, outer: ConfigReader, *, grids: str, image: int, patch: int, strategy: str, limit: int = 0
+) -> ImageRule:
     """The whole image, and the same image in a grid of tiles without its padding, where a token ends each row.
 
     With `limit`, the patches of the grid are reduced to that many tiles (vision_aspect_ratio: anyres_max_9).
     """
+    tile, patches = side(vision, "image_size", image), patches_of_side(vision, image, patch)
+    points = _pinpoints(outer, _GRIDS[grids], tile)
+    chosen = outer.word("vision_feature_select_strategy") or strategy
+    # CLIP's class token is one more if all features are taken. SigLIP has none.
+    has_class = chosen == "full" and "siglip" not in str(vision.word("model_type"))
+    most_tiles = limit and _limit(outer, limit)
 
-    def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        tile, patches = side(vision, "image_size", image), patches_of_side(vision, image, patch)
-        points = _pinpoints(outer, _GRIDS[grids], tile)
-        chosen = outer.word("vision_feature_select_strategy") or strategy
-        # CLIP's class token is one more if all features are taken. SigLIP has none.
-        has_class = chosen == "full" and "siglip" not in str(vision.word("model_type"))
-        most_tiles = limit and _limit(outer, limit)
+    def tokens(width: int, height: int) -> int:
+        rows, columns = (length // tile * patches for length in _best(points, width, height))
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        if most_tiles:
+            ratio = sqrt(rows * columns / (most_tiles * patches**2))
+            if ratio > 1.1:
+                rows, columns = int(rows // ratio), int(columns // ratio)
+        return rows * columns + rows + patches * patches + has_class
 
-        def tokens(width: int, height: int) -> int:
-            rows, columns = (length // tile * patches for length in _best(points, width, height))
-            if width / height > columns / rows:
-                rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
-            else:
-                columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
-            if most_tiles:
-                ratio = sqrt(rows * columns / (most_tiles * patches**2))
-                if ratio > 1.1:
-                    rows, columns = int(rows // ratio), int(columns // ratio)
-            return rows * columns + rows + patches * patches + has_class
-
-        size, elements = tower_size(vision, 2, 1024, 4096)
-        return ImageRule(tokens, max(tokens(width, height) for height, width in points), 1, size, elements)
-
-    return make
+    return ImageRule(
+        tokens, max(tokens(width, height) for height, width in points), 1, *tower_size(vision, 2, 1024, 4096)
+    )
 
 
 def _limit(outer: ConfigReader, default: int) -> int:
@@ -92,28 +91,22 @@ def idefics3(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         rows, columns = (down, across) if width >= height else (across, down)
         return each + 3 + rows * ((each + 2) * columns + 1)
 
-    size, elements = tower_size(vision, 2, 1152, 3072)
-    return ImageRule(tokens, tokens(longest, longest), scale * scale, size, elements)
+    return ImageRule(tokens, tokens(longest, longest), scale * scale, *tower_size(vision, 2, 1152, 3072))
 
 
-def cohere(*, image: int, patch: int) -> Make:
+def cohere(vision: ConfigReader, outer: ConfigReader, *, image: int, patch: int) -> ImageRule:
     """1 to 12 tiles, and the whole image if there are several. A token follows each, and two are around."""
+    tile, by = side(vision, "image_size", image), integer(outer, 2, "downsample_factor")
+    each = (tile // (side(vision, "patch_size", patch) * by)) ** 2
+    shapes = tile_shapes(1, 12)
 
-    def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        tile, by = side(vision, "image_size", image), integer(outer, 2, "downsample_factor")
-        each = (tile // (side(vision, "patch_size", patch) * by)) ** 2
-        shapes = tile_shapes(1, 12)
+    def tokens(width: int, height: int) -> int:
+        scales = [min(x * tile / width, y * tile / height) for x, y in shapes]
+        larger = [scale for scale in scales if scale >= 1]
+        x, y = shapes[scales.index(min(larger) if larger else max(scales))]
+        return 2 + (each + 1) * (x * y + 1 if x * y > 1 else 1)
 
-        def tokens(width: int, height: int) -> int:
-            scales = [min(x * tile / width, y * tile / height) for x, y in shapes]
-            larger = [scale for scale in scales if scale >= 1]
-            x, y = shapes[scales.index(min(larger) if larger else max(scales))]
-            return 2 + (each + 1) * (x * y + 1 if x * y > 1 else 1)
-
-        size, elements = tower_size(vision)
-        return ImageRule(tokens, 2 + (each + 1) * 13, by * by, size, elements)
-
-    return make
+    return ImageRule(tokens, 2 + (each + 1) * 13, by * by, *tower_size(vision))
 
 
 def lfm2_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -146,5 +139,4 @@ def lfm2_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         number = x * y
         return number * (each + marks) + (whole(width, height) + marks if thumbnail else 0) + 2 * marks
 
-    size, elements = tower_size(vision)
-    return ImageRule(tokens, tiles * (each + marks) + most + 3, 4, size, elements)
+    return ImageRule(tokens, tiles * (each + marks) + most + 3, 4, *tower_size(vision))

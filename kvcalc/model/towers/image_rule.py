@@ -36,9 +36,6 @@ class ImageRule(NamedTuple):
         return self.most * max(1, min(self.most_frames, context_tokens // max(self.most, 1)))
 
 
-Make = Callable[[ConfigReader, ConfigReader], ImageRule]
-
-
 def tower_size(vision: ConfigReader, matrices: int = 2, width: int = 1152, inner: int = 4304) -> tuple[int, int]:
     """The tower's width, and the values of a patch in its widest module: in and out of the MLP."""
     size = integer(vision, width, "embed_dim", "hidden_size", "vt_hidden_size")

@@ -15,7 +15,7 @@ from kvcalc.model.reader import ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.towers import WITHOUT_CONFIG, stated_tower
 from kvcalc.model.towers.blocks import integer, patches, side
-from kvcalc.model.towers.image_rule import PROCESSOR, ImageRule, Make, limits, processor, tower_size
+from kvcalc.model.towers.image_rule import PROCESSOR, ImageRule, limits, processor, tower_size
 from kvcalc.model.towers.rules import rule_of
 
 _REFUSED: Mapping[str, str] = {
@@ -61,16 +61,17 @@ def _rule_of(spec: ModelSpec) -> ImageRule:
     if vision is None and outer == "openvla":
         vision = ConfigReader({}, "vision_config", spec.source)
     kind = vision.shown("model_type") if vision is not None and vision.is_set("model_type") else outer
-    make: Make | None = rule_of("images", outer, kind)
-    if make is None or vision is None:
+    rule: Callable[[ConfigReader, ConfigReader], ImageRule] | None = rule_of("images", outer, kind)
+    if rule is None or vision is None:
         raise ModelError(f"{name} has images whose tokens are not known")
-    return make(vision, config)
+    return rule(vision, config)
 
 
 def of_pixels(
-    patch: int, *, least: int | None = None, most: int | None = None, frames: int = 1, matrices: int = 2,
-    video: int = 1, enlarges: str = "", ends_rows: bool = False, around: int = 0, deepstack: int = 0,
-) -> Make:  # fmt: skip
+    vision: ConfigReader, outer: ConfigReader, *, patch: int, least: int | None = None, most: int | None = None,
+    frames: int = 1, matrices: int = 2, video: int = 1, enlarges: str = "", ends_rows: bool = False, around: int = 0,
+    deepstack: int = 0,
+) -> ImageRule:  # fmt: skip
     """Both sides become multiples of a merged patch, and the area is kept between two limits.
 
     `frames` frames share the limits. A side is rounded to the nearest multiple, or down or up if a limit applies.
@@ -78,36 +79,32 @@ def of_pixels(
     shorter than a merged patch. `ends_rows`: a token ends every row. `around`: tokens around the image.
     `deepstack`: layers of the tower whose output stands beside the last one's, if the config does not list them.
     """
+    fewest, largest = limits(outer, least, most)
+    merge = integer(vision, 2, "spatial_merge_size", "hidden_stride")
+    unit = integer(vision, patch, "patch_size") * merge
 
-    def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        fewest, largest = limits(outer, least, most)
-        merge = integer(vision, 2, "spatial_merge_size", "hidden_stride")
-        unit = integer(vision, patch, "patch_size") * merge
+    def tokens(width: int, height: int) -> int:
+        if enlarges:
+            width, height = _ENLARGED[enlarges](width, height, unit)
+        rows, columns = round(height / unit), round(width / unit)
+        area = frames * rows * columns * unit * unit
+        if area > largest:
+            by = sqrt(frames * height * width / largest)
+            rows, columns = (max(1, floor(length / by / unit)) for length in (height, width))
+        elif area < fewest:
+            by = sqrt(fewest / (frames * height * width))
+            rows, columns = (ceil(length * by / unit) for length in (height, width))
+        return rows * (columns + ends_rows) + around
 
-        def tokens(width: int, height: int) -> int:
-            if enlarges:
-                width, height = _ENLARGED[enlarges](width, height, unit)
-            rows, columns = round(height / unit), round(width / unit)
-            area = frames * rows * columns * unit * unit
-            if area > largest:
-                by = sqrt(frames * height * width / largest)
-                rows, columns = (max(1, floor(length / by / unit)) for length in (height, width))
-            elif area < fewest:
-                by = sqrt(fewest / (frames * height * width))
-                rows, columns = (ceil(length * by / unit) for length in (height, width))
-            return rows * (columns + ends_rows) + around
-
-        if vision.mentions("embed_dim"):
-            size = integer(vision, 1280, "embed_dim")
-            elements = 2 * int(size * vision.number("mlp_ratio", 4))
-        else:
-            size, elements = tower_size(vision, matrices)
-        side_tokens = isqrt(largest // (frames * unit * unit))
-        widest = largest // (frames * unit * unit) + side_tokens * ends_rows + around
-        levels = 1 + (vision.number_of("deepstack_visual_indexes", deepstack) if deepstack else 0)
-        return ImageRule(tokens, widest, merge * merge, size, elements, video, rows=levels)
-
-    return make
+    if vision.mentions("embed_dim"):
+        size = integer(vision, 1280, "embed_dim")
+        elements = 2 * int(size * vision.number("mlp_ratio", 4))
+    else:
+        size, elements = tower_size(vision, matrices)
+    side_tokens = isqrt(largest // (frames * unit * unit))
+    widest = largest // (frames * unit * unit) + side_tokens * ends_rows + around
+    levels = 1 + (vision.number_of("deepstack_visual_indexes", deepstack) if deepstack else 0)
+    return ImageRule(tokens, widest, merge * merge, size, elements, video, rows=levels)
 
 
 def _to_unit(width: int, height: int, unit: int) -> tuple[int, int]:
@@ -143,18 +140,13 @@ _ENLARGED: Mapping[str, Callable[[int, int, int], tuple[int, int]]] = {
 }  # fmt: skip
 
 
-def fixed(tokens: int | None = None) -> Make:
+def fixed(vision: ConfigReader, outer: ConfigReader, *, tokens: int | None = None) -> ImageRule:
     """Every image is resized to one size. Without `tokens`, each patch of it is a token."""
-
-    def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        number = patches(vision, 224, 14)[0]
-        taken = integer(outer, tokens, "mm_tokens_per_image") if tokens is not None else number
-        if outer.word("vision_feature_select_strategy") == "full":
-            taken += 1
-        size, elements = tower_size(vision)
-        return ImageRule(lambda width, height: taken, taken, max(number // max(taken, 1), 1), size, elements)
-
-    return make
+    number = patches(vision, 224, 14)[0]
+    taken = integer(outer, tokens, "mm_tokens_per_image") if tokens is not None else number
+    if outer.word("vision_feature_select_strategy") == "full":
+        taken += 1
+    return ImageRule(lambda width, height: taken, taken, max(number // max(taken, 1), 1), *tower_size(vision))
 
 
 def gemma3n(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -177,8 +169,7 @@ def gemma4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
             return min(height // width, most)
         return rows * columns
 
-    size, elements = tower_size(vision, 3)
-    return ImageRule(tokens, most, pool * pool, size, elements)
+    return ImageRule(tokens, most, pool * pool, *tower_size(vision, 3))
 
 
 def pixtral(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -191,8 +182,7 @@ def pixtral(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         rows, columns = ceil(floor(height / ratio) / unit), ceil(floor(width / ratio) / unit)
         return rows * (columns + 1)
 
-    size, elements = tower_size(vision, 3, 1024, 4096)
-    return ImageRule(tokens, tokens(longest, longest), merge * merge, size, elements)
+    return ImageRule(tokens, tokens(longest, longest), merge * merge, *tower_size(vision, 3, 1024, 4096))
 
 
 def moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -205,8 +195,7 @@ def moonvit(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         by = min(1.0, sqrt(most / number), sides * patch / width, sides * patch / height)
         return ceil(max(1, int(height * by)) / unit) * ceil(max(1, int(width * by)) / unit)
 
-    size, elements = tower_size(vision)
-    return ImageRule(tokens, most // 4, 4, size, elements)
+    return ImageRule(tokens, most // 4, 4, *tower_size(vision))
 
 
 def kimi_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -233,5 +222,4 @@ def kimi_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
             )
         return taken(width, height, stated or fewest)
 
-    size, elements = tower_size(vision)
-    return ImageRule(tokens, taken(1024, 1024, stated or 16384), 4, size, elements)
+    return ImageRule(tokens, taken(1024, 1024, stated or 16384), 4, *tower_size(vision))

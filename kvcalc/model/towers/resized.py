@@ -13,13 +13,12 @@ from math import ceil, floor, isqrt, sqrt
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import integer, patches, side
-from kvcalc.model.towers.image_rule import ImageRule, Make, processor, tower_size
+from kvcalc.model.towers.image_rule import ImageRule, processor, tower_size
 from kvcalc.search import largest_where
 
 
 def _rule(vision: ConfigReader, taken: int, patches: int) -> ImageRule:
-    size, elements = tower_size(vision)
-    return ImageRule(lambda width, height: taken, taken, max(patches // max(taken, 1), 1), size, elements)
+    return ImageRule(lambda width, height: taken, taken, max(patches // max(taken, 1), 1), *tower_size(vision))
 
 
 def chatglm(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -41,13 +40,9 @@ def openvla(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     return _rule(vision, (sizes[0] // 14) ** 2, (sizes[0] // 14) ** 2)
 
 
-def queries(key: str, default: int) -> Make:
+def queries(vision: ConfigReader, outer: ConfigReader, *, key: str, default: int) -> ImageRule:
     """As many tokens as there are learned queries."""
-
-    def make(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
-        return _rule(vision, integer(outer, default, key), patches(vision, 224, 14)[0])
-
-    return make
+    return _rule(vision, integer(outer, default, key), patches(vision, 224, 14)[0])
 
 
 def aria(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -92,8 +87,7 @@ def muse(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         rows, columns = min(grids, key=lambda grid: abs(grid[0] / grid[1] - height / width))
         return rows * columns + 2
 
-    size, elements = tower_size(vision, 2, 1536, 8960)
-    return ImageRule(tokens, most + 2, merge * merge, size, elements)
+    return ImageRule(tokens, most + 2, merge * merge, *tower_size(vision, 2, 1536, 8960))
 
 
 def glm5_next(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -116,8 +110,7 @@ def glm5_next(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
             taken = ceil(max(1, ceil(height * by)) / unit) * ceil(max(1, ceil(width * by)) / unit)
         return within(width, height) if taken > most else taken
 
-    size, elements = tower_size(vision, 3)
-    return ImageRule(tokens, most, merge * merge, size, elements)
+    return ImageRule(tokens, most, merge * merge, *tower_size(vision, 3))
 
 
 def dynamic_tiles(vision: ConfigReader, outer: ConfigReader, least: int, most: int) -> ImageRule:
@@ -144,8 +137,7 @@ def dynamic_tiles(vision: ConfigReader, outer: ConfigReader, least: int, most: i
         columns = fitted(columns, rows)
         return rows * columns // merge**2 + 2
 
-    size, elements = tower_size(vision, 2, 1280, 5120)
-    return ImageRule(tokens, isqrt(most // merge**2) ** 2 + 2, merge * merge, size, elements)
+    return ImageRule(tokens, isqrt(most // merge**2) ** 2 + 2, merge * merge, *tower_size(vision, 2, 1280, 5120))
 
 
 def nemotron_h_omni(vision: ConfigReader, outer: ConfigReader) -> ImageRule:

@@ -31,7 +31,7 @@ def _counted(row: str) -> Any:
 
 
 def spelled_out(rows: Mapping[str, Any]) -> Iterator[tuple[str, list[str], dict[str, Any] | None]]:
-    """The name of each rule, the types that have it, and the arguments of the function that makes it, if one does."""
+    """The name of each rule, the types that have it, and the other arguments of its function, if it has some."""
     for rule, stated in rows.items():
         if isinstance(stated, str):
             yield rule, stated.split(), None

@@ -91,5 +91,4 @@ def merged(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
     def tokens(width: int, height: int) -> int:
         return among(width, height, 1)
 
-    size, elements = tower_size(vision)
-    return ImageRule(tokens, tokens(448, 448 * most), merge * merge, size, elements, 1, among)
+    return ImageRule(tokens, tokens(448, 448 * most), merge * merge, *tower_size(vision), 1, among)

@@ -33,9 +33,8 @@ def internvl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         x, y = closest(shapes, width, height, tile)
         return 2 + each * (x * y + more if x * y > 1 else 1)
 
-    size, elements = tower_size(vision, 2, 1024, 4096)
     largest = 2 + each * (most + more if most > 1 else 1)
-    return ImageRule(tokens, largest, patches // max(each, 1), size, elements)
+    return ImageRule(tokens, largest, patches // max(each, 1), *tower_size(vision, 2, 1024, 4096))
 
 
 def h2ovl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -75,8 +74,7 @@ def nemotron_vl(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         x, y = max(tile_shapes(1, most), key=fits)
         return 2 + each * (x * y + more if x * y > 1 else 1)
 
-    size, elements = tower_size(vision, 2, 1280, 5120)
-    return ImageRule(tokens, 2 + each * (most + more), patches // max(each, 1), size, elements)
+    return ImageRule(tokens, 2 + each * (most + more), patches // max(each, 1), *tower_size(vision, 2, 1280, 5120))
 
 
 def nemotron_h(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
@@ -107,5 +105,4 @@ def llama4(vision: ConfigReader, outer: ConfigReader) -> ImageRule:
         tiles = min(rows * columns for (rows, columns), scale in scales.items() if scale == chosen)
         return 3 + each + (tiles * (each + 1) if tiles > 1 else 0)
 
-    size, elements = tower_size(vision, 2, 768, 5632)
-    return ImageRule(tokens, 3 + each + most * (each + 1), patches // max(each, 1), size, elements)
+    return ImageRule(tokens, 3 + each + most * (each + 1), patches // max(each, 1), *tower_size(vision, 2, 768, 5632))

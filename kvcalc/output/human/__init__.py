@@ -13,6 +13,10 @@ _BESIDE = {
     "models_fit": ("models", "render_fit"),
     "models_check": ("models", "render_check"),
     "gpus_show": ("gpus", "render_show"),
+    "measure_compare": ("measure", "render_compare"),
+    "measure_profile": ("measure", "render_profile"),
+    "engines": ("compare", "render_engines"),
+    "check": ("fit", "render_check"),
 }
 
 

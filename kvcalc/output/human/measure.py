@@ -149,3 +149,97 @@ def _capacity(found: documents.Capacity, console: Console) -> None:
         f"{count(found['measured'])} {what} fit in {format_size(found['limit_bytes'], capacity=True)}, "
         f"{found['ratio']:.1%} of the {count(found['predicted'])} predicted"
     )
+
+
+# Human output of `kvcalc measure --compare`: what differs, then every figure of both records with its ratio.
+
+
+def render_compare(document: documents.MeasureCompare, console: Console) -> None:
+    """Print the compare document."""
+    for letter, side in (("a", document["a"]), ("b", document["b"])):
+        taken = f", {side['taken_at']}" if side["taken_at"] else ""
+        console.print(f"{letter.upper()}  {side['file']}: {side['model']} on {side['device']}{taken}")
+    if document["differences"]:
+        console.print()
+        table = plain_table("differs", "A", "B")
+        for row in document["differences"]:
+            table.add_row(row["path"], _bare(row["a"]), _bare(row["b"]))
+        console.print(table)
+    console.print()
+    table = plain_table("", "figure", ">A", ">B", ">B/A")
+    last = None
+    for one in document["figures"]:
+        kind = (one["attention"] or "").upper()
+        values = [_value(one["figure"], value) for value in (one["a"], one["b"])]
+        ratio = "-" if one["ratio"] is None else f"{one['ratio']:.3f}"
+        table.add_row("" if kind == last else kind, one["figure"], *values, ratio)
+        last = kind
+    console.print(table)
+    for left in document["left_out"]:
+        console.print(f"{left['attention'].upper()} left out: {left['reason']}", style="dim")
+
+
+def _value(figure: str, value: float) -> str:
+    """A figure in the unit that its path names."""
+    parts = figure.split(".")
+    if any(part.endswith("bytes_per_second") for part in parts):
+        return byte_rate(value)
+    if any(part.startswith("fraction_of_") for part in parts):
+        return f"{value:.1%}"
+    if any(part.endswith("_seconds") for part in parts):
+        return duration(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _bare(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return "-" if value is None else str(value)
+    return f"{value:,}"
+
+
+# Human output of `kvcalc measure --profile`: attention of one layer at every point, measured and predicted.
+
+
+def render_profile(document: dict[str, Any], console: Console) -> None:
+    """Print the profile document."""
+    device, roof, launch = document["device"], document["roof"], document["launch"]
+    console.print(Text.assemble(("profile", "bold"), f" of {device['kind']} ({device['name']})"))
+    rate = f"{roof['matmul_flop_per_second'] / 1e12:,.3g} TFLOP/s in {roof['matmul_dtype']}"
+    replayed = launch["replayed_seconds"]
+    graph = "" if replayed is None else f", {duration(replayed)} in a graph"
+    console.print(f"reads {byte_rate(roof['read_bytes_per_second'])}, multiplies {rate}", style="dim")
+    console.print(f"a launch takes {duration(launch['launched_seconds'])}{graph}", style="dim")
+    for row in document["all_reduces"]:
+        taken = duration(row["seconds"])
+        console.print(
+            f"an all-reduce of {format_size(row['bytes'])} on {row['ranks']} ranks takes {taken}", style="dim"
+        )
+    console.print()
+    has_predictions = any(row["predicted_layer_seconds"] for row in document["points"])
+    predicted = (">predicted", ">error") if has_predictions else ()
+    table = plain_table(
+        "model", "", "cache", ">tokens", ">batch", ">one layer", *predicted, ">KV read", ">of roof", "kernel"
+    )
+    for row in document["points"]:
+        measured, expected, rate = row["layer_seconds"], row["predicted_layer_seconds"], row["kv_read_bytes_per_second"]
+        beside = (_time(expected), f"{expected / measured - 1:+.0%}" if expected and measured else "-")
+        table.add_row(
+            row["model"],
+            row["attention"].upper(),
+            row["kv_dtype"],
+            count(row["context_tokens"]),
+            count(row["batch_size"]),
+            _time(measured),
+            *(beside if has_predictions else ()),
+            byte_rate(rate) if rate else "-",
+            f"{percent(row['fraction_of_binding_roof'])} {row['binding_roof']}" if row["binding_roof"] else "-",
+            row["backend"],
+        )
+    console.print(table)
+    for row in document["skipped"]:
+        load = f"{count(row['context_tokens'])} tokens, batch {count(row['batch_size'])}"
+        console.print(f"{row['model']}, {load}, was not measured: {row['reason']}", style="dim")
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds)

@@ -81,6 +81,8 @@ def resolve_types(asked: Question) -> Types:
         raise UsageError(
             "serving options, --prefix-hit-rate, --ep and --calibrate need a device", "for example --gpu h100"
         )
+    if asked.context_tokens is not None:
+        settings = {**settings, **engine.context_defaults(asked.engine_settings or {}, settings, asked.context_tokens)}
     device_class = None if devices is None else devices.gpu.device_class
     kv_dtype, reason = resolve_kv_dtype(asked.engine, spec, asked.kv_dtype, settings, asked.dtype, device_class)
     if devices is not None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
-from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError, ModelError, UsageError
+from kvcalc.errors import CacheTypeError, DoesNotFitError, KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.answers.fit import fit
@@ -24,7 +24,7 @@ from kvcalc.units import format_size
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
-_SMALLER_CACHE = "fp8"
+_SMALLER_CACHE, _LARGER_CACHE = "fp8", "bf16"
 
 
 def check(
@@ -49,7 +49,13 @@ def check(
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
     question, notes = asked_by(read, server.reader, devices, speed, accepted)
     try:
-        found = _fit(question)
+        try:
+            found = _fit(question)
+        except CacheTypeError as error:
+            # A server that holds the larger cache holds the smaller one too.
+            question = question._replace(kv_dtype=_LARGER_CACHE)
+            found = _fit(question)
+            notes.append(Note("command", "command", f"{error.message}: its cache is counted in {_LARGER_CACHE}"))
     except (ModelError, UsageError) as error:
         # The drafter may be unknown. Then the server is answered without it.
         if question.speculative is None:

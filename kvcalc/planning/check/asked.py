@@ -12,6 +12,7 @@ from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.cases.dp_attention import most_experts
+from kvcalc.planning.cases.resolve import with_device
 from kvcalc.question.fields import FIELDS
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.throughput.hardware import Devices
@@ -57,7 +58,11 @@ def asked_by(
         notes.append(f"not counted: {', '.join(dict.fromkeys(read.unknown))}")
     if read.copies > 1:
         notes.append(f"the command starts {read.copies} copies of the server, of which one is checked")
-    settings = read.settings if context is None else reader.of_context(read.settings, context, devices.gpu)
+    settings = dict(read.settings)
+    if context is not None:
+        # A later question about shorter requests does not change the server.
+        defaults = with_device(read.engine, settings, devices, spec)
+        settings |= engine_class(read.engine).context_defaults(settings, defaults, context)
     question = Question(
         spec, engine=read.engine, engine_settings=setting_texts(settings), devices=devices,
         context_tokens=None if fits_context else context, fits_context=fits_context,

@@ -9,7 +9,7 @@ from kvcalc.engines.reserve import RESERVE, Held, Question, Reserve
 from kvcalc.errors import LayoutError
 from kvcalc.model.caches import IndexerKeys, RecurrentState
 from kvcalc.model.memo import remembered, remembered_of_two
-from kvcalc.model.spec import ModelSpec, all_caches
+from kvcalc.model.spec import ModelSpec, all_caches, has_states
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
 from kvcalc.planning.device.capacity import PoolShrinkage, largest_batch, least
@@ -256,6 +256,7 @@ def _divide(
         is_amd=gpu.vendor == "AMD",
         device_class=gpu.device_class,
         model_type=spec.model_type,
+        has_states=has_states(spec),
         dp_ranks=replicas // copies,
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,

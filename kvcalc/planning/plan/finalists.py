@@ -21,7 +21,6 @@ from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.judge import Finalist, Judge, Layout
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, more_devices, smallest
 from kvcalc.planning.plan.shapes import Shape
-from kvcalc.planning.plan.targets import POINT_CONFIDENCE, Simulates
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.search import smallest_where
 
@@ -211,24 +210,20 @@ def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, 
     """
     if judge.decides:
         return _simulated_pools(known, joined, judge, most)
-    found = find_confirmed_pools(known, joined, judge.simulation)
+    found = find_confirmed_pools(known, joined, judge.at_estimate())
     if isinstance(found, TwoPools):
         judge.at(found, found.numbers)
     return found
 
 
-def find_confirmed_pools(
-    known: Instances, joined: Sequence[PoolPlatforms], simulation: Simulates
-) -> TwoPools | Trouble:  # fmt: skip
+def find_confirmed_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge) -> TwoPools | Trouble:
     """The pools that `find_split` finds. If they miss a target in a simulation, simulations choose the pools.
 
-    Times are judged at the estimate there, because the closed form has judged the ranges.
+    The `judge` is one at the estimate, because the closed form has judged the ranges.
     """
     found = find_split(known, joined)
-    targets = known.traffic.targets._replace(confidence=POINT_CONFIDENCE)
-    if not isinstance(found, TwoPools) or not targets.limits:
+    if not isinstance(found, TwoPools) or not judge.targets.limits:
         return found
-    judge = Judge(targets, simulation)
     try:
         tried = judge.at(found, found.numbers)
         return found if tried is None or tried.missed is None else _simulated_pools(known, joined, judge, None)

@@ -12,7 +12,7 @@ from statistics import stdev
 from typing import TYPE_CHECKING, Any, Union
 
 from kvcalc.notes import Note
-from kvcalc.planning.plan.targets import METRICS, PERCENTILES, Limit, Simulated, Simulates, Targets
+from kvcalc.planning.plan.targets import METRICS, PERCENTILES, POINT_CONFIDENCE, Limit, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.records import NamedTuple
 
@@ -135,12 +135,17 @@ class Finalist(NamedTuple):
 
 
 class Judge:
-    """Simulates the layouts of a row. Every layout is simulated at most once with the same numbers."""
+    """Simulates the layouts of a row. Every layout is simulated at most once with the same numbers and step factor."""
 
-    def __init__(self, targets: Targets, simulation: Simulates) -> None:
+    def __init__(self, targets: Targets, simulation: Simulates, runs: dict[Hashable, Any] | None = None) -> None:
         self.targets, self.simulation = targets, simulation
+        self._runs: dict[Hashable, Any] = {} if runs is None else runs
         self._found: dict[tuple[Hashable, tuple[int, ...] | None], Finalist] = {}
         self._num_requests = 0  # of all runs alike
+
+    def at_estimate(self) -> Judge:
+        """A judge of the same load that judges times at the estimate. Both share their runs."""
+        return Judge(self.targets._replace(confidence=POINT_CONFIDENCE), self.simulation, self._runs)
 
     @property
     def decides(self) -> bool:
@@ -199,7 +204,10 @@ class Judge:
     def _run(self, layout: Layout, simulation: Simulates, num_requests: int, *, is_alone: bool) -> Finalist:
         ranges = layout.ranges()
         step, ttft = (self.targets.judged(metric, *ranges[metric]) / ranges[metric][0] for metric in ("tpot", "ttft"))
-        layout, found = layout.run(simulation, self.targets, num_requests, step, is_alone=is_alone)
+        key = layout.key, layout.numbers, is_alone, num_requests, step, simulation.seed
+        if key not in self._runs:
+            self._runs[key] = layout.run(simulation, self.targets, num_requests, step, is_alone=is_alone)
+        layout, found = self._runs[key]
         judged = Judged(found, step, max(1.0, ttft / step), seed=simulation.seed)
         return Finalist(layout, judged.against(self.targets, is_alone=is_alone), is_alone)
 

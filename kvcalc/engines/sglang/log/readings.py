@@ -12,7 +12,7 @@ from itertools import product
 
 from kvcalc.engines.log import Reading, Setup, best_stage
 from kvcalc.engines.log_lines import Figure, Log, Record, count_equal, parse_printed
-from kvcalc.engines.sglang.deepseek_v4 import bytes_per_token
+from kvcalc.engines.sglang.deepseek_v4 import DEFAULT_RATIO, RULES, Rules, bytes_per_token, rings_of
 from kvcalc.engines.sglang.layers import FULL, WINDOW, Layer, is_sparse, layers_of
 from kvcalc.engines.sglang.pools import slot_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
@@ -214,25 +214,13 @@ def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]
 
 
 # Checks SGLang's numbers for DeepSeek-V4: the bytes of a token, and the sizes of its pools.
-# Source: DSV4PoolConfigurator, model_executor/pool_configurator.py, SGLang 0.5.23. Earlier releases had compressor
-# states for every 128 tokens and, before them, pages without padding; public logs of both kinds.
-
-_RATIO = 0.1  # DSV4_DEFAULT_SWA_FULL_TOKENS_RATIO
-
-
-class Rules(NamedTuple):
-    """How a release sizes the pools: padded pages, tokens per page of states, and whether windows have a ratio."""
-
-    padded: bool
-    state_page: int
-    has_ratio: bool
-
-
+# Source: DSV4PoolConfigurator, model_executor/pool_configurator.py, SGLang 0.5.12 to 0.5.23.
 _RULES = {
-    Rules(True, 256, False): "windows for the requests that may run",
-    Rules(True, 256, True): "windows for a share of the tokens",
-    Rules(False, 256, True): "windows for a share of the tokens, and pages without padding",
-    Rules(False, 128, True): "windows for a share of the tokens, pages without padding, and states for 128 tokens",
+    Rules(256, True, True, False): "windows for the requests that may run",
+    Rules(256, True, False, False): "windows for a share of the tokens",
+    Rules(256, False, False, False): "windows for a share of the tokens, and pages without padding",
+    RULES[0, 5, 15]: "windows for a share of the tokens, pages without padding, and states for 128 tokens",
+    RULES[0,]: "windows for a share of the tokens, pages without padding, and all states for 128 tokens",
 }
 
 
@@ -243,11 +231,11 @@ def _of_deepseek_v4() -> Iterator[Reading]:
 
 
 def _check(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
-    ratio = float(log.text("swa_full_tokens_ratio") or _RATIO) if rules.has_ratio else 0.0
+    ratio = 0.0 if rules.for_requests else float(log.text("swa_full_tokens_ratio") or DEFAULT_RATIO)
     drafts = log.text("draft_tokens") is not None or log.text("drafts") is not None
-    ring, figures = 16 if drafts else 8, []
+    rings, figures = rings_of(drafts), []
     for record in log.named("v4_memory"):
-        computed = bytes_per_token(setup.share, ratio, ring / rules.state_page, rules.padded)
+        computed = bytes_per_token(setup.share, ratio, rings, rules)
         if drafts:
             # Room for one layer of the draft model.
             computed *= (setup.share.num_layers + 1) / setup.share.num_layers
@@ -257,8 +245,8 @@ def _check(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
     for record in log.named("v4_pools"):
         full, windows = int(record.parts["full"]), int(record.parts["windows"])
         figures.append(record.as_input("full", "full", "tokens", _INPUT))
-        if rules.has_ratio:
-            page = rules.state_page
+        if ratio:
+            page = 128 if windows % 256 else 256
             words = f"{ratio:g} of {full:,} tokens, in whole pages of {page}"
             figures.append(record.check_count("windows", "swa", int(full * ratio) // page * page, "tokens", words))
         else:
@@ -268,9 +256,11 @@ def _check(rules: Rules, log: Log, setup: Setup) -> list[Figure]:
         for part, rate in (("c4", 4), ("c128", 128)):
             words = f"{full:,} tokens / {rate}"
             figures.append(record.check_count(part, part, full // rate, "slots", words))
-        words = f"{windows:,} tokens / {rules.state_page} x {ring}"
-        states = windows // rules.state_page * ring
-        figures.append(record.check_count("states", "c4_state", states, "slots", words))
+        words = f"{windows:,} tokens / {rules.page} x {rings[0]}"
+        figures.append(record.check_count("states", "c4_state", windows // rules.page * rings[0], "slots", words))
+        if rules.heavy_per_page and "heavy" in record.parts:
+            words, heavy = f"{windows:,} tokens / {rules.page} x {rings[1]}", windows // rules.page * rings[1]
+            figures.append(record.check_count("heavy", "c128_state", heavy, "slots", words))
     for record in log.named("max_total_num_tokens"):
         figures.append(record.as_input("total", record.name, "tokens", _INPUT))
     return figures

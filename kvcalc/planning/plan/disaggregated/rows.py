@@ -100,13 +100,13 @@ class SplitPlan(NamedTuple):
     num_simulated: int | None = None
     confirm: Callable[[], Simulates] | None = None
 
-    def judge(self) -> Judge | None:
+    def judge(self, simulation: Simulates | None) -> Judge | None:
         """A judge for a row. None if nothing is simulated."""
-        if self.simulation is None:
+        if simulation is None:
             return None
         from kvcalc.planning.plan.judge import Judge
 
-        return Judge(self.known.traffic.targets, self.simulation)
+        return Judge(self.known.traffic.targets, simulation)
 
 
 def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> SplitRows:
@@ -117,7 +117,7 @@ def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[docu
     all_rows: list[documents.PlanRow] = []
     about_rows, finalists = list[RowNote](), list["documents.PlanFinalist"]()
     for kind, row in zip(kinds, rows):
-        judge = asked.judge()
+        judge = asked.judge(asked.simulation)
         try:
             found: TwoPools | Trouble | KvcalcError = _find(asked, [same_kind(kind, asked.transfer)], judge)
         except KvcalcError as error:
@@ -135,7 +135,7 @@ def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) ->
     added, finalists = list["documents.PlanRow"](), list["documents.PlanFinalist"]()
     about_rows: list[RowNote] = []
     for engine in dict.fromkeys(kind.engine for kind in kinds):
-        judge = asked.judge()
+        judge = asked.judge(asked.simulation)
         joined = joined_kinds([kind for kind in kinds if kind.engine == engine], asked.transfer, asked.most)
         try:
             found = _find(asked, joined, judge)
@@ -162,8 +162,9 @@ def _find(asked: SplitPlan, joined: Sequence[PoolPlatforms], judge: Judge | None
 
     if judge is not None:
         return find_pools(asked.known, joined, judge, asked.num_simulated)
-    if asked.confirm is not None:
-        return find_confirmed_pools(asked.known, joined, asked.confirm())
+    confirming = asked.judge(None if asked.confirm is None else asked.confirm())
+    if confirming is not None:
+        return find_confirmed_pools(asked.known, joined, confirming.at_estimate())
     return find_split(asked.known, joined)
 
 
