@@ -1,7 +1,8 @@
 """The parameters of the fit: which constants are fitted, their priors, and who may deviate from them.
 
 A parameter is the logarithm of a constant (or of its distance from 1) and applies to the rows with its label: all rows
-(no label), an engine, a kind of device, or the releases of an engine before a step. The labels of a row add up.
+(no label), an engine, a kind of device, an engine on a kind, or the releases of an engine before a step. The labels of
+a row add up.
 """
 
 from __future__ import annotations
@@ -113,17 +114,27 @@ _STEP = (
     Parameter("prefill_attention_overhead", 0.8, 0.4, floor=1),
 )  # fmt: skip
 # The first requests of a benchmark wait for what a server compiles or loads with its first steps. Few runs say more of
-# it than their mean does.
+# it than their mean does. InferenceX's scripts set SGLang's --scheduler-recv-interval on Blackwell, to up to 30 steps.
+_DEVICES = ("blackwell", "cdna3", "cdna4")
 _FIRST_TOKEN = (
-    Parameter("ttft_seconds", 0.006, 0.4, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3), "blackwell": 0.3}),
-    Parameter("ttft_steps", 0.3, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.5}),
-    Parameter("ttft_token_seconds", 2e-6, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.1), "blackwell": 0.5}),
-    Parameter("ttft_request_seconds", 1e-4, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), "blackwell": 0.3}),
+    Parameter("ttft_seconds", 0.006, 0.4, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.3)}),
+    Parameter(
+        "ttft_steps", 0.3, 0.5,
+        {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.5), "sglang on blackwell": 1.0},
+    ),
+    Parameter("ttft_token_seconds", 2e-6, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.1), **_each(_DEVICES, 0.5)}),
+    Parameter(
+        "ttft_request_seconds", 1e-4, 0.7,
+        {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.3)},
+    ),
     # Python and the CUDA driver take 5 to 10 us for an operation that is not in a graph, and some launch several.
-    Parameter("prompt_launch_seconds", 1e-5, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3)}),
-    Parameter("first_seconds", 0.3, 0.7, {**_each(_ENGINES, 0.7), **_each(_OLDER, 0.5), "blackwell": 0.7}),
-    Parameter("cold_seconds", 2.0, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.5), "blackwell": 0.5}),
-)
+    Parameter(
+        "prompt_launch_seconds", 1e-5, 0.7,
+        {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.3)},
+    ),
+    Parameter("first_seconds", 0.3, 0.7, {**_each(_ENGINES, 0.7), **_each(_OLDER, 0.5), **_each(_DEVICES, 0.7)}),
+    Parameter("cold_seconds", 2.0, 0.7, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.5), **_each(_DEVICES, 0.5)}),
+)  # fmt: skip
 _KINDS = (
     "ada", "ampere", "ampere-hbm", "apple-m", "blackwell-rtx", "gb10", "rdna3.5", "rdna4", "turing", "blackwell",
 )  # fmt: skip
@@ -203,6 +214,11 @@ def _of_sums(sums: Mapping[tuple[str, str], Any], parameters: Sequence[Parameter
     return found
 
 
+def _all_labels(engine: str, labels: Sequence[str]) -> set[str]:
+    """The labels of the parameters that count: that of all rows, `labels`, the engine, and the engine with each."""
+    return {"", engine, *labels, *(f"{engine} on {label}" for label in labels)}
+
+
 class Model:
     """The parameters of one fit."""
 
@@ -238,7 +254,7 @@ class Model:
 
     def arrays_of(self, rows: Sequence[Row]) -> Callable[[Values], dict[str, Any]]:
         """A function that turns the thetas into constants that are arrays over the rows."""
-        labels = [{"", *self.labels_of(row)} for row in rows]
+        labels = [_all_labels(row.engine, self.labels_of(row)) for row in rows]
         columns = [np.array([float(label in own) for own in labels]) for _, label in self.thetas]
         kinds = {(row.engine, row.constants_kind) for row in rows}
         likely = {(e, kind): {**self.likely(), **self.fixed(e, kind)} for e, kind in kinds}
@@ -265,8 +281,9 @@ class Model:
     def values(self, theta: Values, engine: str, labels: Sequence[str]) -> dict[str, Any]:
         """The constants of an engine for one set of labels: its kind of device, and whether its release is older."""
         sums: dict[tuple[str, str], float] = {}
+        all_labels = _all_labels(engine, labels)
         for (p, label), value in zip(self.thetas, theta):
-            if label in ("", engine, *labels):
+            if label in all_labels:
                 sums[p.name, p.of] = sums.get((p.name, p.of), 0.0) + value
         found, likely = _of_sums(sums, self.parameters), self.likely()
         if self.is_first_token:

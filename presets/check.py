@@ -11,11 +11,17 @@ from typing import Any
 from kvcalc.model.experts import Experts
 from kvcalc.model.families.decoder_table import Decoder
 from kvcalc.model.families.window_patterns import pattern_of
+from kvcalc.model.formulas import names_in
 from kvcalc.model.presets import shipped_table
 from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, keys_of, made, rows_of
 
 # Keys with defaults that no preset may have: those of ZAYA and Qwen4, which have none.
 _IN_NO_PRESET = {"cca_time0", "cca_time1", "hc_count", "ngram_size"}
+# What `kvcalc.model.gguf.config.shared` may give.
+_COMMON_FACTS = (
+    "head_dim hidden_size max_position_embeddings model_type num_attention_heads num_hidden_layers "
+    "num_key_value_heads rope_theta torch_dtype v_head_dim"
+).split()
 _RELEASE = {"name", "names", "preset", "sizes", "aside", "changes", "quantized", "is_alias"}
 
 
@@ -226,14 +232,20 @@ def _check_tower_weights(rows: Mapping[str, Any]) -> None:
 
 
 def _check_architectures(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.gguf.architectures import functions_of
+    from kvcalc.model.gguf.keys import Facts
     from kvcalc.model.hf_config import known_types
 
     types = known_types()
+    _check_likes(rows)
     for name, own in rows.items():
-        _check_fields(name, own, {"type", "build", "with"})
+        _check_fields(name, own, {"like", "type", "build", "with", "keys", "only"})
         if own.get("type") not in types:
             raise ValueError(f"{name}: {own.get('type')} is not known")
-        _check_made("gguf", own["build"], name, own.get("with"), 2)
+        if "build" in own:
+            _check_made("gguf", own["build"], name, own.get("with"), 2)
+        known = {*functions_of(Facts({f"{name}.block_count": 1}, name, name)), *_COMMON_FACTS}
+        _check_fields(name, {*names_in(own.get("keys", {})), *own.get("only", "").split()}, known)
 
 
 def _check_made(folder: str, function: str, whose: str, arguments: Mapping[str, Any] | None, taken: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvcalc.throughput.constants import Constants
+from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import Part, SpeedModel
 from kvcalc.throughput.serving import host_wait
 from tests.conftest import ROOT
@@ -132,6 +133,22 @@ def test_a_release_before_a_step_and_a_kind_of_device_have_labels_of_their_own(
     assert parameters.SERVERS.labels_of(old) == ["vllm", "hopper", "vllm<0.14.0"]
     assert parameters.SERVERS.labels_of(old._replace(version=None, date="2025-12-08"))[-1] == "vllm<0.14.0"
     assert len(parameters.SERVERS.labels_of(old._replace(version="0.14.1"))) == 2
+
+
+def test_an_engine_on_a_kind_of_device_has_constants_of_its_own_in_the_fit_and_in_answers(
+    data: ModuleType, parameters: ModuleType
+) -> None:
+    model = parameters.SERVERS.first_token
+    theta, _ = model.prior
+    found = model.values(theta, "sglang", ["blackwell"])["ttft_steps"]
+    theta[[(p.name, label) for p, label in model.thetas].index(("ttft_steps", "sglang on blackwell"))] += 1.0
+    assert model.values(theta, "sglang", ["blackwell"])["ttft_steps"] == pytest.approx(np.e * found)
+    assert model.values(theta, "vllm", ["blackwell"])["ttft_steps"] == pytest.approx(found)
+    assert model.values(theta, "sglang", ["hopper"])["ttft_steps"] == pytest.approx(found)
+    row = rows_of(data)[0]
+    speed = SpeedModel(row.model.counts, find_gpu("b200"), row.model.constants)
+    rows = [row._replace(engine="sglang"), row._replace(engine="sglang", model=speed)]
+    assert list(model.arrays_of(rows)(theta)["ttft_steps"]) == pytest.approx([found, np.e * found])
 
 
 def test_a_folder_without_the_measurements_is_refused(data: ModuleType, tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ llama-cpp-python 0.3.36 ships.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from kvcalc.model.families.decoder_table import architectures
+from kvcalc.model.formulas import value_of
 from kvcalc.model.gguf import layers
 from kvcalc.model.gguf.keys import Facts
 from kvcalc.model.gguf.layers import Config
-from kvcalc.model.type_tables import made, rows_of
+from kvcalc.model.type_tables import made, row_of, rows_of
 
 Build = Callable[[Facts, Config], Config]
 
@@ -48,36 +51,6 @@ def starcoder(facts: Facts, config: Config) -> Config:
     return {**config, "multi_query": config["num_key_value_heads"] == 1}
 
 
-def attn_config(facts: Facts, config: Config) -> Config:
-    """MPT and DBRX: the number of KV heads is in a nested object."""
-    return {**config, "attn_config": {"kv_n_heads": config["num_key_value_heads"]}}
-
-
-def chatglm(facts: Facts, config: Config) -> Config:
-    """ChatGLM's own keys."""
-    return {
-        "model_type": "chatglm", "num_layers": facts.num_layers, "hidden_size": config["hidden_size"],
-        "num_attention_heads": config["num_attention_heads"], "kv_channels": config["head_dim"],
-        "multi_query_attention": True, "multi_query_group_num": config["num_key_value_heads"],
-        "seq_length": config["max_position_embeddings"], "torch_dtype": config["torch_dtype"],
-    }  # fmt: skip
-
-
-def t5(facts: Facts, config: Config) -> Config:
-    """block_count is the number of encoder layers, and of decoder layers if the file has no decoder_block_count."""
-    decoder = facts.optional("decoder_block_count", least=1)
-    return {
-        "model_type": "t5", "num_layers": facts.num_layers, "num_decoder_layers": decoder or facts.num_layers,
-        "num_heads": config["num_attention_heads"], "d_model": config["hidden_size"], "d_kv": config["head_dim"],
-        "torch_dtype": config["torch_dtype"],
-    }  # fmt: skip
-
-
-def window_of_all(facts: Facts, config: Config) -> Config:
-    """Phi-3: every layer has a window, which llama.cpp ignores: it keeps all tokens."""
-    return {**config, "sliding_window": facts.optional("attention.sliding_window") or None}
-
-
 def windowed(
     facts: Facts, config: Config, *, step: int | None, full_first: bool = False, window: int | None = None,
     optional: bool = False,
@@ -91,11 +64,6 @@ def windowed(
         size = window or facts.integer("attention.sliding_window")
     flags = layers.sliding(facts, step, full_first=full_first) if size else [False] * facts.num_layers
     return {**config, "sliding_window": size or 0, "layer_types": layers.layer_kinds(flags)}
-
-
-def no_windows(facts: Facts, config: Config) -> Config:
-    """Every layer keeps all tokens."""
-    return {**config, "layer_types": ["full_attention"] * facts.num_layers}
 
 
 def olmo2(facts: Facts, config: Config) -> Config:
@@ -129,8 +97,38 @@ BY_LAYER = (
 
 def builder_of(arch: str) -> tuple[str, Build | None]:
     """The model_type of an architecture, and the function that adds to the common facts, if there is one."""
-    row = rows_of("architectures").get(arch)
-    return (PLAIN[arch], None) if row is None else (row["type"], made("gguf", row["build"], row.get("with")))
+    row = row_of("architectures", arch)
+    if not row:
+        return PLAIN[arch], None
+    build: Build | None = made("gguf", row["build"], row.get("with")) if "build" in row else None
+    return row["type"], partial(_with_keys, build, row) if "keys" in row else build
+
+
+def _with_keys(build: Build | None, row: Mapping[str, Any], facts: Facts, config: Config) -> Config:
+    """The facts with the `keys` of a row, whose formulas may name the facts and call `functions_of` them."""
+    config = config if build is None else build(facts, config)
+    kept = config if "only" not in row else {key: config[key] for key in row["only"].split()}
+    return {**kept, **_values(row["keys"], {**functions_of(facts), **config})}
+
+
+def functions_of(facts: Facts) -> dict[str, Any]:
+    """What formulas may call, and the number of layers."""
+    heads = partial(facts.by_layer, "attention.head_count_kv")
+    return {
+        "integer": facts.integer, "by_layer": facts.by_layer, "num_layers": facts.num_layers,
+        "optional": lambda key: facts.optional(key) or None,
+        "otherwise": lambda key, value: facts.optional(key, least=1) or value,
+        "in_all": lambda kind: [kind] * facts.num_layers,
+        "kv_heads": lambda: layers.attending(facts)[0],
+        "kinds": lambda attends, other: [attends if number else other for number in heads()],
+        "states": partial(layers.layer_types_of_states, facts), "ssm": partial(layers.state_size, facts),
+    }  # fmt: skip
+
+
+def _values(formulas: Mapping[str, Any], names: Mapping[str, Any]) -> Config:
+    return {
+        key: _values(one, names) if isinstance(one, dict) else value_of(one, names) for key, one in formulas.items()
+    }
 
 
 def known_architectures() -> dict[str, str]:

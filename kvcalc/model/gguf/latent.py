@@ -73,16 +73,6 @@ def glm_dsa(facts: Facts, config: Config) -> Config:
     return {**indexed(facts, config), **kinds}
 
 
-def kimi_linear(facts: Facts, config: Config) -> Config:
-    """Kimi Linear: layers without KV heads have Kimi delta attention, the others a latent."""
-    heads = facts.by_layer("attention.head_count_kv")
-    return {
-        **latent(facts, config), "linear_head_dim": facts.integer("kda.head_dim"),
-        "linear_num_heads": config["num_attention_heads"], "linear_conv_kernel_dim": facts.integer("ssm.conv_kernel"),
-        "layer_types": ["full_attention" if count else "linear_attention" for count in heads],
-    }  # fmt: skip
-
-
 def deepseek4(facts: Facts, config: Config) -> Config:
     """DeepSeek V4: every layer has a window. compress_ratios gives the number of tokens per compressed entry."""
     if facts.num_blocks != facts.num_layers:

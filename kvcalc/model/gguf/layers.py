@@ -125,27 +125,7 @@ def deci(facts: Facts, config: Config) -> Config:
     return {**config, "num_attention_heads": most, "block_configs": blocks}
 
 
-def openelm(facts: Facts, config: Config) -> Config:
-    """Every layer has its own number of heads and of KV heads."""
-    return {
-        "model_type": "openelm", "num_transformer_layers": facts.num_layers, "head_dim": config["head_dim"],
-        "model_dim": config["hidden_size"], "num_query_heads": facts.by_layer("attention.head_count"),
-        "num_kv_heads": facts.by_layer("attention.head_count_kv"), "torch_dtype": config["torch_dtype"],
-        "max_context_length": config["max_position_embeddings"],
-    }  # fmt: skip
-
-
-def lfm2(facts: Facts, config: Config) -> Config:
-    """A layer without KV heads is a short convolution."""
-    heads, kinds = _attending(facts)
-    return {
-        **config, "num_key_value_heads": heads, "conv_L_cache": facts.integer("shortconv.l_cache"),
-        "layer_types": ["full_attention" if attends else "conv" for attends in kinds],
-        "sliding_window": facts.optional("attention.sliding_window") or None,
-    }  # fmt: skip
-
-
-def _attending(facts: Facts) -> tuple[int, list[bool]]:
+def attending(facts: Facts) -> tuple[int, list[bool]]:
     """Return the number of KV heads of the attention layers, and for each layer whether it is one.
 
     Attention layers are those with KV heads. All of them must have the same number.
@@ -157,6 +137,12 @@ def _attending(facts: Facts) -> tuple[int, list[bool]]:
     if not kept:
         raise facts.error(f"{facts.arch}.attention.head_count_kv is 0 in every layer")
     return kept.pop(), [count > 0 for count in heads]
+
+
+def state_size(facts: Facts, name: str) -> int:
+    """A size of a Mamba-2 mixer or a delta net by its name in `Mamba2`."""
+    found: int = getattr(Mamba2(facts), name)
+    return found
 
 
 class Mamba2:
@@ -197,20 +183,9 @@ def mamba(facts: Facts, config: Config) -> Config:
     }  # fmt: skip
 
 
-def mamba2(facts: Facts, config: Config) -> Config:
-    """Every layer has the same state. The number of heads is under Mamba's key time_step_rank."""
-    mixer = Mamba2(facts)
-    return {
-        "model_type": "mamba2", "num_hidden_layers": facts.num_layers, "hidden_size": config["hidden_size"],
-        "torch_dtype": config["torch_dtype"], "state_size": mixer.state, "conv_kernel": mixer.kernel,
-        "n_groups": mixer.groups, "num_heads": mixer.heads, "head_dim": mixer.head_dim,
-        "expand": mixer.inner / config["hidden_size"],
-    }  # fmt: skip
-
-
 def jamba(facts: Facts, config: Config) -> Config:
     """The attention layers must be evenly spaced, because Jamba's config states only a period and an offset."""
-    heads, attends = _attending(facts)
+    heads, attends = attending(facts)
     found = [number for number, attending in enumerate(attends) if attending]
     period = found[1] - found[0] if len(found) > 1 else facts.num_layers
     offset = found[0] % period
@@ -223,32 +198,9 @@ def jamba(facts: Facts, config: Config) -> Config:
     }  # fmt: skip
 
 
-def _mamba2_keys(mixer: Mamba2, hidden_size: int) -> Config:
-    return {
-        "mamba_d_state": mixer.state, "mamba_d_conv": mixer.kernel, "mamba_n_groups": mixer.groups,
-        "mamba_n_heads": mixer.heads, "mamba_d_head": mixer.head_dim, "mamba_expand": mixer.inner / hidden_size,
-    }  # fmt: skip
-
-
-def granite_hybrid(facts: Facts, config: Config) -> Config:
-    """A layer without KV heads is a Mamba-2 layer."""
-    heads, attends = _attending(facts)
-    kinds = ["attention" if attending else "mamba" for attending in attends]
-    return {
-        **config, **_mamba2_keys(Mamba2(facts), config["hidden_size"]), "num_key_value_heads": heads,
-        "layer_types": kinds,
-    }  # fmt: skip
-
-
-def falcon_h1(facts: Facts, config: Config) -> Config:
-    """Every layer has both attention and Mamba-2."""
-    mixer = Mamba2(facts)
-    return {**config, **_mamba2_keys(mixer, config["hidden_size"]), "mamba_d_ssm": mixer.inner}
-
-
 def nemotron_h(facts: Facts, config: Config) -> Config:
     """A layer without KV heads is a Mamba-2 layer if it has no feed-forward width either, else an MLP or experts."""
-    heads, attends = _attending(facts)
+    heads, attends = attending(facts)
     widths = facts.by_layer("feed_forward_length")
     other = "E" if facts.arch.endswith("_moe") else "-"
     letters = ["*" if attending else other if width else "M" for attending, width in zip(attends, widths)]
@@ -257,16 +209,6 @@ def nemotron_h(facts: Facts, config: Config) -> Config:
         **config, "num_key_value_heads": heads, "hybrid_override_pattern": "".join(letters),
         "ssm_state_size": mixer.state, "mamba_num_heads": mixer.heads, "mamba_head_dim": mixer.head_dim,
         "n_groups": mixer.groups, "conv_kernel": mixer.kernel,
-    }  # fmt: skip
-
-
-def delta_net(facts: Facts, config: Config) -> Config:
-    """The file uses Mamba's keys: groups are key heads, the rank is value heads, the state size is the key width."""
-    mixer = Mamba2(facts)
-    return {
-        **config, "layer_types": layer_types_of_states(facts, 4), "linear_num_key_heads": mixer.groups,
-        "linear_num_value_heads": mixer.heads, "linear_key_head_dim": mixer.state,
-        "linear_value_head_dim": mixer.head_dim, "linear_conv_kernel_dim": mixer.kernel,
     }  # fmt: skip
 
 
@@ -280,8 +222,3 @@ def layer_types_of_states(facts: Facts, interval: int) -> list[str]:
     if not isinstance(listed, list):
         listed = [(n + 1) % interval != 0 if listed is None else listed > 0 for n in range(facts.num_layers)]
     return ["linear_attention" if recurrent else "full_attention" for recurrent in listed]
-
-
-def minimax(facts: Facts, config: Config) -> Config:
-    """All layers have lightning attention, except every eighth, which has full attention."""
-    return {**config, "layer_types": layer_types_of_states(facts, 8)}

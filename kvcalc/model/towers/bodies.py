@@ -110,3 +110,24 @@ def timm(vision: ConfigReader) -> int:
     if found is None:
         raise ModelError(f"the weights of timm's {name[:80]} are not counted")
     return found
+
+
+def q_former(config: ConfigReader, encoder: int, embeds_text: bool = False) -> int:
+    """BLIP-2's Q-Former: BERT's layers, of which every cross_attention_frequency-th reads the encoder's output.
+
+    `encoder` is the width of that output if the config does not state it. With use_qformer_text_input, the layers have
+    a second MLP. With `embeds_text` (InstructBLIP), they do too, and the Q-Former embeds the question itself.
+    """
+    width, inner = integer(config, 768, "hidden_size"), integer(config, 3072, "intermediate_size")
+    number, step = num_layers(config, 12, "num_hidden_layers"), integer(config, 2, "cross_attention_frequency")
+    reads_text = embeds_text or config.boolean("use_qformer_text_input", False)
+    encoder = integer(config, encoder, "encoder_hidden_size")
+    attention = 4 * projection(width, width) + 2 * width
+    mlp = projection(width, inner) + projection(inner, width) + 2 * width
+    cross = 2 * projection(width, width) + 2 * projection(encoder, width) + 2 * width
+    total = number * (attention + mlp) + -(-number // max(step, 1)) * cross + 2 * width
+    total += number * mlp if reads_text else 0
+    if embeds_text:
+        rows = integer(config, 30522, "vocab_size") + integer(config, 512, "max_position_embeddings")
+        total += rows * width
+    return total

@@ -1,7 +1,7 @@
 """The parameters of vision towers whose rules need more than a row of tower_weights.yaml.
 
-Source: the modeling files of Transformers 5.23.0 (`tests/oracle/test_towers.py` builds each class), and for Kimi K3
-kimi_k25_vit.py of vLLM 0.33.0. The defaults are those of the configuration classes.
+Source: the modeling files of Transformers 5.23.0 (`tests/oracle/test_towers.py` builds each class). The defaults are
+those of the configuration classes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, number_of, patches, projection, side
-from kvcalc.model.towers.bodies import body, body_width, siglip
+from kvcalc.model.towers.bodies import body, body_width, q_former, siglip
 
 # haotian-liu/LLaVA's own types, whose config is flat. They have the vector if mm_patch_merge_type says so.
 _FLAT_LLAVA = ("llava_llama", "llava_mistral", "llava_qwen")
@@ -43,32 +43,6 @@ def internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     whole = width + (number + 1) * width + projection(integer(vision, 3, "num_channels") * patch * patch, width)
     merged = width * int(1 / outer.number("downsample_ratio", 0.5)) ** 2
     return added(body, (0, whole + 2 * merged + projection(merged, text) + projection(text, text)))
-
-
-def moonvit(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """MoonViT of Kimi-VL, K2.5 and K3. Published configs and Transformers' class spell the keys differently."""
-    width = integer(vision, 1152, "hidden_size", "vt_hidden_size")
-    inner = integer(vision, 4304, "intermediate_size", "vt_intermediate_size")
-    heads = integer(vision, width, "qkv_hidden_size")
-    is_rms = vision.word("norm_type") == "rmsnorm"
-    norm = width if is_rms else 2 * width
-    biases = (3 * heads + width) * vision.boolean("attn_bias", True)
-    biases += (inner + width) * vision.boolean("linear_bias", True)
-    body = layers(
-        num_layers(vision, 27, "num_hidden_layers", "vt_num_hidden_layers"), width, inner, heads=heads, biases=biases,
-        norms=2 * norm,
-    )  # fmt: skip
-    patch = integer(vision, 14, "patch_size")
-    grid = integer(vision, 64, "pos_emb_height", "init_pos_emb_height")
-    grid *= integer(vision, 64, "pos_emb_width", "init_pos_emb_width")
-    whole = projection(3 * patch * patch, width, vision.boolean("patch_embed_proj_bias", True)) + grid * width + norm
-    rows, columns = vision.pair("merge_kernel_size", (2, 2))
-    merged = width * rows * columns
-    if vision.word("mm_projector_type") == "patchmergerv2":
-        whole += projection(merged, merged, False) + projection(merged, text, False) + text
-    else:
-        whole += 2 * width + projection(merged, merged) + projection(merged, text)
-    return added(body, (0, whole))
 
 
 def minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -181,3 +155,26 @@ def dots3_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counte
     whole += projection(integer(vision, 3, "num_channels") * patch * patch, width) + 2 * width + 2 * taken
     whole += projection(merged, merged) + projection(merged, integer(vision, 5120, "adapter_out_dim"))
     return split, whole
+
+
+def aria(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """SigLIP without a head. The number of queries is that of the largest image."""
+    stated = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
+    tower = siglip(vision.with_defaults(stated).with_values({"vision_use_head": False}))
+    width = integer(vision, 1152, "hidden_size")
+    queries = outer.nested("projector_patch_to_query_dict").all_integers()
+    number = max(queries) if queries else integer(outer, 256, "max_value_projector_patch_to_query_dict")
+    attention = 3 * width * width + projection(width, 3 * width) + 2 * projection(width, width)
+    return added(tower, (0, attention + number * width + 6 * width + width * text + text * text))
+
+
+def granite4_vision(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
+    """One Q-Former over windows for each layer of the tower that is read, and four for the offsets within a window."""
+    former = outer.nested("qformer_config")
+    width = body_width(vision, "clip_vision_model")
+    own = {"hidden_size": width, "encoder_hidden_size": width}  # whatever the config states
+    former = former.with_defaults({"num_hidden_layers": 1, "cross_attention_frequency": 1}).with_values(own)
+    number = 4 + outer.number_of("deepstack_layer_map", 0)
+    query, window = outer.fraction("downsample_rate", most=1000)
+    each = (query**2 + window**2 + 2) * width + q_former(former, width) + projection(width, text)
+    return added(body(vision, "clip_vision_model"), (0, number * each + text))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
+from kvcalc.model.formulas import value_of
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, patches, projection, side
 from kvcalc.model.towers.bodies import (
@@ -14,12 +15,12 @@ from kvcalc.model.towers.bodies import (
     clip,
     merger,
     patches_3d,
+    q_former,
     siglip,
     timm,
     vit_layers,
     whisper,
 )  # fmt: skip
-from kvcalc.model.towers.formulas import value_of
 from kvcalc.model.type_tables import rows_of
 
 PARTS = frozenset(("like", "tower", "model", "nested", "assume", "force", "where", "layers", "split", "whole"))
@@ -27,7 +28,7 @@ PARTS = frozenset(("like", "tower", "model", "nested", "assume", "force", "where
 
 # The keys that are numbers of layers, which are limited.
 _LAYERS = (
-    "conf_num_hidden_layers depth encoder_layers num_blocks num_global_layers num_hidden_layers "
+    "conf_num_hidden_layers depth encoder_layers num_blocks num_global_layers num_hidden_layers num_layers "
     "num_timestamp_prediction_layers resampler_depth"
 ).split()
 _FUNCTIONS: Mapping[str, Any] = {
@@ -39,7 +40,7 @@ _FUNCTIONS: Mapping[str, Any] = {
 def count(row: Mapping[str, Any], tower: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     """The parameters of the tower `tower` in the model `outer`, whose language model has the width `text`."""
     tower = tower.with_defaults(row.get("assume", {})).with_values(row.get("force", {}))
-    names: dict[str, Any] = {**_FUNCTIONS, **_functions_of(tower), "text": text}
+    names: dict[str, Any] = {**_FUNCTIONS, **_functions_of(tower, outer), "text": text}
     own = [(tower, row.get("tower", {})), (outer, row.get("model", {}))]
     own += [(outer.nested(key), keys) for key, keys in row.get("nested", {}).items()]
     for config, keys in own:
@@ -68,10 +69,12 @@ def joined(rows: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found
 
 
-def _functions_of(tower: ConfigReader) -> dict[str, Any]:
-    """The functions that read the tower's own config."""
+def _functions_of(tower: ConfigReader, outer: ConfigReader) -> dict[str, Any]:
+    """The functions that read the tower's own config, or an object of the model's."""
     readers = (siglip, clip, body, body_width, patches_3d, merger, whisper, timm)
     return {
+        "says": lambda key, word: tower.word(key) == word,
+        "q_former": lambda key, *sizes: q_former(outer.nested(key), *sizes),
         "patches": lambda image, patch: patches(tower, image, patch)[0],
         **{reader.__name__: partial(reader, tower) for reader in readers},
     }

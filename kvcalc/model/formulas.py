@@ -1,4 +1,4 @@
-"""Formulas of tables: sums, products, powers and calls of known functions, as Python writes them."""
+"""Formulas of tables: sums, products, quotients, powers and calls of known functions, as Python writes them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from typing import Any
 
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
+    ast.Div: operator.truediv, ast.Pow: operator.pow,
 }  # fmt: skip
 
 
 def value_of(formula: str | int, names: Mapping[str, Any]) -> Any:
-    """The value of a formula whose names have these values. Raises KeyError for another name, and ValueError if it has
-    more than sums, products, powers, calls and items of lists."""
+    """The value of a formula whose names have these values.
+
+    Raises KeyError for another name, and ValueError for anything else that Python can write.
+    """
     return _value(_parsed(formula), names) if isinstance(formula, str) else formula
+
+
+def names_in(formula: object) -> set[str]:
+    """The names in a formula, or in those of a mapping. Raises SyntaxError."""
+    if isinstance(formula, dict):
+        return set[str]().union(*map(names_in, formula.values()))
+    return {node.id for node in ast.walk(_parsed(str(formula))) if isinstance(node, ast.Name)}
 
 
 @cache
