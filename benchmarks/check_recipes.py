@@ -15,7 +15,7 @@ context or another number of devices. So a server that does not start is counted
 alone are larger than the memory that it may use.
 
 With --cookbook, the servers are those of data/models/generated in sgl-project/sgl-cookbook, each on its hardware and in
-the release of its folder.
+the release of its folder, or in the newest if that has no class for the model: it came with a later build.
 """
 
 from __future__ import annotations
@@ -219,6 +219,14 @@ def is_for_text(path: str) -> bool:
     return bool({"text", "multimodal"} & tasks)
 
 
+def ask(server: Server, devices: Devices) -> documents.Check | KvcalcError:
+    """The answer to a command, or why there is none."""
+    try:
+        return check(server, devices)
+    except KvcalcError as error:
+        return error
+
+
 def _is_full(answer: documents.Check) -> bool:
     """Whether the weights and one request alone are larger than the memory that the server may use."""
     fit, share = answer["fit"], (answer["engine"] or {}).get("gpu_memory_utilization") or 1.0
@@ -242,14 +250,15 @@ def main() -> None:
         verdict, reason, words = "not read", server, ""
         if isinstance(server, Server):
             words = " ".join(server.words)[:200]
-            try:
-                answer = check(server, devices)
-            except KvcalcError as error:
-                is_unknown = "not known" in error.message or "was not found" in error.message
-                verdict = UNKNOWN if is_unknown else NO if error.exit_code == 4 else "refused"
-                if any(text in error.message for text in _INCOMPLETE):
+            answer = ask(server, devices)
+            if asked.cookbook and isinstance(answer, KvcalcError) and "has no class" in answer.message:
+                answer = ask(server._replace(release=None), devices)
+            if isinstance(answer, KvcalcError):
+                is_unknown = "not known" in answer.message or "was not found" in answer.message
+                verdict = UNKNOWN if is_unknown else NO if answer.exit_code == 4 else "refused"
+                if any(text in answer.message for text in _INCOMPLETE):
                     verdict = PLACEHOLDER
-                reason = error.message
+                reason = answer.message
             else:
                 verdict = "starts" if answer["starts"] else "does not hold one request" if _is_full(answer) else NO
                 reason = answer["reason"] or ""

@@ -40,7 +40,7 @@ def _recorded(kind: str, engine: str = "*") -> tuple[str, ...]:
 
 
 def _engine(name: str, *own: str) -> tuple[str, ...]:
-    """The tests of an engine: its recorded figures, its own tests, and those of all engines."""
+    """The tests of an engine: its own tests, those of all engines, and its recorded figures."""
     of_all = (
         "allocation",
         "commands",
@@ -59,7 +59,7 @@ def _engine(name: str, *own: str) -> tuple[str, ...]:
         "prefix_hits drafted_reuse dp_attention engines check_plans"
     ).split()
     recorded = _recorded("memory", name) + _recorded("loads", name)
-    return (*recorded, *_tests("engines", *own, *of_all), *_tests("planning", *planned), *_tests("cli", "check"))
+    return (*_tests("engines", *own, *of_all), *recorded, *_tests("planning", *planned), *_tests("cli", "check"))
 
 
 _LOGS = _tests("engines", "stated_facts", "logs", "log_pools", "log_reader", "log_drafting", "log_settings") + _tests(
@@ -73,26 +73,17 @@ _CHECKS = (
     *_tests("planning", "check_plans"),
 )
 _REUSE = (
-    *_LOADS,
-    *_tests("planning", "reused_sessions", "cache_tiers", "drafted_reuse", "prefix_hits", "prefix"),
+    *_tests("planning", "cache_tiers", "reused_sessions"),
     *_tests("cli", "reuse"),
+    *_tests("planning", "prefix_hits", "drafted_reuse", "prefix"),
+    *_LOADS,
 )
 _SIMULATED = (
+    *_tests("simulation", "reports", "load_curve", "conservation", "engine_schedules", "prefix_cache"),
     *_LOADS,
-    *_tests(
-        "simulation",
-        "conservation",
-        "reports",
-        "engine_schedules",
-        "prefix_cache",
-        "coupled",
-        "lock_step",
-        "common_prefix",
-        "pools",
-        "load_curve",
-    ),
+    *_tests("simulation", "distinct_prompts", "coupled", "common_prefix"),
     *_tests("cli", "simulate"),
-    *_tests("simulation", "reference", "routed", "distinct_prompts"),
+    *_tests("simulation", "lock_step", "pools", "reference", "routed"),
 )
 _SPLIT = _recorded("pools") + _tests(
     "planning",
@@ -106,10 +97,11 @@ _SPLIT = _recorded("pools") + _tests(
     "split_traffic",
 )
 _PLANS = (
+    *_tests("planning", "plan_parts", "refused_plans", "fewest_finalists", "running_requests"),
     *_LOADS,
-    *_tests("planning", "fewest_finalists", "refused_plans", "pareto", "plan"),
+    *_tests("planning", "pareto", "plan"),
     *_tests("cli", "plan"),
-    *_tests("planning", "shapes", "running_requests", "finalists"),
+    *_tests("planning", "tight", "confirm", "shapes", "finalists", "plan_trace"),
 )
 
 # The tests of a file's rules, or of those of all files in a folder, fastest first, because a mutant's run ends at the
@@ -162,6 +154,7 @@ _COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
 _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
+_TESTS_AT_ONCE = 6
 # The tests of a room take minutes on a busy machine.
 _LONGEST_SECONDS = 1800
 
@@ -302,7 +295,10 @@ def _run_tests(path: Path, tree: ast.Module | None, tests: tuple[str, ...]) -> i
     # Plugins are loaded by name, because searching for them takes longer than most tests. The project's pytest settings
     # are not used.
     plugins = "-p pytest_timeout -p _hypothesis_pytestplugin -p no:cacheprovider --hypothesis-seed=0"
-    return int(pytest.main(["-o", "addopts=", "-x", "-q", "--assert=plain", *plugins.split(), *tests]))
+    options = ["-o", "addopts=", "-x", "-q", "--assert=plain", *plugins.split()]
+    # A failure of the first few files saves collecting the others.
+    parts = (tests[first : first + _TESTS_AT_ONCE] for first in range(0, len(tests), _TESTS_AT_ONCE))
+    return next((status for part in parts if (status := int(pytest.main([*options, *part])))), 0)
 
 
 def survives(path: Path, tree: ast.Module | None, tests: tuple[str, ...], seconds: float) -> bool:

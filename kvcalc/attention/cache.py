@@ -1,7 +1,8 @@
 """Caches whose bytes can be counted: preallocated and written in place, paged, or grown by concatenation.
 
 A cache with a window is a ring: token p is in slot p % window and replaces token p - window. With an 8-bit
-`stored_dtype`, every row (one token, one head) is divided by its own scale, which is stored as an fp32 number.
+`stored_dtype`, rows are divided by a scale, which is stored as an fp32 number: every row (one token, one head) by its
+own, or all rows of a head, or of the tensor, by one that does not depend on them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class TokenCache:
 
     `shapes` has (heads, width) of each tensor: K and V, or the single latent of MLA. Every tensor has the shape
     (batch, heads, capacity, width). The capacity is `max_tokens`, or `window` if that is less. `stored_dtype` (int8,
-    float8_e4m3fn) quantizes the stored rows. Each tensor then has `scales` of shape (batch, heads, capacity, 1).
+    float8_e4m3fn) quantizes the stored rows. Each tensor then has `scales` of shape (batch, heads, capacity, 1). If
+    `scaling` is not `row`, they are views of one number for each head, or of one in all.
     """
 
     layout = "dense"
@@ -27,11 +29,14 @@ class TokenCache:
     block_size: int | None = None
     table: Tensor | None = None
     behind: tuple[int, ...] = ()
+    tensor_scales: tuple[float, ...] = ()
+    """The scales of all rows of each tensor, if there is one for each."""
 
     def __init__(
         self, batch_size: int, shapes: tuple[tuple[int, int], ...], max_tokens: int, window: int | None,
-        dtype: torch.dtype, device: torch.device, stored_dtype: torch.dtype | None = None,
+        dtype: torch.dtype, device: torch.device, stored_dtype: torch.dtype | None = None, scaling: str = "row",
     ) -> None:  # fmt: skip
+        self.scaling = scaling
         self.batch_size, self.dtype, self.stored_dtype = batch_size, dtype, stored_dtype
         self.capacity = max_tokens if window is None else min(window, max_tokens)
         self.max_tokens = max_tokens
@@ -42,7 +47,20 @@ class TokenCache:
             return torch.zeros(self._shape(batch_size, heads, width), dtype=kept, device=device)
 
         self.tensors = tuple(allocate(heads, width, stored_dtype or dtype) for heads, width in shapes)
-        self.scales = tuple(allocate(heads, 1, torch.float32) for heads, _ in shapes if stored_dtype)
+        self.scales: tuple[Tensor, ...] = ()
+        self._fixed: tuple[Tensor, ...] = ()
+        if stored_dtype is not None and scaling == "row":
+            self.scales = tuple(allocate(heads, 1, torch.float32) for heads, _ in shapes)
+        elif stored_dtype is not None:
+            counts = [heads if scaling == "head" else 1 for heads, _ in shapes]
+            self._fixed = tuple(fixed_scales(count, stored_dtype).to(device)[:, None, None] for count in counts)
+            self.tensor_scales = tuple(float(fixed_scales(1, stored_dtype)) for _ in shapes if scaling == "tensor")
+            # A head's rows have one scale, so that the strides of all dimensions but the heads' are 0.
+            at = [1 if size != -1 else -1 for size in self._shape(0, -1, 1)]
+            self.scales = tuple(
+                fixed.view(at).expand(self._shape(batch_size, heads, 1))
+                for fixed, (heads, _) in zip(self._fixed, shapes)
+            )
 
     def _shape(self, batch_size: int, heads: int, width: int) -> tuple[int, ...]:
         """The shape in which one tensor is allocated."""
@@ -99,11 +117,17 @@ class TokenCache:
         if self.length + tokens > self.max_tokens:
             raise ValueError(f"{self.length} + {tokens} tokens do not fit a cache of {self.max_tokens}")
         rows = tuple(row[:, :, max(0, tokens - self.capacity) :] for row in rows)
-        if self.stored_dtype is not None:
-            quantized, scales = zip(*(quantize(row, self.stored_dtype) for row in rows))
-            rows = (*quantized, *scales)
-        self._store(rows, tokens)
+        self._store(self._quantized(rows), tokens)
         self.length += tokens
+
+    def _quantized(self, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """`rows` as they are stored: followed by their scales, if these are their own."""
+        if self.stored_dtype is None:
+            return rows
+        if self.scaling != "row":
+            return tuple(divided(row, scale, self.stored_dtype) for row, scale in zip(rows, self._fixed))
+        quantized, scales = zip(*(quantize(row, self.stored_dtype) for row in rows))
+        return (*quantized, *scales)
 
     def _store(self, rows: tuple[Tensor, ...], tokens: int) -> None:
         """Write `rows`, the last rows (at most `capacity`) of `tokens` new tokens, into each tensor and each scale."""
@@ -180,11 +204,11 @@ class PagedCache(TokenCache):
 
     def __init__(
         self, batch_size: int, shapes: tuple[tuple[int, int], ...], max_tokens: int, window: int | None,
-        dtype: torch.dtype, device: torch.device, stored_dtype: torch.dtype | None = None, *,
+        dtype: torch.dtype, device: torch.device, stored_dtype: torch.dtype | None = None, scaling: str = "row", *,
         block_size: int, seed: int = 0,
     ) -> None:  # fmt: skip
         self.block_size = block_size
-        super().__init__(batch_size, shapes, max_tokens, window, dtype, device, stored_dtype)
+        super().__init__(batch_size, shapes, max_tokens, window, dtype, device, stored_dtype, scaling)
         order = torch.randperm(batch_size * self.num_blocks, generator=torch.Generator().manual_seed(seed))
         self._set_table(order.view(batch_size, self.num_blocks).to(device, torch.int32))
 
@@ -220,11 +244,30 @@ def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
     The scale of a row maps its largest element to the largest number of the type: 127 for int8, 448 for float8_e4m3fn.
     """
-    most = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     # On CUDA, torch divides by a Python number as this product does (BinaryDivTrueKernel.cu), and on a CPU it does not.
-    scale = rows.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) * (1.0 / most)
+    scale = rows.float().abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) * (1.0 / largest_of(dtype))
+    return divided(rows, scale, dtype), scale
+
+
+def divided(rows: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """`rows` divided by `scale`, in an 8-bit `dtype`. Larger numbers become the largest one of the type."""
+    most = largest_of(dtype)
     scaled = (rows.float() / scale).clamp(-most, most)
-    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype), scale
+    return (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
+
+
+def largest_of(dtype: torch.dtype) -> float:
+    """The largest number of an 8-bit type: 127, or 448 for float8_e4m3fn."""
+    return 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+
+
+def fixed_scales(number: int, dtype: torch.dtype) -> Tensor:
+    """`number` scales that do not depend on the rows, (number,) in fp32, as an engine has them from a calibration.
+
+    They map 8 to 12, which rows of random numbers do not reach, to the largest number of the type. No two heads have
+    the same one, so that a kernel that takes another head's is wrong.
+    """
+    return torch.linspace(8.0, 12.0, number) / largest_of(dtype)
 
 
 def held_bytes(caches: Iterable[Any]) -> int:

@@ -39,16 +39,17 @@ def _rotated(at, cos, sin, element, WIDTH, HALF: tl.constexpr):
 
 
 @triton.jit
-def _store(row, tensor, scale, element, WIDTH, MOST: tl.constexpr):
-    """Store a row, in 8 bits with its scale if `MOST` is the largest number of the type."""
+def _store(row, tensor, scale, element, WIDTH, MOST: tl.constexpr, IS_FIXED: tl.constexpr):
+    """Store a row, in 8 bits if `MOST` is the largest number of the type: with its scale, or by one that is fixed."""
     if MOST:
         row = row.to(tl.float32)
         most = tl.full([], MOST, tl.float32)
-        factor = tl.maximum(tl.max(tl.abs(row)), 1e-30) * (1.0 / MOST)
+        factor = tl.load(scale) if IS_FIXED else tl.maximum(tl.max(tl.abs(row)), 1e-30) * (1.0 / MOST)
         row = tl.minimum(tl.maximum(tl.div_rn(row, factor), -most), most)
         if MOST == 127:
             row = (row + _ROUNDS) - _ROUNDS
-        tl.store(scale, factor)
+        if not IS_FIXED:
+            tl.store(scale, factor)
     tl.store(tensor + element, row.to(tensor.dtype.element_ty), mask=element < WIDTH)
 
 
@@ -58,8 +59,8 @@ def step(
     slot, q_b, q_h, k_b, k_g, f_b, v_b, v_g,
     ks_u, ks_g, ks_s, vs_u, vs_g, vs_s, kf_u, kf_g, kf_s, vf_u, vf_g, vf_s, table_b,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-    FRONT: tl.constexpr, V: tl.constexpr, PAGE: tl.constexpr, MOST: tl.constexpr, RAGGED: tl.constexpr,
-    WIDTH: tl.constexpr,
+    FRONT: tl.constexpr, V: tl.constexpr, PAGE: tl.constexpr, MOST: tl.constexpr, IS_FIXED: tl.constexpr,
+    RAGGED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One row of one sequence: a head of the query, or of K, or of V.
 
@@ -84,12 +85,12 @@ def step(
             before = tl.load(front + sequence * f_b + element, mask=element < FRONT, other=0.0)
             x = tl.where(element < FRONT, before, x)
         at, scale = keys + unit * ks_u + group * ks_g + place * ks_s, key_scales + unit * kf_u + group * kf_g
-        _store(x, at, scale + place * kf_s, element, FRONT + K, MOST)
+        _store(x, at, scale + place * kf_s, element, FRONT + K, MOST, IS_FIXED)
     else:
         group = row - HEADS - GROUPS
         x = tl.load(value + sequence * v_b + group * v_g + element, mask=element < V, other=0.0)
         at, scale = values + unit * vs_u + group * vs_g + place * vs_s, value_scales + unit * vf_u + group * vf_g
-        _store(x, at, scale + place * vf_s, element, V, MOST)
+        _store(x, at, scale + place * vf_s, element, V, MOST, IS_FIXED)
 
 
 def can_store(cache: TokenCache) -> bool:
@@ -131,7 +132,8 @@ def rotate_and_append(
         key.stride(0), key.stride(1), first.stride(0), kept.stride(0), kept.stride(1), *strides,
         0 if cache.table is None else cache.table.stride(0),
         HEADS=heads, GROUPS=groups, HALF=0 if rope is None else rope.rope_dim // 2, Q=width, K=k_width, FRONT=before,
-        V=v_width, PAGE=cache.block_size or 0, MOST=most, RAGGED=cache.is_ragged,
+        V=v_width, PAGE=cache.block_size or 0, MOST=most, IS_FIXED=cache.scaling != "row",
+        RAGGED=cache.is_ragged,
         WIDTH=max(16, triton.next_power_of_2(max(width, before + k_width, v_width))),
     )  # fmt: skip
     cache.length += 1

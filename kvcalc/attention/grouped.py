@@ -70,7 +70,7 @@ class GroupedAttention(nn.Module):
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=qkv_bias, **made)
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * v_head_dim, bias=qkv_bias, **made)
         self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias=output_bias, **made)
-        gates = num_heads * v_head_dim * output_gate or num_heads * head_gate
+        gates = num_gates(num_heads, v_head_dim, output_gate, head_gate)
         self.gate_proj = nn.Linear(hidden_size, gates, bias=qkv_bias and output_gate, **made) if gates else None
         self.rope = RotaryEmbedding(rope_dim, rope_theta, device=device) if rope_dim else None
 
@@ -155,6 +155,11 @@ class GroupedAttention(nn.Module):
     def _project(self, out: Tensor, x: Tensor) -> Tensor:
         projected: Tensor = self.o_proj(gated(out, x, self.gate_proj))
         return projected
+
+
+def num_gates(num_heads: int, v_head_dim: int, output_gate: bool, head_gate: bool) -> int:
+    """The gates of a layer's output: one for each element or for each head, or 0."""
+    return num_heads * v_head_dim * output_gate or num_heads * head_gate
 
 
 def gated(out: Tensor, x: Tensor, gate: nn.Module | None) -> Tensor:

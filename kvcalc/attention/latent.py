@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kvcalc.attention.backends import BACKENDS, Backend
 from kvcalc.attention.cache import TokenCache
 from kvcalc.attention.core import causal_attention, grouped_attention, split_heads
-from kvcalc.attention.grouped import extend, gated
+from kvcalc.attention.grouped import extend, gated, num_gates
 from kvcalc.attention.masks import causal_mask, combine_masks
 from kvcalc.attention.rope import RotaryEmbedding
 from kvcalc.attention.step import rotate_and_append
@@ -83,7 +83,7 @@ class MultiHeadLatentAttention(nn.Module):
         # One up-projection contains W_UK and W_UV of every head: (heads * (nope + v), rank).
         self.kv_up = nn.Linear(kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **made)
         self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias=output_bias, **made)
-        gates = num_heads * v_head_dim * output_gate or num_heads * head_gate
+        gates = num_gates(num_heads, v_head_dim, output_gate, head_gate)
         self.gate_proj = nn.Linear(hidden_size, gates, bias=False, **made) if gates else None
         self.per_head = HeadProduct()
         self.rope = RotaryEmbedding(qk_rope_head_dim, rope_theta, device=device)

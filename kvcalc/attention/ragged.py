@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kvcalc.attention.cache import PagedCache, TokenCache, as_bytes, quantize
+from kvcalc.attention.cache import PagedCache, TokenCache, as_bytes
 
 
 class RaggedCache(TokenCache):
@@ -25,14 +25,15 @@ class RaggedCache(TokenCache):
 
     def __init__(
         self, lengths: tuple[int, ...], shapes: tuple[tuple[int, int], ...], window: int | None, dtype: torch.dtype,
-        device: torch.device, stored_dtype: torch.dtype | None = None, *, block_size: int | None = None, seed: int = 0,
+        device: torch.device, stored_dtype: torch.dtype | None = None, scaling: str = "row", *,
+        block_size: int | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         self.capacities = tuple(tokens if window is None else min(window, tokens) for tokens in lengths)
         self.block_size = block_size
         page = block_size or 1
         pages = [-(-capacity // page) for capacity in self.capacities]
         self.starts = (0, *accumulate(pages))
-        super().__init__(len(lengths), shapes, max(lengths), window, dtype, device, stored_dtype)
+        super().__init__(len(lengths), shapes, max(lengths), window, dtype, device, stored_dtype, scaling)
         self.behind = tuple(self.max_tokens - tokens for tokens in lengths)
         if block_size is not None:
             order = torch.randperm(self.starts[-1], generator=torch.Generator().manual_seed(seed)).to(torch.int32)
@@ -88,10 +89,7 @@ class RaggedCache(TokenCache):
         else:
             blocks = self.table.gather(1, (slots // self.block_size).long()[:, None])[:, 0]
             at = blocks * self.block_size + slots % self.block_size
-        if self.stored_dtype is not None:
-            quantized, scales = zip(*(quantize(row, self.stored_dtype) for row in rows))
-            rows = (*quantized, *scales)
-        for tensor, new in zip((*self.tensors, *self.scales), rows):
+        for tensor, new in zip((*self.tensors, *self.scales), self._quantized(rows)):
             as_bytes(tensor.view(-1, *tensor.shape[-2:]))[at.long()] = as_bytes(new[:, :, 0].contiguous())
 
 
@@ -117,6 +115,7 @@ class _PagedSequence(PagedCache):
 
 
 def _copy_sizes(one: TokenCache, whole: RaggedCache, number: int) -> None:
+    one.scaling, one._fixed, one.tensor_scales = whole.scaling, whole._fixed, whole.tensor_scales
     one.batch_size, one.dtype, one.stored_dtype, one.length = 1, whole.dtype, whole.stored_dtype, 0
     one.capacity, one.max_tokens = whole.capacities[number], whole.max_tokens - whole.behind[number]
 

@@ -99,8 +99,15 @@ def run(arguments: list[str]) -> int:
             raise
         return _report(error.message, error.hint, error.exit_code)
     except TyperException as error:
-        hint = f"see: kvcalc {_command_of(arguments)}--help"
-        return _report(error.format_message(), hint, error.exit_code)
+        see = f"kvcalc {_command_of(arguments)}--help"
+        unknown: Any = error
+        if hasattr(unknown, "possibilities"):  # an unknown option
+            from kvcalc.cli.other_names import hint_for
+
+            known = {name for option in unknown.ctx.command.params for name in option.opts} if unknown.ctx else set()
+            hint = hint_for(unknown.option_name, known)
+            return _report(unknown.message, f"{hint} ({see} lists all)" if hint else f"see: {see}", error.exit_code)
+        return _report(error.format_message(), f"see: {see}", error.exit_code)
     except (SystemExit, BrokenPipeError):
         # The reader of stdout stopped early (`| head`), which is not an error. Commands whose exit code is an answer
         # print it with Output.emit, which handles a closed reader. This branch is for the rest: help and the rows of

@@ -127,15 +127,9 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
 
 
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
-    from kvcalc.planning.plan.targets import Target, Targets, parse_target
+    from kvcalc.planning.plan.targets import POINT_CONFIDENCE, Targets, limits_in
 
-    ttft, tpot, e2e = (
-        Target(None, None) if given[name] is None else parse_target(given[name], "--" + name.replace("_", "-"))
-        for name in ("max_ttft", "max_tpot", "max_e2e")
-    )
-    return Targets(
-        None, None, ttft.seconds, tpot.seconds, 50, e2e.seconds, ttft.percentile, tpot.percentile, e2e.percentile
-    )
+    return Targets(None, None, confidence=POINT_CONFIDENCE, **limits_in(given))
 
 
 def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.Check") -> dict[str, Any]:

@@ -86,6 +86,7 @@ def measure(
                     num_layers=num_layers, what_if=what_if, all_variants=every, dtype=given["dtype"],
                     device=given["device"].casefold(),
                     seed=seed, tensor_parallel_size=devices, progress=progress, kv_dtype=given["kv_dtype"],
+                    cache_scales=None if given["cache_scales"] is None else given["cache_scales"].casefold(),
                     cache=given["cache"].casefold(), block_size=parsed(given, "--block-size", parse_count),
                     mla=given["mla"].casefold(), backend=given["backend"].casefold(), sweep=points,
                     without_backends=without,

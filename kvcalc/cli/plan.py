@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import ModelOf, kinds_of, output_of, parsed, question_of, value_of
+from kvcalc.cli.question import ModelOf, kinds_of, output_of, question_of, value_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
 from kvcalc.question.fields import OPTIONS as OF_FIELDS
@@ -250,24 +250,10 @@ def _check_no_trace(given: Mapping[str, Any]) -> None:
 
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
     from kvcalc.planning.plan.document import parse_confidence
-    from kvcalc.planning.plan.targets import Target, Targets, parse_target
+    from kvcalc.planning.plan.targets import Targets, limits_in
 
-    ttft, tpot, e2e = (
-        parsed(given, option, parse_target) or Target(None, None)
-        for option in ("--max-ttft", "--max-tpot", "--max-e2e")
-    )
-    targets = Targets(
-        value_of(given, "concurrency"),
-        value_of(given, "requests_per_second"),
-        ttft.seconds,
-        tpot.seconds,
-        parse_confidence(given["confidence"]),
-        e2e.seconds,
-        ttft.percentile,
-        tpot.percentile,
-        e2e.percentile,
-    )
-    return targets
+    load = value_of(given, "concurrency"), value_of(given, "requests_per_second")
+    return Targets(*load, confidence=parse_confidence(given["confidence"]), **limits_in(given))
 
 
 def _check_load(given: Mapping[str, Any], targets: "Targets") -> None:

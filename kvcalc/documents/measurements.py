@@ -242,6 +242,8 @@ class MeasureWorkload(TypedDict):
     """number of ranks the heads are split over"""
     kv_dtype: str
     """the dtype of the cache's rows"""
+    cache_scales: NotRequired[Literal["row", "head", "tensor"] | None]
+    """what has a scale of its own: every row of 8 bits, every head, or K and V; null for wider rows"""
     cache: Literal["preallocated", "grow", "none"]
     block_size: Whole | None
     """tokens per block; null if the cache is not paged"""

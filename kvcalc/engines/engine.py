@@ -124,8 +124,8 @@ class Engine(ABC):
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         self.spec = spec
         self.settings: dict[str, object] = {}
-        self.attention_backend = settings.get("attention-backend")
-        option = self.running_option
+        backend, option = "attention-backend", self.running_option
+        self.attention_backend = SettingsReader(self.name, settings).name_of(backend) if backend in settings else None
         self._most_asked = None if option is None else SettingsReader(self.name, settings).optional_count(option)
         self.prompt_ranks = self.prompt_ranks_in(settings)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()

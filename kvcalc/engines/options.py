@@ -11,6 +11,7 @@ from kvcalc.errors import SettingError, UsageError, nearest
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count
 
+_JOINTS = str.maketrans("", "", "-_")
 NO_ENGINE = "logical"
 """What stands for the formulas alone, in place of an engine. The default of most questions."""
 
@@ -78,6 +79,14 @@ class SettingsReader(NamedTuple):
         text, known = self._text(name), (self._option(name).metavar or "").split("|")
         if text not in known:
             raise SettingError(f"--{name} {text!r}: not {what}", f"one of {', '.join(known)}")
+        return text
+
+    def name_of(self, name: str) -> str:
+        """A name: a letter, and letters, digits, - and _."""
+        text = self._text(name)
+        if not (text[:1].isalpha() and text.isascii() and text.translate(_JOINTS).isalnum()):
+            example = self._option(name).help.rpartition("for example ")[2]
+            raise SettingError(f"--{name} {text[:40]!a}: not a name", f"for example {example}")
         return text
 
     def share(self, name: str, otherwise: float | None = None, *, below_one: bool = False) -> float:

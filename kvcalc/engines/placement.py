@@ -51,6 +51,10 @@ class Placement(NamedTuple):
         host memory too."""
         return 0 if self.gpu_layers is None else max(num_layers + 1 - self.gpu_layers, 0)
 
+    def is_on_device(self, num_layers: int) -> bool:
+        """Whether nothing but the input embedding is in host memory."""
+        return not self.first_on_device(num_layers) and self.expert_layers == 0 and self.kv_offload
+
     def has_output_on_device(self) -> bool:
         return self.gpu_layers != 0
 

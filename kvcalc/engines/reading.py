@@ -7,22 +7,29 @@ also has a module `reading`, with a `Reader` named `READER`.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
 from kvcalc.errors import UsageError
+from kvcalc.model.yaml_mapping import parse_mapping
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    from kvcalc.model.spec import ModelSpec
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
 # What a script or a manual has instead of a name: a variable, or dots.
 _PLACEHOLDER = re.compile(r".*\$.*|\.\.\.|…")
 # The texts of a variable that set a flag (is_truthy, common/arg.cpp of llama.cpp).
+_LARGEST_FILE = 1 << 20
 _TRUE = ("1", "on", "enabled", "true")
 
 
@@ -72,7 +79,8 @@ class Words(NamedTuple):
     that take several words. `harmless` are options without an effect on the memory or the speed, `former` those of
     older releases, and `default_on` flags that are on anyway. A name that ends in `!` takes no value.
 
-    `keys` are the keys without an effect in a file of settings.
+    `keys` are the keys without an effect in a file of settings. `config` is whether --config names a YAML file with
+    the command's own options.
 
     `others` are words after a program with which it is no server of a model.
 
@@ -96,6 +104,7 @@ class Words(NamedTuple):
     former: str = ""
     default_on: str = ""
     keys: str = ""
+    config: bool = False
     others: str = ""
     needs_context: bool = True
     splits_layers: bool = False
@@ -166,7 +175,7 @@ class Reader:
         """
         found = Read(self.engine + (f"@{version}" if version else ""))
         stray: list[str] = []
-        rest = [*self._variables(environment), *words]
+        rest = [*self._variables(environment), *self._file(words, files), *words]
         while rest:
             word = rest.pop(0)
             if not _OPTION.match(word):
@@ -190,6 +199,8 @@ class Reader:
         if _PLACEHOLDER.fullmatch(found.model):
             raise UsageError(f"{found.model} stands for a model; the command needs its name")
         found.unknown += stray
+        if self.words.config and (path := found.left.pop("config", None)) is not None and text_of(path, files) is None:
+            found.unknown.append("--config")
         may_change = self.words.limit_options.split()
         found.lifts_limit = environment.get(self.words.limit_variable, "0").casefold() in ("1", "true")
         found.lifts_limit |= any(option.split(".")[0].lstrip("-") in may_change for option in found.unknown)
@@ -205,6 +216,19 @@ class Reader:
                 yield from (f"--{option}", text)
             elif text and text.casefold() in _TRUE:
                 yield f"--{option}"
+
+    def _file(self, words: Sequence[str], files: Mapping[str, str]) -> Iterator[str]:
+        """The options in the YAML file of --config, which come before those of the command."""
+        paths = [value for word, value in pairwise(words) if word == "--config"]
+        paths += [word.partition("=")[2] for word in words if word.startswith("--config=")]
+        text = text_of(paths[0], files) if paths and self.words.config else None
+        for key, value in ({} if text is None else parse_mapping(text, paths[0])).items():
+            if isinstance(value, (dict, list)):
+                yield from (f"--{key}", json.dumps(value))
+            elif value is True:
+                yield f"--{key}"
+            elif value is not None and value is not False:
+                yield from (f"--{key}", str(value))
 
     def _take(self, found: Read, option: str, name: str, key: str, text: str) -> None:
         if option.lstrip("-").replace("_", "-").startswith("no-") and not name.startswith("no-") and text == "true":
@@ -230,8 +254,23 @@ class Reader:
         else:
             found.unknown.append(option)
 
+    def check_model(self, found: Read, spec: ModelSpec) -> None:
+        """Raise LayoutError (exit 2) if the engine does not start with these options and the model's checkpoint."""
+
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """Read the options with a meaning of the engine's own, and the environment."""
+
+
+def text_of(path: str, files: Mapping[str, str]) -> str | None:
+    """The text of a file that the command writes first, or that is here. None if there is none."""
+    text = files.get(path, files.get(os.path.basename(path)))
+    if text is None:
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read(_LARGEST_FILE)
+        except (OSError, ValueError):
+            return None
+    return text
 
 
 def _scalar(text: str) -> Any:
@@ -247,7 +286,7 @@ def _object(text: str, name: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UsageError(f"--{name} {text[:40]!a}: not a JSON object")
+        raise UsageError(f"--{name} {text[:40]!a}: not a JSON object", "JSON has double quotes: '{\"key\": 1}'")
     return found
 
 

@@ -59,6 +59,7 @@ def measure(
     device: str = "auto",
     dtype: str | None = None,
     kv_dtype: str | None = None,
+    cache_scales: str | None = None,
     cache: str = "preallocated",
     block_size: int | None = None,
     mla: str = "absorbed",
@@ -100,7 +101,7 @@ def measure(
     place = find_place() if place is None else place
     check_size(place, tensor_parallel_size)
     where = resolve_device(device)
-    storage = parse_storage(kv_dtype, cache, block_size, mla, backend, without_backends, where)
+    storage = parse_storage(kv_dtype, cache, block_size, mla, backend, without_backends, where, cache_scales)
     if prefill not in PREFILLS:
         raise UsageError(f"--prefill {prefill[:40]!a}: one of {', '.join(PREFILLS)}")
     if lengths:
@@ -167,6 +168,7 @@ def measure(
                     "steps": steps,
                     "dtype": workload.kv_dtype.name,
                     "kv_dtype": storage.dtype(workload.kv_dtype).name,
+                    "cache_scales": cast(Any, storage.scales if storage.kv_dtype else None),
                     "cache": cast(Any, storage.kind),
                     "block_size": storage.block_size,
                     "mla": cast(Any, storage.mla),

@@ -106,7 +106,7 @@ def _small_storage(storage: Storage) -> Storage:
     """
     if storage.kind == "none":
         return Storage()
-    return storage._replace(kv_dtype=None, block_size=None if storage.block_size is None else 4)
+    return storage._replace(kv_dtype=None, scales="row", block_size=None if storage.block_size is None else 4)
 
 
 def _checked(error: float) -> documents.RunVerified:

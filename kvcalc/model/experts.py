@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.tensors import Weight, experts, gated_mlp, linear, other, router
+from kvcalc.records import NamedTuple
 
 # All keys for the number of experts. Source: attribute_map of the configuration classes, Transformers 5.23.0.
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -14,7 +15,7 @@ _SHARED_KEYS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_expert
 _MOST_SETS = 2
 
 
-class Experts:
+class Experts(NamedTuple):
     """The experts of a family: the keys for their sizes, the names of their weights, and which layers have experts.
 
     `layers` is `all`, `step` (by decoder_sparse_step and mlp_only_layers), `first_dense` (all layers after the first
@@ -27,27 +28,19 @@ class Experts:
     a gate. `corrects`: each layer adds a number per expert to the scores.
     """
 
-    def __init__(
-        self,
-        number: str = "num_local_experts",
-        inner: str = "moe_intermediate_size",
-        prefix: str = "mlp",
-        router: str = "gate",
-        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-        bias: bool = False,
-        layers: str = "all",
-        shared: bool = False,
-        gated_shared: bool = False,
-        corrects: bool = False,
-        shared_bias: str = "",
-        shared_inner: str = "",
-        shared_name: str = "shared_experts",
-    ) -> None:
-        self.number, self.inner = number, inner
-        self.prefix, self.router, self.names = prefix, router, names
-        self.bias, self.layers = bias, layers
-        self.shared, self.gated_shared, self.corrects = shared, gated_shared, corrects
-        self.shared_bias, self.shared_inner, self.shared_name = shared_bias, shared_inner, shared_name
+    number: str = "num_local_experts"
+    inner: str = "moe_intermediate_size"
+    prefix: str = "mlp"
+    router: str = "gate"
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    bias: bool = False
+    layers: str = "all"
+    shared: bool = False
+    gated_shared: bool = False
+    corrects: bool = False
+    shared_bias: str = ""
+    shared_inner: str = ""
+    shared_name: str = "shared_experts"
 
 
 def with_defaults(config: ConfigReader, defaults: Mapping[str, object]) -> ConfigReader:

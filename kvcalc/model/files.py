@@ -48,6 +48,16 @@ def not_a_path(path: str) -> UsageError:
     return UsageError(f"{path!r}: not a path")
 
 
+def check_path(path: str) -> None:
+    """Raise UsageError (exit 2) for text that cannot be a path: with a NUL byte, or that cannot be encoded."""
+    try:
+        is_path = b"\0" not in os.fsencode(path)
+    except ValueError:
+        is_path = False
+    if not is_path:
+        raise not_a_path(path)
+
+
 def expanded(path: str) -> str:
     """`path` with the home folder for `~`. Raises UsageError (exit 2) for text that cannot be a path."""
     try:

@@ -12,6 +12,8 @@ _OPERATORS = set(";&|()<>\n")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+# The number of a stream that is sent to a file: 2>log, but not that of `-tp 4 > log`.
+_STREAM = re.compile(r"(?<=\s)\d(?=[<>])")
 _NOT_WORDS = ("export", "exec", "nohup", "sudo", "env", "time", "then", "do", "else")
 
 
@@ -38,7 +40,7 @@ def parse_script(text: str) -> Script:
     files: dict[str, str] = {}
     variables: dict[str, str] = {}
     found: list[Statement] = []
-    lines = re.sub(r"[ \t]*\\[ \t]*\r?\n", " ", text).splitlines()
+    lines = [_STREAM.sub("", line) for line in re.sub(r"[ \t]*\\[ \t]*\r?\n", " ", text).splitlines()]
     is_alone = len(lines) == 1
     while lines:
         line = lines.pop(0)
@@ -85,8 +87,7 @@ def _statements(words: list[str], variables: dict[str, str], files: dict[str, st
         elif part[0] in ("printf", "echo") and ">" in part:
             files[part[-1]] = " ".join(word for word in part[1 : part.index(">")] if word != r"%s\n")
         else:
-            ends = [place for place, word in enumerate(part) if word and set(word) <= _OPERATORS]
-            end = ends[0] - 1 if ends and ends[0] and part[ends[0] - 1].isdecimal() else ends[0] if ends else None
+            end = next((place for place, word in enumerate(part) if word and set(word) <= _OPERATORS), None)
             found.append(Statement(part[:end], {**variables, **own}))
     return found
 

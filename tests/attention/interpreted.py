@@ -79,10 +79,11 @@ def hasten_interpreter() -> None:
 
 def make_cache(case: dict[str, Any], shapes: tuple[tuple[int, int], ...]) -> TokenCache:
     stored = DTYPES.get(case.get("stored", ""))
+    scaling = case.get("scaling", "row")
     if "lengths" in case:
-        kept = (*case["lengths"],), shapes, case.get("window"), DTYPES[case["dtype"]], CPU, stored
+        kept = (*case["lengths"],), shapes, case.get("window"), DTYPES[case["dtype"]], CPU, stored, scaling
         return RaggedCache(*kept, block_size=case.get("block_size", 16) if case["layout"] == "paged" else None, seed=3)
-    made = (2, shapes, case["tokens"], case.get("window"), DTYPES[case["dtype"]], CPU, stored)
+    made = (2, shapes, case["tokens"], case.get("window"), DTYPES[case["dtype"]], CPU, stored, scaling)
     if case["layout"] == "paged":
         return PagedCache(*made, block_size=case.get("block_size", 16), seed=3)
     return (GrowingCache if case["layout"] == "growing" else TokenCache)(*made)

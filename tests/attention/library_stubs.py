@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvcalc.attention.cache import as_bytes
+
 HALF = (torch.float16, torch.bfloat16)
 # The thread blocks that run at once on an H100 or H200: FlashInfer asks CUDA, and its tensor core kernels assume two
 # for each multiprocessor.
@@ -184,7 +186,8 @@ def flashinfer() -> ModuleType:
             starts, last = indptr.to("cpu"), last_page_len.to("cpu")
             indices = indices.to(self.device)
             check({indptr.dtype, indices.dtype, last_page_len.dtype} == {torch.int32}, "indptr must be int32")
-            check(q_data_type in HALF and (kv_data_type or q_data_type) in HALF, f"Unsupported dtype {q_data_type}")
+            kept = (*HALF, torch.float8_e4m3fn)
+            check(q_data_type in HALF and (kv_data_type or q_data_type) in kept, f"Unsupported dtype {q_data_type}")
             check(head_dim in (64, 128, 256), f"Unsupported head_dim: {head_dim}")
             check(num_qo_heads % num_kv_heads == 0, "num_qo_heads must be a multiple of num_kv_heads")
             group = num_qo_heads // num_kv_heads
@@ -201,7 +204,10 @@ def flashinfer() -> ModuleType:
             blocks = blocks_of(pages, page_size, num_kv_heads)
             module.plans.append(Plan(page_size, pages, blocks, self.use_tensor_cores))
 
-        def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        def run(
+            self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, q_scale: float | None = None,
+            k_scale: float | None = None, v_scale: float | None = None,
+        ) -> Tensor:  # fmt: skip
             key, value = paged_kv_cache
             plan = self.planned
             if (q.dtype, key.dtype) != plan["dtypes"]:
@@ -214,7 +220,12 @@ def flashinfer() -> ModuleType:
             check(keys.shape[1] == plan["page_size"], "the page size is not the plan's")
             on_one_device(q, key, value, plan["table"])
             module.runs += 1
-            keys, values = (pool[plan["table"].long()].flatten(1, 2) for pool in (keys, values))
+            keys, values = (
+                (as_bytes(pool)[plan["table"].long()].view(pool.dtype).flatten(1, 2).float() * (scale or 1.0)).to(
+                    q.dtype
+                )
+                for pool, scale in ((keys, k_scale), (values, v_scale))
+            )
             return attend(q[:, None], keys, values, plan["lengths"], plan["scale"])[:, 0]
 
     class BatchMLAPagedAttentionWrapper:

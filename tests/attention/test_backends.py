@@ -126,6 +126,50 @@ def test_eight_bits_are_read_as_the_cache_gives_them_back(
     )
 
 
+@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+@pytest.mark.parametrize("scaling", ["head", "tensor"])
+@every_row("stored", [torch.int8, torch.float8_e4m3fn])
+def test_a_scale_of_a_head_or_a_tensor_is_read_as_the_cache_gives_rows_back(
+    name: str, layout: str, scaling: str, stored: torch.dtype
+) -> None:
+    for shapes, v_width, scales in ((((2, 64), (2, 64)), None, 4), (((1, 96),), 64, 1)):
+        kept = (2, shapes, 300, 50, torch.float32, CPU, stored, scaling)
+        cache = PagedCache(*kept, block_size=32) if layout == "paged" else TokenCache(*kept)
+        rows = fill(cache, shapes, 300)
+        count = {"head": scales, "tensor": len(shapes)}[scaling]
+        assert sum(scale.untyped_storage().nbytes() for scale in cache.scales) == 4 * count
+        views = tuple(view.float() for view in cache.in_order())
+        for view, row in zip(views, rows):
+            # The numbers are up to 5, and the scales map up to 12.
+            assert float((view - row).abs().max()) <= (12 / 254 if stored == torch.int8 else 5 / 16)
+        query = torch.randn(2, 8, 1, shapes[0][1])
+        out = BACKENDS[name].decode(query, cache, 0.1, v_width)
+        torch.testing.assert_close(out, reference(query, views, v_width, 0.1), atol=3e-5, rtol=1e-3)
+
+
+def test_flashinfer_reads_8_bits_with_a_scale_for_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    library_stubs.install(monkeypatch)
+    shapes = ((2, 64), (2, 64))
+    kept = (2, shapes, 70, None, torch.float16, CPU, torch.float8_e4m3fn, "tensor")
+    cache: TokenCache = PagedCache(*kept, block_size=16)
+    fill(cache, shapes, 70)
+    query = torch.randn(2, 8, 1, 64).half()
+    out = BACKENDS["flashinfer"].decode(query, cache, 0.1)
+    rows = tuple(view.float() for view in cache.views())
+    torch.testing.assert_close(out.float(), reference(query, rows, None, 0.1), atol=3e-3, rtol=1e-2)
+    fp8 = HALF._replace(stored_dtype=torch.float8_e4m3fn)
+    backend = BACKENDS["flashinfer"]
+    assert isinstance(backend, flashinfer_backend.FlashInfer)
+    assert backend.why_not_cache(fp8._replace(scaling="tensor")) is None
+    assert (
+        backend.why_not_cache(fp8._replace(scaling="head"))
+        == "does not support float8_e4m3fn caches with a scale per head"
+    )
+    assert backend.why_not_cache(fp8._replace(stored_dtype=torch.int8, scaling="tensor")) is not None
+    assert backend.why_not_cache(fp8._replace(scaling="tensor", is_latent=True)) is not None
+
+
 @pytest.mark.parametrize(("stored", "bound"), [(torch.int8, 1 / 254), (torch.float8_e4m3fn, 1 / 16)], ids=str)
 def test_what_quantizing_loses_is_bounded_by_the_largest_element_of_the_row(stored: torch.dtype, bound: float) -> None:
     """int8 rounds to 1/127 of the largest element, so the error is at most half of that. e4m3 has 3 mantissa bits."""

@@ -234,7 +234,13 @@ def test_every_width_of_vectors(
     assert backend.why_not(NATIVE_CASE) is None
     for dtype, stored in ((torch.float32, None), (torch.float16, None), (torch.bfloat16, None),
                           (torch.float32, torch.int8), (torch.float32, torch.float8_e4m3fn)):  # fmt: skip
-        for heads, groups, width, layout in ((9, 1, 64, "dense"), (28, 4, 128, "paged"), (6, 6, 40, "dense")):
+        for heads, groups, width, layout in (
+            (9, 1, 64, "dense"),
+            (28, 4, 128, "paged"),
+            (6, 6, 40, "dense"),
+            (41, 1, 40, "dense"),
+            (70, 2, 96, "paged"),
+        ):
             shapes = ((groups, width), (groups, width))
             cache = make(layout, shapes, 77, None, dtype, stored, block_size=32)
             fill(cache, shapes, 77)

@@ -87,6 +87,23 @@ def test_interpreted_in_8_bits(check: Any, layout: str, stored: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_interpreted_in_8_bits_with_scales_of_heads_or_tensors(check: Any, interpreted: Any, layout: str) -> None:
+    kept = {"heads": (8, 2, 64, 40), "dtype": "bfloat16", "layout": layout, "tokens": 70, "device": HOPPER}
+    latent = {**kept, "heads": LATENTS[1], "latent": True, "scaling": "tensor"}
+    check([
+        {**kept, "stored": "int8", "scaling": "head"}, {**kept, "stored": "float8_e4m3fn", "scaling": "head"},
+        {**kept, "stored": "int8", "scaling": "tensor", "lengths": [3, 70], "device": AMPERE},
+        {**latent, "stored": "float8_e4m3fn"},
+    ])  # fmt: skip
+    steps = {"dtype": "bfloat16", "layout": layout, "block_size": 4, "tokens": 20, "stored": "int8"}
+    cases = [
+        {**steps, "rope_dim": 16, "scaling": "head"},
+        {**steps, "rope_dim": 16, "latent": True, "scaling": "tensor"},
+    ]
+    assert interpreted(cases) == [1.0] * len(cases)
+
+
+@pytest.mark.parametrize("layout", ["dense", "paged"])
 def test_an_interpreted_latent_is_keys_and_its_front_values(check: Any, layout: str) -> None:
     kept = {"layout": layout, "latent": True, "device": HOPPER, "block_size": 64}
     dtypes = [("bfloat16", None), ("float16", "int8"), ("bfloat16", "float8_e4m3fn")]
@@ -227,7 +244,9 @@ CASES = [
 AT_DAY = {"sm80": (1, 2, 5), "sm100": (1, 2, 5), "gfx942": (0, 3, 5), "sm89": (3, 4), "sm120": (3, 4), "gfx950": (3, 4)}
 
 
-def compiled(target: str, shape: str, stored: str, page: int, ragged: int = 0) -> tuple[Any, str]:
+def compiled(
+    target: str, shape: str, stored: str, page: int, ragged: int = 0, is_fixed: bool = False
+) -> tuple[Any, str]:
     """The kernel as `split_kv.decode` would call it, compiled for `target`, and what the compiler printed."""
     from triton.compiler import ASTSource
 
@@ -240,7 +259,8 @@ def compiled(target: str, shape: str, stored: str, page: int, ragged: int = 0) -
     row_width = k_width if is_latent else k_width + v_width
     tile = split_kv.tile(architecture, each, row_width, is_latent, bool(page), is_scaled)
     constants = {
-        **split_kv.widths(each, k_width, v_width, is_latent), "PAGE": page, "IS_SCALED": is_scaled, "RAGGED": ragged,
+        **split_kv.widths(each, k_width, v_width, is_latent), "PAGE": page, "IS_SCALED": is_scaled,
+        "IS_FIXED": is_fixed, "RAGGED": ragged,
         "HEADS": tile.heads, "TOKENS": tile.tokens,
     }  # fmt: skip
     pointers = {"query": "*bf16", "key": pointer, "value": pointer, "table": "*i32", "batch": "*i32", "scale": "fp32"}
@@ -310,6 +330,40 @@ def test_different_lengths_spill_nothing(
     assert spilled_bytes(kernel, said) == 0
 
 
+@pytest.mark.parametrize("stored", ["int8", "fp8"])
+def test_a_scale_for_each_tensor_is_loaded_once_and_costs_no_instructions_in_the_loop(
+    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = {}
+    for is_fixed in (False, True):
+        kernel, said = compiled("sm90", "gqa", stored, 0, is_fixed=is_fixed)
+        assert spilled_bytes(kernel, said) == 0
+        found[is_fixed] = loop_of(kernel.asm["ptx"])
+    by_row, fixed = (
+        {name: sum(f"{name}." in line or f"{name};" in line for line in found[is_fixed])
+         for name in ("cp.async.commit_group", "ex2")}
+        for is_fixed in (False, True)
+    )  # fmt: skip
+    # Only K and V are loaded, and there is one exponential for each score, not two.
+    assert (by_row["cp.async.commit_group"], fixed["cp.async.commit_group"]) == (4, 2)
+    assert fixed["ex2"] < 0.6 * by_row["ex2"]
+    assert len(found[True]) < 0.85 * len(found[False])
+
+
+def loop_of(ptx: str) -> list[str]:
+    """The instructions of the longest loop: between a label and a jump back to it."""
+    lines = [line.strip() for line in ptx.splitlines()]
+    labels = {found[1]: at for at, line in enumerate(lines) if (found := re.match(r"(\$\w+):", line))}
+    loops = []
+    for at, line in enumerate(lines):
+        jump = re.search(r"bra(?:\.uni)?\s+(\$\w+);", line)
+        if jump and labels.get(jump[1], at) < at:
+            loops.append(lines[labels[jump[1]] : at])
+    body = max(loops, key=len)
+    return [line for line in body if line.endswith(";") and not line.startswith(("//", "."))]
+
+
 @pytest.mark.parametrize("target", ["sm90", "gfx942", at_night("sm80"), at_night("sm100")])
 def test_the_small_kernels_compile(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Merging parts, and the step before attention with an int8 cache in pages."""
@@ -328,8 +382,20 @@ def test_the_small_kernels_compile(target: str, tmp_path: Path, monkeypatch: pyt
     for kernel, constants in (
         (split_kv.merge, {"V_WIDTH": 128, "ELEMENTS": 128, "PARTS": most_parts, "EACH": 0}),
         (split_kv.merge, {"V_WIDTH": 128, "ELEMENTS": 128, "PARTS": most_parts, "EACH": 64}),
-        (fused_step.step, {**widths, "PAGE": 16, "MOST": 127, "RAGGED": True}),
-        (fused_step.step, {**widths, "FRONT": 512, "K": 64, "WIDTH": 1024, "PAGE": 0, "MOST": 127, "RAGGED": False}),
+        (fused_step.step, {**widths, "PAGE": 16, "MOST": 127, "IS_FIXED": True, "RAGGED": True}),
+        (
+            fused_step.step,
+            {
+                **widths,
+                "FRONT": 512,
+                "K": 64,
+                "WIDTH": 1024,
+                "PAGE": 0,
+                "MOST": 127,
+                "IS_FIXED": False,
+                "RAGGED": False,
+            },
+        ),
     ):
         names = kernel.arg_names
         signature = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in names}

@@ -62,6 +62,21 @@ def read(text: str) -> dict[str, Any]:
         (f"VLLM_PP_LAYER_PARTITION=10,22 vllm serve {LLAMA} -pp 2", {"pp-layer-partition": "10,22"}),
         (f"vllm serve {LLAMA} --attention-config.backend FLASHINFER", {"attention-backend": "FLASHINFER"}),
         (f"""vllm serve {LLAMA} -ac '{{"backend": "FLASHMLA"}}'""", {"attention-backend": "FLASHMLA"}),
+        # What people paste: a log, srun, a container behind other programs.
+        (f"nohup vllm serve {LLAMA} -tp 4 > vllm.log 2>&1 &", {"tensor_parallel_size": "4"}),
+        (f"vllm serve {LLAMA} -tp 4 2>err >out", {"tensor_parallel_size": "4"}),
+        (f'srun --nodes=1 --gpus-per-node=8 bash -c "vllm serve {LLAMA} -tp 8"', {"tensor_parallel_size": "8"}),
+        (f"srun -N1 docker run --rm vllm/vllm-openai:v0.11.0 --model {LLAMA} -tp 8", {"engine": "vllm@0.11.0"}),
+        (
+            f"cat > c.yaml <<EOF\nmodel: {LLAMA}\nmax-model-len: 8192\nenforce-eager: true\nenable-lora: false\n"
+            "speculative-config: {method: ngram, num_speculative_tokens: 3}\nEOF\n"
+            "vllm serve --config c.yaml --max-model-len 4096",
+            {"model": LLAMA, "max_model_len": "4096", "enforce-eager": "true", "drafting": ("ngram", 3, None)},
+        ),
+        (
+            f"cat > c.yaml <<EOF\nmodel-path: {LLAMA}\ntp-size: 2\nEOF\nsglang serve --config=c.yaml",
+            {"model": LLAMA, "tensor_parallel_size": "2"},
+        ),
         (f"bash -c 'vllm serve {LLAMA} -pp 2'", {"pipeline_parallel_size": "2"}),
         (
             "sglang serve --model-path a/b --tp 8 --dp 4 --enable-dp-attention",
@@ -95,12 +110,37 @@ def read(text: str) -> dict[str, Any]:
         ("llama-server -hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF", {"model": "Qwen2.5-Coder-7B", "dtype": "q8_0"}),
         ("llama-server -hf x/Qwen3-32B-GGUF:Q4_K_M -c 32768 -np 4", {"model": "Qwen3-32B", "context_tokens": "8192"}),
         ("./llama-server -m m/gpt-oss-20b-mxfp4.gguf -ctk q8_0", {"model": "gpt-oss-20b", "cache-type-k": "q8_0"}),
+        # Without a type, -hf takes the repository's default; --hf-file names the file.
+        ("llama-server -hf x/Qwen3-32B-GGUF", {"model": "x/Qwen3-32B-GGUF"}),
+        ("llama-server -hf x/Qwen3-32B-GGUF -hff Qwen3-32B-Q5_K_M.gguf", {"model": "Qwen3-32B", "dtype": "q5_k_m"}),
+        ("llama-server -m Qwen3-30B-A3B-Q4_K_M.gguf -ot '.ffn_.*_exps.=CPU'", {"cpu-moe": "true"}),
         ("mlx_lm.server --model x/y --port 80", {"engine": "mlx", "model": "x/y"}),
     ],
 )
 def test_commands_are_read(text: str, said: dict[str, Any]) -> None:
     found = read(text)
     assert {key: found[key] for key in said} == said
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "alone", "with_model"),
+    [
+        ("NEXTN", ("mtp", 3, None), ("eagle1", 3, "x/d")), ("EAGLE", ("mtp", 3, None), ("eagle1", 3, "x/d")),
+        ("EAGLE3", ("eagle", 3, None), ("eagle", 3, "x/d")), ("eagle3", ("eagle", 3, None), ("eagle", 3, "x/d")),
+        ("STANDALONE", ("draft", 3, None), ("draft", 3, "x/d")), ("DFLASH", ("dflash", 3, None), ("dflash", 3, "x/d")),
+        ("NGRAM", ("ngram", 3, None), ("ngram", 3, None)), ("LOOKAHEAD", None, None),
+    ],
+)  # fmt: skip
+def test_sglangs_algorithms_draft_with_the_models_own_layers_or_a_draft_model(
+    algorithm: str, alone: tuple[Any, ...] | None, with_model: tuple[Any, ...] | None
+) -> None:
+    command = f"sglang serve --model-path a/b --speculative-algorithm {algorithm}"
+    assert read(command)["drafting"] == alone
+    assert read(f"{command} --speculative-draft-model-path x/d")["drafting"] == with_model
+    # The last of the checked tokens is the model's own. A step of one token drafts nothing.
+    for more, number in (("--speculative-num-steps 5", 5), ("--speculative-num-draft-tokens 5", 4)):
+        assert read(f"{command} {more}")["drafting"] == (alone and (alone[0], number, None))
+    assert read(f"{command} --speculative-num-draft-tokens 1")["drafting"] is None
 
 
 @pytest.mark.parametrize(
@@ -277,6 +317,50 @@ def test_graphs_of_tensorrt_llm_must_agree(kvcalc: Any, tmp_path: Path) -> None:
         assert ("max_batch_size: 2" in done.err) is (status == 4)
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/models/Qwen2.5-7B-Instruct", "Qwen2.5-7B-Instruct"),
+        ("/models/Qwen/Qwen3-8B/", "Qwen/Qwen3-8B"),
+        ("/data/Qwen2___5-7B-Instruct", "Qwen2.5-7B-Instruct"),
+        ("/root/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/0a1b", "Qwen/Qwen3-8B"),
+        ("/model", None),
+        ("/models/qwen", None),  # a name of ollama's, and of many folders
+    ],
+)
+def test_a_path_of_the_server_is_taken_by_the_name_in_it(kvcalc: Any, path: str, name: str | None) -> None:
+    done = kvcalc("check", "--gpu", "h200", "vllm", "serve", path, "--max-model-len", "4k")
+    assert done.status == (2 if name is None else 0)
+    said = "write the model's name instead" if name is None else f"is not here, and is taken as {name}"
+    assert said in done.err
+
+
+def test_a_config_that_is_not_here_is_not_counted() -> None:
+    (server,) = servers_in(f"vllm serve {LLAMA} --config nowhere.yaml")
+    assert server.read().unknown == ["--config"]
+
+
+def test_all_layers_may_be_on_several_devices(kvcalc: Any) -> None:
+    words = ("check", "--gpu", "h100x2", "llama-server", "-hf", "x/Qwen3-32B-GGUF:Q4_K_M", "--json")
+    plain, given = kvcalc(*words).json, kvcalc(*words, "-ngl", "99").json
+    assert given["fit"] == plain["fit"]
+    refused = kvcalc(*words, "-ngl", "20")
+    assert "one device only" in refused.err
+
+
+@pytest.mark.parametrize(("quant", "dtype"), [("", "q4_k_m"), (":Q8_0", "q8_0")])
+def test_the_file_of_a_repository_has_its_type(kvcalc: Any, quant: str, dtype: str) -> None:
+    done = kvcalc("check", "--gpu", "h100", "llama-server", "-hf", f"x/Qwen3-32B-GGUF{quant}", "--get", "weights.dtype")
+    assert done.out.strip() == dtype
+
+
+def test_a_file_whose_layers_have_types_that_are_not_known_says_so(kvcalc: Any) -> None:
+    done = kvcalc("check", "--gpu", "h100", "llama-server", "-hf", "unsloth/Qwen3-32B-GGUF:UD-Q4_K_XL")
+    assert done.status == 3
+    assert "UD-Q4_K_XL: which types its layers have is not known" in done.err
+    assert "such as Q4_K_M" in done.err
+
+
 def test_kernels_and_passes_change_no_memory(kvcalc: Any) -> None:
     config = '{"pass_config": {"fuse_allreduce_rms": true}, "custom_ops": ["+rms_norm"], "mode": 3}'
     words = ["vllm", "serve", LLAMA, "--gpu", "h100", "--attention-config.flash_attn_version", "3"]
@@ -433,6 +517,10 @@ def test_a_cache_of_an_unknown_type_is_counted_in_16_bits(kvcalc: Any) -> None:
     found = kvcalc("check", "vllm", "serve", "Inferact/Qwen3.8-27B-NVFP4", "--gpu", "rtx-5090", "--json").json
     assert found["kv_cache"]["dtype"] == "bf16"
     assert any("counted in bf16" in warning["text"] for warning in found["warnings"])
+    older = kvcalc(
+        "check", "vllm", "serve", "nvidia/DeepSeek-V3-0324-FP4", "-tp", "8", "--gpu", "b200x8", "--json"
+    ).json
+    assert older["weights"]["bytes"] == kvcalc("estimate", "nvidia/DeepSeek-R1-FP4", "--json").json["weights"]["bytes"]
     said = kvcalc("estimate", "Inferact/Qwen3.8-27B-NVFP4", "--engine", "vllm")
     assert (said.status, "set --kv-dtype" in said.err) == (3, True)
 

@@ -13,7 +13,7 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.spec import distinct_caches, windows
 from tests.conftest import PLAIN_PRESETS
 from tests.documents import estimate
-from tests.engines.models import ask, gated_delta, gpt_oss, latent, plain, sparse
+from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse
 
 # Decoder presets without a window. For these, Transformers holds exactly what the formula stores.
 SPECS = {name: kvcalc.load_model(name) for name in PLAIN_PRESETS}
@@ -151,3 +151,30 @@ def test_only_engines_with_a_pool_for_encoders_say_that_they_may_reserve_one(nam
         said[engine] = any("may reserve a pool for encoders" in one["text"] for one in warnings)
     assert {engine for engine, says in said.items() if says} == {"sglang", "llama.cpp"}
     assert {"vllm", "transformers"} <= set(said)
+
+
+# A layout has a line of its own; those of windows, states and latents are only for models that have them.
+_ONLY_WITH = {"window": [gpt_oss()], "state": [gated_delta()], "latent": [latent(), sparse()]}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config["model_type"]))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lines_name_only_what_a_model_has(engine: str, config: dict[str, object]) -> None:
+    names = set[str]()
+    for dtype in ("auto", "fp8", "q8_0"):
+        try:
+            found = ask(config, engine, 2048, kv_dtype=dtype)["engine"]
+        except (ModelError, UsageError):
+            continue
+        names |= {line["name"] for part in ("pool_lines", "request_lines") for line in found.get(part) or ()}
+    has_window_pool = {"tokens required by the window pool's ratio"}
+    for word, configs in _ONLY_WITH.items():
+        if config not in configs:
+            assert not [name for name in names - has_window_pool if word in name], word
+
+
+def test_rows_with_scales_are_a_different_layout_and_not_windows() -> None:
+    """DeepSeek-V3.2 in fp8: 656 bytes a token instead of 576, and index keys of 132 instead of 128."""
+    found = lines(sparse(), "sglang", 1024, kv_dtype="fp8")
+    assert found["different layout or dtype"] == 3 * 1024 * (656 - 576 + 132 - 128)
+    assert set(found) == {"stored", "different layout or dtype", "dummy page"}

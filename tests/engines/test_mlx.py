@@ -171,8 +171,9 @@ def test_what_mlx_does_not_support_is_refused_by_name(
 
 @pytest.mark.parametrize(("config", "why"), [(gpt_oss(), "windows"), (latent(), "a latent"), (sparse(), "a latent")])
 def test_a_cache_that_mlx_does_not_quantize_is_refused(config: dict[str, object], why: str) -> None:
-    with pytest.raises(ModelError, match=f"does not quantize a cache with {why}"):
-        ask(config, "mlx", 1024, settings={"kv-bits": 8})
+    for more in ({}, {"max-kv-size": 512}):
+        with pytest.raises(ModelError, match=f"does not quantize a cache with {why}"):
+            ask(config, "mlx", 1024, settings={"kv-bits": 8, **more})
 
 
 @pytest.mark.parametrize(

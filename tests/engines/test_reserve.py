@@ -9,6 +9,7 @@ import pytest
 
 from kvcalc.engines import engine_class, load_engine, reserve_of
 from kvcalc.engines.reserve import GIB, MIB, Question
+from kvcalc.engines.sglang.settings import steps_by_memory
 from kvcalc.errors import UsageError
 from kvcalc.memory.sharding import Width
 from kvcalc.model.resolve import load_model
@@ -460,6 +461,35 @@ def test_sglang_s_older_default_share_follows_the_memory_and_the_ranks(mib: int,
             asked: dict[str, Any] = {"memory_bytes": mib * MIB, "ranks": ranks, "dp_ranks": dp_ranks}
             found = ask("sglang", release=release_of(f"sglang@{release}"), **asked)
             assert found.settings == {"mem_fraction_static": round((mib - (gib + more) * 1024) / mib, 3)}
+
+
+# The tokens of a prefill step, and the largest graphs on fewer than four devices and on more, from 0 GiB and from each
+# border on (handle_gpu_memory_settings and __post_init__ of ServerArgs, srt/server_args.py).
+_LARGE = {35: (4096, 32, 160), 60: (8192, 256, 512), 160: (16384, 512, 512)}
+
+
+@pytest.mark.parametrize(
+    ("releases", "steps"),
+    [
+        (("0.5.20", "0.5.23", None), {0: (2048, 8, 8), 20: (4096, 48, 160), **_LARGE}),
+        (("0.5.5", "0.5.19"), {0: (2048, 8, 8), 20: (2048, 24, 80), **_LARGE}),
+        (("0.5.3", "0.5.4"), {0: (2048, 8, 8), 20: (2048, 16, 80), **_LARGE}),
+        (("0.4.8", "0.5.2"), {0: (2048, 8, 80), 35: (8192, 160, 160), 160: (16384, 512, 512)}),
+        (("0.4.0", "0.4.7"), {0: (2048, 8, 80), 25_000 / 1024: (8192, 160, 160)}),
+    ],
+)
+def test_sglang_s_steps_follow_the_memory(
+    releases: tuple[str | None, ...], steps: dict[float, tuple[int, int, int]]
+) -> None:
+    for name in releases:
+        release = None if name is None else release_of(f"sglang@{name}")
+        before = None
+        for gib, expected in steps.items():
+            border = round(gib * 1024) * MIB
+            assert steps_by_memory(border, release) == expected
+            assert before is None or steps_by_memory(border - 1, release) == before
+            before = expected
+        assert steps_by_memory(1 << 50, release) == before
 
 
 def test_sglang_default_share_on_a_small_device_of_a_release() -> None:

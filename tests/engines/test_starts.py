@@ -315,6 +315,35 @@ def test_requests_do_not_change_the_step_of_a_server_that_divides_no_prompt() ->
     assert found["requests"] == same["requests"]
 
 
+@pytest.mark.parametrize(
+    ("model", "method", "text"),
+    [
+        ("Qwen/Qwen3-8B", "awq", "not quantized"),  # get_quant_config, model_loader/weight_utils.py
+        ("Qwen/Qwen3-8B", "gptq_marlin", "not quantized"),
+        # _verify_quantization, config/model.py
+        ("Qwen/Qwen3-8B-AWQ", "fp8", "in awq"),
+        ("Qwen/Qwen3-8B-AWQ", "gptq", "in awq"),
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", "fp8", "in compressed-tensors"),
+        ("Qwen/Qwen3-8B", "fp8", None),
+        ("Qwen/Qwen3-8B", "bitsandbytes", None),
+        ("Qwen/Qwen3-8B-AWQ", "awq_marlin", None),
+        ("Qwen/Qwen3-8B-AWQ", "moe_wna16", None),
+        ("Qwen/Qwen3-8B-FP8", "fp8", None),
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", "compressed-tensors", None),
+        ("nvidia/Qwen3-8B-NVFP4", "modelopt_fp4", None),
+    ],
+)
+def test_a_method_of_quantization_must_be_that_of_the_checkpoint(model: str, method: str, text: str | None) -> None:
+    command, devices = choose_server(f"vllm serve {model} --quantization {method}", None), kvcalc.find_devices("b200")
+    if text is None:
+        assert check(command, devices)["starts"]
+        return
+    with pytest.raises(KvcalcError, match=f"--quantization {method}: vLLM does not start") as error:
+        check(command, devices)
+    assert text in error.value.message
+    assert error.value.exit_code == 4
+
+
 def test_tensorrt_llm_lowers_a_context_beyond_its_cache() -> None:
     """KVCacheManager, _torch/pyexecutor/resource_manager.py."""
     command = choose_server("trtllm-serve nvidia/Llama-3.3-70B-Instruct-FP8", None)

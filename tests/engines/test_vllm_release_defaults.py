@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines.vllm.defaults import device_settings
 from kvcalc.errors import LayoutError
+from kvcalc.releases import release_of
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate
 
@@ -37,12 +39,41 @@ def started(release: str, model: str, device: str, **options: Any) -> dict[str, 
         ("a100-80gb", "0.8.4", 2048, 256),
         ("a100-80gb", "0.8.3", 2048, 1024),
         ("h100", "0.8.0", 8192, 1024),
+        ("h100-nvl", "0.8.4", 8192, 1024),
+        ("h200", "0.8.4", 8192, 1024),
+        ("gh200-96gb", "0.8.0", 8192, 1024),
+        ("mi300x", "0.8.4", 2048, 256),
+        ("mi300x", "0.8.0", 2048, 1024),
         ("l40s", "0.8.5", 2048, 256),
     ],
 )  # fmt: skip
 def test_a_step_has_the_tokens_of_the_release(device: str, release: str, tokens: int, requests: int) -> None:
     engine = started(release, "llama-3-8b", device)
     assert (engine["max_num_batched_tokens"], engine["max_num_seqs"]) == (tokens, requests)
+
+
+@pytest.mark.parametrize(
+    ("release", "steps"),
+    [
+        ("0.33", {0: (2048, 256), 70: (8192, 1024), 160: (16384, 1024)}),
+        ("0.28", {0: (2048, 256), 70: (8192, 1024), 160: (16384, 1024)}),
+        ("0.27", {0: (2048, 256), 70: (8192, 1024), 200: (8192, 1024)}),
+        ("0.8.5", {0: (2048, 256), 70: (8192, 1024), 200: (8192, 1024)}),
+        ("0.8.4", {0: (2048, 256), 200: (2048, 256)}),
+        ("0.8.3", {0: (2048, 1024), 200: (2048, 1024)}),
+        ("0.7.3", {0: (2048, 256), 200: (2048, 256)}),
+    ],
+)
+def test_a_step_follows_the_memory_from_each_border_on(release: str, steps: dict[int, tuple[int, int]]) -> None:
+    def defaults(memory: int) -> tuple[int, int]:
+        found = device_settings(memory, "rtx-6000", "blackwell", release_of(f"vllm@{release}"), {})
+        return int(found["max-num-batched-tokens"]), int(found["max-num-seqs"])
+
+    before = None
+    for gib, expected in steps.items():
+        assert defaults(gib * GIB) == expected
+        assert before is None or defaults(gib * GIB - 1) == before
+        before = expected
 
 
 # _set_default_max_num_seqs_and_batched_tokens_args (engine/arg_utils.py) and get_mm_max_tokens_per_item (gemma4_mm.py).

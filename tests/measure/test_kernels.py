@@ -43,6 +43,10 @@ STORED = [
     (("--kv-dtype", "int8"), 2 * 40 * 2 * 2 * (16 + 4)),
     (("--kv-cache-dtype", "fp8"), 2 * 40 * 2 * 2 * (16 + 4)),
     (("--kv-dtype", "fp8", "--block-size", "16"), 2 * 48 * 2 * 2 * (16 + 4)),
+    (("--kv-dtype", "int8", "--cache-scales", "row"), 2 * 40 * 2 * 2 * (16 + 4)),
+    (("--kv-dtype", "int8", "--cache-scales", "head", "--batch", "3"), 3 * 2 * 40 * 2 * 2 * 16 + 2 * 2 * 2 * 4),
+    (("--kv-dtype", "fp8", "--cache-scales", "tensor", "--block-size", "16"), 2 * 48 * 2 * 2 * 16 + 2 * 2 * 4),
+    (("--attention", "mla", "--kv-dtype", "fp8", "--cache-scales", "tensor"), 2 * (40 * 72 + 4)),
     (("--sliding-window", "10", "--block-size", "4"), 2 * 12 * 2 * 2 * 16 * 4),
     (("--sliding-window", "10", "--cache", "grow", "--kv-dtype", "int8"), 2 * 10 * 2 * 2 * (16 + 4)),
     (("--attention", "mla", "--kv-dtype", "int8"), 2 * 40 * (72 + 4)),
@@ -325,3 +329,25 @@ def test_on_a_gpu_steps_are_graphs_and_bytes_are_right(kvcalc: Any, options: tup
     assert found["held_bytes"] == found["predicted_bytes"]
     assert found["decode_step_seconds"]["method"] in ("CUDA graph", "CUDA events")
     assert found["memory"]["peak_bytes"] >= found["held_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--cache-scales", "tensor"), "needs a cache in 8 bits"),
+        (("--cache-scales", "layer", "--kv-dtype", "fp8"), "one of row, head, tensor"),
+        (("--cache-scales", "head", "--kv-dtype", "fp8", "--cache", "grow"), "cannot be combined with"),
+    ],
+)
+def test_scales_that_there_cannot_be_are_refused(kvcalc: Any, options: tuple[str, ...], said: str) -> None:
+    result = kvcalc("measure", *FAST, *options)
+    assert (result.status, result.out) == (2, "")
+    assert said in result.err
+
+
+def test_the_record_says_what_has_a_scale(kvcalc: Any) -> None:
+    asked = (("--kv-dtype", "int8", "--cache-scales", "TENSOR"), ("--kv-dtype", "int8"), ())
+    assert [kvcalc("measure", *FAST, *o, "--json").json["workload"]["cache_scales"] for o in asked] == [
+        "tensor", "row", None,
+    ]  # fmt: skip
+    assert "cache: int8 with a scale per tensor" in kvcalc("measure", *FAST, *asked[0]).out

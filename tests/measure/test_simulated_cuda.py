@@ -112,6 +112,8 @@ LAYOUTS: list[Any] = [
     at_night(("--block-size", "256")),
     ("--kv-dtype", "int8"),
     ("--kv-dtype", "fp8", "--block-size", "16"),
+    ("--kv-dtype", "fp8", "--cache-scales", "head", "--batch", "2"),
+    ("--kv-dtype", "fp8", "--cache-scales", "tensor", "--block-size", "16", "--backend", "flashinfer"),
     ("--sliding-window", "64"),
     ("--sliding-window", "50", "--block-size", "16", "--kv-dtype", "int8"),
     at_night(("--attention", "mha", "--batch", "3")),

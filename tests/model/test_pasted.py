@@ -204,7 +204,7 @@ REFUSED = {
     "kimi-k2.5:cloud": (),
     "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3": (),
     # Their caches may be fp8.
-    "nvidia/DeepSeek-V3-NVFP4": (),
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2-NVFP4": (),
     "arcee-ai/Trinity-Mini-FP8": (),
     "someone/Qwen3-32B-NVFP4": (),
     "codestral:22b-v0.2-q4_0": (),

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import kvcalc as library
+from kvcalc.errors import UsageError
 from kvcalc.model.resolve import load_model
+from kvcalc.planning.calibration import read_calibration
 from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.serving.load import at_load
 from kvcalc.planning.serving.throughput import Speed, describe_speed, speed_of
@@ -334,3 +336,9 @@ def test_python_reads_a_calibration(kvcalc: Any, slower: Path) -> None:
     speed = library.SpeedQuestion(1, *OTHER_LOAD, calibration=library.read_calibration([str(slower)]))
     own = library.estimate(MODEL, engine="vllm", devices=library.find_devices("h100"), speed=speed)
     assert own["throughput"] == estimate(kvcalc, "--calibrate", slower)["throughput"]
+
+
+@pytest.mark.parametrize("text", ["a\0.json", "a.json,b\0.json", "\udcff\ud800.json"])
+def test_text_that_is_no_path_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a path"):
+        read_calibration([text])

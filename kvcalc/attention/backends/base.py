@@ -21,7 +21,7 @@ class Case(NamedTuple):
 
     `stored_dtype` is None if the cache stores `dtype` itself. `block_size` is None if the cache is not paged. With
     `is_latent`, K and V are one tensor, and V is the first `v_width` elements of each row. With `is_ragged`, the
-    sequences have different lengths.
+    sequences have different lengths. `scaling` is that of a cache with a `stored_dtype`.
     """
 
     device: torch.device
@@ -35,6 +35,7 @@ class Case(NamedTuple):
     block_size: int | None = None
     is_latent: bool = False
     is_ragged: bool = False
+    scaling: str = "row"
 
 
 # Of DeepSeek's latent: K, and V, which is its front.
@@ -53,6 +54,8 @@ class Cache(Protocol):
 
     layout: str
     is_ragged: bool
+    scaling: str
+    tensor_scales: tuple[float, ...]
     table: Tensor | None
     tensors: tuple[Tensor, ...]
     scales: tuple[Tensor, ...]

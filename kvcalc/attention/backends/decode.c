@@ -1,8 +1,9 @@
 /* One decode step of attention on a CPU: softmax(scale q k^T) v for the query rows of every group.
  *
  * K and V are read once, in tiles of TILE tokens that stay in the L1 cache. The rows of a group share a tile, and the
- * softmax is kept as a running maximum and sum (Milakov and Gimelshein 2018). Long sequences are split over threads,
- * and the parts are merged (Dao et al. 2023, "Flash-Decoding"). Everything is computed in fp32.
+ * softmax is kept as a running maximum and sum (Milakov and Gimelshein 2018). Groups of many rows, as of MLA and MQA,
+ * are matrix products of whole tiles: the second half of this file. Long sequences are split over threads, and the parts
+ * are merged (Dao et al. 2023, "Flash-Decoding"). Everything is computed in fp32.
  *
  * A vector has as many lanes as a register of the processor: 16 (AVX-512), 8 (AVX2) or 4. GCC splits wider vectors badly.
  * Sums and products use the vector extensions that both GCC and clang support, and conversions the instructions of the
@@ -37,6 +38,20 @@
 #endif
 
 #define TILE 32
+/* Of groups with many rows: the tokens of a tile, the rows of a panel of the query, the depth that is multiplied at a
+ * time, the sums in registers, and the most rows of them beside one vector. */
+#define WIDE_ROWS 32
+#define WIDE_TILE 64
+#define DEPTH 96
+#if SUMS == 16
+#define PANEL (4 * LANES)
+#define MOST_SUMS 24
+#define MOST_ROWS 12
+#else
+#define PANEL (2 * LANES)
+#define MOST_SUMS 12
+#define MOST_ROWS 12
+#endif
 #define CONVERT __builtin_convertvector
 #define INLINE static inline __attribute__((always_inline))
 
@@ -445,6 +460,169 @@ INLINE void part(const float *q, const Rows *k, const Rows *v, const Pages *page
     }
 }
 
+/* out[rows][columns] += a[rows][depth] b[depth][columns], with columns in vectors. All sums are in registers. Element
+ * (r, d) of `a` is at r * a_row + d * a_step. What follows `a` or `b` in memory is prefetched, if it is given. */
+INLINE void product(float *out, int64_t o_step, const float *a, int64_t a_row, int64_t a_step, const float *b,
+                    int64_t b_step, int64_t depth, const float *next_a, const float *next_b, int rows, int columns) {
+    vec sums[MOST_SUMS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < columns; c++)
+            sums[r * columns + c] = *(vec_u *)(out + r * o_step + c * LANES);
+    for (int64_t d = 0; d < depth; d++) {
+        vec values[4];
+        UNROLL for (int c = 0; c < columns; c++) {
+            values[c] = *(const vec_u *)(b + d * b_step + c * LANES);
+            if (next_b && c * LANES % 16 == 0)
+                fetch((const char *)(next_b + d * b_step + c * LANES));
+        }
+        if (next_a && d % 16 == 0)
+            UNROLL for (int r = 0; r < rows; r++)
+                fetch((const char *)(next_a + r * a_row + d));
+        UNROLL for (int r = 0; r < rows; r++) {
+            float factor = a[r * a_row + d * a_step];
+            UNROLL for (int c = 0; c < columns; c++)
+                sums[r * columns + c] += values[c] * factor;
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < columns; c++)
+            *(vec_u *)(out + r * o_step + c * LANES) = sums[r * columns + c];
+}
+
+/* product() for any number of rows. */
+INLINE void product_rows(float *out, int64_t o_step, const float *a, int64_t a_row, int64_t a_step, const float *b,
+                         int64_t b_step, int64_t depth, const float *next_a, const float *next_b, int rows,
+                         int columns) {
+    int r = 0;
+#define PRODUCT(n) for (; r + n <= rows; r += n) \
+        product(out + r * o_step, o_step, a + r * a_row, a_row, a_step, b, b_step, depth, \
+                next_a ? next_a + r * a_row : 0, r ? 0 : next_b, n, columns)
+    if (columns == 1)
+        PRODUCT(MOST_ROWS);
+    PRODUCT(6);
+    PRODUCT(2);
+    PRODUCT(1);
+}
+
+/* Scores of all rows over the tokens of a tile: scores[tokens][rows], from the panels of `q`. The depth is cut, so that
+ * a piece of a panel and of the tile stay in the L1 cache. */
+static __attribute__((noinline)) void score_wide(float *scores, const float *q, const float *k, const float *next,
+                                                 int64_t k_step, int64_t dk, int tokens, int rows) {
+    memset(scores, 0, tokens * rows * sizeof(float));
+    for (int64_t d = 0; d < dk; d += DEPTH) {
+        int64_t depth = d + DEPTH < dk ? DEPTH : dk - d;
+        const float *after = next ? next + d : 0;
+        for (int r = 0; r < rows; after = 0) {
+            const float *panel = q + r * dk + d * PANEL;
+            int left = rows - r;
+            if (left >= PANEL) {
+                product_rows(scores + r, rows, k + d, k_step, 1, panel, PANEL, depth, after, 0, tokens, PANEL / LANES);
+                r += PANEL;
+            } else
+                for (int c = 0; c < left; c += LANES, r += LANES, after = 0)
+                    product_rows(scores + r, rows, k + d, k_step, 1, panel + c, PANEL, depth, after, 0, tokens, 1);
+        }
+    }
+}
+
+/* out[rows][dv] += weights[tokens][rows] v[tokens][dv]. */
+static __attribute__((noinline)) void mix_wide(float *out, const float *weights, int64_t w_step, const float *v,
+                                               const float *next, int64_t v_step, int64_t dv, int tokens, int rows) {
+    int64_t i = 0;
+    for (; i + PANEL <= dv; i += PANEL)
+        product_rows(out + i, dv, weights, 1, w_step, v + i, v_step, tokens, 0, next ? next + i : 0, rows,
+                     PANEL / LANES);
+    for (; i < dv; i += LANES)
+        product_rows(out + i, dv, weights, 1, w_step, v + i, v_step, tokens, 0, next ? next + i : 0, rows, 1);
+}
+
+/* weigh() for scores[tokens][rows], LANES rows at a time. */
+static __attribute__((noinline)) void weigh_wide(float *scores, int tokens, int64_t padded, int rows, float *out,
+                                                 int64_t width, float *peak, float *total, const float *k_scale,
+                                                 const float *v_scale) {
+    for (int r = 0; r < padded; r += LANES) {
+        float *column = scores + r;
+#define ROW(t) (*(vec_u *)(column + (t) * padded))
+        vec_u *most = (vec_u *)(peak + r), *sum = (vec_u *)(total + r);
+        vec highest[4], sums[4] = {{0}};
+        for (int i = 0; i < 4; i++)
+            highest[i] = splat(-INFINITY);
+        for (int t = 0; t < tokens; t++) {
+            if (k_scale)
+                ROW(t) *= k_scale[t];
+            highest[t % 4] = larger(highest[t % 4], ROW(t));
+        }
+        vec found = larger(larger(highest[0], highest[1]), larger(highest[2], highest[3])), before = *most;
+        *most = larger(before, found);
+        for (int l = 0; l < LANES && r + l < rows; l++)
+            if ((*most)[l] > before[l]) {
+                float shrink = before[l] == -INFINITY ? 0.0f : expf(before[l] - (*most)[l]);
+                for (int64_t i = 0; i < width; i += LANES)
+                    *(vec_u *)(out + (r + l) * width + i) *= shrink;
+                total[r + l] *= shrink;
+            }
+        vec now = *most;
+        for (int t = 0; t < tokens; t++) {
+            vec e = exp_vec(ROW(t) - now);
+            sums[t % 4] += e;
+            ROW(t) = v_scale ? e * v_scale[t] : e;
+        }
+        *sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+}
+
+/* Whether a group has so many rows that lanes of vectors are rows, and not elements of a row. Sums over the lanes are
+ * then not needed, and a tile of keys or values is multiplied by all rows. */
+INLINE int is_wide(int64_t rows) { return rows >= WIDE_ROWS; }
+
+/* `part` for many rows. `q` has panels of PANEL rows: dk x PANEL. The sums of `total` are in the first of LANES. */
+INLINE void part_wide(const float *q, const Rows *k, const Rows *v, const Pages *pages, int64_t b, int64_t g,
+                      int64_t first, int64_t last, int rows, float *out, float *peak, float *total, float *work,
+                      int type) {
+    int64_t dk = pad(k->width), dv = pad(v->width), padded = pad(rows);
+    int shared = v->data == k->data && v->stride_s == k->stride_s;
+    float *k_tile = work, *v_tile = k_tile + WIDE_TILE * dk, *scores = v_tile + WIDE_TILE * dv;
+    float *most = scores + WIDE_TILE * padded, *sums = most + padded;
+    int direct = type == FP32 && dk == k->width && dv == v->width && (!pages->table || pages->block % WIDE_TILE == 0);
+    memset(out, 0, rows * dv * sizeof(float));
+    for (int64_t r = 0; r < padded; r++)
+        most[r] = -INFINITY, sums[r] = 0.0f;
+    for (int64_t s = first; s < last; s += WIDE_TILE) {
+        int64_t end = s + WIDE_TILE < last ? s + WIDE_TILE : last, count = end - s;
+        const float *keys = k_tile, *values = shared ? k_tile : v_tile, *next_k = 0, *next_v = 0;
+        int64_t k_step = dk, v_step = shared ? dk : dv;
+        if (direct) {
+            keys = (const float *)AT(k, s), values = (const float *)AT(v, s), k_step = k->stride_s, v_step = v->stride_s;
+            if (end + WIDE_TILE <= last)
+                next_k = (const float *)AT(k, end), next_v = shared ? 0 : (const float *)AT(v, end);
+        } else
+            widen(k_tile, k, pages, b, g, s, end, last, dk, type);
+        score_wide(scores, q, keys, next_k, k_step, dk, (int)count, (int)padded);
+        float k_scale[WIDE_TILE], v_scale[WIDE_TILE];
+        for (int t = 0; t < count && k->scales; t++) {
+            k_scale[t] = scale_of(k, pages, b, g, s + t);
+            v_scale[t] = scale_of(v, pages, b, g, s + t);
+        }
+        weigh_wide(scores, (int)count, padded, rows, out, dv, most, sums, k->scales ? k_scale : 0,
+                   k->scales ? v_scale : 0);
+        if (!direct && !shared)
+            widen(v_tile, v, pages, b, g, s, end, last, dv, type);
+        mix_wide(out, scores, padded, values, next_v, v_step, dv, (int)count, rows);
+    }
+    memset(total, 0, rows * LANES * sizeof(float));
+    for (int r = 0; r < rows; r++)
+        peak[r] = most[r], total[r * LANES] = sums[r];
+}
+
+/* The floats of a group's query, and of the scratch memory of a part. */
+INLINE int64_t query_floats(int64_t rows, int64_t dk) {
+    return dk * (is_wide(rows) ? (rows + PANEL - 1) / PANEL * PANEL : rows);
+}
+
+INLINE int64_t scratch_floats(int64_t rows, int64_t dk, int64_t dv) {
+    return is_wide(rows) ? WIDE_TILE * (dk + dv + pad(rows)) + 2 * pad(rows) : TILE * (dk + dv + rows);
+}
+
 /* The number of parts of a group: `length` tokens each. */
 INLINE int64_t splits_of(int64_t tokens, int64_t length) { return tokens > length ? (tokens + length - 1) / length : 1; }
 
@@ -454,7 +632,8 @@ int64_t kvcalc_decode_work(int64_t batch, int64_t groups, int64_t rows, const in
     int64_t dk = pad(k_width), dv = pad(v_width), parts = 0;
     for (int64_t b = 0; b < batch; b++)
         parts += groups * splits_of(tokens[b], length);
-    return batch * groups * rows * dk + parts * (rows * (dv + 1 + LANES) + TILE * (dk + dv + rows));
+    return batch * groups * query_floats(rows, dk) +
+           parts * (rows * (dv + 1 + LANES) + scratch_floats(rows, dk, dv));
 }
 
 /* q is (batch, groups * rows, k width) and out is (batch, groups * rows, v width). Both are fp32 and dense. Sequence b
@@ -463,13 +642,20 @@ void kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pa
                   int64_t batch, int64_t groups, int64_t rows, const int64_t *tokens, int64_t length, float scale,
                   int type, int threads) {
     int64_t dk = pad(k->width), dv = pad(v->width), parts = 0;
-    float *scaled = work, *partial = work + batch * groups * rows * dk;
-    int64_t each = rows * (dv + 1 + LANES) + TILE * (dk + dv + rows);
+    int64_t query = query_floats(rows, dk), each = rows * (dv + 1 + LANES) + scratch_floats(rows, dk, dv);
+    float *scaled = work, *partial = work + batch * groups * query;
+    int wide = is_wide(rows);
     for (int64_t b = 0; b < batch; b++)
         parts += groups * splits_of(tokens[b], length);
-    for (int64_t row = 0; row < batch * groups * rows; row++)
-        for (int64_t i = 0; i < dk; i++)
-            scaled[row * dk + i] = i < k->width ? q[row * k->width + i] * scale : 0.0f;
+    memset(scaled, 0, batch * groups * query * sizeof(float));
+    for (int64_t pair = 0; pair < batch * groups; pair++)
+        for (int64_t r = 0, end; r < rows; r = end) {
+            end = !wide ? r + 1 : r + PANEL < rows ? r + PANEL : rows;
+            const float *from = q + (pair * rows + r) * k->width;
+            for (int64_t i = 0; i < k->width; i++)
+                for (int64_t n = 0; n < end - r; n++)
+                    scaled[pair * query + r * dk + i * (wide ? PANEL : 1) + n] = from[n * k->width + i] * scale;
+        }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
     for (int64_t p = 0; p < parts; p++) {
         int64_t b = 0, n = p;
@@ -478,9 +664,11 @@ void kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pa
         int64_t splits = splits_of(tokens[b], length), g = n / splits, first = n % splits * length;
         int64_t last = first + length < tokens[b] ? first + length : tokens[b];
         float *mine = partial + p * each, *peak = mine + rows * dv, *total = peak + rows;
-        const float *query = scaled + (b * groups + g) * rows * dk;
+        const float *own = scaled + (b * groups + g) * query;
         float *scratch = total + rows * LANES;
-#define CASE(t) case t: part(query, k, v, pages, b, g, first, last, (int)rows, mine, peak, total, scratch, t); break;
+#define CASE(t) case t: \
+        if (wide) part_wide(own, k, v, pages, b, g, first, last, (int)rows, mine, peak, total, scratch, t); \
+        else part(own, k, v, pages, b, g, first, last, (int)rows, mine, peak, total, scratch, t); break;
         switch (type) { CASE(FP32) CASE(FP16) CASE(BF16) CASE(INT8) CASE(FP8) }
     }
     for (int64_t pair = 0, before = 0; pair < batch * groups; pair++) {
@@ -496,7 +684,10 @@ void kvcalc_decode(const float *q, const Rows *k, const Rows *v, const Pages *pa
                 float weight = expf(from[rows * dv + r] - most);
                 for (int l = 0; l < LANES; l++)
                     sum += weight * from[rows * (dv + 1) + r * LANES + l];
-                for (int64_t i = 0; i < v->width; i++)
+                int64_t i = 0;
+                for (; i + LANES <= v->width; i += LANES)
+                    *(vec_u *)(to + i) += *(const vec_u *)(from + r * dv + i) * weight;
+                for (; i < v->width; i++)
                     to[i] += weight * from[r * dv + i];
             }
             for (int64_t i = 0; i < v->width; i++)

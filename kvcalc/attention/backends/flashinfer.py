@@ -56,6 +56,11 @@ class FlashInfer(Library):
         # Hashes of the orders of blocks. Layers with the same order share a plan.
         self._orders = WeakIdKeyDictionary()
 
+    def why_not_cache(self, case: Case) -> str | None:
+        if case.stored_dtype == torch.float8_e4m3fn and case.scaling == "tensor" and not case.is_latent:
+            return None
+        return super().why_not_cache(case)
+
     def why_not_shape(self, case: Case) -> str | None:
         if case.is_latent:
             return why_not_latent(case)
@@ -68,11 +73,12 @@ class FlashInfer(Library):
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         pages = pages_of(cache, self.page_tokens)
         run = self._run_grouped if v_width is None else self._run_latent
-        return run(query, pages, cache.lengths, scale, self._order(cache.table))[:, :, None]
+        return run(query, pages, cache.lengths, scale, self._order(cache.table), cache.tensor_scales)[:, :, None]
 
     def _run_grouped(
-        self, query: Tensor, pages: Pages, lengths: tuple[int, ...], scale: float | None, order: int
-    ) -> Tensor:
+        self, query: Tensor, pages: Pages, lengths: tuple[int, ...], scale: float | None, order: int,
+        scales: tuple[float, ...],
+    ) -> Tensor:  # fmt: skip
         _, heads, _, width = query.shape
         kv_heads = pages.pools[0].shape[1 if pages.layout == "HND" else 2]
 
@@ -83,21 +89,24 @@ class FlashInfer(Library):
             workspace = self._workspace(query.device)
             return Planned(wrapper(workspace, pages.layout, use_tensor_cores=heads // kv_heads >= 4))
 
-        key = (query.device, query.shape, query.dtype, kv_heads, *pages[1:3], pages.firsts, scale, order)
+        kept = pages.pools[0].dtype
+        key = (query.device, query.shape, query.dtype, kept, kv_heads, *pages[1:3], pages.firsts, scale, order)
         planned = self._kept(key, make)
         if _needs_plan(planned, query, lengths):
             starts, indices, last = _page_lists(pages, lengths)
             planned.wrapper.plan(
                 starts, indices, last, heads, kv_heads, width, pages.size, pos_encoding_mode="NONE",
-                q_data_type=query.dtype, kv_data_type=pages.pools[0].dtype, sm_scale=scale,
+                q_data_type=query.dtype, kv_data_type=kept, sm_scale=scale,
             )  # fmt: skip
             planned.lengths = lengths
-        out: Tensor = planned.wrapper.run(query[:, :, 0], pages.pools)
+        k_scale, v_scale = scales or (None, None)
+        out: Tensor = planned.wrapper.run(query[:, :, 0], pages.pools, k_scale=k_scale, v_scale=v_scale)
         return out
 
     def _run_latent(
-        self, query: Tensor, pages: Pages, lengths: tuple[int, ...], scale: float | None, order: int
-    ) -> Tensor:
+        self, query: Tensor, pages: Pages, lengths: tuple[int, ...], scale: float | None, order: int,
+        scales: tuple[float, ...],
+    ) -> Tensor:  # fmt: skip
         batch, heads, _, width = query.shape
         rank = LATENT_WIDTHS[1]
         latent = pages.pools[0].flatten(1, 2)

@@ -38,7 +38,7 @@ class Library(Backend, ABC):
     def why_not_cache(self, case: Case) -> str | None:
         """The reason why the kernel does not read this kind of cache, or None if it does."""
         if case.stored_dtype is not None:
-            return f"does not support {dtype_name(case.stored_dtype)} caches with a scale per row"
+            return f"does not support {dtype_name(case.stored_dtype)} caches with a scale per {case.scaling}"
         return "needs a preallocated cache" if case.layout == "growing" else None
 
     @abstractmethod
@@ -211,10 +211,13 @@ class Triton(Library):
 
     def decode(self, query: Tensor, cache: Cache, scale: float | None = None, v_width: int | None = None) -> Tensor:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        ragged = (cache.lengths, cache.starts) if cache.is_ragged else ()
-        given = cache.tensors, cache.scales, cache.table, cache.held, scale, v_width, *ragged
-        out: Tensor = self.load().decode(query, *given)
+        given = cache.tensors, cache.scales, cache.table, cache.held, scale, v_width
+        out: Tensor = self.load().decode(query, *given, **self._options(cache))
         return out
+
+    def _options(self, cache: Cache) -> dict[str, Any]:
+        ragged = {"lengths": cache.lengths, "starts": cache.starts} if cache.is_ragged else {}
+        return {**ragged, "is_fixed": cache.scaling != "row"}
 
 
 class Gluon(Triton):
@@ -222,6 +225,9 @@ class Gluon(Triton):
 
     name, module = "gluon", "kvcalc.attention.backends.latent_hopper"
     takes_lengths = False
+
+    def _options(self, cache: Cache) -> dict[str, Any]:
+        return {}  # a fixed scale is one of a row
 
     def why_not(self, case: Case) -> str | None:
         return super().why_not(case) if case.is_latent else "only runs MLA"

@@ -61,12 +61,13 @@ def attend(
     q_b, q_h, k_b, k_g, k_s, v_b, v_g, v_s, ks_b, ks_g, ks_s, vs_b, vs_g, vs_s, table_b,
     EACH: tl.constexpr, FRONT: tl.constexpr, REST: tl.constexpr, K_WIDTH: tl.constexpr, FRONT_WIDTH: tl.constexpr,
     V: tl.constexpr, V_WIDTH: tl.constexpr, PAGE: tl.constexpr, IS_LATENT: tl.constexpr, IS_SCALED: tl.constexpr,
-    RAGGED: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
+    IS_FIXED: tl.constexpr, RAGGED: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One part: the query heads of a block, over its share of the `tiles`. K is [front | rest], in powers of 2.
 
     Rows of K are at `k_b` (times the sequence, or the page), `k_g` (KV head) and `k_s` (token); V and scales likewise.
-    If the sequences have different lengths, `batch` is what `ragged` says, for `RAGGED` sequences.
+    With `IS_FIXED`, all rows of a KV head have one scale, which is a factor of the scores, or of the result. If the
+    sequences have different lengths, `batch` is what `ragged` says, for `RAGGED` sequences.
     """
     blocks: tl.constexpr = (EACH + HEADS - 1) // HEADS
     group, split, sequence = tl.program_id(0).to(tl.int64) // blocks, tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -99,6 +100,8 @@ def attend(
         most = tl.maximum(most, 1e-30)
         q = (q / most[:, None]).to(tl.float16)
         factor *= most
+    if IS_FIXED:
+        factor *= tl.load(key_scale + group * ks_g)
     largest = tl.full([HEADS], float("-inf"), tl.float32)
     total, result = tl.zeros([HEADS], tl.float32), tl.zeros([HEADS, V], tl.float32)
     # Shares differ by at most one tile. Equal ones would have to be rounded up, and leave processors without work.
@@ -116,20 +119,20 @@ def attend(
         if REST:
             k_rest = tl.load(k_at + rest, mask=is_token[:, None] & (rest < K_WIDTH), other=0.0)
             scores = tl.dot(q_rest, tl.trans(_widened(k_rest, q.dtype)), scores)
-        if IS_SCALED:
+        if IS_SCALED and not IS_FIXED:
             k_scale = tl.load(key_scale + group * ks_g + unit * ks_b + place * ks_s, mask=is_token, other=0.0)
             scores *= k_scale
         scores = tl.where(is_token, scores * factor[:, None], float("-inf"))
         # The scale of a row of V is part of its weight: 2 ** (score + log2(scale)). It is not in `total`.
         weighted = scores
-        if IS_SCALED:
+        if IS_SCALED and not IS_FIXED:
             v_scale = k_scale
             if not IS_LATENT:
                 v_scale = tl.load(value_scale + group * vs_g + unit * vs_b + place * vs_s, mask=is_token, other=0.0)
             weighted += tl.log2(tl.maximum(v_scale, 1e-30))
         larger = tl.maximum(largest, tl.max(weighted, 1))
         weights, shrink = tl.exp2(weighted - larger[:, None]), tl.exp2(largest - larger)
-        shares = tl.exp2(scores - larger[:, None]) if IS_SCALED else weights
+        shares = tl.exp2(scores - larger[:, None]) if IS_SCALED and not IS_FIXED else weights
         total, largest = total * shrink + tl.sum(shares, 1), larger
         if IS_LATENT:
             v = k
@@ -137,6 +140,8 @@ def attend(
             v_at = value + (group * v_g + unit * v_b + place * v_s)[:, None]
             v = _widened(tl.load(v_at + out, mask=is_token[:, None] & (out < V_WIDTH), other=0.0), q.dtype)
         result = tl.dot(weights.to(q.dtype), v, result * shrink[:, None])
+    if IS_FIXED:
+        result *= tl.load(key_scale + group * ks_g if IS_LATENT else value_scale + group * vs_g)
     at = first_part * (tl.num_programs(0) // blocks * EACH) + head * splits + split
     tl.store(part + at[:, None] * V_WIDTH + out, result / total[:, None], mask=is_row & (out < V_WIDTH))
     tl.store(log_sum + at, largest + tl.log2(total), mask=row < EACH)
@@ -261,11 +266,13 @@ def device_of(device: torch.device) -> tuple[int, int]:
 def decode(
     query: Tensor, rows: tuple[Tensor, ...], scales: tuple[Tensor, ...], table: Tensor | None, tokens: int,
     scale: float, v_width: int | None = None, lengths: tuple[int, ...] = (), starts: tuple[int, ...] = (),
+    is_fixed: bool = False,
 ) -> Tensor:  # fmt: skip
     """Attention of `query` (B, H, 1, d) over the first `tokens` rows of each sequence. Returns (B, H, 1, V's width).
 
     `rows` are K and V, or the latent alone if `v_width` is given. They are (B, G, s, width), or with a `table` pools
-    (blocks, tokens, G, width). `scales` have a width of 1. There are none if `rows` are fp16 or bf16.
+    (blocks, tokens, G, width). `scales` have a width of 1. There are none if `rows` are fp16 or bf16. If `is_fixed`,
+    they are the same for all rows of a head.
 
     With `lengths`, sequence b has lengths[b] tokens instead, and without a table the rows are pools (rows, G, width),
     in which it begins at row starts[b].
@@ -299,8 +306,8 @@ def decode(
         query, key, value, key_scale, value_scale, query if table is None else table, shares, part, log_sum,
         scale * LOG2_E, tokens, tiles, query.stride(0), query.stride(1), *strides,
         0 if table is None else table.stride(0), **widths(each, width, v_width, is_latent),
-        PAGE=0 if table is None else key.shape[1], IS_SCALED=bool(scales), RAGGED=len(lengths), HEADS=sizes.heads,
-        TOKENS=sizes.tokens, num_warps=sizes.warps, num_stages=sizes.stages,
+        PAGE=0 if table is None else key.shape[1], IS_SCALED=bool(scales), IS_FIXED=bool(scales) and is_fixed,
+        RAGGED=len(lengths), HEADS=sizes.heads, TOKENS=sizes.tokens, num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
     return merged(query, part, log_sum, splits, shares if lengths else None)
 

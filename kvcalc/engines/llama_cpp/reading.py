@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 from kvcalc.engines.llama_cpp.command import SPEC_TYPES
 from kvcalc.engines.reading import Read, Reader, inverse, whole
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import parse_weight_dtype
 from kvcalc.model.drafting import DRAFT, MTP
 
 # The type at the end of the name of a GGUF file: Qwen3-32B-Q4_K_M.gguf, model.UD-Q4_K_XL-00001-of-00003.gguf.
@@ -18,6 +20,8 @@ _TYPE = re.compile(r"(.*?)[-.](?:UD-)?((?:I?Q\d|TQ\d|MXFP4|BF16|F16|F32)\w*)(?:-
 _DRAFT_MODEL = (
     "spec-draft-model", "md", "model-draft", "spec-draft-hf", "hfd", "hfrd", "hf-repo-draft",
 )  # fmt: skip
+# Expressions for the experts of all layers: .ffn_.*_exps.=CPU, exps=CPU, \\.ffn_(up|gate|down)_exps\\.=CPU
+_ALL_EXPERTS = re.compile(r"(?:[\\.*]*ffn_?)?(?:\.\*_?|\(?[a-z|]+\)?_?)?exps[\\.*]*(?:weight)?=CPU")
 _STEP = "512"  # common_params, common/common.h
 _FLOATS = {"f16": "fp16", "f32": "fp32"}
 
@@ -44,15 +48,40 @@ class LlamaCppReader(Reader):
         if settings.get("split-mode") == "tensor":
             del settings["split-mode"]
             found.fields["tensor_parallel_size"] = "all"
-        found.model, dtype = named(found.model)
+        written, file = found.model, left.get("hf-file") or left.get("hff")
+        found.model, dtype = named(written)
+        dtype = dtype if file is None else named(file)[1]
+        if dtype is None and not written.casefold().endswith(".gguf"):
+            found.model = written  # -hf takes the repository's file in the default type, which its name stands for
         if dtype is not None:
-            found.fields["dtype"] = dtype
+            found.fields["dtype"] = _known(dtype, written)
+        self._overrides(found)
         own = next((left[name] for name in _DRAFT_MODEL if name in left), None)
         if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or own is not None:
             number = settings.pop("draft-max", None) or left.get("spec-ngram-mod-n-max") or "16"
             method = method or DRAFT
             model = None if own is None or method == MTP else named(own)[0]
             found.drafting = method, whole(number, "--spec-draft-n-max"), model
+
+    def _overrides(self, found: Read) -> None:
+        """-ot 'exps=CPU' keeps the experts of every layer in host memory, like --cpu-moe (common/arg.cpp)."""
+        given = found.left.get("override-tensor") or found.left.get("ot")
+        if given is None:
+            return
+        if _ALL_EXPERTS.fullmatch(given):
+            found.settings.setdefault("cpu-moe", "true")
+        else:
+            found.unknown.append("--override-tensor")
+
+
+def _known(dtype: str, written: str) -> str:
+    """The type of a file. ModelError (exit 3) for one whose layers have types that were not read (UD-Q4_K_XL)."""
+    try:
+        parse_weight_dtype(dtype)
+    except UsageError:
+        hint = "use the file itself (-m PATH), or a type that all layers have, such as Q4_K_M"
+        raise ModelError(f"{written}: which types its layers have is not known", hint) from None
+    return dtype
 
 
 def named(text: str) -> tuple[str, str | None]:

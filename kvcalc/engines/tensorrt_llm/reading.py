@@ -6,11 +6,10 @@ TensorRT-LLM 1.3.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.engines.reading import Read, Reader, float_types, inverse, whole
+from kvcalc.engines.reading import Read, Reader, float_types, inverse, text_of, whole
 from kvcalc.engines.tensorrt_llm.command import DECODING, KV_CACHE_CONFIG
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.drafting import MTP
@@ -26,7 +25,6 @@ _NESTED = ("kv_cache_config", "pytorch_backend_config")
 _MOE = ("backend", "disable_finalize_fusion", "use_low_precision_moe_combine")
 _DEFAULTS: tuple[tuple[str, Any], ...] = (("max_beam_width", 1), ("max_gpu_total_bytes", 0), ("scheduler_config", {}))
 _DECODING = {**inverse(DECODING), "Eagle": "eagle1", "EAGLE3": "eagle"}
-_LARGEST_FILE = 1 << 20
 
 
 class TensorrtLlmReader(Reader):
@@ -35,13 +33,9 @@ class TensorrtLlmReader(Reader):
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """The settings of the file are read like options, which come first."""
         path = found.left.get("config") or found.left.get("extra-llm-api-options")
-        text = None if path is None else files.get(path, files.get(os.path.basename(path)))
+        text = None if path is None else text_of(path, files)
         if path is not None and text is None:
-            try:
-                with open(path, encoding="utf-8") as file:
-                    text = file.read(_LARGEST_FILE)
-            except (OSError, ValueError):
-                found.notes.append(f"{path} is not here, so its settings do not count")
+            found.notes.append(f"{path} is not here, so its settings do not count")
         if text is not None:
             self._settings(found, parse_mapping(text, path or ""))
         if found.left.get("dtype") in float_types():

@@ -12,10 +12,19 @@ from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS
 from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import DRAFT, MTP
+from kvcalc.model.spec import ModelSpec
 
 # Methods of --quantization that convert a checkpoint while it is loaded, to fp8 or to other types. The others name what
 # its config says anyway (QuantizationMethods, model_executor/layers/quantization/__init__.py).
 _FP8 = ("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "ptpc_fp8")
+# Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing. Both run with `moe_wna16`.
+_OF_CHECKPOINTS = {
+    "awq": ("awq", "awq_marlin", "auto_awq"),
+    "gptq": ("gptq", "gptq_marlin", "auto_gptq", "gptq_bitblas"),
+    "compressed-tensors": ("compressed-tensors",),
+    "modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed"),
+    "fp8": (),
+}
 # Keys of --attention-config and of --compilation-config that choose kernels and passes and change no memory that is
 # counted (config/attention.py, config/compilation.py). Mode 3 is the default.
 _KERNELS = (
@@ -65,6 +74,20 @@ class VllmReader(Reader):
         config = left.get("speculative-config") or left.get("sc")
         if config is not None:
             self._drafting(found, json_object(config, "speculative-config"))
+
+    def check_model(self, found: Read, spec: ModelSpec) -> None:
+        """_verify_quantization (config/model.py) and get_quant_config (model_loader/weight_utils.py)."""
+        asked = found.left.get("quantization") or found.left.get("q") or ""
+        needed = next((own for own, names in _OF_CHECKPOINTS.items() if asked in names), None)
+        stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
+        own = "" if stated is None else str(stated.get("quant_method", "modelopt"))
+        if stated is None and needed is not None:
+            text = f"--quantization {asked}: vLLM does not start with a checkpoint that is not quantized"
+            raise LayoutError(text, "leave it out, or name a quantized copy")
+        is_known = any(own.startswith(one) for one in _OF_CHECKPOINTS) and (needed is not None or asked == "fp8")
+        if stated is not None and is_known and not own.startswith(needed or "fp8"):
+            text = f"--quantization {asked}: vLLM does not start with a checkpoint in {own.split()[0]}"
+            raise LayoutError(text, "leave it out: vLLM reads the checkpoint's")
 
     def _attention(self, found: Read, config: Mapping[str, Any]) -> None:
         for key, value in config.items():

@@ -103,8 +103,8 @@ def make_cache(
     batch_size, max_tokens = len(lengths), max(lengths)
     if min(lengths) < max_tokens:
         shapes, window, page = layer.cache_shapes(), layer.window, storage.block_size
-        return RaggedCache(lengths, shapes, window, dtype, device, stored, block_size=page, seed=seed)
-    given = (batch_size, layer.cache_shapes(), max_tokens, layer.window, dtype, device, stored)
+        return RaggedCache(lengths, shapes, window, dtype, device, stored, storage.scales, block_size=page, seed=seed)
+    given = (batch_size, layer.cache_shapes(), max_tokens, layer.window, dtype, device, stored, storage.scales)
     if storage.block_size is not None:
         return PagedCache(*given, block_size=storage.block_size, seed=seed)
     return GrowingCache(*given) if storage.kind == "grow" else TokenCache(*given)

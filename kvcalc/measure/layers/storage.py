@@ -14,12 +14,14 @@ from kvcalc.records import NamedTuple
 KINDS = ("preallocated", "grow", "none")
 MLA_FORMS = ("absorbed", "expanded")
 QUANTIZED = ("fp8", "int8")
+SCALES = ("row", "head", "tensor")
 
 
 class Storage(NamedTuple):
     """`kind` is one of KINDS. `block_size` is in tokens, or None if the cache is not paged.
 
-    `kv_dtype` is one of QUANTIZED, or None for the model's own dtype. The backend `auto` leaves out `without_backends`.
+    `kv_dtype` is one of QUANTIZED, with `scales` of SCALES, or None for the model's own dtype. The backend `auto`
+    leaves out `without_backends`.
     """
 
     kind: str = "preallocated"
@@ -28,6 +30,7 @@ class Storage(NamedTuple):
     mla: str = "absorbed"
     backend: str = "auto"
     without_backends: tuple[str, ...] = ()
+    scales: str = "row"
 
     @property
     def is_plain(self) -> bool:
@@ -40,7 +43,7 @@ class Storage(NamedTuple):
 
 def parse_storage(
     kv_dtype: str | None, cache: str, block_size: int | None, mla: str, backend: str,
-    without_backends: tuple[str, ...], device: torch.device,
+    without_backends: tuple[str, ...], device: torch.device, scales: str | None = None,
 ) -> Storage:  # fmt: skip
     """Parse the options of the cache. Raises UsageError (exit 2) for options that cannot be combined."""
     if backend != "auto" and backend not in BACKENDS:
@@ -64,9 +67,15 @@ def parse_storage(
         raise UsageError(f"--cache none cannot be combined with {options}")
     if cache == "grow" and block_size:
         raise UsageError("--cache grow cannot be combined with --block-size")
+    if scales is not None and scales not in SCALES:
+        raise UsageError(f"--cache-scales {scales[:40]!a}: one of {', '.join(SCALES)}")
+    if scales is not None and kept is None:
+        raise UsageError("--cache-scales needs a cache in 8 bits", "for example --kv-dtype fp8")
+    if cache == "grow" and scales not in (None, "row"):
+        raise UsageError(f"--cache grow cannot be combined with --cache-scales {scales}")
     if kept == "fp8" and device.type == "mps":
         raise UsageError("--kv-dtype fp8: not supported on Apple's GPU", "use --kv-dtype int8")
-    return Storage(cache, block_size, kept, mla, backend, without_backends)
+    return Storage(cache, block_size, kept, mla, backend, without_backends, scales or "row")
 
 
 def check_lengths(

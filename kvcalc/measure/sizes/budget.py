@@ -32,7 +32,7 @@ _USABLE_PERCENT = {"cpu": 85, "mps": 85, "cuda": 95}
 # Additional device memory for kernels' scratch space and the roof's buffer. A CPU's is counted: `resident`.
 _OVERHEAD_BYTES = 512 << 20
 
-# A quantized row (one token, one head) has an fp32 scale.
+# A scale is an fp32 number: of a quantized row (one token, one head), or of all rows of a head, or of K or V.
 _SCALE_BYTES = 4
 
 
@@ -92,11 +92,23 @@ def _kept_bytes(spec: ModelSpec, request: Request, block_size: int) -> int:
         if isinstance(cache, (RecurrentState, CrossAttention)):
             return kv_cache.stored_cache_bytes(cache, tokens, dtype)
         rows = -(-min(tokens, cache.window or tokens) // block_size) * block_size
-        scaled = 2 * cache.num_kv_heads if isinstance(cache, HEADS_CACHES) else 1
-        scales = rows * scaled * _SCALE_BYTES if storage.kv_dtype else 0
+        scales = rows * _scales_of(cache, "row") * _SCALE_BYTES if storage.kv_dtype and storage.scales == "row" else 0
         return bytes_of(rows * sum(cache.token_rows()), storage.dtype(dtype)) + scales
 
-    return sum(number * kv_cache.sequence_bytes(spec, request.dtype, n, count) for n, number in request.loads)
+    fixed = 0
+    if storage.kv_dtype and storage.scales != "row":
+        fixed = sum(g.num_layers * _scales_of(cache, storage.scales) for g in spec.layers for cache in g.caches)
+    rows = sum(number * kv_cache.sequence_bytes(spec, request.dtype, n, count) for n, number in request.loads)
+    return rows + fixed * _SCALE_BYTES
+
+
+def _scales_of(cache: Cache, scaling: str) -> int:
+    """The scales of a cache, or of one of its rows."""
+    if isinstance(cache, (RecurrentState, CrossAttention)):
+        return 0
+    if not isinstance(cache, HEADS_CACHES):
+        return 1
+    return 2 if scaling == "tensor" else 2 * cache.num_kv_heads
 
 
 def need_of(spec: ModelSpec, request: Request) -> Need:

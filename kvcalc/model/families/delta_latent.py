@@ -1,10 +1,12 @@
-"""Kimi delta attention in most layers, and MLA in the others: Kimi Linear, Kimi K3, Ling 3 and GLM-5-Next."""
+"""Linear attention in most layers, and MLA in the others.
+
+Kimi Linear, Kimi K3, Ling 3 and GLM-5-Next have Kimi delta attention; Ling 2.5 and 2.6 have lightning attention.
+"""
 
 from __future__ import annotations
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, sparse_layers, with_defaults
-from kvcalc.model.families import lightning_latent
 from kvcalc.model.families.common import decoder_body, latent_shape
 from kvcalc.model.families.deepseek import has_indexer, indexer, with_streams
 from kvcalc.model.families.gated_delta import layer_types
@@ -157,7 +159,7 @@ def read_delta_latent(config: ConfigReader, model_type: str) -> ModelSpec:
     """
     is_glm = model_type == "glm5_next_text"
     if not is_glm and config.has("group_norm_size"):
-        return lightning_latent.read(config, model_type)
+        return read_lightning_latent(config, model_type)
     stated = stated_delta_attention(config) if is_glm else {}
     config = config.with_defaults({**defaults_of(model_type), **stated})
     if not is_glm:
@@ -198,3 +200,42 @@ def _body_of_layers(config: ConfigReader, num_layers: int, is_glm: bool) -> Body
     mlps = choose(num_layers, sparse_layers(sized, rule, num_layers), moe(sized, rule, width), dense)
     body = decoder_body(config, mlps)
     return with_streams(config, body, has_head=False, mixes=True) if is_glm else body
+
+
+def read_lightning_latent(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Every layer_group_size-th layer keeps a latent and a rotary key.
+
+    The others keep head_dim x head_dim elements per head, in the model's dtype, without a convolution. Source:
+    BailingMoeV25DecoderLayer (bailing_moe_linear.py) and BailingMoELinearAttention, vLLM 0.33.0.
+    """
+    config = with_defaults(config, defaults_of("bailing_moe_v2_5"))
+    num_layers, shape = config.num_layers("num_hidden_layers"), latent_shape(config)
+    kept: dict[str, tuple[Mixer, ...]] = {
+        "full_attention": (Attention(shape),), "linear_attention": (_lightning(config, shape.hidden_size or 0),),
+    }  # fmt: skip
+    mixers = [kept[kind] for kind in layer_types(config, num_layers, interval="layer_group_size")]
+    return config.model("bailing_moe_v2_5", mixers, lambda: _lightning_body(config, num_layers), attention=shape)
+
+
+def _lightning(config: ConfigReader, width: int) -> Recurrence:
+    heads, head_dim = config.integer("num_attention_heads"), config.integer("head_dim")
+    inner, bias = heads * head_dim, config.boolean("use_bias", default=False)
+    weights: tuple[Weight, ...] = (
+        linear("self_attn.query_key_value", width, 3 * inner, bias or config.boolean("use_qkv_bias", default=False)),
+        linear("self_attn.g_proj", width, inner),
+        linear("self_attn.dense", inner, width, bias),
+        norm("self_attn.g_norm", inner),
+    )
+    if config.boolean("use_qk_norm", default=False):
+        weights += tuple(norm(f"self_attn.{name}_layernorm", head_dim) for name in ("query", "key"))
+    state = RecurrentState(0, 1, inner * head_dim, state_dtype=None, num_heads=heads)
+    return Recurrence(state, weights=weights)
+
+
+def _lightning_body(config: ConfigReader, num_layers: int) -> Body:
+    width = config.integer("hidden_size")
+    rule = Experts("num_experts", layers="first_dense", shared=True, shared_inner="moe_shared_expert_intermediate_size")
+    dense = gated_mlp("mlp", width, config.integer("intermediate_size"))
+    sized = config.with_defaults({"moe_shared_expert_intermediate_size": config.integer("moe_intermediate_size")})
+    mlps = choose(num_layers, sparse_layers(config, rule, num_layers), moe(sized, rule, width), dense)
+    return decoder_body(config, mlps, embedding="model.word_embeddings")

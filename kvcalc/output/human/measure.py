@@ -113,7 +113,7 @@ def _kept(workload: documents.MeasureWorkload) -> str:
     if workload["block_size"]:
         found.append(f"blocks of {workload['block_size']} tokens")
     if workload["kv_dtype"] != workload["dtype"]:
-        found.append(f"{workload['kv_dtype']} with a scale per row")
+        found.append(f"{workload['kv_dtype']} with a scale per {workload.get('cache_scales') or 'row'}")
     if workload["mla"] != "absorbed":
         found.append("K and V rebuilt from the latent at every step")
     return ", ".join(found)

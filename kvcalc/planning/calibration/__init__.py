@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import KvcalcError, UsageError
-from kvcalc.model.files import list_folder, read_text
+from kvcalc.model.files import check_path, list_folder, read_text
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.calibration.fitted_runs import (
@@ -128,6 +128,8 @@ def read_calibration(paths: Sequence[str]) -> Calibration:
     not exist is a list, if it has commas. A file that is given twice counts once. Raises UsageError (exit 2) if a file
     is neither, or has no usable part.
     """
+    for text in paths:
+        check_path(text)
     files: list[tuple[str, bool]] = []
     for path in [one for text in paths for one in _listed_paths(text)]:
         if os.path.isdir(path):
@@ -137,7 +139,7 @@ def read_calibration(paths: Sequence[str]) -> Calibration:
             files += [(os.path.join(path, name), True) for name in names]
         else:
             files.append((path, False))
-    files = list({_place(file[0]): file for file in reversed(files)}.values())[::-1]
+    files = list({os.path.realpath(file[0]): file for file in reversed(files)}.values())[::-1]
     stamps = tuple(_stamp(path) for path, _ in files)
     return _read_files(tuple(files), stamps)
 
@@ -172,11 +174,7 @@ _HINT = f"known: kvcalc measure --json, {KNOWN_RESULTS}"
 
 def _listed_paths(text: str) -> list[str]:
     """The paths in `a.json,b.json`. A path that exists may itself have commas."""
-    try:
-        is_path = "," not in text or os.path.exists(text)
-    except ValueError:  # a NUL byte in the path
-        is_path = True
-    if is_path:
+    if "," not in text or os.path.exists(text):
         return [text]
     paths = [path.strip() for path in text.split(",")]
     if not all(paths):
@@ -199,17 +197,10 @@ def _read_file(path: str) -> Record | list[Run]:
         raise UsageError(f"--calibrate {path}: {what}", _HINT) from None
 
 
-def _place(path: str) -> str:
-    try:
-        return os.path.realpath(path)
-    except ValueError:  # a NUL byte in the path; reading it gives the reason
-        return path
-
-
 def _stamp(path: str) -> object:
     try:
         status = os.stat(path)
-    except (OSError, ValueError):  # reading it gives the reason
+    except OSError:  # reading it gives the reason
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
 

@@ -47,7 +47,8 @@ def check(
     has_lengths = input_tokens is not None and output_tokens is not None
     # The memory does not depend on the tokens that are accepted.
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
-    question, notes = asked_by(read, server.reader, devices, speed, accepted)
+    with _refusals():
+        question, notes = asked_by(read, server.reader, devices, speed, accepted)
     try:
         try:
             found = _fit(question)

@@ -8,7 +8,7 @@ from kvcalc.engines import engine_class
 from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
-from kvcalc.model.resolve import load_model
+from kvcalc.model.resolve import find_published, load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.cases.dp_attention import most_experts
@@ -29,7 +29,9 @@ def asked_by(
 
     Raises UsageError (exit 2) for a value that cannot be read, and ModelError (exit 3) for a model that is not known.
     """
-    spec, notes = load_model(read.model), list(read.notes)
+    notes = list(read.notes)
+    spec = _model(read.model, notes)
+    reader.check_model(read, spec)
     values: dict[str, Any] = {}
     for name, text in read.fields.items():
         if name == "tensor_parallel_size" and text == "all":
@@ -70,6 +72,29 @@ def asked_by(
         speculative=_drafting(read, acceptance_length, notes), **values,
     )  # fmt: skip
     return question, [Note("command", "command", text) for text in notes]
+
+
+def _model(text: str, notes: list[str]) -> ModelSpec:
+    """The model of a command. A path of the server that is not here may end in a published name, which a note says."""
+    try:
+        return load_model(text)
+    except UsageError as error:
+        for name in _names_in(text):
+            found = find_published(name)
+            if found is not None:
+                notes.append(f"{text} is not here, and is taken as {name}")
+                return found
+        hint = error.hint or "if it is on the server, write the model's name instead, for example Qwen/Qwen3-8B"
+        raise UsageError(error.message, hint) from None
+
+
+def _names_in(path: str) -> list[str]:
+    """The names that a path of a checkpoint may stand for: /models/Qwen/Qwen3-8B, or a folder of the Hub's cache."""
+    parts = [part.replace("___", ".") for part in path.split("/") if part]  # as ModelScope writes folders
+    cached = next((part for part in parts if part.startswith("models--") and part.count("--") == 2), None)
+    if cached is not None:
+        return ["/".join(cached.split("--")[1:])]
+    return ["/".join(parts[-2:]), *(part for part in parts[-1:] if "-" in part)]
 
 
 def limit_of(read: Read, reader: Reader, question: Question) -> int | None:

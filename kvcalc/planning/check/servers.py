@@ -22,7 +22,10 @@ _DOCKER_FLAGS = {
     "--oom-kill-disable", "--privileged", "--publish-all", "--quiet", "-q", "--read-only", "--rm", "--sig-proxy",
     "--tty",
 }  # fmt: skip
-_RUNNERS = ("docker", "podman", "nerdctl")
+_RUNNERS, _SHELLS = ("docker", "podman", "nerdctl"), ("bash", "sh", "zsh")
+_RUNS_TEXT = re.compile(r"-[a-z]*c")
+# A program is one of the first words: before it are variables, interpreters and what starts it on other machines.
+_MOST_BEFORE = 12
 # Keys of a resource's limits that count devices (device plugins of NVIDIA and AMD).
 _RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 _MOST_NODES = 100_000
@@ -106,9 +109,9 @@ def server_of(
     They are options of the image's own program, unless they begin with a program of theirs (`is_program`).
     """
     words = list(words)
-    program = os.path.basename(words[0]) if words else ""
-    if program in ("bash", "sh", "zsh"):
-        inside = next((word for word in words[1:] if " " in word or "\n" in word), "")
+    begin, program = _runner(words)
+    if program in _SHELLS:
+        inside = next((word for word in words[begin + 1 :] if " " in word or "\n" in word), "")
         script = parse_script(inside)
         return [
             server
@@ -117,7 +120,7 @@ def server_of(
                 one.words, {**environment, **one.variables}, {**files, **script.files}, image, is_program=True
             )
         ]
-    if program in _RUNNERS and "run" in words[:3]:
+    if program in _RUNNERS:
         return _in_container(words[words.index("run") + 1 :], environment, files)
     for reader in readers():
         place = program_end(reader, words)
@@ -130,9 +133,20 @@ def server_of(
     return []
 
 
+def _runner(words: Sequence[str]) -> tuple[int, str]:
+    """The place and the name of the program that runs another one: a container, or a shell, also behind `srun`."""
+    for place, word in enumerate(words[:_MOST_BEFORE]):
+        program, after = os.path.basename(word), words[place + 1 : place + 3]
+        if program in _RUNNERS and "run" in after:
+            return place, program
+        if program in _SHELLS and (place == 0 or any(_RUNS_TEXT.fullmatch(one) for one in after)):
+            return place, program
+    return 0, ""
+
+
 def program_end(reader: Reader, words: Sequence[str]) -> int | None:
     """The place after the words that begin an engine's command, or None if it is not one of the first."""
-    for begin in range(min(len(words), 12)):
+    for begin in range(min(len(words), _MOST_BEFORE)):
         for program in reader.programs:
             here = [os.path.basename(words[begin]), *words[begin + 1 : begin + len(program)]]
             end = begin + len(program)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
@@ -119,23 +119,24 @@ class Targets(NamedTuple):
         return Targets(self.concurrency, self.requests_per_second, confidence=self.confidence)
 
 
-class Target(NamedTuple):
-    """A time in seconds, None if it is not limited, and the percentile of the requests, None for their mean."""
+def limits_in(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `Targets` that --max-ttft, --max-tpot and --max-e2e state as `1s` or `1s@p99`.
 
-    seconds: float | None
-    percentile: int | None
-
-
-def parse_target(text: str, option: str) -> Target:
-    """The target in `1s` or `1s@p99`. UsageError (exit 2) for another text, or for a percentile that is not counted."""
-    time, at, statistic = text.partition("@")
-    if not at:
-        return Target(parse_seconds(text, option), None)
-    number = statistic.strip().casefold().removeprefix("p")
-    if number not in map(str, PERCENTILES):
-        names = ", ".join(f"p{percentile}" for percentile in PERCENTILES)
-        raise UsageError(f"{option} {text[:40]!a}: not one of {names}", f"{option} {time.strip()[:20]}@p99")
-    return Target(parse_seconds(time, option), int(number))
+    UsageError (exit 2) for another text, or for a percentile that is not counted.
+    """
+    found: dict[str, Any] = {}
+    for metric in METRICS:
+        text, option = given[f"max_{metric}"], f"--max-{metric}"
+        if text is None:
+            continue
+        time, at, statistic = text.partition("@")
+        number = statistic.strip().casefold().removeprefix("p")
+        if at and number not in map(str, PERCENTILES):
+            names = ", ".join(f"p{percentile}" for percentile in PERCENTILES)
+            raise UsageError(f"{option} {text[:40]!a}: not one of {names}", f"{option} {time.strip()[:20]}@p99")
+        found[f"max_{metric}_seconds"] = parse_seconds(time, option)
+        found[f"{metric}_percentile"] = int(number) if at else None
+    return found
 
 
 def check_percentiles(targets: Targets) -> None:

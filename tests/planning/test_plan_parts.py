@@ -1,0 +1,348 @@
+"""What a plan compares and prints, on rows and numbers made up for the purpose."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcalc.errors import DoesNotFitError, UsageError
+from kvcalc.planning.cases.lengths import Lengths
+from kvcalc.planning.plan import pareto
+from kvcalc.planning.plan.document import parse_confidence, parse_price, refuse_empty
+from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, why_not
+from kvcalc.planning.plan.shapes import Shape
+from kvcalc.planning.plan.targets import Limit, Targets, check_percentiles, limits_in
+from kvcalc.planning.plan.traffic import Probe, Trouble, describe_cost, range_of, too_slow
+
+Range = tuple[float | None, float | None]
+Range3 = tuple[float, float | None, float | None]
+
+
+@pytest.mark.parametrize(
+    ("ends", "confidence", "estimated", "is_upper"),
+    [
+        ((1.0, 2.0), 80, (), True), ((1.0, 2.001), 80, (), False), ((1.0, 2.0), 50, (), False),
+        ((1.0, 2.0), 80, ("tpot",), False), ((1.0, 2.0), 80, ("ttft",), True), ((None, 2.0), 80, (), False),
+        ((1.0, None), 80, (), False), ((None, None), 80, (), False), ((0.0, 0.0), 80, (), True),
+    ],
+)  # fmt: skip
+def test_a_narrow_range_is_judged_at_its_upper_end(
+    ends: Range, confidence: int, estimated: tuple[str, ...], is_upper: bool
+) -> None:
+    targets = Targets(1, None, 1.0, 1.0, confidence=confidence, estimated=estimated)
+    assert targets.judged_at("tpot", *ends) == ("upper_end" if is_upper else "estimate")
+    assert targets.judged("tpot", 1.5, *ends) == (ends[1] if is_upper else 1.5)
+
+
+def test_layouts_are_compared_at_their_estimates_if_the_range_of_one_is_wide() -> None:
+    narrow, wide = (1.5, 1.0, 2.0), (1.5, 1.0, 3.0)
+    targets = Targets(1, None, 1.0)
+    for layouts, estimated in (
+        ([{"ttft": narrow, "tpot": narrow}], ()),
+        ([{"ttft": narrow, "tpot": wide}, {"ttft": narrow, "tpot": narrow}], ("tpot",)),
+        ([{"ttft": wide, "tpot": narrow}, {"ttft": narrow, "tpot": wide}], ("tpot", "ttft")),
+        ([], ()),
+    ):
+        assert targets.alike(layouts).estimated == estimated
+    assert targets.describe_judged({"ttft": narrow, "tpot": wide}) == {
+        "ttft_judged_at": "upper_end", "tpot_judged_at": "estimate",
+    }  # fmt: skip
+    assert targets.without_limits().describe_judged({"ttft": narrow}) == {"ttft_judged_at": None}
+
+
+def test_a_larger_load_has_whole_clients_and_the_same_limits() -> None:
+    targets = Targets(10, None, 1.0, None, 50, 3.0, 99, None, 90)
+    assert targets.larger(0.25) == targets._replace(concurrency=13)
+    assert targets.larger(0.0) == targets
+    assert Targets(None, 8.0).larger(0.5).requests_per_second == 12.0
+    assert targets.without_limits() == Targets(10, None, confidence=50)
+    assert targets.limits == [Limit("ttft", 1.0, 99), Limit("e2e", 3.0, 90)]
+    assert [limit.statistic for limit in (*targets.limits, Limit("tpot", 1.0, None))] == ["p99", "p90", "mean"]
+    assert (targets.highest_percentile, Targets(1, None, 1.0).highest_percentile) == (99, None)
+    assert "estimated" not in targets.describe()
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("1s", (1.0, None)), ("500ms", (0.5, None)), ("2s@p99", (2.0, 99)),
+        ("2s@99", (2.0, 99)), ("2s@ P50 ", (2.0, 50)), ("2s @p95", (2.0, 95)),
+        ("1s@p75", None), ("1s@", None), ("1s@p", None), ("@p99", None), ("p99", None),
+    ],
+)  # fmt: skip
+def test_a_target_is_a_time_and_perhaps_a_percentile(
+    text: str, target: tuple[float, int | None] | None
+) -> None:  # fmt: skip
+    given = {"max_ttft": text, "max_tpot": None, "max_e2e": None}
+    if target is not None:
+        assert limits_in(given) == {"max_ttft_seconds": target[0], "ttft_percentile": target[1]}
+        return
+    with pytest.raises(UsageError, match="--max-ttft"):
+        limits_in(given)
+
+
+@pytest.mark.parametrize("metric", ["ttft", "tpot", "e2e"])
+def test_a_percentile_is_one_that_is_counted_and_has_a_limit(metric: str) -> None:
+    of: dict[str, Any] = {f"max_{metric}_seconds": 1.0}
+    name = f"{metric}_percentile"
+    for percentile in (None, 50, 90, 95, 99):
+        check_percentiles(Targets(1, None, **{**of, name: percentile}))
+    with pytest.raises(UsageError, match="must be one of 50, 90, 95, 99"):
+        check_percentiles(Targets(1, None, **{**of, name: 98}))
+    with pytest.raises(UsageError, match=f"{metric}_percentile needs max_{metric}_seconds"):
+        check_percentiles(Targets(1, None, **{name: 99}))  # type: ignore[arg-type]
+
+
+def row(cost: float | None = 1.0, **more: Any) -> Any:
+    return {
+        "fits": True, "gpu": "a", "engine": "vllm", "cost_per_hour": cost, "cost_per_million_output_tokens": cost,
+        "num_devices": 1, "tokens_per_second_per_device": 1.0, "ttft_seconds": 1.0, "tpot_seconds": 0.1, **more,
+    }  # fmt: skip
+
+
+def test_rows_are_ranked_by_cost_if_all_that_fit_have_one() -> None:
+    for rows, with_targets, without in (
+        ([row(), row()], "cost_per_hour", "cost_per_million_output_tokens"),
+        ([row(), row(None)], "num_devices", "num_devices"),
+        ([row(), row(None, fits=False)], "cost_per_hour", "cost_per_million_output_tokens"),
+    ):
+        assert (pareto.ranked_by(rows, True), pareto.ranked_by(rows, False)) == (with_targets, without)
+
+
+def test_the_best_row_fits_costs_least_and_of_equal_ones_is_the_fastest() -> None:
+    rows = [row(2.0), row(1.0, gpu="b"), row(1.0, gpu="c", tokens_per_second_per_device=2.0), row(0.5, fits=False)]
+    best = pareto.best_of(rows, "cost_per_hour")
+    assert best is rows[2]
+    assert pareto.best_of(rows[3:], "cost_per_hour") is pareto.best_of([], "num_devices") is None
+    assert pareto.best_of([row(num_devices=2), one := row(9.0)], "num_devices") is one
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([row(3.0, gpu="b", ttft_seconds=0.5)], "b: TTFT 500 ms instead of 1 s, for 3 times the cost per token"),
+        ([row(3.0, gpu="b", ttft_seconds=2 / 3)], None),  # not much faster
+        ([row(3.0, gpu="b", ttft_seconds=0.66)], "b: TTFT 660 ms instead of 1 s, for 3 times the cost per token"),
+        ([row(3.0, gpu="b", ttft_seconds=0.5, fits=False)], None),
+        ([row(3.0, gpu="b", ttft_seconds=None)], None),
+        # The largest gain of all times and rows is named.
+        ([row(3.0, gpu="b", ttft_seconds=0.5), row(4.0, gpu="c", tpot_seconds=0.04)],
+         "c: TPOT 40 ms instead of 100 ms, for 4 times the cost per token"),
+        ([row(1.5, gpu="b", engine="sglang", tpot_seconds=0.02)],
+         "b with sglang: TPOT 20 ms instead of 100 ms, for 1.5 times the cost per token"),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_what_the_cheapest_row_gives_up(others: list[Any], said: str | None) -> None:
+    best = row()
+    assert pareto.given_up([best, *others], best, "cost_per_million_output_tokens") == said
+    assert pareto.given_up([best, *others], best, "cost_per_hour") is None
+    assert pareto.given_up(others, None, "cost_per_million_output_tokens") is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), max_size=14), st.booleans())
+def test_the_front_has_what_nothing_else_beats_in_both_ways(points: list[tuple[int, int, bool]], priced: bool) -> None:
+    """Tokens per second of a user, and what a token costs: money if every kind has a price, else devices."""
+    made = [
+        [
+            {
+                "tokens_per_second_per_user": float(fast), "tokens_per_second_per_device": 1.0 / cost,
+                "cost_per_million_output_tokens": float(cost) if has_price else None,
+            }
+            for fast, cost, of_first in points if of_first is first
+        ]
+        for first, has_price in ((True, True), (False, priced))
+    ]  # fmt: skip
+    kinds: Any = [SimpleNamespace(price=1.0, number=0), SimpleNamespace(price=1.0 if priced else None, number=1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pareto, "_points", lambda _, kind: iter(made[kind.number]))
+        found = pareto.front(None, kinds)  # type: ignore[arg-type]
+    pairs = {(fast, cost) for fast, cost, _ in points}
+    best = {
+        one for one in pairs if not any(other[0] >= one[0] and other[1] <= one[1] for other in pairs - {one})
+    }  # fmt: skip
+    assert [
+        (point["tokens_per_second_per_user"], round(1 / point["tokens_per_second_per_device"])) for point in found
+    ] == sorted(best, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "devices", "text", "is_plain"),
+    [
+        (Shape(1, 1), 1, "tp 1", True), (Shape(8, 2), 16, "tp 8 x pp 2", True),
+        (Shape(4, 1, 2), 8, "dp 2 x tp 4", False), (Shape(2, 2, 4, 8), 16, "dp 4 x tp 2 x pp 2 x ep 8", False),
+        (Shape(8, 1, 1, 1), 8, "tp 8 x ep 1", False), (Shape(8, 1, token_ranks=2), 8, "tp 8 x dcp 2", False),
+        (Shape(2, 3, 5, prompt_ranks=7), 210, "dp 5 x tp 2 x pp 3", False),
+    ],
+)  # fmt: skip
+def test_a_shape_multiplies_its_parts_and_names_those_above_one(
+    shape: Shape, devices: int, text: str, is_plain: bool
+) -> None:
+    assert (shape.devices, str(shape), shape.is_plain) == (devices, text, is_plain)
+    assert shape.describe(3) == {
+        "tensor_parallel_size": shape.tensor, "pipeline_parallel_size": shape.stages,
+        "data_parallel_size": shape.dp_ranks, "expert_parallel_size": 3,
+        "decode_context_parallel_size": shape.token_ranks,
+    }  # fmt: skip
+
+
+def serving(ttft: Range3, tpot: Range3, random_ttft: float = 1.0) -> Any:
+    return {
+        "ttft_seconds": ttft[0], "ttft_low_seconds": ttft[1], "ttft_high_seconds": ttft[2],
+        "tpot_seconds": tpot[0], "tpot_low_seconds": tpot[1], "tpot_high_seconds": tpot[2],
+        "random_ttft_seconds": random_ttft,
+    }  # fmt: skip
+
+
+LENGTHS = Lengths(100, 11, 150, 160, 111)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said", "hint"),
+    [
+        ({"max_ttft_seconds": 1.5}, None, None),
+        ({"max_ttft_seconds": 1.4}, "TTFT of one request is 1 s, up to 1.5 s, and the limit is 1.4 s", True),
+        ({"max_ttft_seconds": 1.0}, "TTFT of one request is 1 s, up to 1.5 s, and the limit is 1 s", True),
+        ({"max_ttft_seconds": 0.9}, "TTFT of one request is 1 s, up to 1.5 s, and the limit is 900 ms", False),
+        # The range of TPOT is wide, so it is judged at the estimate.
+        ({"max_tpot_seconds": 0.1}, None, None),
+        ({"max_tpot_seconds": 0.09}, "TPOT of one request is 100 ms and the limit is 90 ms", False),
+        # The first token, and ten more.
+        ({"max_e2e_seconds": 2.5}, None, None),
+        ({"max_e2e_seconds": 2.0}, "E2E of one request is 2 s, up to 2.5 s, and the limit is 2 s", True),
+        ({"max_e2e_seconds": 1.9}, "E2E of one request is 2 s, up to 2.5 s, and the limit is 1.9 s", False),
+        ({"max_ttft_seconds": 1.0, "confidence": 50}, None, None),
+        ({"max_ttft_seconds": 2.0, "max_tpot_seconds": 0.01},
+         "TPOT of one request is 100 ms and the limit is 10 ms", False),
+    ],
+)  # fmt: skip
+def test_the_first_limit_that_is_missed_says_by_what(limits: dict[str, Any], said: str | None, hint: bool) -> None:
+    found = too_slow(Targets(1, None, **limits), LENGTHS, serving((1.0, 0.8, 1.5), (0.1, 0.05, 0.3)))
+    assert (found and found.reason) == said
+    if found is not None:
+        assert found.hint == ("--confidence 50 uses the point estimate" if hint else None)
+
+
+def test_a_limit_of_a_percentile_is_compared_with_the_mean() -> None:
+    one = serving((1.0, None, None), (0.1, None, None))
+    assert too_slow(Targets(1, None, 1.0, ttft_percentile=99), LENGTHS, one) is None
+    assert too_slow(Targets(1, None, 0.99, ttft_percentile=99), LENGTHS, one) is not None
+
+
+def test_requests_at_random_do_not_come_in_groups() -> None:
+    found = Probe(1, None, _answer(serving((2.0, 1.0, 3.0), (0.1, None, None), 1.0)), None, is_steady=True)  # type: ignore[arg-type]
+    assert range_of(found.serving, "ttft") == (1.0, 0.5, 1.5)
+    assert range_of(found.serving, "tpot") == (0.1, None, None)
+    assert range_of(found._replace(is_steady=False).serving, "ttft") == (2.0, 1.0, 3.0)
+    unknown = _answer(serving((2.0, None, None), (0.1, None, None)))
+    assert range_of(found._replace(speed=unknown).serving, "ttft") == (1.0, None, None)
+
+
+def _answer(served: Any, **fit: Any) -> Any:
+    document = {"throughput": {"serving": served, "energy": None}, "engine": {"expert_parallel_size": 1}}
+    return SimpleNamespace(document=document, fit=fit)
+
+
+@pytest.mark.parametrize(
+    ("running", "fits", "clients", "most"),
+    [(4, 10, None, 10), (4, 10, 6, 6), (4, 10, 3, 4), (4, 10, 20, 10), (4, None, None, 4), (4, 2, 8, 4)],
+)
+def test_a_server_may_run_what_fits_and_no_more_than_there_are_clients(
+    running: int, fits: int | None, clients: int | None, most: int
+) -> None:
+    probe = Probe(running, _answer(None, max_batch_size=fits, free_low_bytes=None), None, None)
+    assert probe.most_running(clients) == most
+
+
+@pytest.mark.parametrize(("free", "is_tight"), [(None, False), (0, False), (1, False), (-1, True)])
+def test_a_fit_is_tight_if_the_estimated_parts_may_leave_too_little(free: int | None, is_tight: bool) -> None:
+    assert Probe(1, _answer(None, free_low_bytes=free), None, None).is_tight is is_tight
+
+
+def test_costs_are_those_of_the_tokens_that_are_paid_for() -> None:
+    # 11 of 111 tokens are output, and 1,000 a second are 3.6 million an hour.
+    found = describe_cost(7.2, LENGTHS, 1000.0, None)
+    assert found == {
+        "cost_per_hour": 7.2, "cost_per_million_output_tokens": pytest.approx(2.0),
+        "cost_per_million_tokens": pytest.approx(2.0 * 11 / 111),
+    }  # fmt: skip
+    assert describe_cost(None, LENGTHS, 1000.0, None) == {}
+    trace: Any = {"requests_per_second": 10.0}  # the mean rate, not the busiest part's
+    assert describe_cost(3.96, LENGTHS, 1000.0, trace)["cost_per_million_output_tokens"] == pytest.approx(10.0)
+
+
+def layout(replicas: int = 2, shape: Shape = Shape(4, 1), speed: float = 100.0, **more: Any) -> OnePool:
+    targets = Targets(more.pop("clients", None), 8.0)
+    traffic: Any = SimpleNamespace(targets=targets, spare_replicas=more.pop("spare", 0))
+    kind: Any = SimpleNamespace(price=more.pop("price", None), gpu=SimpleNamespace(name="a"), engine="vllm")
+    served = {**serving((1.0, 0.5, 1.5), (0.1, 0.05, 0.2)), "tokens_per_second": speed}
+    return OnePool(traffic, kind, shape, replicas, Probe(3, None, _answer(served), None), **more)  # type: ignore[arg-type]
+
+
+def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> None:
+    assert (layout().num_devices, layout(spare=3).num_devices) == (8, 20)
+    assert (layout().cost_per_hour, layout(spare=3, price=2.5).cost_per_hour) == (None, 50.0)
+    assert (layout().in_flight, layout().tokens_per_second, layout().weight) == (6, 200.0, 8)
+    assert (str(layout()), str(layout(1)), layout().numbers, layout().key) == ("2 x tp 4", "tp 4", (2,), Shape(4, 1))
+    assert layout().ranges() == {"ttft": (1.0, 0.5, 1.5), "tpot": (0.1, 0.05, 0.2)}
+    assert [layout().most_replicas(number) for number in (3, 4, 11, 12)] == [0, 1, 2, 3]
+    assert [layout(spare=1).most_replicas(number) for number in (4, 7, 8, 40)] == [0, 0, 1, 9]
+    assert [layout(clients=5).most_replicas(number) for number in (8, 20, 40)] == [2, 5, 5]
+    assert layout().at((2,)) == layout().at((2,), is_trace=True) == layout()
+
+
+def test_layouts_have_few_devices_first_and_of_as_many_the_fastest() -> None:
+    small, slow, fast = layout(1), layout(2, speed=90.0), layout(2, speed=100.0)
+    assert sorted((fast, slow, small), key=devices_then_speed) == [small, fast, slow]
+    # Experts in another way must be faster by more than 2 %.
+    for speed, wins in ((101.9, False), (102.1, True)):
+        other = layout(2, Shape(4, 1, experts=4), speed)
+        assert (devices_then_speed(other) < devices_then_speed(fast)) is wins
+    assert why_not([fast, slow], None) == "2 x tp 4: same number of devices, 180 tokens per second, not 200"
+    assert why_not([fast, layout(2, speed=100.2)], None) == "2 x tp 4: same number of devices, same speed"
+    assert why_not([small, layout(600, price=1.0)], None) == "600 x tp 4: 2,400 devices instead of 4, 2,400.00 per hour"
+    assert why_not([small, fast], Trouble("x")) == "2 x tp 4: 8 devices instead of 4"
+    assert (why_not([small], None), why_not([small], Trouble("too slow"))) == (None, "too slow")
+    assert (fast.why_more(slow), fast.why_more(small)) == (None, "8 devices instead of 4")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("80", 80), ("80%", 80), (" 50% ", 50), ("90", None), ("", None), ("80%%", None)]
+)
+def test_a_confidence_is_that_of_a_range_or_of_a_point(text: str, found: int | None) -> None:
+    if found is not None:
+        assert parse_confidence(text) == found
+        return
+    with pytest.raises(UsageError, match="must be 80 or 50"):
+        parse_confidence(text)
+
+
+@pytest.mark.parametrize(("text", "price"), [
+    ("h100=2.5", 2.5), ("H100=0", 0.0), ("h100=999999999", 999_999_999.0), ("h100=1e9", None), ("h100=-1", None),
+    ("h100", None), ("h100=", None), ("h100=nan", None), ("h100=a", None),
+])  # fmt: skip
+def test_a_price_is_a_number_below_a_thousand_million(text: str, price: float | None) -> None:
+    if price is not None:
+        assert parse_price(text) == ("h100-sxm", price)
+        return
+    with pytest.raises(UsageError, match="not a price"):
+        parse_price(text)
+
+
+def test_an_empty_plan_says_why_for_the_first_device_and_how_many_more_there_are() -> None:
+    def refused(*rows: tuple[str, str]) -> str:
+        plans = [{"gpu": gpu, "reason": reason, "hint": "try"} for gpu, reason in rows]
+        with pytest.raises(DoesNotFitError) as raised:
+            refuse_empty({"best": None, "plans": plans})  # type: ignore[typeddict-item]
+        assert raised.value.hint == "try"
+        return raised.value.message
+
+    assert refused(("a", "x")) == refused(("a", "x"), ("b", "x")) == "no layout serves this load: x"
+    assert refused(("a", "x"), ("b", "y"), ("c", "x")) == (
+        "no layout serves this load: a: x; 2 more without a layout"
+    )  # fmt: skip
+    refuse_empty({"best": {}, "plans": []})  # type: ignore[typeddict-item]
