@@ -184,7 +184,9 @@ def test_nothing_is_preempted_while_the_cache_has_room(engine: str, option: str)
     assert found.serving["tpot_seconds"] == pytest.approx(tpot["mean_seconds"], rel=0.05)
 
 
-@pytest.mark.parametrize(("model", "load", "few"), [("gemma-3-27b", (2525, 878), True), ("qwen3-8b", (1024, 512), False)])
+@pytest.mark.parametrize(
+    ("model", "load", "few"), [("gemma-3-27b", (2525, 878), True), ("qwen3-8b", (1024, 512), False)]
+)
 def test_the_mean_time_per_token_of_a_few_requests_that_are_retracted_is_uncertain(
     model: str, load: tuple[int, int], few: bool
 ) -> None:
