@@ -41,9 +41,10 @@ _GENERATING = (
     "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
 )  # fmt: skip
-# Classes that are no model of their own, or that generate no text: SGLang registers encoders and rewards with the rest.
+# Classes that are no model of their own, or that generate no text: SGLang registers encoders and rewards with the rest,
+# and PI0 gives a robot's movements.
 _NO_TEXT = re.compile(
-    r"Embedding|Reward|SequenceClassification|TokenClassification|ForMaskedLM|NextN|MTP|Eagle|EAGLE|Medusa|DFlash|DSpark"
+    r"^PI0|Embedding|Reward|SequenceClassification|TokenClassification|ForMaskedLM|NextN|MTP|Eagle|EAGLE|Medusa|DFlash|DSpark"
     r"|^(Bert|Roberta|XLMRoberta|CLIP|Siglip)|Draft|Assistant|Pooling|Classif|ImageModel|VisionModel|Contriever|GlmImage|Bidirectional|TransformersFor|TransformersM"
     r"|Transformers$|TorchNative|MindSpore"
 )
@@ -70,6 +71,7 @@ _TYPES = {
     "HCXVisionV2ForCausalLM": "vlm",
     "HfMoondream": "moondream3",
     "InternS1ProForConditionalGeneration": "interns1_pro",
+    "JetVLMForConditionalGeneration": "jet_vlm",
     "KananaVForConditionalGeneration": "kanana-1.5-v",
     "LlavaVidForCausalLM": "llava",
     "KimiK3LinearForCausalLM": "kimi_linear",
@@ -96,6 +98,13 @@ _TYPES = {
     "Sarashina2VisionForCausalLM": "sarashina2_vision",
     "VoxtralRealtimeGeneration": "voxtral_realtime_text",
     "YiVLForCausalLM": "llava",
+}
+# Why these have no type that is read.
+_REASONS = {
+    "NemotronParseForConditionalGeneration": "its mBART decoder behind a vision encoder is not modelled",
+    "RadioMBartPrefixForCausalLM": "its mBART decoder behind a vision encoder is not modelled",
+    "PanguProMoEV2ForCausalLM": "no config of it is public",
+    "Phi3SmallForCausalLM": "its block-sparse attention is not modelled",
 }
 _TYPE_FILES = ("wrappers", "decoders", "families")
 
@@ -209,7 +218,7 @@ def problem_of(name: str, engine: str, types: Mapping[str, list[str]]) -> str | 
     """Why kvcalc does not answer an architecture under an engine, or None if it does."""
     known = [*types.get(name, []), *([_TYPES[name]] if name in _TYPES else [])] or _types_like(name)
     if not known:
-        return "its model type is not known"
+        return _REASONS.get(name, "its model type is not known")
     problems = [_problem_of_type(model_type, engine) for model_type in dict.fromkeys(known)]
     return None if None in problems else problems[0]
 
@@ -250,13 +259,10 @@ def _presets_by_type() -> dict[str, list[dict[str, Any]]]:
 
 @lru_cache
 def _problem_of_type(model_type: str, engine: str) -> str | None:
-    configs = [*_presets_by_type().get(model_type, []), *_defaults(model_type)]
-    problem: str | None = None
-    for config in configs:
-        problem = _refusal(config, engine)
-        if problem is None:
-            return None
-    return problem or _unread(model_type)
+    inner = str(rows_of("wrappers")["library"].get(model_type))
+    configs = [*_presets_by_type().get(model_type, []), *_presets_by_type().get(inner, []), *_defaults(model_type)]
+    problems = [_refusal(config, engine) for config in configs]
+    return None if None in problems else problems[0] if problems else _unread(model_type)
 
 
 def _defaults(model_type: str) -> list[dict[str, Any]]:

@@ -176,8 +176,8 @@ def test_a_sample_is_written_in_place(tmp_path: Path) -> None:
     asked = "$ kvcalc estimate gpt2 --context 1 \\\n  --get kv_cache.total_bytes\n"
     page.write_text(f"before\n```console\n{kept}{asked}1\n2\n```\nafter\n```console\n{asked}```\n")
     after = samples.refreshed(page)
-    # 2 x 12 layers x 12 heads x 64 x 2 bytes.
-    assert after == f"before\n```console\n{kept}{asked}36864\n```\nafter\n```console\n{asked}36864\n```\n"
+    # 2 x 12 layers x 12 heads x 64 x 4 bytes.
+    assert after == f"before\n```console\n{kept}{asked}73728\n```\nafter\n```console\n{asked}73728\n```\n"
     page.write_text("```console\n$ kvcalc estimate no-such-model\n```\n")
     with pytest.raises(RuntimeError, match="exit code 3, no output"):
         samples.refreshed(page)

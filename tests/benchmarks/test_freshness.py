@@ -52,7 +52,7 @@ def test_what_the_wheels_register(
 
     sglang = {
         "sglang/srt/models/llama.py": "EntryClass = [LlamaForCausalLM, LlamaForSequenceClassification]",
-        "sglang/srt/models/mamba.py": "EntryClass = MambaForCausalLM",
+        "sglang/srt/models/phi3_small.py": "EntryClass = Phi3SmallForCausalLM",
     }
     wheels = [
         wheel(tmp_path, "vllm", {"vllm/model_executor/models/registry.py": VLLM}),
@@ -65,7 +65,7 @@ def test_what_the_wheels_register(
         "vllm 1.0: 3 of 4 (75.0%)",
         "  NoSuchForCausalLM: its model type is not known",
         "sglang 1.0: 1 of 2 (50.0%)",
-        "  MambaForCausalLM: SGLang's layout of mamba is not modelled",
+        "  Phi3SmallForCausalLM: its block-sparse attention is not modelled",
         "transformers 1.0: 1 of 2 (50.0%)",
         "  XLNetLMHeadModel: model_type xlnet: it keeps hidden states (mems), not keys and values",
     ]

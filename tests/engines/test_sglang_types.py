@@ -12,6 +12,7 @@ from tests.engines.models import ask, latent, lines, plain, total
 from tests.engines.shapes import STEP, gemma4, minimax_m3, nemotron_nas, renamed, t5, windowed
 
 ROW = 512
+MAMBA = renamed("mamba", hidden_size=768, intermediate_size=1536, num_hidden_layers=24, state_size=16, conv_kernel=4)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,68 @@ def test_minimax_m3_keeps_index_keys_in_the_models_dtype() -> None:
         ask(minimax_m3(sparse_attention_config=with_values), "sglang", 200)
     with pytest.raises(UsageError, match="--kv-dtype fp8: not modelled for minimax_m3"):
         ask(minimax_m3(), "sglang", 200, kv_dtype="fp8")
+
+
+def test_models_without_attention_keep_states_alone() -> None:
+    # 24 layers of 3 columns of 1,536 channels in bf16 and of 1,536 x 16 elements in fp32; 3 states and a spare one.
+    state = 24 * (2 * 3 * 1536 + 4 * 1536 * 16)
+    assert total(MAMBA, "sglang", 100) == 4 * state
+    assert total(MAMBA, "sglang", 100, 2) == 7 * state
+    # The pool has as many tokens as the context, and none takes memory.
+    found = ask(MAMBA, "sglang", 1024, settings={"context-length": "4096"}, kv_memory_bytes=2**30)
+    assert found["engine"]["max_concurrency"] == 4.0
+
+
+def test_zaya_keeps_the_last_hidden_state_whole_on_each_device() -> None:
+    config = {**plain(2), "model_type": "zaya", "head_dim": 64, "num_attention_heads": 8, "num_key_value_heads": 2}
+    # 10 heads of 64 have 2 columns, and the hidden state of 512 has one; 3 states and a spare one.
+    assert total(config, "sglang", 99) == 100 * 2 * ROW + 4 * 2 * 2 * (2 * 640 + 512)
+    found = ask(config, "sglang", 99, tensor_parallel_size=2)["kv_cache"]
+    assert found["bytes_per_device"] == 50 * 2 * ROW + 4 * 2 * 2 * (2 * 320 + 512)
+
+
+def test_inkling_has_room_for_the_convolutions_of_both_kinds_in_every_layer() -> None:
+    config = {
+        **plain(6), "model_type": "inkling_text", "num_key_value_heads": 2, "head_dim": 64, "sliding_window_size": 512,
+        "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 64, "local_layer_ids": [0, 1, 2],
+    }  # fmt: skip
+    # 3 columns of 2 x 128 and 2 x 256 channels of keys and values, and of 2 x 512 hidden ones, in all 6 layers. A
+    # request has 5 states. The window pool has a tenth of the tokens.
+    states = 6 * 6 * 2 * 3 * (2 * 128 + 2 * 256 + 2 * 512)
+    assert total(config, "sglang", 10_000) == 10_001 * 3 * 512 + 1001 * 3 * 1024 + states
+    with pytest.raises(ModelError, match="one kind of layers"):
+        total({**config, "local_layer_ids": []}, "sglang", 99)
+
+
+def test_dots_3_has_latent_rows_in_both_pools() -> None:
+    config = {
+        **latent(4, "dots3_note_text"), "index_head_dim": 128, "index_n_heads": 2, "index_topk": 2048,
+        "layer_types": ["indexed_attention", *["sliding_attention"] * 3], "swa_kv_lora_rank": 1024,
+        "swa_qk_rope_head_dim": 64, "sliding_window_size": 512,
+    }  # fmt: skip
+    # 6,400 tokens and a page of 64; 80 % of them in the window pool.
+    assert total(config, "sglang", 6400) == 6464 * (1152 + 132) + 5184 * 3 * 2 * 1088
+    fp8 = ask(config, "sglang", 6400, kv_dtype="fp8")["kv_cache"]["total_bytes"]
+    assert fp8 == 6464 * (656 + 132) + 5184 * 3 * 1088
+
+
+def test_gemma_4_with_latent_windows_is_not_counted() -> None:
+    assert [row["total_bytes"] for row in ask(gemma4(), "sglang", 99)["variants"] if row["attention"] == "mla"] == [
+        None
+    ]
+
+
+@pytest.mark.parametrize("model_type", ["sarvam_moe", "cosmos3_edge_text"])
+def test_types_with_plain_attention(model_type: str) -> None:
+    assert total({**plain(2), "model_type": model_type}, "sglang", 99) == 100 * 2 * ROW
+
+
+def test_every_pass_of_hrm_text_has_rows() -> None:
+    heads = {"num_key_value_heads": None, "head_dim": 64}
+    config = {**plain(2), **heads, "model_type": "hrm_text", "H_cycles": 2, "L_cycles": 3}
+    # 2 layers run 2 x 4 times, with 8 heads of 64 each.
+    assert total(config, "sglang", 99) == 100 * 16 * 2 * 512 * 2
+    assert total(config, "vllm", 96) == 96 * 16 * 2 * 512 * 2
 
 
 def test_hunyuan_4_is_sparse_attention() -> None:

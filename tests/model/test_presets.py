@@ -169,7 +169,8 @@ def test_a_presets_facts_make_the_published_number_of_parameters(name: str) -> N
 def test_an_answer_says_if_no_published_file_with_the_sizes_was_read() -> None:
     """The sources of such presets say so too, and a user's own file may."""
     unconfirmed = {preset.name for preset in shipped_presets() if preset.unconfirmed}
-    assert unconfirmed == {preset.name for preset in shipped_presets() if "generally known" in preset.source}
+    assert unconfirmed >= {preset.name for preset in shipped_presets() if "generally known" in preset.source}
+    assert not [p.name for p in shipped_presets() if p.unconfirmed and "read" not in p.source]
     for name in ("mamba-790m", "llama-3-8b"):
         remarks = [
             text for text in load_model(name).remarks if "to be sure, give hf:state-spaces/mamba-790m-hf" in text

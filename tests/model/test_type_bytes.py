@@ -14,7 +14,7 @@ import pytest
 
 from kvcalc.engines import engine_class
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import FullAttention, SlidingWindowAttention
+from kvcalc.model.caches import FullAttention, LatentAttention, RecurrentState, SlidingWindowAttention
 from kvcalc.model.hf_config import is_remote, known_types, read_config
 from kvcalc.model.layers import LayerGroup
 from kvcalc.model.type_tables import REFUSED
@@ -87,6 +87,66 @@ def test_plamo3_has_a_window_in_seven_of_eight_layers(window: dict[str, Any]) ->
 def test_plamo3_with_several_windows_is_refused() -> None:
     with pytest.raises(ModelError, match="sliding_window: all layers"):
         read_config({"model_type": "plamo3", **KV, "sliding_window": [16, 8]}, "x", "x")
+
+
+def test_domyn_edge_has_a_width_and_a_window_for_each_layer() -> None:
+    windows = {"window_sizes": [[-1, 0], [4, 0]] * 4}
+    wide, narrow = FullAttention(2, 32, 32), SlidingWindowAttention(5, 2, 8, 8)
+    saved = {"head_dim": 32, "per_layer_config": {str(number): {"head_dim": 8} for number in range(1, 8, 2)}}
+    for widths in ({"head_sizes": [32, 8] * 4}, saved):
+        found = layers({"model_type": "domynedge", **KV, **windows, **widths})
+        assert [group.caches for group in found] == [(wide,), (narrow,)] * 4
+    with pytest.raises(ModelError, match="must list 8 layers"):
+        read_config({"model_type": "domynedge", **KV, "head_sizes": [8] * 8, "window_sizes": [[4, 0]]}, "x", "x")
+
+
+def test_alice_ai_has_kimis_delta_attention() -> None:
+    config = {**KV, "model_type": "alice_ai", "linear_num_key_heads": 4, "linear_num_value_heads": 4}
+    delta, full = layers({**config, "linear_key_head_dim": 8, "linear_value_head_dim": 8})[:2]
+    assert (delta.num_layers, delta.caches) == (3, (RecurrentState(3 * 32, 4, 4 * 8 * 8, num_heads=4),))
+    assert full.caches == (FullAttention(2, 256, 256),)
+    with pytest.raises(ModelError, match="linear_num_key_heads and linear_num_value_heads must be the same"):
+        read_config({**config, "linear_num_value_heads": 8}, "x", "x")
+
+
+def test_gigachat_3_5_has_delta_nets_and_mla() -> None:
+    latent = {"kv_lora_rank": 16, "qk_rope_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    config = {**KV, **latent, "model_type": "gigachat3_5", "linear_key_head_dim": 8, "linear_value_head_dim": 16}
+    delta, full = layers({**config, "full_attention_layers": [7]})
+    assert (delta.num_layers, delta.caches) == (7, (RecurrentState(2 * 16 + 64, 4, 4 * 8 * 16, num_heads=2),))
+    assert full.caches == (LatentAttention(16, 4),)
+
+
+def test_jet_nemotron_has_states_windows_and_attention() -> None:
+    efficient = {"jet": {"num_heads": 2, "head_dim": 6, "expand_v": 2.6666666667, "conv_size": 4}}
+    kinds = ["jet"] * 6 + ["attn", "swa"]
+    config = {**KV, "model_type": "jet_nemotron", "layer_types": kinds}
+    with_window = {**efficient, "swa": {"window_size": 12}}
+    jet, full, window = layers({**config, "efficient_attention_config": with_window})
+    # 6 * 2.6666666667 is 16.
+    assert (jet.num_layers, jet.caches) == (6, (RecurrentState(2 * (2 * 6 + 16), 4, 2 * 6 * 16, num_heads=2),))
+    assert (full.caches, window.caches) == ((FullAttention(2, 16, 16),), (SlidingWindowAttention(12, 2, 16, 16),))
+    with pytest.raises(ModelError, match="layer_types is missing"):
+        read_config({**config, "layer_types": None, "efficient_attention_config": with_window}, "x", "x")
+
+
+def test_minicpm_sala_repeats_its_mixers() -> None:
+    config = {**PLAIN, "num_key_value_heads": 2, "model_type": "minicpm_sala", "lightning_nkv": 4}
+    full, lightning = layers({**config, "mixer_types": ["minicpm4", "lightning-attn"]})[:2]
+    assert full.caches == (FullAttention(2, 16, 16),)
+    assert lightning.caches == (RecurrentState(0, 1, 4 * 16 * 16, num_heads=4),)
+    for wrong, message in (({"lightning_nkv": 2}, "must be the same"), ({"mixer_types": ["rwkv"]}, "mixer_types")):
+        with pytest.raises(ModelError, match=message):
+            read_config({**config, "mixer_types": ["lightning-attn"], **wrong}, "x", "x")
+
+
+def test_inkling_2_runs_its_middle_layers_again() -> None:
+    """Transformers 5.24.0 keeps 48 layers for 24, of which 12 run three times."""
+    config = {**KV, "num_hidden_layers": 24, "model_type": "inkling2_loop_text"}
+    for own in ({}, {"loop_config": {"core_start": 6, "core_end": 18, "num_passes": 3}}):
+        assert sum(group.num_layers for group in read_config({**config, **own}, "x", "x").layers) == 48
+    twice = {"loop_layer_index_start": 6, "loop_layer_index_end": 12, "loop_num_passes": 2}
+    assert sum(group.num_layers for group in read_config({**config, **twice}, "x", "x").layers) == 30
 
 
 def test_mimo_v2_has_other_heads_in_the_layers_with_a_window() -> None:

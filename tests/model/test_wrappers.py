@@ -18,7 +18,13 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v2": MLA,
     "deepseek_v3": MLA,
     "gemma3n_text": {"num_kv_shared_layers": 0},
+    "inkling2_loop_text": {"loop_layer_index_start": 1, "loop_layer_index_end": 3},
+    "jet_nemotron": {
+        "layer_types": ["jet", "attn"] * 3,
+        "efficient_attention_config": {"jet": {"num_heads": 2, "head_dim": 8, "expand_v": 2, "conv_size": 4}},
+    },
     "kimi_linear": {**MLA, "layer_types": ["linear_attention", "full_attention"] * 3},
+    "moss_vl_text": {"cross_attention_layers": [1]},
     "opt": {"num_key_value_heads": 4},
     "persimmon": {"num_key_value_heads": 4},
     "qwen3_5_moe_text": DELTA,

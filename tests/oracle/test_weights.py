@@ -348,8 +348,8 @@ def test_diffusion_gemmas_decoder_and_its_self_conditioning() -> None:
 _FAMILIES_NOT_COUNTED = "bert composed hrm_text qwen4 sequences xlstm".split()
 NOT_COUNTED = set(
     (
-        "axk2 dory gemma4_unified_assistant inkling2_text jetmoe lara_mini mistral_large4_text "
-        "modernbert modernbert-decoder recurrent_gemma rwkv6 zaya"
+        "axk2 dory gemma4_unified_assistant inkling2_loop_text inkling2_text jetmoe lara_mini "
+        "mistral_large4_text modernbert modernbert-decoder recurrent_gemma rwkv6 zaya"
     ).split()
 ) | {model_type for model_type, module in FAMILIES.items() if module in _FAMILIES_NOT_COUNTED} - {*_LIKE_BERT}
 

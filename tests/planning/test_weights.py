@@ -214,7 +214,7 @@ def test_a_damaged_file_is_one_line_and_status_2(kvcalc: Any, tmp_path: Path) ->
     [
         ("llama-3-70b", "weights  70.6 B parameters, 131.42 GiB bf16"),
         ("deepseek-v3", "weights  671.0 B parameters, 36.6 B active, 626.93 GiB fp8"),
-        ("gpt2", "weights  124.4 M parameters, 237.36 MiB bf16"),
+        ("gpt2", "weights  124.4 M parameters, 474.71 MiB fp32"),
     ],
 )
 def test_one_line_for_a_person(kvcalc: Any, model: str, line: str) -> None:

@@ -88,7 +88,10 @@ class Sglang(Engine):
     classes_of_transformers = "config"
     pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
     running_option, block_option = "max-running-requests", "page-size"
-    by_type: Mapping[str, tuple[str, str]] = {"deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4")}
+    by_type: Mapping[str, tuple[str, str]] = {
+        "deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4"),
+        "inkling_text": ("sglang.inkling", "Inkling"),
+    }
     version = VERSION
     older_rules = ", with the default --mem-fraction-static and prefill steps of that release"
     context_option = "--context-length"
@@ -154,7 +157,7 @@ class Sglang(Engine):
     def parse(self, settings: Mapping[str, str]) -> Settings:
         """The given options, with the defaults for this model. Raises UsageError (exit 2)."""
         page = _SPARSE_PAGE if is_sparse(self.spec) else _M3_PAGE if self.spec.model_type in MINIMAX_M3 else 1
-        return parse_settings(settings, page)
+        return parse_settings(self.default_settings(settings), page)
 
     def check_model(self) -> None:
         """Raise ModelError (exit 3) if the pools of the model are not modelled."""
@@ -384,7 +387,12 @@ class Sglang(Engine):
         state = self._largest_states(share, dtype)
         left = memory_after_states(memory, state, self.chosen, self.states_each, self.place)
         found = [profiled_tokens(self._pools(stage, dtype), self.chosen, left) for stage in self._stages(share)]
-        return min((tokens for tokens in found if tokens is not None), default=None)
+        return min((tokens for tokens in found if tokens is not None), default=self._tokens_without_rows())
+
+    def _tokens_without_rows(self) -> int | None:
+        """The tokens of a model without attention: one request of full length (_zero_kv_max_tokens)."""
+        tokens = self.chosen.max_total_tokens or self.chosen.context_length or self.spec.max_position_embeddings
+        return None if tokens is None else tokens // self.page * self.page
 
     def _stages(self, share: ModelSpec) -> Sequence[ModelSpec]:
         return stages_of(whole_of(share), self.bounds) if self.bounds else (share,)

@@ -35,6 +35,8 @@ FULL, WINDOW, STATE = "full", "window", "state"
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4")
 _SPARSE_DTYPES = ("bf16", "fp8", RAW_FP8.name)
 _M3_DTYPES = ("fp16", "bf16")
+# Types whose states are inputs of convolutions around attention.
+_CONVOLVED = ("inkling_text", "zaya")
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -115,14 +117,14 @@ def _layer(spec: ModelSpec, cache: Cache, num_layers: int, dtype: Dtype) -> Laye
             return Layer(cache, num_layers, FULL, _m3_index_bytes(spec, cache, dtype))
         # Always in fp8, with an fp32 scale per 128 elements (DSATokenToKVPool).
         return Layer(cache, num_layers, FULL, cache.head_dim + cache.head_dim // 128 * 4)
-    if isinstance(cache, LatentAttention) and is_sparse(spec) and dtype.name == "fp8":
+    has_window = isinstance(cache, (*HEADS_CACHES, LatentAttention)) and cache.window is not None
+    if isinstance(cache, LatentAttention) and is_sparse(spec) and dtype.name == "fp8" and not has_window:
         # The latent is in fp8 with an fp32 scale per 128 elements. The rotary key has 16 bits.
         rank = cache.kv_lora_rank
         return Layer(cache, num_layers, FULL, rank + rank // 128 * 4 + 2 * cache.qk_rope_head_dim)
     if isinstance(cache, CrossAttention):
         cache_of_tokens = FullAttention(cache.num_kv_heads, cache.k_head_dim, cache.v_head_dim)
         return Layer(cache, num_layers, FULL, stored_cache_bytes(cache_of_tokens, 1, dtype))
-    has_window = isinstance(cache, HEADS_CACHES) and cache.window is not None
     pool = WINDOW if has_window and spec.model_type in types_of("sglang", "window_pool") else FULL
     return Layer(cache, num_layers, pool, stored_cache_bytes(cache, 1, dtype))
 
@@ -151,6 +153,24 @@ def _state_bytes(spec: ModelSpec, cache: RecurrentState) -> int:
 
     The inputs are always in bf16. The state is in the config's mamba_ssm_dtype, or in fp32 if it has none.
     """
+    if spec.model_type in _CONVOLVED:
+        return bytes_of(_convolved_inputs(spec, cache), DTYPES["bf16"])
     state = DTYPES[_STATE_DTYPES.get(spec.state_dtype or "", "fp32")]
     inputs = bytes_of(cache.conv_channels * (cache.conv_kernel - 1), DTYPES["bf16"])
     return inputs + bytes_of(cache.state_elements, state)
+
+
+def _convolved_inputs(spec: ModelSpec, cache: RecurrentState) -> int:
+    """The inputs of the convolutions around one layer's attention. `spec` is one device's.
+
+    ZAYA keeps those of queries and keys, and the last hidden state, whole on each device (ZayaConfig of
+    configs/zaya.py). A layer of Inkling has room for the keys and values of both kinds of layers, and for two
+    convolutions of hidden states, whole on each device (InklingModelConfig of configs/inkling.py).
+    """
+    columns, width = cache.conv_kernel - 1, spec.attention.hidden_size or 0
+    if spec.model_type == "zaya":
+        return cache.conv_channels * columns + width
+    kinds = {type(one): sum(one.token_rows()) for one, _ in distinct_caches(spec) if isinstance(one, HEADS_CACHES)}
+    if len(kinds) < 2:
+        raise ModelError(f"{spec.name}: SGLang's layout of Inkling with one kind of layers is not established")
+    return columns * (sum(kinds.values()) + 2 * width)

@@ -11,7 +11,7 @@ from typing import Any
 from kvcalc.engines.declarations import types_of
 from kvcalc.engines.engine import not_established
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import CompressedAttention, CrossAttention, IndexerKeys, LatentAttention, RecurrentState
+from kvcalc.model.caches import CompressedAttention, CrossAttention, IndexerKeys, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, kv_head_counts
 
 VERSION = "0.5.23"
@@ -23,14 +23,15 @@ MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
 def check_model(spec: ModelSpec) -> None:
     """Raise ModelError for a model whose pools in SGLang are not modelled."""
     caches, kind = all_caches(spec), spec.model_type
-    keeps_tokens = any(not isinstance(cache, RecurrentState) for cache in caches)
-    if kind not in types_of("sglang", "known") | types_of("sglang", "window_pool") or not keeps_tokens:
+    if kind not in types_of("sglang", "known") | types_of("sglang", "window_pool") or not caches:
         raise ModelError(f"{spec.name}: SGLang's layout of {kind} is not modelled")
     for cache in caches:
         if (
             isinstance(cache, CompressedAttention)
             or (isinstance(cache, CrossAttention) and kind not in types_of("sglang", "with_encoder"))
-            or (isinstance(cache, LatentAttention) and cache.window is not None)
+            or (
+                isinstance(cache, LatentAttention) and cache.window and kind not in types_of("sglang", "latent_windows")
+            )
         ):
             raise not_established(spec, "SGLang", cache.kind)
     problem = _misread(spec)

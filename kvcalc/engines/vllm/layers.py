@@ -40,10 +40,11 @@ from kvcalc.records import NamedTuple
 
 # Families whose state is in fp32 by default, and families whose config may set the state's dtype. In other families the
 # state has the model's dtype (mamba_ssm_cache_dtype `auto`; models/config.py, and kda_state_dtype of mamba_utils.py).
-_FP32_STATES = ("nemotron_h", "kimi_linear", "bailing_hybrid", *GLM5_NEXT)
+_FP32_STATES = ("alice_ai", "nemotron_h", "kimi_linear", "bailing_hybrid", *GLM5_NEXT)
 _STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text", *QWEN4)
-# Its layers do not read --mamba-ssm-cache-dtype (BailingMoeV3KimiDeltaAttention.get_state_dtype).
-_OWN_STATES = ("bailing_hybrid",)
+# Their layers do not read --mamba-ssm-cache-dtype (get_state_dtype of BailingMoeV3KimiDeltaAttention and
+# KimiGatedDeltaNetAttention).
+_OWN_STATES = ("alice_ai", "bailing_hybrid")
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 # vLLM's window has one token less than the model's (sliding_window_size; MiMoV2Attention, models/mimo_v2.py). Before

@@ -8,12 +8,12 @@ from kvcalc.model.families.common import decoder_body
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Projections
 from kvcalc.model.mixers.recurrent import Recurrence
-from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.reader import MAX_LAYERS, Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import gated_mlp, linear, norm, other
 from kvcalc.model.type_tables import defaults_of
 
-_WINDOW = {"inkling_text": 512, "inkling2_text": 1024}
+_WINDOW = {"inkling_text": 512, "inkling2_text": 1024, "inkling2_loop_text": 1024}
 _KINDS = ("hybrid", "hybrid_sliding")
 
 
@@ -59,12 +59,27 @@ def _read_inkling(config: ConfigReader, model_type: str) -> ModelSpec:
         slides = [number in local for number in range(num_layers)]
     else:
         slides = [(number + 1) % 6 != 0 for number in range(num_layers)]
+    if model_type == "inkling2_loop_text":
+        slides = _looped(config, slides)
     return config.model(
         model_type, [windowed if is_windowed else full for is_windowed in slides],
         None if model_type != "inkling_text" else lambda: _body_of_inkling(config, num_layers),
         attention=full[0].shape if isinstance(full[0], Attention) else None,
         positions=("max_position_embeddings", "model_max_length"),
     )  # fmt: skip
+
+
+def _looped(config: ConfigReader, slides: list[bool]) -> list[bool]:
+    """The layers with those that run several times, each time with a cache of its own.
+
+    Published configs have the keys of loop_config. Source: Inkling2LoopTextConfig, Transformers 5.24.0.
+    """
+    stated = config.nested("loop_config").shares(
+        {"core_start": "loop_layer_index_start", "core_end": "loop_layer_index_end", "num_passes": "loop_num_passes"}
+    )
+    config = config.with_values(stated).with_defaults(defaults_of("inkling2_loop_text"))
+    first, end = config.integer("loop_layer_index_start"), config.integer("loop_layer_index_end", most=len(slides))
+    return [*slides, *slides[first:end] * (config.integer("loop_num_passes", most=MAX_LAYERS) - 1)]
 
 
 def _body_of_inkling(config: ConfigReader, num_layers: int) -> Body:

@@ -132,6 +132,27 @@ def read_dory(config: ConfigReader, model_type: str) -> ModelSpec:
     return config.model(model_type, [kept[kind] for kind in (*kinds, *repeated)], attention=shape)
 
 
+def read_domynedge(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Domyn Edge: each layer has a head width and a window of its own.
+
+    A window of w in window_sizes is w tokens before a token. The weights are not counted. Source: DomynEdgeAttention,
+    vLLM 0.33.0; DomynEdgeConfig of its own vLLM plugin, which lists the widths as head_sizes.
+    """
+    num_layers = config.num_layers("num_hidden_layers")
+    stated, windows = config.per_layer(num_layers), config.items("window_sizes")
+    own = config.optional_integer("head_dim")
+    widths = [layer.get("head_dim", own) for layer in stated] if stated else config.integers("head_sizes", least=1)
+    firsts = [pair[0] if isinstance(pair, list) and pair else None for pair in windows]
+    if not len(widths) == len(firsts) == num_layers:
+        raise config.error(f"the widths and window_sizes must list {num_layers} layers")
+    mixers = []
+    for width, window in zip(widths, firsts):
+        if not isinstance(width, int) or not isinstance(window, int):
+            raise config.error("the widths of heads and the windows must be numbers")
+        mixers.append((Attention(grouped_shape(config, head_dim=width), window + 1 if window > 0 else None),))
+    return config.model(model_type, mixers)
+
+
 def read_iquest_q1(config: ConfigReader, model_type: str) -> ModelSpec:
     """IQuest-Q1: some first layers, a block of layers that repeats, and some last layers, with or without a window.
 

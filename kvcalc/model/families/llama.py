@@ -21,6 +21,7 @@ def read_mllama(config: ConfigReader, model_type: str) -> ModelSpec:
     The layers in cross_attention_layers keep only K and V of the image's tokens.
 
     Entries of cross_attention_layers beyond the last layer are ignored. Source: MllamaTextModel, Transformers 5.23.0.
+    MOSS-VL is a Qwen3 with such layers (MossVLTextModel, SGLang 0.5.23). Its weights are not counted.
     """
     config = config.with_defaults(defaults_of(model_type))
     num_layers = config.num_layers("num_hidden_layers")
@@ -44,7 +45,7 @@ def read_mllama(config: ConfigReader, model_type: str) -> ModelSpec:
         return Body(outer, [gated if number in crossing else mlp for number in range(num_layers)], norms)
 
     mixers = [cross if number in crossing else full for number in range(num_layers)]
-    return config.model(model_type, mixers, body, encoder_tokens=0)
+    return config.model(model_type, mixers, body if model_type == "mllama_text_model" else None, encoder_tokens=0)
 
 
 def read_llama4(config: ConfigReader, model_type: str) -> ModelSpec:
