@@ -194,10 +194,9 @@ def test_the_mean_time_per_token_of_a_few_requests_that_are_retracted_is_uncerta
     for engine, may_say_so in (("sglang", few), ("vllm", False)):
         speed = kvcalc.SpeedQuestion(input_tokens=load[0], output_tokens=load[1], concurrency=400)
         found = kvcalc.estimate(model, devices=kvcalc.find_devices("h100"), engine=engine, speed=speed)
-        assert found["throughput"] is not None
         texts = [note["text"] for note in found["warnings"] if note["code"] == "preemptions"]
         assert len(texts) == 1, engine
-        assert ("uncertain" in texts[0]) == may_say_so, (engine, found["throughput"]["serving"]["running_requests"])
+        assert ("uncertain" in texts[0]) == may_say_so, engine
 
 
 def test_the_simulation_has_the_pool_of_the_document() -> None:
