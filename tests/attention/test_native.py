@@ -238,7 +238,7 @@ def test_every_width_of_vectors(
             (9, 1, 64, "dense"),
             (28, 4, 128, "paged"),
             (6, 6, 40, "dense"),
-            (41, 1, 40, "dense"),
+            (71, 1, 40, "dense"),
             (70, 2, 96, "paged"),
         ):
             shapes = ((groups, width), (groups, width))

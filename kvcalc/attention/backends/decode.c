@@ -40,7 +40,7 @@
 #define TILE 32
 /* Of groups with many rows: the tokens of a tile, the rows of a panel of the query, the depth that is multiplied at a
  * time, the sums in registers, and the most rows of them beside one vector. */
-#define WIDE_ROWS 32
+#define WIDE_ROWS (PANEL > 32 ? PANEL : 32)
 #define WIDE_TILE 64
 #define DEPTH 96
 #if SUMS == 16
