@@ -273,8 +273,9 @@ class Engine(ABC):
 
     @classmethod
     def weight_padding(
-        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
-    ) -> tuple[tuple[str, int], ...]:
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds,
+        release: Release | None,
+    ) -> tuple[tuple[str, int], ...]:  # fmt: skip
         """The name and the bytes of the padding that kernels add to weights, on the largest pipeline stage.
 
         The matrices are split over `ranks` tensor-parallel ranks, and the experts over `spread` ranks.

@@ -27,7 +27,7 @@ from kvcalc.releases import Release, parse_release
 from kvcalc.throughput.hardware import Gpu
 
 # The projections whose inputs are divided among tensor-parallel ranks. All other projections divide their outputs.
-_BY_INPUTS = ("o_proj", "o_b_proj", "out_proj", "down_proj", "w2", "wo", "dense", "fc2", "c_proj")
+BY_INPUTS = ("o_proj", "o_b_proj", "out_proj", "down_proj", "w2", "wo", "dense", "fc2", "c_proj")
 # The projections that engines join into one matrix.
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "w1", "w3")
 
@@ -43,7 +43,7 @@ class Start(NamedTuple):
 
     @property
     def is_on_nvidia(self) -> bool:
-        return self.gpu is None or self.gpu.device_class is None or self.gpu.device_class in CAPABILITIES
+        return is_nvidia(self.gpu)
 
     def ranks(self, weight: Weight) -> int:
         """The number of devices that divide a matrix among them."""
@@ -56,6 +56,11 @@ class Start(NamedTuple):
         """The same with another tensor-parallel and expert-parallel size."""
         workload = self.workload._replace(tensor_parallel_size=size, expert_parallel_size=experts)
         return self._replace(workload=workload)
+
+
+def is_nvidia(gpu: Gpu | None) -> bool:
+    """Whether a device is NVIDIA's, as far as is known."""
+    return gpu is None or gpu.device_class is None or gpu.device_class in CAPABILITIES
 
 
 class Rules(NamedTuple):
@@ -96,6 +101,11 @@ class Rules(NamedTuple):
     backends: Mapping[str, Mapping[str, Any]] = {}
     no_stages: Sequence[str] = ()
     needs_experts: bool = False
+
+    def ends_unchecked(self, model_type: str, is_on_nvidia: bool) -> tuple[str, ...]:
+        """The ends of the names of the matrices of this type that are not checked on this device."""
+        ends = [*self.unchecked.get(model_type, ()), *(self.padded.get(model_type, ()) if is_on_nvidia else ())]
+        return tuple(f".{end}" for end in ends)
 
 
 @cache
@@ -164,14 +174,14 @@ def _storage(spec: ModelSpec, dtype: str | None) -> Iterator[str]:
     if dtype is not None:
         yield dtype
         return
-    scheme, stated = _scheme_of(spec), spec.quantization
+    scheme, stated = scheme_of(spec), spec.quantization
     if isinstance(stated, Mapping):
         method = str(stated.get("quant_method", "modelopt" if "quant_algo" in stated else ""))
         yield from (f"{method} {scheme.name}", method) if scheme is not None else (method,)
 
 
 @remembered
-def _scheme_of(spec: ModelSpec) -> Scheme | None:
+def scheme_of(spec: ModelSpec) -> Scheme | None:
     """The scheme of the checkpoint. None if it has none, or if it is not modelled."""
     if not isinstance(spec.quantization, Mapping):
         return None
@@ -202,7 +212,7 @@ def _has_latent(spec: ModelSpec) -> bool:
 @remembered
 def _matrices(spec: ModelSpec) -> list[tuple[Weight, Format]]:
     """The quantised matrices that devices divide, and how they are stored."""
-    scheme, weights = _scheme_of(spec), weights_of(spec)
+    scheme, weights = scheme_of(spec), weights_of(spec)
     found: list[tuple[Weight, Format]] = []
     if scheme is None or weights is None:
         return found
@@ -283,7 +293,7 @@ def _partial_group(start: Start, rules: Rules) -> str | None:
     if not isinstance(stated, Mapping) or stated.get("quant_method") not in rules.groups:
         return None
     for weight, form in _matrices(start.spec):
-        if form.group and weight.copies == 1 and weight.name.rpartition(".")[2] in _BY_INPUTS:
+        if form.group and weight.copies == 1 and weight.name.rpartition(".")[2] in BY_INPUTS:
             part = weight.columns // start.ranks(weight)
             if part % form.group and weight.columns % form.group == 0:
                 inputs = f"{part:,} of the {weight.columns:,} inputs of {weight.name}"
@@ -293,15 +303,14 @@ def _partial_group(start: Start, rules: Rules) -> str | None:
 
 def _partial_block(start: Start, rules: Rules) -> str | None:
     """The first matrix of which a device has no whole blocks, in words."""
-    stated, model_type = start.spec.quantization, start.spec.model_type
-    ends = [*rules.unchecked.get(model_type, ()), *(rules.padded.get(model_type, ()) if start.is_on_nvidia else ())]
-    unchecked = tuple(f".{end}" for end in ends)
+    stated = start.spec.quantization
+    unchecked = rules.ends_unchecked(start.spec.model_type, start.is_on_nvidia)
     refines = isinstance(stated, Mapping) and stated.get("quant_method") == "fp8"
     for name, weight, (rows, columns) in _blocks_of(start.spec):
         ranks, leaf = start.ranks(weight), name.rpartition(".")[2]
         if f".{name}".endswith(unchecked):
             continue
-        by_inputs = leaf in _BY_INPUTS
+        by_inputs = leaf in BY_INPUTS
         whole, block = (weight.columns, columns) if by_inputs else (weight.rows, rows)
         ranks = min(ranks, weight.kv_heads) if weight.kv_heads else ranks
         part = -(-whole // ranks)

@@ -280,10 +280,10 @@ class TypedConfig:
             raise self._bad(key, value, "must be a string or a number")
         return None if value is None else str(value)[:_SHOWN]
 
-    def refuse_other(self, key: str, supported: object) -> None:
+    def refuse_other(self, key: str, *supported: object) -> None:
         """Raise ModelError if there is another value than `supported` under `key`."""
-        if not self.is_any(key, None, supported):
-            raise self._bad(key, self.config[key], f"only {supported} is supported")
+        if not self.is_any(key, None, *supported):
+            raise self._bad(key, self.config[key], f"only {' or '.join(map(str, supported))} is supported")
 
     def refuse(self, key: str, why: str) -> None:
         """Raise ModelError if `key` is set, because this reader does not support it. `why` is the message."""

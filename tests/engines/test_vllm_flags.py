@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+import kvcalc
 from kvcalc.errors import KvcalcError
+from kvcalc.model.presets import find_preset
+from tests.documents import estimate
 from tests.engines.test_vllm_states import GIB, start
 
 TOKENS = 131_072
@@ -83,6 +86,22 @@ def test_the_types_of_states() -> None:
     assert page(both) == rounded(4 * inputs + 2 * elements)
     with pytest.raises(KvcalcError, match="not supported for KDA"):
         start("kimi-linear-48b", 8192, settings={"mamba_ssm_cache_dtype": "float16"})
+
+
+def test_a_config_of_nemotron_3_names_the_type_of_its_states() -> None:
+    """A page holds a state of 96 heads x 80 x 128 and 3 columns of 9,728 inputs: blocks of 16 tokens of 4,096 bytes."""
+    preset = find_preset("nemotron-3-nano-4b")
+    assert preset is not None
+    config = preset.config
+    sizes = {}
+    for named in ("float32", "float16", "bfloat16"):
+        model = kvcalc.read_config({**config, "mamba_ssm_cache_dtype": named}, "nano", "test")
+        sizes[named] = estimate(model, context_tokens=8192, engine="vllm@0.20")["engine"]["block_size"]
+    state, inputs = 96 * 80 * 128, 3 * (96 * 80 + 2 * 8 * 128) * 2
+    assert sizes["float32"] == -(-(4 * state + inputs) // 4096 // 16) * 16
+    assert sizes["float16"] == sizes["bfloat16"] == -(-(2 * state + inputs) // 4096 // 16) * 16
+    with pytest.raises(KvcalcError, match="float8"):
+        kvcalc.read_config({**config, "mamba_ssm_cache_dtype": "float8"}, "nano", "test")
 
 
 def test_a_state_for_every_block_on_request() -> None:

@@ -46,6 +46,23 @@ def test_only_mxfp4_experts_of_vllm_are_padded() -> None:
     assert padding(fit("qwen3-8b", "a100")) is None
 
 
+def test_shared_experts_in_fp8_are_padded_to_whole_blocks() -> None:
+    """DeepSeek-V4-Pro's has 24 blocks of 128, of which each of 16 ranks has two: three matrices of 61 layers.
+
+    192 outputs or inputs of a rank become 256. 16 of down_proj's scales are added too. Eight ranks have whole blocks.
+    """
+
+    def padded(gpu: str, ranks: int, **asked: Any) -> int | None:
+        lines = fit("deepseek-v4-pro", gpu, tensor_parallel_size=ranks, **asked)["lines"]
+        return {line["name"]: line["bytes"] for line in lines}.get("padding of fp8 blocks")
+
+    layer = 3 * (256 - 192) * 7168 + 16 * 4
+    assert padded("h20x16", 16) == 61 * layer
+    assert padded("h20x32", 16, pipeline_parallel_size=2) == 31 * layer
+    assert padded("h20x16", 16, dtype="bf16") is None
+    assert padded("h20x8", 8) is None
+
+
 def test_nothing_is_added_on_a_device_whose_kernels_are_not_known() -> None:
     devices = find_devices("a100")
     unknown = devices._replace(gpu=devices.gpu._replace(device_class=None))

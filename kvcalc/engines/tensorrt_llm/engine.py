@@ -33,6 +33,7 @@ from kvcalc.units import parse_tokens
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
     from kvcalc.engines.scheduler import Schedule
+    from kvcalc.releases import Release
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -119,8 +120,9 @@ class TensorrtLlm(Engine):
 
     @classmethod
     def weight_padding(
-        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
-    ) -> tuple[tuple[str, int], ...]:
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds,
+        release: Release | None,
+    ) -> tuple[tuple[str, int], ...]:  # fmt: skip
         from kvcalc.engines.expert_padding import expert_padding
         from kvcalc.engines.tensorrt_llm.loading import tile_of
 

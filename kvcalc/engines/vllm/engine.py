@@ -181,12 +181,17 @@ class Vllm(Engine):
 
     @classmethod
     def weight_padding(
-        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds
-    ) -> tuple[tuple[str, int], ...]:
+        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds,
+        release: Release | None,
+    ) -> tuple[tuple[str, int], ...]:  # fmt: skip
+        from kvcalc.engines.block_padding import block_padding
         from kvcalc.engines.expert_padding import expert_padding
+        from kvcalc.engines.starts import is_nvidia, rules_of
         from kvcalc.engines.vllm.loading import tile_of
 
-        return expert_padding(spec, tile_of(gpu), dtype, ranks, spread, stages)
+        padded = expert_padding(spec, tile_of(gpu), dtype, ranks, spread, stages)
+        ends = () if dtype else rules_of(cls.name, release).ends_unchecked(spec.model_type, is_nvidia(gpu))
+        return padded + block_padding(spec, ends, ranks, stages)
 
     @classmethod
     def kept(cls, spec: ModelSpec) -> ModelSpec:

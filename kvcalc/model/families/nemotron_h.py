@@ -25,7 +25,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """hybrid_override_pattern has one letter per layer: M is Mamba-2, * attention, - an MLP, E experts.
 
     The convolution of Mamba-2 runs over its inner width and both group matrices. Its state is heads x head_dim x
-    ssm_state_size, in mamba_ssm_cache_dtype (fp32). Attention has no biases, whatever attention_bias says. Source:
+    ssm_state_size, in fp32; engines keep it in mamba_ssm_cache_dtype. Attention has no biases. Source:
     NemotronHMamba2Mixer and NemotronHAttention, Transformers 5.23.0.
 
     The layers of a Puzzle model have numbers of experts of their own (block_configs), so its weights are not counted.
@@ -37,7 +37,7 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     config = config.with_defaults(config.shares({"attention_head_dim": "head_dim"}))
     config = with_defaults(config, defaults_of("nemotron_h"))
     config.refuse("sliding_window", "windows are not supported for this family")
-    config.refuse_other("mamba_ssm_cache_dtype", "float32")
+    config.refuse_other("mamba_ssm_cache_dtype", "float32", "float16", "bfloat16")
     num_heads = config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", "attention_head_dim")
     num_kv_heads = config.check_groups(num_heads, config.integer("num_key_value_heads"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
-from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, number_of, patches, projection, side
+from kvcalc.model.towers.blocks import Counted, added, integer, layers, num_layers, number_of, projection, side
 from kvcalc.model.towers.bodies import body, body_width, q_former, siglip
 
 # haotian-liu/LLaVA's own types, whose config is flat. They have the vector if mm_patch_merge_type says so.
@@ -26,37 +26,6 @@ def llava(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     ends_rows = "unpad" in str(merged) if kind in _FLAT_LLAVA else kind not in ("llama", "llava")
     whole += text if ends_rows else 0
     return added(body(vision, "clip_vision_model"), (0, whole))
-
-
-def internvl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """InternViT. The keys of OpenGVLab's own code (qkv_bias, qk_normalization) mean the same."""
-    width, inner = integer(vision, 1024, "hidden_size"), integer(vision, 4096, "intermediate_size")
-    has_bias = vision.boolean("qkv_bias", vision.boolean("attention_bias", outer.word("model_type") == "qianfan_ocr"))
-    has_norms = vision.boolean("qk_normalization", vision.boolean("use_qk_norm", False))
-    is_rms = vision.word("norm_type") == "rms_norm"
-    norms = (2 if is_rms else 4) * width + 2 * width + (2 * width if has_norms else 0)
-    body = layers(
-        num_layers(vision, 24, "num_hidden_layers"), width, inner,
-        biases=2 * width + inner + (3 * width if has_bias else 0), norms=norms,
-    )  # fmt: skip
-    number, patch = patches(vision, 448, 14)
-    whole = width + (number + 1) * width + projection(integer(vision, 3, "num_channels") * patch * patch, width)
-    merged = width * int(1 / outer.number("downsample_ratio", 0.5)) ** 2
-    return added(body, (0, whole + 2 * merged + projection(merged, text) + projection(text, text)))
-
-
-def minicpm(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """SigLIP without a head, attention within windows that become one patch, and mergers behind it."""
-    tower = siglip(vision.with_defaults({"vision_use_head": False}))
-    width, inner = integer(vision, 768, "hidden_size"), integer(vision, 3072, "intermediate_size")
-    sides = vision.integers("window_kernel_size", least=1, most=1000) or [2, 2]
-    area = sides[0] * sides[-1]
-    window, merged = width * area, 4 * width
-    whole = 4 * projection(width, width) + 2 * width + 2 * window
-    whole += projection(window, inner * area) + projection(inner * area, width)
-    times = integer(outer, 1, "merger_times")
-    whole += (times - 1) * (2 * merged + projection(merged, merged) + projection(merged, width))
-    return added(tower, (0, whole + 2 * merged + projection(merged, merged) + projection(merged, text)))
 
 
 def lfm3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
@@ -80,18 +49,6 @@ def lfm3_vl(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     bias = outer.boolean("projector_bias", True)
     whole += projection(merged, middle, bias) + projection(middle, text, bias)
     return added(tower, (convolved, small + whole))
-
-
-def granite_docling(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """SigLIP without a head; a coarse and, in some models, a fine way of merging patches, both with deepstack."""
-    vision = vision.with_defaults({"image_size": 512, "vision_use_head": False})
-    width, out = integer(vision, 768, "hidden_size"), integer(vision, 1024, "out_hidden_size")
-    number = vision.number_of("deepstack_visual_indexes", 3)
-    scale, whole = integer(vision, 4, "scale_factor"), 2 * width + 4 * out + out * out
-    for by in (scale, scale // 2) if vision.boolean("use_fine_route", False) else (scale,):
-        merged = width * by * by
-        whole += merged * out + number * (2 * merged + projection(merged, out) + projection(out, out))
-    return added(siglip(vision), (0, whole))
 
 
 def radio(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:

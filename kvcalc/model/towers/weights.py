@@ -74,6 +74,7 @@ def _functions_of(tower: ConfigReader, outer: ConfigReader) -> dict[str, Any]:
     readers = (siglip, clip, body, body_width, patches_3d, merger, whisper, timm)
     return {
         "says": lambda key, word: tower.word(key) == word,
+        "model_says": lambda key, word: outer.word(key) == word,
         "q_former": lambda key, *sizes: q_former(outer.nested(key), *sizes),
         "patches": lambda image, patch: patches(tower, image, patch)[0],
         **{reader.__name__: partial(reader, tower) for reader in readers},
@@ -83,6 +84,8 @@ def _functions_of(tower: ConfigReader, outer: ConfigReader) -> dict[str, Any]:
 def _read(config: ConfigReader, key: str, default: Any, names: Mapping[str, Any]) -> Any:
     """The value under a key, or its default, which says what the value may be."""
     keys = key.split("|")
+    if isinstance(default, str):
+        default = value_of(default, names)
     if key.endswith("[]"):
         return side(config, key[:-2], default)
     if key.endswith("#"):
@@ -95,4 +98,4 @@ def _read(config: ConfigReader, key: str, default: Any, names: Mapping[str, Any]
         return config.number(key, default)
     if isinstance(default, list):
         return config.pair(key, (default[0], default[1]))
-    return (num_layers if keys[0] in _LAYERS else integer)(config, value_of(default, names), *keys)
+    return (num_layers if keys[0] in _LAYERS else integer)(config, default, *keys)

@@ -163,8 +163,11 @@ def _budget(case: Case) -> Budget | str:
 
         weights = with_others(weights, adapter_buffers(case))
     if case.spec.quantization is not None:
-        padded = (case.spec, case.devices.gpu, case.question.dtype, ranks, workload.expert_parallel_size, case.stages)
-        weights = with_others(weights, case.engine_class.weight_padding(*padded))
+        padding = case.engine_class.weight_padding(
+            case.spec, case.devices.gpu, case.question.dtype, ranks, workload.expert_parallel_size, case.stages,
+            release_of(case.question.engine),
+        )  # fmt: skip
+        weights = with_others(weights, padding)
     weights = with_others(weights, case.engine_class.loaded_tables(case.spec))
     return _divide(case, weights, workload.context_tokens, workload.batch_size, towers)._replace(host=host)
 

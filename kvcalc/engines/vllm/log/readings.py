@@ -54,6 +54,7 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
             yield Reading(settings, ("V0's pool",), check_v0)
         return
     _refuse_prefill_ranks(log, version)
+    spec = spec._replace(state_dtype=log.text("state_dtype") or spec.state_dtype)
     found, drafting = _rules(log, spec), _drafting_models(log, spec)
     devices = _DEVICES if is_sparse(spec) else _DEVICES[:1]
     for device, rules, (model, drafts) in product(devices, found, drafting):
