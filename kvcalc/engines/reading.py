@@ -33,6 +33,14 @@ _LARGEST_FILE = 1 << 20
 _TRUE = ("1", "on", "enabled", "true")
 
 
+# kvcalc's options that an engine may have under another name.
+_OPTIONS = {
+    "--tp": "tensor_parallel_size", "--pp": "pipeline_parallel_size", "--dp": "data_parallel_size",
+    "--ep": "expert_parallel_size", "--kv-dtype": "kv_dtype",
+}  # fmt: skip
+_OWN_OPTION = re.compile(rf"(?<![\w-])({'|'.join(_OPTIONS)})(?![\w-])(?: (\w+))?")
+
+
 class Read:
     """What a command says.
 
@@ -164,6 +172,18 @@ class Reader:
     def flag_for(self, field: str) -> str:
         """The engine's option for a field of a question."""
         return "--" + next(name for name, found in self.fields.items() if found == field)
+
+    def reworded(self, text: str) -> str:
+        """A text with the engine's options in place of kvcalc's own for the same."""
+
+        def engines(found: re.Match[str]) -> str:
+            field, value = _OPTIONS[found[1]], found[2] or ""
+            if field not in self.fields.values():
+                return found[0]
+            names = {ours: name for name, ours in self.values.get(field, {}).items()}
+            return self.flag_for(field) + (f" {names.get(value, value)}" if value else "")
+
+        return _OWN_OPTION.sub(engines, text)
 
     def read(
         self, words: Sequence[str], environment: Mapping[str, str], files: Mapping[str, str], version: str | None = None

@@ -214,7 +214,8 @@ def test_nan_in_the_cache_is_not_hidden(
     cache = TokenCache(1, ((1, 32), (1, 32)), 97, None, dtype, CPU)
     cache.append((torch.randn(1, 1, 97, 32, dtype=dtype), torch.randn(1, 1, 97, 32, dtype=dtype)))
     cache.tensors[side][0, 0, token, 3] = float("nan")
-    assert bool(BACKENDS[name].decode(torch.randn(1, 2, 1, 32, dtype=dtype), cache).isnan().any())
+    for heads in (2, 64):
+        assert bool(BACKENDS[name].decode(torch.randn(1, heads, 1, 32, dtype=dtype), cache).isnan().any())
 
 
 @pytest.mark.parametrize("name", ["native"])

@@ -335,6 +335,29 @@ def test_a_path_of_the_server_is_taken_by_the_name_in_it(kvcalc: Any, path: str,
     assert said in done.err
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("vllm serve llama-3.1-8b -tp 3", "--tensor-parallel-size 3 does not divide"),
+        (
+            "vllm serve llama-3.1-8b --attention-backend FLEX_ATTENTION --kv-cache-dtype fp8",
+            "--kv-cache-dtype bfloat16",
+        ),
+        (
+            "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B-FP8 --tp 4",
+            "use --tensor-parallel-size 2 or --expert-parallel-size 4",
+        ),
+        # llama.cpp has no such option.
+        ("llama-server -m llama-3.1-8b --split-mode tensor", "--tp 3 does not divide"),
+    ],
+)
+def test_a_refusal_names_the_engines_options(kvcalc: Any, command: str, said: str) -> None:
+    gpu = "h100x3" if "llama-server" in command else "h100x4"
+    done = kvcalc("check", "--gpu", gpu, *command.split())
+    assert done.status == 4
+    assert said in " ".join(done.err.split())
+
+
 def test_a_config_that_is_not_here_is_not_counted() -> None:
     (server,) = servers_in(f"vllm serve {LLAMA} --config nowhere.yaml")
     assert server.read().unknown == ["--config"]

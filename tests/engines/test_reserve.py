@@ -517,6 +517,8 @@ def test_sglang_default_share_on_a_small_device_of_a_release() -> None:
         ("0.4.6.post2", 97871, 8, None, 0.88), ("0.4.6.post2", 143771, 8, None, (143771 - 18 * 1024) / 143771),
         ("0.4.7", 143771, 8, "eagle", (143771 - 20 * 1024) / 143771), ("0.4.7", 183359, 8, None, 0.79),
         ("0.4.6.post2", 183359, 8, None, (183359 - 18 * 1024) / 183359),
+        # A very large device keeps no more than 48 GiB of its share for the rest.
+        ("0.4.6.post2", 262128, 8, None, 0.88 + 48 * 1024 * 0.12 / 262128),
         ("0.4.7.post1", 81920, 8, None, round((81920 - 13.5 * 1024) / 81920, 3)),
     ],
 )  # fmt: skip

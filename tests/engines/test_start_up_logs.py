@@ -62,6 +62,33 @@ def test_a_dflash_heads_layers_are_a_group_of_their_own() -> None:
     assert round(4250 * 1104 * 2048 * 8 / 2**30, 2) == 71.59
 
 
+@pytest.mark.parametrize(
+    ("kv_dtype", "context", "memory", "tokens", "requests"),
+    [("fp8", 147_456, 11.15, 451_603, 3.06), ("bf16", 65_536, 11.15, 214_135, 3.27),
+     ("bf16", 204_800, 16.01, 374_847, 1.83)],
+)  # fmt: skip
+def test_a_dflash2_head_keeps_a_window(
+    kv_dtype: str, context: int, memory: float, tokens: int, requests: float
+) -> None:
+    """Qwen3.8-27B-DFlash2 under vLLM 0.27.1 on two cards: 5 layers with a window of 2,048 tokens, and 7 tokens.
+
+    Source: noonghunna/club-3090#1084, #1085 and #1086.
+    """
+    config = {
+        "model_type": "qwen3", "architectures": ["DFlashDraftModel"], "hidden_size": 5120, "num_hidden_layers": 5,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 17_408,
+        "vocab_size": 248_320, "dflash_config": {"target_layer_ids": [5, 19, 33, 47, 61]}, "torch_dtype": "bfloat16",
+        "sliding_window": 2048, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 5,
+    }  # fmt: skip
+    head = kvcalc.read_config(config, "head", "test")
+    found = estimate(
+        kvcalc.load_model("qwen3.8-27b"), context_tokens=context, engine="vllm@0.27.1", tensor_parallel_size=2,
+        kv_dtype=kv_dtype, kv_memory_bytes=int(memory * 2**30), speculative=Speculation("dflash", 7, None, head),
+        engine_settings={"enable-prefix-caching": True, "max-num-batched-tokens": "8192"},
+    )["engine"]  # fmt: skip
+    assert (found["kv_cache_tokens"], round(found["max_concurrency"], 2)) == (tokens, requests)
+
+
 def test_the_states_of_ling_3_tiny() -> None:
     """Under its branch of SGLang (inclusionAI/ling-cookbook). 36 of 42 layers keep a state, of 8 heads of 128."""
     config = {

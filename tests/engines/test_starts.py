@@ -281,7 +281,7 @@ def test_a_plan_without_a_layout_says_what_the_engine_refuses() -> None:
 )
 def test_check_says_that_too_few_devices_are_given_with_an_unknown_drafter_too(method: str) -> None:
     command = f"vllm serve baidu/ERNIE-4.5-300B-A47B-PT --tensor-parallel-size 16{method}"
-    with pytest.raises(KvcalcError, match="does not start: 8 devices with --tp 16") as error:
+    with pytest.raises(KvcalcError, match="does not start: 8 devices with --tensor-parallel-size 16") as error:
         check(choose_server(command, None), kvcalc.find_devices("h200x8"))
     assert error.value.exit_code == 4
 

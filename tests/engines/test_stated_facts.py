@@ -57,3 +57,19 @@ def test_a_stated_setting_is_in_every_reading(
     spec = kvcalc.load_model(model)
     assert values(engine, spec, option) == left_open
     assert {text: values(engine, spec, option, **{fact: text}) for text in stated} == stated
+
+
+@pytest.mark.parametrize(
+    ("model", "has_windows", "has_latent"),
+    [("llama-3.1-8b", False, False), ("gpt-oss-20b", True, False), ("deepseek-v3", False, True)],
+)
+def test_llama_cpp_reads_a_log_in_more_ways_only_for_what_the_model_has(
+    model: str, has_windows: bool, has_latent: bool
+) -> None:
+    log, spec = Log("llama.cpp", 1, {}, [], [], []), kvcalc.load_model(model)
+    readings = list(log_reader("llama.cpp").readings(log, spec))
+    remarks = {remark for reading in readings for remark in reading.taken}
+    assert any(remark.startswith("--ubatch-size") for remark in remarks) is has_windows
+    assert ("a file with K and V of every head" in remarks) is has_latent
+    # Any other model is read as it is.
+    assert {reading.spec in (None, spec) for reading in readings} == ({True, False} if has_latent else {True})

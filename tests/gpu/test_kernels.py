@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kvcalc.attention.backends import BACKENDS
-from kvcalc.attention.cache import PagedCache, TokenCache
+from kvcalc.attention.cache import PagedCache, TokenCache, held_bytes
+from kvcalc.attention.ragged import RaggedCache
 from kvcalc.measure.choose import TOLERANCES, case_of
 from kvcalc.measure.devices.faults import first_line
 from kvcalc.measure.devices.timing import Effort, flusher, summarize, time_calls
@@ -33,28 +34,44 @@ SHAPES = {
 CUDA = torch.device("cuda")
 
 
-def filled(layer: AttentionLayer, tokens: int, stored: torch.dtype | None, block_size: int | None) -> TokenCache:
-    given: Any = (2, layer.cache_shapes(), tokens, None, torch.bfloat16, CUDA, stored)
-    cache = TokenCache(*given) if block_size is None else PagedCache(*given, block_size=block_size)
-    shapes = [(2, heads, tokens, width) for heads, width in layer.cache_shapes()]
+def filled(
+    layer: AttentionLayer, tokens: int, stored: torch.dtype | None, block_size: int | None, scaling: str, sizes: int
+) -> TokenCache:
+    """The cache of two sequences of `tokens` tokens, or if `sizes` is 3, of one and of shorter ones."""
+    given: Any = (layer.cache_shapes(), None, torch.bfloat16, CUDA, stored, scaling)
+    if sizes > 1:
+        lengths = (tokens, tokens // 8 * 8, tokens // 16)
+        cache: TokenCache = RaggedCache(lengths, *given, block_size=block_size)
+    else:
+        given = (2, layer.cache_shapes(), tokens, *given[1:])
+        cache = TokenCache(*given) if block_size is None else PagedCache(*given, block_size=block_size)
+    shapes = [(cache.batch_size, heads, tokens, width) for heads, width in layer.cache_shapes()]
     cache.append(tuple(torch.randn(shape, dtype=torch.bfloat16, device=CUDA) for shape in shapes))
     return cache
 
 
+FP8 = torch.float8_e4m3fn
+
+
 @pytest.mark.parametrize(
-    ("stored", "block_size"),
-    [(None, None), (None, 64), (None, 256), (torch.int8, None), (torch.float8_e4m3fn, None), (torch.float8_e4m3fn, 64)],
+    ("stored", "block_size", "scaling", "sizes"),
+    [
+        (None, None, "row", 1), (None, 64, "row", 1), (None, 256, "row", 1), (torch.int8, None, "row", 1),
+        (FP8, None, "row", 1), (FP8, 64, "row", 1), (FP8, None, "head", 1), (FP8, 64, "tensor", 1),
+        (None, None, "row", 3), (None, 256, "row", 3), (FP8, 64, "tensor", 3),
+    ],
     ids=str,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_kernel_as_in_fp32(
-    kind: str, stored: torch.dtype | None, block_size: int | None, tokens: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+    kind: str, stored: torch.dtype | None, block_size: int | None, scaling: str, sizes: int, tokens: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """At a length that is no multiple of a tile. The shares of the read rate are printed, not checked."""
     with torch.inference_mode():
         layer = build_layer(SHAPES[kind], None, torch.bfloat16, CUDA).eval()
-        cache = filled(layer, tokens - 3, stored, block_size)
-        query = torch.randn(layer.core_query_shape(2), dtype=torch.bfloat16, device=CUDA)
+        cache = filled(layer, tokens - 3, stored, block_size, scaling, sizes)
+        query = torch.randn(layer.core_query_shape(cache.batch_size), dtype=torch.bfloat16, device=CUDA)
         aimed = aimed_query(layer, query, cache)
         expected, case = attend_in_fp32(layer, aimed, cache), case_of(layer, cache, query)
         effort = Effort(settle_seconds=0.0 if is_simulated() else 0.02)
@@ -72,10 +89,11 @@ def test_every_kernel_as_in_fp32(
                 line = f"FAILED: {first_line(error)}"
             else:
                 seconds = summarize(taken.seconds)["p50"]
-                rate = sum(tensor.nbytes for tensor in (*cache.tensors, *cache.scales)) / seconds
+                rate = held_bytes([cache]) / seconds
                 line = f"{seconds * 1e6:.1f} us, {rate / 1e9:,.0f} GB/s ({taken.method})"
             with capsys.disabled():
-                print(f"gpu: {kind} {stored or 'bf16'} blocks of {block_size} {name}: {line}", flush=True)
+                what = f"{stored or 'bf16'} blocks of {block_size} scale per {scaling} {sizes} lengths"
+                print(f"gpu: {kind} {what} {name}: {line}", flush=True)
     wrong = {name: error for name, error in errors.items() if not error <= TOLERANCES[torch.bfloat16]}
     assert errors
     assert not wrong

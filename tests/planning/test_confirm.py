@@ -79,6 +79,22 @@ def test_nearly_all_runs_must_meet_the_targets(
 GROUPS: Any = {"input_tokens": 500, "output_tokens": 120, "concurrency": 200, "engine": "tensorrt-llm"}
 
 
+def test_a_trace_has_one_run_and_what_is_confirmed_is_not_confirmed_again() -> None:
+    class Recorded(Known):
+        def simulated(self, number: int) -> Simulated:
+            return Known(self.seconds, self.long).simulated(number)
+
+    trace: Any = Recorded([0.9, 0.9, 0.9, 0.9], [0.9])
+    for seed, is_confirmed in ((None, False), (0, True)):
+        trace.seed = seed
+        judge = Judge(Targets(None, RATE, max_ttft_seconds=1.0), trace)
+        found = judge.at(Layout(), (1,))  # type: ignore[arg-type]
+        assert found is not None
+        once = judge.confirm(found)
+        assert (once is found) is not is_confirmed
+        assert judge.confirm(once) is once
+
+
 def test_a_layout_of_the_closed_form_that_a_simulation_finds_too_slow_is_not_taken() -> None:
     best = kvcalc.plan("qwen3-32b", ["h200"], max_ttft_seconds=1.0, **GROUPS)["best"]
     assert best is not None

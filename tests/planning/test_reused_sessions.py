@@ -80,6 +80,16 @@ def test_memory_for_a_number_of_sessions_keeps_that_number() -> None:
     assert twice["reuse"]["sessions"]["kept_sessions_beside_batch"] == 2 * 3
 
 
+def test_sessions_that_add_no_whole_block_to_the_prefix_take_nothing_and_have_no_limit() -> None:
+    """Each of two turns adds 10 tokens to 997 blocks; with 16 tokens, the first one fills a block."""
+    for tokens, own in ((10, 0), (16, 16)):
+        reuse = CacheReuse(997 * 16, 2)
+        sessions = ask(reuse, 997 * 16 + 2 * tokens - 1, answer=1)["reuse"]["sessions"]
+        assert sessions["idle_session_bytes"] == own * ROW
+        assert (sessions["kept_sessions"] is None) is (own == 0)
+        assert (sessions["kept_sessions_beside_batch"] is None) is (own == 0)
+
+
 def test_a_prompt_that_is_all_prefix_computes_its_last_block() -> None:
     """Also if there is room for it in the context, which has the answer."""
     part = ask(CacheReuse(PREFIX), PREFIX, answer=100)["reuse"]["prefix"]
@@ -157,6 +167,17 @@ def test_a_prefix_that_is_not_found_is_said(prefix: int, is_short: bool) -> None
     """A prompt of 16 tokens finds no block, because its last token is computed."""
     prompt = max(prefix, 16)
     assert any("so this one is not found" in text for text in texts(ask(CacheReuse(prefix), prompt))) is is_short
+
+
+def test_a_rate_of_hits_is_said_unless_a_prefix_gives_it() -> None:
+    said = "30% of each prompt is found in the prefix cache"
+    for reuse, is_said in (
+        (CacheReuse(offload=(("cpu", GIB),)), True), (CacheReuse(PREFIX), False), (CacheReuse(turns=4), False),
+    ):  # fmt: skip
+        rate = 0.3 if is_said else 0.9
+        found = ask(reuse, rate=rate)
+        assert found["workload"]["prefix_hit_rate"] == rate
+        assert any(said in text for text in texts(found)) is is_said
 
 
 def test_a_rate_of_hits_is_no_lower_than_what_the_prefix_gives() -> None:

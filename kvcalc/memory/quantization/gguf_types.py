@@ -1,7 +1,7 @@
 """llama.cpp's file types: the format in which a file such as Q8_0, MXFP4_MOE or Q4_K_M stores each matrix.
 
 Source: llama_tensor_get_type_impl and tensor_type_fallback in src/llama-quant.cpp, and the block structures of
-ggml-common.h (a block of a mixed recipe has 256 elements), llama.cpp. Files of the types IQ1 to IQ4_XS count as made
+ggml-common.h (a block of a mixed recipe has 256 elements), llama.cpp. Files of the types IQ1 to IQ4_NL count as made
 with an importance matrix, as published ones are; for other types it may add bits in some layers, which is not modelled.
 The header of a GGUF file gives more detail.
 """
@@ -91,7 +91,7 @@ def file_type_scheme(file_type: str, spec: ModelSpec) -> Scheme:
     if name == "mxfp4":
         return Scheme(name, _of_mxfp4, by_layer=False, embedding=(_Q8_0, _Q8_0), bias_bytes=4)
     head, keeps_experts = _head(common, spec), _keeps_experts(spec)
-    few_experts, layers = count_experts(spec) == _FEW_EXPERTS, spec.num_layers
+    few_experts = count_experts(spec) == _FEW_EXPERTS
     shares_values = name == "iq4_nl" and spec.attention.num_heads >= 4 * max(spec.attention.num_kv_heads, 1)
 
     def format_of(module: str, role: str) -> Format:
@@ -104,12 +104,9 @@ def file_type_scheme(file_type: str, spec: ModelSpec) -> Scheme:
         is_value = module.endswith((".v_proj", ".value"))
         if few_experts and (is_value or module.endswith(".k_proj")):
             return _Q8_0
-        is_down = module.endswith((".down_proj", ".w2", ".dense_4h_to_h", ".fc2"))
-        if (is_value and shares_values) or (is_down and name == "iq4_nl" and _layer_of(module) < layers // 8):
-            return _Q5_K
-        return common
+        return _Q5_K if is_value and shares_values else common
 
-    return Scheme(name, format_of, by_layer=name == "iq4_nl", embedding=(common, head), bias_bytes=4)
+    return Scheme(name, format_of, by_layer=False, embedding=(common, head), bias_bytes=4)
 
 
 def k_quant_scheme(file_type: str, spec: ModelSpec) -> Scheme:
@@ -125,21 +122,20 @@ def k_quant_scheme(file_type: str, spec: ModelSpec) -> Scheme:
 
     keeps_experts = _keeps_experts(spec)
 
-    def format_of(name: str, role: str) -> Format | None:
+    def format_of(name: str, role: str) -> Format:
         if role == HEAD:
             return head
         if role in (EMBEDDING, LOOKUP):
             return _EMBEDDINGS.get(file_type, common)
         if role != LINEAR:
-            return None
+            return _F32
         if keeps_experts and _is_expert(name):
             return formats.MXFP4
         part = next((part for part, ends in _PARTS.items() if name.endswith(ends)), "up")
         return _type_of(facts, part, _layer_of(name)) or common
 
-    return Scheme(
-        file_type, format_of, by_layer=file_type != "q6_k", embedding=(_EMBEDDINGS.get(file_type, common), head)
-    )
+    embedding = _EMBEDDINGS.get(file_type, common), head
+    return Scheme(file_type, format_of, by_layer=file_type != "q6_k", embedding=embedding, bias_bytes=4)
 
 
 class _Facts(NamedTuple):

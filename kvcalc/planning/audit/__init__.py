@@ -17,6 +17,7 @@ from kvcalc.model.presets import all_presets
 from kvcalc.model.resolve import find_published, spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
+from kvcalc.planning.cases.resolve import computed
 from kvcalc.planning.logs import read_log
 from kvcalc.records import NamedTuple
 from kvcalc.releases import parse_release
@@ -156,7 +157,8 @@ def _best(log: Log, run: Run) -> Answer:
 
 def _set_up(run: Run, reading: Reading) -> Setup:
     """The setup for one reading of a run's log. Raises UsageError (exit 2) and ModelError (exit 3) as estimate does."""
-    spec, tensor_parallel_size = reading.spec or run.spec, run.tensor_parallel_size
+    tensor_parallel_size = run.tensor_parallel_size
+    spec, _ = computed(engine_class(run.engine), reading.spec or run.spec, run.dtype)
     settings = reading.settings
     # If the log has no length, use the model's maximum, as the engines do.
     release = reading.release or run.release

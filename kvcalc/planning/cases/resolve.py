@@ -71,7 +71,7 @@ def resolve_types(asked: Question) -> Types:
     if own is not None and engine.classes_of_transformers in asked.model.with_its_classes:
         asked = asked._replace(model=own)
     asked = _with_named_dtype(asked)
-    spec, narrowed = _computed(engine, engine.kept(apply(asked.model, asked.what_if)), asked.dtype)
+    spec, narrowed = computed(engine, engine.kept(apply(asked.model, asked.what_if)), asked.dtype)
     settings, devices = asked.engine_settings or {}, asked.devices
     weight_dtype, weight_note = engine.weight_dtype(spec, asked.dtype)
     asked = asked._replace(dtype=weight_dtype)
@@ -96,7 +96,7 @@ def resolve_types(asked: Question) -> Types:
     return Types(asked, bind_workload(spec, workload), workload, settings, reason, weight_note or narrowed)
 
 
-def _computed(engine: type[Engine], spec: ModelSpec, dtype: str | None) -> tuple[ModelSpec, Note | None]:
+def computed(engine: type[Engine], spec: ModelSpec, dtype: str | None) -> tuple[ModelSpec, Note | None]:
     """The model in the type in which the engine computes it, and a note if that is not the config's."""
     asked = parse_weight_dtype(dtype)
     if spec.torch_dtype != "fp32" or engine.fp32_as == "fp32" or (asked is not None and asked.is_float):

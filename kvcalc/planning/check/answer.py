@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
+from kvcalc.engines.reading import Reader
 from kvcalc.errors import CacheTypeError, DoesNotFitError, KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
@@ -37,7 +38,7 @@ def check(
     Raises UsageError (exit 2) for what cannot be read, ModelError (exit 3) for a model that is not known, and
     DoesNotFitError (exit 4) for one that the engine does not split this way.
     """
-    with _refusals():
+    with _refusals(server.reader):
         read = server.read()
     number = server.num_devices
     if number is not None and (devices.num_devices == 1 or number > devices.num_devices):
@@ -47,22 +48,22 @@ def check(
     has_lengths = input_tokens is not None and output_tokens is not None
     # The memory does not depend on the tokens that are accepted.
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
-    with _refusals():
+    with _refusals(server.reader):
         question, notes = asked_by(read, server.reader, devices, speed, accepted)
     try:
         try:
-            found = _fit(question)
+            found = _fit(question, server.reader)
         except CacheTypeError as error:
             # A server that holds the larger cache holds the smaller one too.
             question = question._replace(kv_dtype=_LARGER_CACHE)
-            found = _fit(question)
+            found = _fit(question, server.reader)
             notes.append(Note("command", "command", f"{error.message}: its cache is counted in {_LARGER_CACHE}"))
     except (ModelError, UsageError) as error:
         # The drafter may be unknown. Then the server is answered without it.
         if question.speculative is None:
             raise
         question = question._replace(speculative=None)
-        found = _fit(question)
+        found = _fit(question, server.reader)
         notes.append(Note("command", "command", f"drafting is not counted: {error.message}"))
     if found["speculative"] is not None and acceptance_length is None:
         found["speculative"]["acceptance_length"] = None
@@ -104,19 +105,19 @@ def check(
     return cast("documents.Check", {**document, "warnings": [*describe_notes(notes), *others]})
 
 
-def _fit(question: Question) -> documents.FitDocument:
-    with _refusals():
+def _fit(question: Question, reader: Reader) -> documents.FitDocument:
+    with _refusals(reader):
         return fit(question)
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """What the engine refuses is an answer: the server does not start."""
+def _refusals(reader: Reader) -> Iterator[None]:
+    """What the engine refuses is an answer: the server does not start. Options have the engine's names."""
     try:
         yield
     except LayoutError as error:
         told = error.message if " not start" in error.message else f"does not start: {error.message}"
-        raise DoesNotFitError(told, error.hint) from None
+        raise DoesNotFitError(reader.reworded(told), error.hint and reader.reworded(error.hint)) from None
 
 
 def _requests(question: Question, input_tokens: int, output_tokens: int, context: int) -> documents.CheckRequests:
