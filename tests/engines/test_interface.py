@@ -57,6 +57,16 @@ def test_transformers_repeats_falcons_heads_in_the_new_architecture_alone() -> N
     assert estimate(spec, context_tokens=1025, dtype="bf16")["kv_cache"]["total_bytes"] == 2_015_232_000 // 16
 
 
+def test_a_soft_prompt_is_cached_before_the_text() -> None:
+    """CPM-Ant has 32 tokens of it by default (prompt_length of configuration_cpmant.py)."""
+    config = {
+        "model_type": "cpmant", "num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512, "dim_head": 64,
+    }  # fmt: skip
+    for more, tokens in (({}, 132), ({"prompt_length": 20}, 120)):
+        spec = kvcalc.read_config({**config, **more}, "test", "test")
+        assert held(spec, 100) == 2 * 2 * 8 * 64 * 2 * tokens
+
+
 def test_a_window_of_one_is_refused_for_transformers() -> None:
     config = {
         "model_type": "mistral",

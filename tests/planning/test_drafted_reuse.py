@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines.prefixes import PLAIN
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.drafting import Speculation
+from kvcalc.planning.drafting import matching_of
 from kvcalc.question.question import CacheReuse, SpeedQuestion
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import loaded
@@ -185,6 +187,13 @@ def test_a_prefill_instance_sends_them_too() -> None:
     # Three modules: the decode instance computes two tokens itself, which here are those of a 1,025th block.
     three, one = (sent("minimax-m2.5", "vllm", Speculation("mtp", count, 1.5)) for count in (3, 1))
     assert three // 1024 == one // 1025
+
+
+def test_n_grams_keep_nothing_so_every_backend_keeps_what_it_did() -> None:
+    spec, drafts = loaded("llama-3.1-8b"), Speculation("ngram", 3, 2.0)
+    offload = (("cpu", 1 << 30),)
+    for backend in ("native", "lmcache"):
+        assert matching_of(drafts, "vllm", spec, CacheReuse(offload=offload, backend=backend)) == PLAIN
 
 
 @pytest.mark.parametrize(

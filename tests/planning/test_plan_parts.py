@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcalc.engines import command_key
 from kvcalc.errors import DoesNotFitError, UsageError
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan import pareto
@@ -142,6 +143,20 @@ def test_what_the_cheapest_row_gives_up(others: list[Any], said: str | None) -> 
     assert pareto.given_up([best, *others], best, "cost_per_million_output_tokens") == said
     assert pareto.given_up([best, *others], best, "cost_per_hour") is None
     assert pareto.given_up(others, None, "cost_per_million_output_tokens") is None
+
+
+@pytest.mark.parametrize(("engine", "command"), [("vllm", "vllm serve x"), ("sglang", "python -m x --model-path x")])
+def test_replicas_behind_a_router_listen_for_other_machines(engine: str, command: str) -> None:
+    for replicas, router, is_routed in (
+        (1, "round-robin", False), (2, None, False), (2, "round-robin", True), (2, "least-requests", False),
+    ):  # fmt: skip
+        own: dict[str, Any] = {"engine": engine, "replicas": replicas, command_key(engine): command}
+        one = row(**own)
+        (found,) = pareto.commands([one], one, "cost_per_hour", router)
+        assert found["command"] == command + " --host 0.0.0.0 --port 8000" * is_routed
+        assert (found["router"] is not None) is is_routed
+        if found["router"] is not None:
+            assert "http://replica-0:8000 http://replica-1:8000 --host" in found["router"]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), max_size=14), st.booleans())
