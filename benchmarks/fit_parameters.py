@@ -114,7 +114,8 @@ _STEP = (
     Parameter("prefill_attention_overhead", 0.8, 0.4, floor=1),
 )  # fmt: skip
 # The first requests of a benchmark wait for what a server compiles or loads with its first steps. Few runs say more of
-# it than their mean does. InferenceX's scripts set SGLang's --scheduler-recv-interval on Blackwell, to up to 30 steps.
+# it than their mean does. InferenceX's scripts set SGLang's --scheduler-recv-interval on Blackwell, to up to 30 steps,
+# which an answer adds only if the option is given.
 _DEVICES = ("blackwell", "cdna3", "cdna4")
 _FIRST_TOKEN = (
     Parameter("ttft_seconds", 0.006, 0.4, {**_each(_ENGINES, 0.3), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.3)}),
@@ -215,7 +216,10 @@ def _of_sums(sums: Mapping[tuple[str, str], Any], parameters: Sequence[Parameter
 
 
 def _all_labels(engine: str, labels: Sequence[str]) -> set[str]:
-    """The labels of the parameters that count: that of all rows, `labels`, the engine, and the engine with each."""
+    """The labels of the parameters that count: that of all rows, `labels`, the engine, and the engine with each.
+
+    An engine with another label is for what the scripts of measurements set. Answers are about servers without it.
+    """
     return {"", engine, *labels, *(f"{engine} on {label}" for label in labels)}
 
 
@@ -281,9 +285,8 @@ class Model:
     def values(self, theta: Values, engine: str, labels: Sequence[str]) -> dict[str, Any]:
         """The constants of an engine for one set of labels: its kind of device, and whether its release is older."""
         sums: dict[tuple[str, str], float] = {}
-        all_labels = _all_labels(engine, labels)
         for (p, label), value in zip(self.thetas, theta):
-            if label in all_labels:
+            if label in ("", engine, *labels):
                 sums[p.name, p.of] = sums.get((p.name, p.of), 0.0) + value
         found, likely = _of_sums(sums, self.parameters), self.likely()
         if self.is_first_token:
