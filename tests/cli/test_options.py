@@ -36,6 +36,7 @@ VALUES = {
     "max-attention-window": "4k", "max-tokens": "100000", "cache-type-k": "q8_0", "cache-type-v": "f16",
     "flash-attn": "on", "before-pull": "19067", "context-length": "32k", "split-mode": "layer",
     "host-memory": "64GiB", "host-bandwidth": "80GB/s",
+    "attention-backend": "flashinfer",
     "kv-bits": "8", "gdn-prefill-backend": "triton", "decode-context-parallel-size": "1",
     "pp-layer-partition": "32", "mamba-cache-mode": "align", "cudagraph-mode": "piecewise",
     "mamba-radix-cache-strategy": "no_buffer", "performance-mode": "throughput",
