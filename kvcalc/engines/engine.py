@@ -22,7 +22,7 @@ from kvcalc.engines.account import (
     RunningPool,
 )
 from kvcalc.engines.declarations import ENGINES, has_table
-from kvcalc.engines.options import SettingsReader
+from kvcalc.engines.options import SettingsReader, name_of
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -125,7 +125,7 @@ class Engine(ABC):
         self.spec = spec
         self.settings: dict[str, object] = {}
         backend, option = "attention-backend", self.running_option
-        self.attention_backend = SettingsReader(self.name, settings).name_of(backend) if backend in settings else None
+        self.attention_backend = name_of(settings, backend) if backend in settings else None
         self._most_asked = None if option is None else SettingsReader(self.name, settings).optional_count(option)
         self.prompt_ranks = self.prompt_ranks_in(settings)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()

@@ -51,6 +51,14 @@ def settings_of(engine: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: text for name, text in settings.items() if name in taken}
 
 
+def name_of(settings: Mapping[str, str], option: str) -> str:
+    """A setting that is a name: a letter, and letters, digits, - and _. Raises SettingError (exit 2)."""
+    text = settings[option]
+    if not (text[:1].isalpha() and text.isascii() and text.translate(_JOINTS).isalnum()):
+        raise SettingError(f"--{option} {text[:40]!a}: not a name", f"see: --help for examples of --{option}")
+    return text
+
+
 class SettingsReader(NamedTuple):
     """An engine's settings, option name to text, and methods that parse them.
 
@@ -79,14 +87,6 @@ class SettingsReader(NamedTuple):
         text, known = self._text(name), (self._option(name).metavar or "").split("|")
         if text not in known:
             raise SettingError(f"--{name} {text!r}: not {what}", f"one of {', '.join(known)}")
-        return text
-
-    def name_of(self, name: str) -> str:
-        """A name: a letter, and letters, digits, - and _."""
-        text = self._text(name)
-        if not (text[:1].isalpha() and text.isascii() and text.translate(_JOINTS).isalnum()):
-            example = self._option(name).help.rpartition("for example ")[2]
-            raise SettingError(f"--{name} {text[:40]!a}: not a name", f"for example {example}")
         return text
 
     def share(self, name: str, otherwise: float | None = None, *, below_one: bool = False) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -297,3 +297,33 @@ def first_difference(one: Any, other: Any) -> str:
         found = list(answers("recording").differences(json.loads(one), json.loads(other)))
         return f"{found[0]} and {len(found) - 1} more" if found else "only the order of the keys"
     return f"{str(one)[:200]} and {str(other)[:200]}"
+
+
+def test_a_step_that_divides_no_prompt_has_room_for_the_context_in_any_order(kvcalc: Any) -> None:
+    """The step, and with it what is reserved, follows the context: the question before does not matter."""
+    asked: Any = {"devices": api.find_devices("h100"), "engine_settings": {"no-enable-chunked-prefill": True}}
+    steps: dict[int, int] = {}
+    for context in (9000, 100_000, 9000, 20_000):
+        document: Any = api.estimate("qwen3-8b", engine="vllm", context_tokens=context, **asked)
+        settings = document["engine"]
+        steps.setdefault(context, settings["max_num_batched_tokens"])
+        assert settings["max_num_batched_tokens"] == steps[context] == max(context, 8192)
+    lines = [
+        {"model": "qwen3-8b", "engine": "vllm", "gpu": "h100", "no_enable_chunked_prefill": True, "context": context}
+        for context in (100_000, 9000)
+    ]
+    questions = Questions()
+    long, short = (cast(Any, questions.answer(Line(n, json.dumps(line).encode()))) for n, line in enumerate(lines))
+    assert long["engine"]["max_num_batched_tokens"] == 100_000
+    assert short["engine"]["max_num_batched_tokens"] == 9000
+    words = ("sweep", "qwen3-8b", "--engine", "vllm", "--gpu", "h100", "--no-enable-chunked-prefill", "--json")
+    assert kvcalc(*words, "--context", "9k").status == 0
+    refused = kvcalc(*words, "--context", "9k,100k")
+    assert (refused.status, "depend on the context" in refused.err) == (2, True)
+
+
+def test_an_encoder_takes_a_backend_of_attention_too(kvcalc: Any) -> None:
+    words = ("estimate", "multilingual-e5-small", "--engine", "vllm", "--gpu", "h100", "--attention-backend")
+    assert kvcalc(*words, "FLASH_ATTN").status == 0
+    refused = kvcalc(*words, "1")
+    assert (refused.status, "not a name" in refused.err) == (2, True)

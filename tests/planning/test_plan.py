@@ -15,7 +15,7 @@ from kvcalc.planning.plan.document import ROW, Targets, parse_price, plan, refus
 from kvcalc.planning.plan.replicas import as_many_devices
 from kvcalc.planning.plan.traffic import _why_not, seconds_text
 from kvcalc.question.question import Question, SpeedQuestion
-from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
+from kvcalc.throughput.hardware import Devices, Gpu, find_devices, find_gpu
 from tests.conftest import loaded
 from tests.documents import estimate, texts
 
@@ -196,7 +196,7 @@ def test_requests_that_do_not_run_say_whether_memory_is_the_reason() -> None:
 
 def test_an_engine_without_a_router_is_said_only_of_several_replicas() -> None:
     load: dict[str, Any] = {"input_tokens": 500, "output_tokens": 50, "requests": 100}
-    for rate, replicas in ((2.0, 1), (60.0, 2)):
+    for rate, replicas in ((2.0, 1), (200.0, 2)):
         found = kvcalc.plan(
             "llama-3.1-8b", ["h100"], engine="llama.cpp", requests_per_second=rate, max_ttft_seconds=2.0,
             ttft_percentile=90, **load,
@@ -431,3 +431,37 @@ def test_the_printed_limit_of_clients_lets_a_replica_run_more_than_the_mean() ->
 def test_a_layout_that_lost_with_as_many_devices_says_why(other: float, words: str) -> None:
     """Another way to split the experts must be faster by more than 2 %."""
     assert as_many_devices(other, 181.1) == f"same number of devices, {words}"
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "gpu", "devices"),
+    [("llama-3.3-70b", "q4_k_m", "rtx-4090", 2), ("qwen3-235b-a22b", "q4_k_m", "rtx-3090", 7),
+     ("llama-3.1-8b", "q4_k_m", "rtx-4090", 1), ("qwen3.5-397b-a17b", None, "mi300x", 5)],
+)  # fmt: skip
+def test_llama_cpp_divides_the_layers_over_as_many_devices_as_it_needs(
+    model: str, dtype: str | None, gpu: str, devices: int
+) -> None:
+    """It has no tensor parallelism, and its stages are any number of devices of a machine."""
+    asked: Any = {"input_tokens": 4000, "output_tokens": 128, "concurrency": 4, "engine": "llama.cpp", "dtype": dtype}
+    best = kvcalc.plan(model, [gpu], **asked)["best"]
+    assert best is not None
+    assert (best["tensor_parallel_size"], best["pipeline_parallel_size"], best["num_devices"]) == (1, devices, devices)
+    for number in {1, devices - 1} - {0, devices}:
+        fits: Any = kvcalc.fit(
+            model,
+            devices=find_devices(f"{gpu}x{number}"),
+            engine="llama.cpp",
+            dtype=dtype,
+            context_tokens=4128,
+            batch_size=4,
+        )
+        assert not fits["fit"]["fits"]
+
+
+def test_an_engine_that_divides_no_model_says_that_it_does_not_fit() -> None:
+    """One Mac is a machine of one device, and MLX does not divide a model here."""
+    asked: Any = {"input_tokens": 4000, "output_tokens": 128, "concurrency": 1}
+    for engine in ("mlx", "llama.cpp"):
+        (row,) = kvcalc.plan("llama-3.3-70b", ["m3-max"], engine=engine, **asked)["plans"]
+        assert not row["fits"]
+        assert "does not fit" in str(row["reason"])

@@ -21,6 +21,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.answers.axis import Axis
 from kvcalc.planning.answers.combination import COLUMNS, Combination, Row, combine
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
+from kvcalc.planning.cases.case import context_decides
 from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
@@ -206,6 +207,8 @@ def sweep(
     found: list[tuple[Combination, Devices | None, list[Note]]] = []
     for engine in engines:
         asked_engine = question._replace(engine=engine, engine_settings=settings_of(engine, settings))
+        if contexts.smallest != contexts.largest and context_decides(asked_engine):
+            raise UsageError(f"these defaults of {engine} depend on the context", "ask for one context at a time")
         for kv_dtype in kv_dtypes:
             for one in _layouts(gpus, tensor_parallel_sizes, asked_engine._replace(kv_dtype=kv_dtype)):
                 own: list[Note] = []

@@ -103,10 +103,15 @@ class Case(NamedTuple):
         asked = self.question.encoder_tokens
         return asked is None and self.model.encoder_tokens is None and has_cross_attention(self.model)
 
+    @property
+    def follows_context(self) -> bool:
+        """Whether the context decides more of the case than its workload: the encoder's input, or engine settings."""
+        return self.encoder_follows_context or context_decides(self.question)
+
     def at(self, context_tokens: int, batch_size: int) -> Case:
         """The same case with another context and batch. The notes of the original case are kept."""
         asked = self.question
-        if self.encoder_follows_context:
+        if self.follows_context:
             # make_case accepts only the requests' own context, and this may be another one: check without the requests.
             alike = asked._replace(context_tokens=context_tokens, batch_size=batch_size, speed=None)
             return make_case(alike)._replace(question=alike._replace(speed=asked.speed))
@@ -205,7 +210,12 @@ def make_case(question: Question) -> Case:
 def is_reusable(question: Question) -> bool:
     """Whether the case of the same question with other counts differs in its workload only (`case_like`)."""
     plain = question.speculative is None and question.reuse is None and question.images is None
-    return plain and not has_cross_attention(question.model)
+    return plain and not has_cross_attention(question.model) and not context_decides(question)
+
+
+def context_decides(question: Question) -> bool:
+    """Whether defaults of the engine depend on the context, such as a step that divides no prompt."""
+    return bool(engine_class(question.engine).context_defaults(question.engine_settings or {}, {}, 1))
 
 
 def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: SpeedQuestion | None) -> Case:

@@ -14,9 +14,10 @@ from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, cast
 
+from kvcalc.engines import engine_class
 from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.memory.kv_cache import most_that_fit
-from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
+from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, stage_shapes, usual_shapes
 from kvcalc.planning.plan.traffic import (
     MOST_RUNNING,
     Platform,
@@ -199,7 +200,9 @@ def shapes_of(traffic: Traffic, kind: Platform) -> list[Shape]:
 
 
 def _lists_of_shapes(traffic: Traffic, kind: Platform) -> Iterator[list[Shape]]:
-    if traffic.all_layouts:
+    if not engine_class(kind.engine).splits_heads:
+        lists = iter([stage_shapes(kind.gpu, kind.engine)])
+    elif traffic.all_layouts:
         lists = iter([all_shapes(kind.gpu, traffic.question, kind.engine)])
     elif traffic.divides_experts(kind.engine):
         lists = expert_shapes(kind.gpu, traffic.question, kind.engine)
@@ -275,7 +278,8 @@ def smallest(
         return Refused(error.message, error.hint)
     except KvcalcError:
         # What is refused for a part that nobody asked for does not refuse the model.
-        if shape.experts is not None or shape.dp_ranks > 1 or shape.token_ranks > 1:
+        stages = shape.stages > 1 and not engine_class(kind.engine).splits_heads
+        if stages or shape.experts is not None or shape.dp_ranks > 1 or shape.token_ranks > 1:
             return None
         raise
     if alone.trouble is not None:

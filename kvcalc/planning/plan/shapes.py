@@ -91,6 +91,12 @@ def usual_shapes(gpu: Gpu, dp_ranks: int) -> Iterator[list[Shape]]:
     yield [Shape(within[-1], stages, dp_ranks) for stages in _STAGES]
 
 
+def stage_shapes(gpu: Gpu, engine: str) -> list[Shape]:
+    """The shapes of an engine without tensor parallelism: its layers on any number of devices of one machine."""
+    most = gpu.machine_devices if engine_class(engine).splits_layers else 1
+    return [Shape(1, stages) for stages in range(1, most + 1)]
+
+
 def expert_shapes(gpu: Gpu, question: Question, engine: str) -> Iterator[list[Shape]]:
     """The shapes of the default search for a model with experts, in lists like those of `usual_shapes`."""
     joined = joined_devices(gpu)
