@@ -18,8 +18,8 @@ def lengths_of(text: str, batch_size: int) -> tuple[int, ...]:
     from kvcalc.traces import read_trace
     from kvcalc.units import parse_tokens
 
-    if _LIST.fullmatch(text.replace(" ", "")):
-        return tuple(parse_tokens(piece, "--lengths") for piece in text.replace(" ", "").split(","))
+    if _LIST.fullmatch(listed := text.replace(" ", "")):
+        return tuple(parse_tokens(piece, "--lengths") for piece in listed.split(","))
     found = tuple(each.prompt_tokens + each.answer_tokens for each in islice(read_trace(text), batch_size))
     if len(found) < batch_size:
         raise UsageError(f"--batch {batch_size}: {text} has {len(found)} requests", f"at most --batch {len(found)}")

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvcalc.engines.place import CAPABILITIES, is_fp8
-from kvcalc.model.caches import (
-    ChunkedAttention,
-    FullAttention,
-    IndexerKeys,
-    LatentAttention,
-    RecurrentState,
-    SlidingWindowAttention,
-)
+from kvcalc.model.caches import SELF_ATTENTION_CACHES, IndexerKeys, LatentAttention, RecurrentState
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.model.spec import ModelSpec, all_caches, weights_of
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Gpu
 
-_PLAIN = (FullAttention, SlidingWindowAttention, ChunkedAttention)
 _HINT = "leave --attention-backend out"
 
 
@@ -26,12 +18,12 @@ class Backend(NamedTuple):
     """What one backend takes. Numbers of devices are compute capabilities times ten, and an absent fact is any.
 
     - `latent`: whether it is for latents (MLA), or for keys and values.
-    - `sparse`: whether it reads only the rows of a latent that an indexer chooses.
+    - `sparse`: whether it is for latents with an indexer, which chooses the rows that are read.
     - `devices`: the devices that it has kernels for, and `latent_devices` those for a latent, if they differ.
     - `fp8`: the devices on which it reads a cache in fp8.
     - `sinks`: the devices on which it has attention sinks.
-    - `heads`: the sizes of a head that it has.
-    - `block`: the tokens of a block that it makes the default.
+    - `heads`: the head sizes that it supports.
+    - `block`: the default number of tokens in a block with this backend.
     """
 
     latent: bool | None = None
@@ -51,29 +43,29 @@ def refusals(
 
     Layouts of caches with kernels of their own (DeepSeek-V4) are not judged.
     """
-    kinds = _kinds(spec)
-    if not kinds <= {*_PLAIN, LatentAttention, IndexerKeys, RecurrentState}:
+    kinds, plain, asked = _kinds(spec), {*SELF_ATTENTION_CACHES}, f"--attention-backend {name}"
+    if not kinds <= {*plain, LatentAttention, IndexerKeys, RecurrentState}:
         return
     is_latent, is_sparse = LatentAttention in kinds, IndexerKeys in kinds
-    if not (is_latent or kinds & {*_PLAIN}) or (is_sparse and not is_latent):
+    if not (is_latent or kinds & plain) or (is_sparse and not is_latent):
         return
     has = "MLA" if is_latent else "keys and values"
     if backend.latent is not None and backend.latent is not is_latent:
-        yield f"--attention-backend {name} is not for {has}", _HINT
+        yield f"{asked} is not for {has}", _HINT
         return
     if is_latent and backend.latent is not None and backend.sparse is not is_sparse:
-        yield f"--attention-backend {name} is {'' if backend.sparse else 'not '}for sparse latent attention", _HINT
+        yield f"{asked} is {'' if backend.sparse else 'not '}for sparse latent attention", _HINT
     capability = None if gpu is None else CAPABILITIES.get(gpu.device_class or "")
     known = (backend.latent_devices if is_latent else None) or backend.devices
     if not _has(known, capability):
-        yield f"--attention-backend {name} has no kernels for {'' if gpu is None else gpu.name}", _HINT
+        yield f"{asked} has no kernels for {'' if gpu is None else gpu.name}", _HINT
     if is_fp8(kv_dtype) and not _has(backend.fp8, capability):
-        yield f"--attention-backend {name} does not read a cache in fp8 here", "--kv-dtype bf16"
+        yield f"{asked} does not read a cache in fp8 here", "--kv-dtype bf16"
     if not _has(backend.sinks, capability) and _has_sinks(spec):
-        yield f"--attention-backend {name} has no attention sinks here, which {spec.name} has", _HINT
+        yield f"{asked} has no attention sinks here, which {spec.name} has", _HINT
     sizes = [] if backend.heads is None else [size for size in _head_sizes(spec) if size not in backend.heads]
     if sizes:
-        yield f"--attention-backend {name} has no heads of {sizes[0]}", _HINT
+        yield f"{asked} has no heads of {sizes[0]}", _HINT
 
 
 def _has(known: Sequence[int] | None, capability: int | None) -> bool:
@@ -83,13 +75,12 @@ def _has(known: Sequence[int] | None, capability: int | None) -> bool:
 
 @remembered
 def _kinds(spec: ModelSpec) -> set[type]:
-    return {type(cache) for group in spec.layers for cache in group.caches}
+    return set(map(type, all_caches(spec)))
 
 
 @remembered
 def _head_sizes(spec: ModelSpec) -> list[int]:
-    found = {cache.k_head_dim for group in spec.layers for cache in group.caches if isinstance(cache, _PLAIN)}
-    return sorted(found)
+    return sorted({cache.k_head_dim for cache in all_caches(spec) if isinstance(cache, SELF_ATTENTION_CACHES)})
 
 
 @remembered

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 
 from kvcalc.engines.declarations import has_table, table
 from kvcalc.errors import LayoutError
-from kvcalc.model.caches import ChunkedAttention, FullAttention, SlidingWindowAttention
+from kvcalc.model.caches import SELF_ATTENTION_CACHES
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.notes import Note
 from kvcalc.releases import Release, RequestedRelease, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.engine import Engine
-
-# The caches that engines have for the classes of Transformers, which they run if they have none of their own.
-_PLAIN = (FullAttention, SlidingWindowAttention, ChunkedAttention)
 
 
 def class_notes(engine: type[Engine], spec: ModelSpec, asked: RequestedRelease) -> tuple[Note, ...]:
@@ -25,7 +22,8 @@ def class_notes(engine: type[Engine], spec: ModelSpec, asked: RequestedRelease) 
     if until is None or asked.release is None or asked.release > until:
         return ()
     text = f"{engine.title} {asked.text} has no class for {spec.model_type}"
-    if all(isinstance(one, _PLAIN) for one in all_caches(spec)):
+    # An engine without a class of its own runs that of Transformers, if it has the caches.
+    if all(isinstance(one, SELF_ATTENTION_CACHES) for one in all_caches(spec)):
         return (Note("engine", "no-class", f"{text}: it starts only if it can run the class of Transformers"),)
     raise LayoutError(f"does not start: {text}", f"{engine.title} {since} has one")
 

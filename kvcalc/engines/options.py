@@ -55,7 +55,7 @@ def name_of(settings: Mapping[str, str], option: str) -> str:
     """A setting that is a name: a letter, and letters, digits, - and _. Raises SettingError (exit 2)."""
     text = settings[option]
     if not (text[:1].isalpha() and text.isascii() and text.translate(_JOINTS).isalnum()):
-        raise SettingError(f"--{option} {text[:40]!a}: not a name", f"see: --help for examples of --{option}")
+        raise SettingError(f"--{option} {text[:40]!a}: not a name", "see --help for examples")
     return text
 
 

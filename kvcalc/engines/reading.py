@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 _OPTION = re.compile(r"--?[A-Za-z]")
 # What a script or a manual has instead of a name: a variable, or dots.
 _PLACEHOLDER = re.compile(r".*\$.*|\.\.\.|…")
-# The texts of a variable that set a flag (is_truthy, common/arg.cpp of llama.cpp).
 _LARGEST_FILE = 1 << 20
+# The texts of a variable that set a flag (is_truthy, common/arg.cpp of llama.cpp).
 _TRUE = ("1", "on", "enabled", "true")
-
-
 # kvcalc's options that an engine may have under another name.
 _OPTIONS = {
     "--tp": "tensor_parallel_size", "--pp": "pipeline_parallel_size", "--dp": "data_parallel_size",
@@ -282,15 +280,15 @@ class Reader:
 
 
 def text_of(path: str, files: Mapping[str, str]) -> str | None:
-    """The text of a file that the command writes first, or that is here. None if there is none."""
+    """The text of one of `files`, which the script writes before the command, or of a file on this machine, or None."""
     text = files.get(path, files.get(os.path.basename(path)))
-    if text is None:
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read(_LARGEST_FILE)
-        except (OSError, ValueError):
-            return None
-    return text
+    if text is not None:
+        return text
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(_LARGEST_FILE)
+    except (OSError, ValueError):
+        return None
 
 
 def _scalar(text: str) -> Any:

@@ -263,7 +263,7 @@ def _named(rules: Rules, backend: str | None) -> tuple[str, Mapping[str, Any] | 
 
 
 def backend_block(engine: str, release: Release | None, backend: str | None) -> int | None:
-    """The tokens of a block that a backend of --attention-backend makes the default. None if it changes nothing."""
+    """The default number of tokens in a block with this --attention-backend. None if that is the engine's own."""
     facts = None if backend is None else _named(rules_of(engine, release), backend)[1]
     return None if facts is None else facts.get("block")
 

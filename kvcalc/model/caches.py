@@ -314,7 +314,8 @@ class RecurrentState(NamedTuple):
 HeadsCache = Union[FullAttention, SlidingWindowAttention, ChunkedAttention, CrossAttention]
 """The kinds of cache that keep K and V per KV head."""
 
-HEADS_CACHES = (FullAttention, SlidingWindowAttention, ChunkedAttention, CrossAttention)
+SELF_ATTENTION_CACHES = (FullAttention, SlidingWindowAttention, ChunkedAttention)
+HEADS_CACHES = (*SELF_ATTENTION_CACHES, CrossAttention)
 
 TokenCache = Union[HeadsCache, LatentAttention, IndexerKeys, CompressedAttention]
 """The kinds of cache that keep rows per token, in the cache's dtype."""

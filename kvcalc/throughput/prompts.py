@@ -50,7 +50,7 @@ class Prompts:
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
 
     def _divided(self) -> float:
-        """How many seconds a prompt takes that needs several steps.
+        """The seconds of all steps of a prompt that needs several.
 
         Full steps differ only in the tokens that they attend to, so their mean is that of the first and the last.
         """

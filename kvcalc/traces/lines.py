@@ -72,7 +72,7 @@ def decompressed(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
 
 
 def _members(pieces: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """A file may have several members, one after another, as the parts of a log that was rotated."""
+    """The bytes of all members of a file. There may be several, such as the joined parts of a rotated log."""
     import zlib
 
     member, data = zlib.decompressobj(_GZIP), b""

@@ -12,7 +12,7 @@ _OPERATORS = set(";&|()<>\n")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-# The number of a stream that is sent to a file: 2>log, but not that of `-tp 4 > log`.
+# The number of a redirected stream, as in `2>log`. In `-tp 4 > log`, the 4 is a word of the command.
 _STREAM = re.compile(r"(?<=\s)\d(?=[<>])")
 _NOT_WORDS = ("export", "exec", "nohup", "sudo", "env", "time", "then", "do", "else")
 

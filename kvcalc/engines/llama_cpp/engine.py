@@ -91,13 +91,13 @@ class LlamaCpp(Engine):
             self.chosen = self.chosen._replace(draft_max=0)
         self.micro_batch_tokens = self.chosen.ubatch_size
         self.placement = parse_placement(settings)
-        if stages > 1 and self.placement is not None and self.placement.is_on_device(count_placed_layers(spec)):
-            self.placement = None  # -ngl 99
         if self.placement is not None and stages > 1:
-            raise UsageError(
-                f"{stages} devices: parts of the model in host memory are modelled for one device only",
-                "use one device, or --split-mode none",
-            )
+            if not self.placement.is_on_device(count_placed_layers(spec)):
+                raise UsageError(
+                    f"{stages} devices: parts of the model in host memory are modelled for one device only",
+                    "use one device, or --split-mode none",
+                )
+            self.placement = None  # -ngl 99
         if self.placement is not None and has_cross_attention(spec):
             raise ModelError(f"{spec.name}: parts in host memory are not modelled for encoder-decoder models")
         mode = parse_mode(settings)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
     Answered = documents.Estimate | documents.FitDocument
-    import kvcalc.documents as documents
 
 _VERDICTS = {
     "fits": ("fits", "bold green"), "tight": ("fits, but is tight", "bold yellow"),

@@ -228,7 +228,7 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         return factors[key]
 
     def at(tokens: int, batch: int) -> Row:
-        speed_here = speed_of(case.at(tokens, batch), []) if case.follows_context else found
+        speed_here = speed_of(case.at(tokens, batch), []) if case.encoder_follows_context else found
         model = first if isinstance(speed_here, str) else speed_here.model
         step = model.decode(batch, tokens).seconds
         low, high = range_at(batch)
@@ -255,7 +255,7 @@ def _curves(case: Case) -> tuple[Curve, Curve, Curve] | None:
         case.question.reuse is not None
         or not case.engine.is_formula
         or case.workload.pipeline_parallel_size > 1
-        or case.follows_context
+        or case.encoder_follows_context
     ):
         return None
     spec, share, dtype = case.cached, case.share, case.workload.kv_dtype

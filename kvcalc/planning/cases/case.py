@@ -103,15 +103,10 @@ class Case(NamedTuple):
         asked = self.question.encoder_tokens
         return asked is None and self.model.encoder_tokens is None and has_cross_attention(self.model)
 
-    @property
-    def follows_context(self) -> bool:
-        """Whether the context decides more of the case than its workload: the encoder's input, or engine settings."""
-        return self.encoder_follows_context or context_decides(self.question)
-
     def at(self, context_tokens: int, batch_size: int) -> Case:
         """The same case with another context and batch. The notes of the original case are kept."""
         asked = self.question
-        if self.follows_context:
+        if self.encoder_follows_context or context_decides(asked):
             # make_case accepts only the requests' own context, and this may be another one: check without the requests.
             alike = asked._replace(context_tokens=context_tokens, batch_size=batch_size, speed=None)
             return make_case(alike)._replace(question=alike._replace(speed=asked.speed))

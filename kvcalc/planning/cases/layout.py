@@ -12,15 +12,7 @@ from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.workload import Workload
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.counts import Layout
-from kvcalc.throughput.hardware import (
-    LOCAL,
-    Devices,
-    Gpu,
-    find_devices,
-    find_gpu,
-    node_devices,
-    own_gpu,
-)
+from kvcalc.throughput.hardware import LOCAL, Devices, Gpu, find_devices, find_gpu, node_devices, own_gpu
 from kvcalc.throughput.speed import check_layout
 
 

@@ -3,7 +3,7 @@
 By default a plan tries tensor parallelism within a box, then as far as the fast link reaches, then pipeline stages. For
 a model with experts, it tries DP ranks and both ways to divide the experts as far as the fast link reaches. With all
 layouts, it tries every combination of tensor parallelism, pipeline stages, DP ranks, expert parallelism, and vLLM's
-decode context parallelism.
+decode context parallelism. An engine without tensor parallelism has pipeline stages alone.
 """
 
 from __future__ import annotations
