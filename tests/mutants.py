@@ -148,6 +148,7 @@ TESTS = {
     "kvcalc/planning/check": _CHECKS,
     "kvcalc/planning/plan": _PLANS + _SPLIT,
     "kvcalc/planning/plan/disaggregated": _SPLIT,
+    "kvcalc/planning/prefix": _tests("planning", "prefix") + _tests("cli", "prefix"),
     "kvcalc/planning/reuse": _REUSE,
     "kvcalc/simulation": _SIMULATED,
     "kvcalc/simulation/planned.py": _tests("planning", "plan_trace") + _SIMULATED,

@@ -44,7 +44,7 @@ def test_a_command_is_read_back(engine: str, seed: int) -> None:
     random, is_llama = Random(seed), engine == "llama.cpp"
     names = [name for name in CASES[engine] if name not in NO_FLAGS | GONE | FIELDS]
     options = {name: CASES[engine][name].value for name in random.sample(names, random.randint(0, 5))}
-    tp, pp, dp = (1, 1, 1) if is_llama else (random.choice((1, 4)), random.choice((1, 2)), random.choice((1, 1, 8)))
+    tp, pp, dp = (1, 1, 1) if is_llama else (random.choice((1, 4)), random.choice((1, 2)), random.choice((1, 2, 8)))
     tp = 1 if engine == "tensorrt-llm" and dp > 1 else tp  # its DP ranks are on one device each
     drafting = None if is_llama else random.choice((None, *DRAFTINGS))
     checkpoint = Checkpoint("org/model", random.choice((None, "main")), random.choice((None, "fp16")))

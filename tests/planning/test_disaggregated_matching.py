@@ -136,3 +136,12 @@ def test_a_decode_instance_holds_what_it_receives() -> None:
 def test_between_whole_numbers_of_requests_times_lie_on_straight_lines() -> None:
     seconds = between_counts(lambda requests: float(requests * requests))
     assert [seconds(requests) for requests in (2, 2.25, 3)] == [4.0, 4.0 + 0.25 * 5.0, 9.0]
+
+
+def test_a_load_of_just_what_the_decode_instances_answer_is_served_in_spite_of_rounding() -> None:
+    decode = DECODE._replace(tpot=lambda _: 0.0201)
+    pair = Pair(PREFILL, decode, 0.0001)
+    rate = decode.rate(decode.largest(pair.transfer))
+    rounded = [number for number in range(1, 60) if number * rate / number > rate]
+    assert rounded, "some rates are larger after rounding"
+    assert all(pair.times(1000, number, Load(number * rate)) is not None for number in range(1, 60))

@@ -217,3 +217,14 @@ def test_devices_without_a_published_power_have_no_energy() -> None:
         found = search.find_split(Instances(traffic), [same_kind(kind, LINK)])
         assert isinstance(found, TwoPools)
         assert bool(describe_energy(found, traffic.lengths)) == (tdp is not None)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_instance_holds_what_fits_and_not_one_request_more(strict: bool) -> None:
+    """With `strict`, at the low end of the free memory, after the buffers for the transfer."""
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        known, kind = Instances(traffic_of("llama-3.1-8b", strict=strict)), Platform(H100, 1, engine)
+        for (one,), _ in (known.prefills(kind), known.decodes(kind)):
+            assert one.slots is not None
+            free = [one.free_bytes(one.answer(one.slots + more))[strict] for more in (0, 1)]
+            assert free[1] < 0 <= free[0]
