@@ -155,3 +155,12 @@ def test_a_cache_that_is_sent_in_no_time_waits_for_no_link(load: Load) -> None:
     assert at_once is not None
     assert soon is not None
     assert tuple(at_once) == pytest.approx(tuple(soon), rel=1e-6, abs=1e-8)
+
+
+def test_prefill_instances_that_are_always_busy_but_for_rounding_are_too_few() -> None:
+    pair, anything = Pair(PREFILL, DECODE._replace(most=100), 0.1), lambda _: True
+    for number in (1, 3):
+        for rate, prefills in ((2 * number * (1 - 1e-6), number), (2 * number * (1 - 1e-12), number + 1)):
+            match = pair.cheapest(Load(rate), anything, (100, 100, 100))
+            assert match is not None
+            assert match.prefills == prefills
