@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Optional
 
 import typer
@@ -131,11 +130,11 @@ def _answer_all(stream: BinaryIO, write: Callable[["documents.Batch"], str]) -> 
 
     If the reader of stdout has closed it (`| head`), the remaining lines are not read: a stream may be endless.
     """
-    from kvcalc.cli.json_lines import read_lines
+    from kvcalc.cli.json_lines import lines_of
 
     questions = Questions()
     failed, first = 0, ""
-    for line in chain.from_iterable(read_lines(stream)):
+    for line in lines_of(stream):
         document: Any = questions.answer(line)
         if "error" in document:
             failed += 1
