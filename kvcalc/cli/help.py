@@ -14,7 +14,6 @@ from textwrap import wrap
 from typing import Any
 
 from kvcalc.cli import ENGINE_PANEL
-from kvcalc.cli.tables import essential
 from kvcalc.records import NamedTuple
 
 # The commands, as `kvcalc -h` groups them.
@@ -42,16 +41,18 @@ class Row(NamedTuple):
     text: str
 
 
-def help_of(command: Any, ctx: Any, arguments: Sequence[str]) -> str:
-    """The help of a command. `arguments` are those it was called with; they select the screen and the engine."""
+def help_of(command: Any, ctx: Any, arguments: Sequence[str], essential: str | None) -> str:
+    """The help of a command. `arguments` are those it was called with; they select the screen and the engine.
+
+    `essential` are the options that -h shows. None for a command that shows all of its options.
+    """
     screen = Screen()
-    name = ctx.command_path.partition(" ")[2]
-    if not name:
+    if " " not in ctx.command_path:
         _write_overview(screen, command, ctx)
     elif "--help" in arguments:
         _write_all(screen, command, ctx, engines_in(arguments))
     else:
-        _write_short(screen, command, ctx, essential(name))
+        _write_short(screen, command, ctx, essential)
     return screen.text
 
 
