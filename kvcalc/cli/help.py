@@ -195,7 +195,7 @@ def _settings_of(engines: Sequence[str]) -> dict[str, list[Row]]:
 def _described(option: Any) -> str:
     """The help of an engine's option, with its other long names."""
     others = ", ".join(alias for alias in option.aliases if alias.startswith("--"))
-    return _capitalized(option.described) + (f" [also: {others}]" if others else "")
+    return f"{option.described[:1].upper()}{option.described[1:]}" + (f" [also: {others}]" if others else "")
 
 
 def _write_notes(screen: Screen, notes: Iterable[str]) -> None:
@@ -290,10 +290,6 @@ def first_sentence(help: str | None) -> str:
     text, bracket, rest = " ".join((help or "").split()).partition(" [default: ")
     end = next((place for place in range(len(text)) if text.startswith(". ", place) and text[place - 1] != "."), None)
     return (text if end is None else text[: end + 1]) + (f"{bracket}{rest.partition(']')[0]}]" if bracket else "")
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _broken(command: str, columns: int) -> list[str]:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.cli.batch import Models, Questions
+from kvcalc.cli.batch import Models, Questions, parameters_of
 from kvcalc.cli.batch import batch as answer_file
 from kvcalc.cli.json_lines import MAX_LINE_BYTES
 from kvcalc.cli.question import MODEL_FLAGS
@@ -173,7 +173,7 @@ def test_every_option_of_estimate_is_a_field_under_every_long_name() -> None:
 
     from kvcalc.cli.estimate import app
 
-    fields = Questions()._parameters
+    fields, _ = parameters_of(app)
     for parameter in typer.main.get_command(app).params:
         if parameter.name in ("format", "json", "get", "no_color", "check", "strict", "report"):
             assert parameter.name not in fields
