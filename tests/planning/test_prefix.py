@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import kvcalc as api
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.prefix import KNEE_SHARE
-from kvcalc.planning.prefix.cost import parse_memory_price
+from kvcalc.planning.prefix.cost import PrefillTime, parse_memory_price, prefill_time
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
-from kvcalc.throughput.hardware import find_devices
+from kvcalc.throughput.hardware import Devices, find_devices
 from tests.test_schema import check
 from tests.traces.test_reuse import LruCache, Prompt, best_hits, tree_of_prompts
 
@@ -95,6 +97,26 @@ def test_the_prefill_of_windows_is_fitted_with_a_stated_error(trace: str) -> Non
     assert "uneven-blocks" in {warning["code"] for warning in found["warnings"]}
 
 
+@pytest.mark.parametrize("longest", [300, 5000, 100_000])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-27b"])
+def test_the_stated_error_of_the_fit_is_the_largest(model: str, longest: int) -> None:
+    speed = speed_of(make_case(Question(api.load_model(model), engine="vllm", devices=H100)), [])
+    assert isinstance(speed, Speed)
+    fitted = prefill_time(speed.model, longest)
+    ends = [abs(fitted.seconds(n, n * n) / speed.model.prefill_work(n).seconds - 1) for n in (256, longest)]
+    assert max(ends) <= fitted.worst_error * (1 + 1e-9) + 1e-12
+    assert (fitted.worst_error < 1e-9) == (model == "llama-3.1-8b" or longest == 300)
+
+
+def test_a_fit_that_is_off_by_more_than_two_percent_is_worth_a_remark(
+    trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, is_said in ((0.019, False), (0.021, True)):
+        monkeypatch.setattr("kvcalc.planning.prefix.prefill_time", lambda *_, e=error: PrefillTime(1e-5, 0.0, e))
+        found = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
+        assert ("fitted-prefill" in {warning["code"] for warning in found["warnings"]}) == is_said
+
+
 def test_the_knee_is_the_smallest_cache_with_nine_tenths_of_the_hits(trace: str) -> None:
     found = api.prefix_curve(trace)
     knee, most = found["knee"], found["unlimited"]["hit_rate"]
@@ -141,10 +163,12 @@ def test_a_latent_is_on_every_device_and_once_in_a_tier(trace: str) -> None:
     assert engine["bytes_per_trace_block"] == 8 * one
 
 
-def test_prices_are_for_the_time_of_the_trace(trace: str) -> None:
+@pytest.mark.parametrize("devices", [H100, find_devices("h100x2")])
+def test_prices_are_for_the_time_of_the_trace_and_the_bytes_of_all_devices(trace: str, devices: Devices) -> None:
     found = api.prefix_curve(
-        trace, "llama-3.1-8b", engine="vllm", devices=H100, price_per_hour=2.5,
+        trace, "llama-3.1-8b", engine="vllm", devices=devices, price_per_hour=2.5,
         memory_prices_per_gib_hour={"cpu": 0.004, "disk": 0.0002}, cache_memory_bytes=[8 * 1024**3],
+        tensor_parallel_size=devices.num_devices,
     )  # fmt: skip
     (row,) = found["curve"]
     hours, saved = 399 / 3600, row["saved_gpu_seconds"]
@@ -153,6 +177,25 @@ def test_prices_are_for_the_time_of_the_trace(trace: str) -> None:
     assert row["disk_cost_per_gpu_second"] == pytest.approx(8 * 0.0002 * hours / saved)
     share = 8 * 1024**3 / H100.gpu.memory_bytes
     assert row["device_cost_per_gpu_second"] == pytest.approx(share * 2.5 * hours / saved)
+
+
+def test_the_time_of_a_trace_begins_with_its_first_request(tmp_path: Path, prompts: list[Prompt]) -> None:
+    asked: dict[str, Any] = {"devices": H100, "price_per_hour": 2.5, "cache_tokens": [100 * BLOCK]}
+    early, late = tmp_path / "early.jsonl", tmp_path / "late.jsonl"
+    rows = [json.loads(line) for line in write_trace(early, prompts).read_text().splitlines()]
+    late.write_text("".join(json.dumps({**row, "timestamp": row["timestamp"] + 10**7}) + "\n" for row in rows))
+    found = [api.prefix_curve(str(path), "llama-3.1-8b", **asked)["curve"] for path in (early, late)]
+    assert found[0] == found[1]
+
+
+def test_a_trace_on_standard_input_is_read_once(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(trace).read_bytes())))
+    assert api.prefix_curve("-")["curve"] == api.prefix_curve(trace)["curve"]
+
+
+def test_without_a_device_only_the_tiers_have_a_row(trace: str) -> None:
+    found = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", offload_bytes={"cpu": 12 * 1024**3})
+    assert [tier["name"] for tier in found["tiers"]] == ["cpu"]
 
 
 def test_rows_that_contradict_others_are_skipped_and_named(tmp_path: Path) -> None:

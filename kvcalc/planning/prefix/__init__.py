@@ -154,12 +154,11 @@ def _prefill_of(case: Case, found: Profile, notes: list[Note]) -> PrefillTime | 
 
 def _sizes(sizes: Sizes, found: Profile, setup: Setup | None) -> list[int]:
     """The sizes of the curve, in blocks."""
-    stack = found.stack
-    if sizes.memory_bytes and setup is not None:
-        return [size // max(setup.block.of_replica, 1) for size in sizes.memory_bytes]
+    stack, unit = found.stack, 1 if setup is None else max(setup.block.of_replica, 1)
+    if sizes.memory_bytes:
+        return [size // unit for size in sizes.memory_bytes]
     if sizes.tokens:
         return [tokens // stack.block_tokens for tokens in sizes.tokens]
-    unit = 1 if setup is None else max(setup.block.of_replica, 1)
     size, blocks = 1, []
     while size < stack.largest_request * unit:
         size *= 2
