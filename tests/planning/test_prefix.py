@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +108,33 @@ def test_the_stated_error_of_the_fit_is_the_largest(model: str, longest: int) ->
     ends = [abs(fitted.seconds(n, n * n) / speed.model.prefill_work(n).seconds - 1) for n in (256, longest)]
     assert max(ends) <= fitted.worst_error * (1 + 1e-9) + 1e-12
     assert (fitted.worst_error < 1e-9) == (model == "llama-3.1-8b" or longest == 300)
+
+
+@pytest.mark.parametrize(("longest", "shortest", "number"), [(5000, 256, 12), (256, 256, 1), (100, 100, 1)])
+def test_the_fit_is_of_twelve_lengths_in_even_steps(longest: int, shortest: int, number: int) -> None:
+    asked: list[int] = []
+
+    def work(tokens: int) -> Any:
+        asked.append(tokens)
+        return SimpleNamespace(seconds=3e-5 * tokens + 2e-9 * tokens**2)
+
+    model: Any = SimpleNamespace(prefill_work=work)
+    fitted = prefill_time(model, longest)
+    assert (len(asked), min(asked), max(asked)) == (number, shortest, longest)
+    assert max(after / before for before, after in pairwise(asked)) < 1.35 if number > 1 else True
+    assert fitted.seconds(longest, longest**2) == pytest.approx(work(longest).seconds)
+    assert number == 1 or (fitted.per_token, fitted.per_square) == pytest.approx((3e-5, 2e-9))
+
+
+def test_the_sizes_double_from_the_largest_prompt_to_all_blocks(trace: str) -> None:
+    for found in (api.prefix_curve(trace), api.prefix_curve(trace, "llama-3.1-8b", engine="vllm")):
+        unit = 1 if found["engine"] is None else found["engine"]["bytes_per_trace_block"]
+        power, expected = 1, list[int]()
+        while not expected or expected[-1] < found["trace"]["distinct_blocks"]:
+            if power >= found["trace"]["largest_request_blocks"] * unit:
+                expected.append(power // unit)
+            power *= 2
+        assert [row["cache_blocks"] for row in found["curve"]] == expected
 
 
 def test_a_fit_that_is_off_by_more_than_two_percent_is_worth_a_remark(
@@ -218,6 +247,8 @@ def test_a_trace_of_token_ids_has_the_blocks_of_the_engine(tmp_path: Path) -> No
         assert found["unlimited"]["device_cost_per_gpu_second"] is None
         assert found["trace"]["duration_seconds"] is None
         check(dict(found), "prefix")
+    # Without an engine, the blocks are vLLM's.
+    assert api.prefix_curve(str(path))["trace"]["block_tokens"] == 16
 
 
 def test_after_a_warm_up_rates_and_times_are_those_of_the_other_requests(tmp_path: Path, prompts: list[Prompt]) -> None:
@@ -291,7 +322,8 @@ def test_a_trace_without_blocks_is_refused(tmp_path: Path) -> None:
 
 def test_the_price_of_memory() -> None:
     assert parse_memory_price("cpu=0.003") == ("cpu", 0.003)
+    assert parse_memory_price(" CPU =999999999") == ("cpu", 999_999_999)
     assert parse_memory_price("h100=2") is None
-    for text in ("cpu=x", "disk=-1", "cpu=nan", "cpu=inf"):
+    for text in ("cpu=x", "disk=-1", "cpu=nan", "cpu=1e9"):
         with pytest.raises(UsageError, match="not a price"):
             parse_memory_price(text)
