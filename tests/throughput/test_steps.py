@@ -152,6 +152,20 @@ def test_two_all_reduces_a_layer_move_each_byte_twice_less_a_devices_share() -> 
         assert waiting == about(7 * sent + 2 * 4 * (3 + 5 * (size - 2)))
 
 
+@pytest.mark.parametrize(
+    ("layout", "all_reduces"),
+    [
+        # Two in each of 4 layers, and one more in the 3 with attention if ranks divide the tokens of the cache or of a
+        # prompt. DP ranks exchange the tokens of the 2 layers with experts instead.
+        (Layout(2), 8), (Layout(2, token_ranks=2), 11), (Layout(2, token_ranks=1, prompt_ranks=2), 11),
+        (Layout(2, data_parallel_size=2), 6), (Layout(2, data_parallel_size=2, prompt_ranks=2), 9),
+    ],
+)  # fmt: skip
+def test_all_reduces_follow_what_the_ranks_divide(layout: Layout, all_reduces: int) -> None:
+    latency = SpeedModel(COUNTS._replace(layout=layout), GPU, IDEAL._replace(all_reduce_seconds=1e6)).costs.latency
+    assert latency == about(all_reduces * 1e6)
+
+
 def test_an_all_reduce_between_nodes_sends_only_a_share_of_the_bytes_over_the_network() -> None:
     """The toy device with eight devices on a link of 800 GB/s, in nodes joined by ports of 50 GB/s."""
     node = GPU._replace(interconnect=Interconnect("link", 800 * 10**9, 8))
