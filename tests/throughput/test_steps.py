@@ -115,6 +115,8 @@ def test_kernels_and_steps_cost_once_and_each_sequence() -> None:
     assert decode(batch=507, busy_sequence_seconds=3.0).overhead == about(7 * 3)
     # Each token's hidden state of ten 16-bit numbers, five times in each of four layers.
     assert decode(batch=7, activation_passes=5.0).overhead == about(7 * 5 * 4 * 10 * 2 / 1000)
+    # A token that is checked as a draft moves as much as the first one of its sequence.
+    assert model(activation_passes=5.0).decode(7, 50, 3).overhead == about(3 * 7 * 5 * 4 * 10 * 2 / 1000)
     # Each of two experts of a token moves six 16-bit numbers five times.
     moving = COUNTS._replace(experts=(COUNTS.experts[0]._replace(moved=6.0),))
     passed = SpeedModel(moving, GPU, IDEAL._replace(expert_passes=5.0))
@@ -214,6 +216,8 @@ def test_devices_without_a_fast_link_have_constants_of_their_own() -> None:
     sent = 2 * 80 * 2 * (1 / 2) / 25
     slow = {"pcie_all_reduce_seconds": 3.0, "pcie_all_reduce_device_seconds": 5.0, "pcie_overhead": 7.0}
     assert decode(layout=(2, 1, 1), gpu=alone, **slow).communication == about(7 * sent + 2 * 4 * 3)
+    latency = decode(layout=(4, 1, 1), gpu=alone, **slow).communication - 7 * 2 * 80 * 2 * (3 / 4) / 25
+    assert latency == about(2 * 4 * (3 + 2 * 5))
     assert decode(layout=(2, 1, 1), **slow).communication == decode(layout=(2, 1, 1)).communication
 
 
