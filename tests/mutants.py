@@ -80,7 +80,7 @@ _REUSE = (
     *_LOADS,
 )
 _SIMULATED = (
-    *_tests("simulation", "reports", "load_curve", "conservation", "engine_schedules", "prefix_cache"),
+    *_tests("simulation", "pace", "reports", "load_curve", "conservation", "engine_schedules", "prefix_cache"),
     *_LOADS,
     *_tests("simulation", "distinct_prompts", "coupled", "common_prefix"),
     *_tests("cli", "simulate"),

@@ -428,3 +428,42 @@ def test_dp_ranks_send_the_tokens_of_their_prompts_to_the_experts() -> None:
 
 def test_a_slower_device_takes_longer_for_all_that_it_computes_of_a_prompt() -> None:
     assert model(device_overhead=2.0).prefill_work(20).compute == about(2 * model().prefill_work(20).compute)
+
+
+def test_attention_alone_is_a_step_without_matrices() -> None:
+    bare = COUNTS._replace(dense=(), head=(), experts=(), moe_layers=0)
+    for layout in (Layout(), Layout(pipeline_parallel_size=2)):
+        found = SpeedModel(bare._replace(layout=layout), GPU, IDEAL._replace(roof_power=2.0, kv_overhead=1.5))
+        for batch, context in ((1, 50), (7, 200)):
+            assert found.attention_seconds(batch, context) == about(found.decode(batch, context).seconds)
+
+
+def test_copies_that_divide_prompts_may_divide_the_requests_of_a_step_too() -> None:
+    """Four copies in two groups: eight requests are two for each, or four for both copies of a group."""
+
+    def of(replicas: int, **divided: Any) -> SpeedModel:
+        layout = Layout(data_parallel_size=replicas, expert_parallel_size=replicas, **divided)
+        return SpeedModel(COUNTS._replace(layout=layout), GPU, IDEAL)
+
+    each, whole = of(4, prompt_ranks=2), of(4, prompt_ranks=2, divides_decode=False)
+    assert each.attention_seconds(8, 50) == of(4).attention_seconds(8, 50)
+    assert whole.attention_seconds(8, 50) == of(2).attention_seconds(8, 50) == about(2 * each.attention_seconds(8, 50))
+    # Three prompts on two groups are two for one of them, and each copy computes half of both.
+    assert [found.share_of_prompts(3) for found in (each, whole, of(2), of(4))] == [1 / 3, 1 / 3, 2 / 3, 1 / 3]
+
+
+def test_a_step_waits_for_the_rank_with_most_sequences() -> None:
+    layout = Layout(data_parallel_size=4, expert_parallel_size=4)
+    found = SpeedModel(COUNTS._replace(layout=layout), GPU, IDEAL)
+    assert found.decode(8, 50, busiest=2) == found.decode(8, 50)
+    assert found.decode(8, 50, busiest=5).kv == about(5 / 2 * found.decode(8, 50).kv)
+
+
+def test_a_prompt_on_dp_ranks_pays_for_all_reduces_and_for_the_exchange() -> None:
+    layout = Layout(2, data_parallel_size=2, expert_parallel_size=4)
+    found = SpeedModel(COUNTS._replace(layout=layout), GPU, IDEAL)
+    assert found.exchange is not None
+    reduced, exchanged = 20 * found.costs.prompt_transfer, found.exchange.prompt_seconds(20)
+    assert min(reduced, exchanged) > 0
+    # Both ranks compute a prompt at the same time, so that each takes half of theirs.
+    assert found.prefill_work(40).communication == about(reduced + exchanged)
