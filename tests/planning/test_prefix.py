@@ -97,6 +97,31 @@ def test_the_prefill_of_windows_is_fitted_with_a_stated_error(trace: str) -> Non
     assert found["prefill"] is not None
     assert 0 < found["prefill"]["worst_error"] < 0.1
     assert "uneven-blocks" in {warning["code"] for warning in found["warnings"]}
+    plain = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
+    assert "uneven-blocks" not in {warning["code"] for warning in plain["warnings"]}
+
+
+def test_without_a_known_speed_the_hits_are_counted_all_the_same(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
+    monkeypatch.setattr("kvcalc.planning.serving.throughput.speed_of", lambda *_: "the reason")
+    found = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
+    assert (found["prefill"], found["unlimited"]["saved_prefill_seconds"]) == (None, None)
+    assert ("throughput", "the reason") in {(warning["part"], warning["text"]) for warning in found["warnings"]}
+    assert found["unlimited"]["hit_rate"] == known["unlimited"]["hit_rate"]
+
+
+def test_each_device_loads_its_part_from_the_cpu_and_one_drive_loads_all(trace: str, prompts: list[Prompt]) -> None:
+    tiers = {"cpu": 12 * 1024**3, "disk": 40 * 1024**3}
+    found = api.prefix_curve(
+        trace, "llama-3.1-8b", engine="vllm", devices=find_devices("h100x2"), tensor_parallel_size=2,
+        offload_bytes=tiers, kv_memory_bytes=4 * 1024**3,
+    )  # fmt: skip
+    assert found["trace"]["answer_tokens"] == 10 * len(prompts)
+    for tier, parts in zip(found["tiers"][1:], (2, 1)):
+        moved = tier["hit_rate"] * found["trace"]["prompt_tokens"] * 32 * 8 * 128 * 2 * 2 / parts
+        assert tier["bandwidth_bytes_per_second"]
+        assert tier["load_seconds"] == pytest.approx(moved / tier["bandwidth_bytes_per_second"])
+        assert moved > 0
 
 
 @pytest.mark.parametrize("longest", [300, 5000, 100_000])
