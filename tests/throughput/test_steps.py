@@ -467,3 +467,9 @@ def test_a_prompt_on_dp_ranks_pays_for_all_reduces_and_for_the_exchange() -> Non
     assert min(reduced, exchanged) > 0
     # Both ranks compute a prompt at the same time, so that each takes half of theirs.
     assert found.prefill_work(40).communication == about(reduced + exchanged)
+
+
+def test_a_prompt_waits_for_the_host_if_launching_its_kernels_takes_longer() -> None:
+    """17 kernels of 3 s."""
+    waits = [model(prompt_launch_seconds=3.0).launch_wait(seconds) for seconds in (0.0, 40.0, 51.0, 60.0)]
+    assert waits == [51, 11, 0, 0]
