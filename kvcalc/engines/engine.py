@@ -21,7 +21,7 @@ from kvcalc.engines.account import (
     PoolLimit,
     RunningPool,
 )
-from kvcalc.engines.declarations import ENGINES, has_table
+from kvcalc.engines.declarations import ENGINES, FACTS, has_table
 from kvcalc.engines.options import SettingsReader, name_of
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.errors import ModelError, UsageError
@@ -120,6 +120,13 @@ class Engine(ABC):
     placement_options: PlacementOptions | None = None  # None: no part of a model can be in host memory
     placement: Placement | None = None  # which parts of the model are there
     micro_batch_tokens = 0  # the most tokens that the host and the device pass to each other at once
+
+    def __init_subclass__(cls) -> None:
+        """Take the engine's facts from `engine.yaml`, for the class that has its name. ValueError for an unknown one."""
+        for fact, value in FACTS.get(cls.__dict__.get("name", ""), {}).items():
+            if fact not in Engine.__dict__ and fact not in Engine.__annotations__:
+                raise ValueError(f"{cls.name}: an engine has no fact {fact}")
+            setattr(cls, fact, value)
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         self.spec = spec

@@ -24,7 +24,7 @@ from kvcalc.engines.llama_cpp.placement import (
     parse_shares,
     split_layers,
 )
-from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
+from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, parse_settings
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.placement import count_placed_layers, without_tables
@@ -58,29 +58,8 @@ class LlamaCpp(Engine):
     """
 
     name = "llama.cpp"
-    smaller_types = (
-        ("q8_0", 8.5), ("q6_k", 6.5), ("q5_k_m", 5.5), ("q4_k_m", 4.5), ("q3_k_m", 3.4), ("q2_k", 2.6),
-    )  # fmt: skip
-    title = "llama.cpp"
-    reuse_class = ("llama_cpp.reuse", "LlamaCppReuse")
-    # Seen in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
-    pools_for_encoders = "llama.cpp before mid-2025"
-    running_option = "parallel"
     split_layers = staticmethod(split_layers)
-    by_type = dict.fromkeys(("deepseek_v4", "deepseek_ref"), ("llama_cpp.deepseek_v4", "DeepseekV4"))
-    _default_running = 256  # the most sequences of a context (LLAMA_MAX_SEQ, src/llama-cparams.h)
-    version = VERSION
-    splits_heads = False
     placement_options = OPTIONS
-    # A slot finds what it has in common with its own last prompt, or a prompt in host memory (--cache-ram). Slots share
-    # no cells, not even unified ones: only several answers to one request do (server_slot::copy_state_to,
-    # tools/server/server-context.cpp).
-    copies_prefixes = True
-    loads_towers = False  # they are read from a file of their own (--mmproj)
-    # dev_input in llama_model_base::load_tensors, src/llama-model.cpp.
-    keeps_tables_on_host = True
-    has_device_budgets = True
-    older_rules = "; --before-pull counts an older build"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

@@ -27,7 +27,7 @@ from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
-from kvcalc.engines.sglang.models import MINIMAX_M3, VERSION, check_model, is_sparse
+from kvcalc.engines.sglang.models import MINIMAX_M3, check_model, is_sparse
 from kvcalc.engines.sglang.pools import DraftSlot, Pools, draft_slot, most_requests, pools_of, profiled_tokens
 from kvcalc.engines.sglang.settings import (
     Settings,
@@ -81,31 +81,6 @@ class Sglang(Engine):
     """
 
     name = "sglang"
-    title = "SGLang"
-    prompt_ranks_option = "attn-cp-size"
-    reuse_class = ("sglang.reuse", "SglangReuse")
-    has_instances = True
-    classes_of_transformers = "config"
-    pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
-    running_option, block_option = "max-running-requests", "page-size"
-    by_type: Mapping[str, tuple[str, str]] = {
-        "deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4"),
-        "inkling_text": ("sglang.inkling", "Inkling"),
-    }
-    version = VERSION
-    older_rules = ", with the default --mem-fraction-static and prefill steps of that release"
-    context_option = "--context-length"
-    fp32_as = "fp16"  # _get_and_verify_dtype, configs/model_config.py; Gemma's is bf16, of the same size
-    # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
-    # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
-    has_dp_ranks = True
-    splits_uneven_experts = False
-    spreads_mlps = True
-    spreads_head = True
-    divides_decode = False
-    lora_option = "max-loras-per-batch"
-    # InferenceX serves DeepSeek-R1 in fp8 on four B200 with it (benchmarks/dsr1_fp8_b200.sh).
-    largest_share = ("mem-fraction-static", "0.95")
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

@@ -78,26 +78,9 @@ class TensorrtLlm(Engine):
     """
 
     name = "tensorrt-llm"
-    title = "TensorRT-LLM"
-    reuse_class = ("tensorrt_llm.reuse", "TensorrtLlmReuse")
-    has_instances = True
-    classes_of_transformers = "config"
     unread = unread_types("tensorrt-llm")
-    running_option = "max-batch-size"
-    by_type: Mapping[str, tuple[str, str]] = {
-        **dict.fromkeys(
-            ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("tensorrt_llm.states", "HybridPools")
-        ),
-        **dict.fromkeys(("gemma3_text", "gemma4_text", "gpt_oss"), ("tensorrt_llm.groups", "LayerGroups")),
-    }
     _default_running: int = 2048
     has_pools = False  # whether the memory is divided among several pools, as requests of --avg-seq-len need it
-    version = "commit 001541bad83b"
-    context_option = "--max_seq_len"
-    # With enable_attention_dp, every tensor-parallel rank is a DP rank (Mapping.dp_size, mapping.py). The
-    # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
-    has_dp_ranks = True
-    splits_dp_ranks = False
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from kvcalc.engines.starts import Start
     from kvcalc.throughput.hardware import Gpu
 
-VERSION = "0.33.0"
 _AUTO_CONTEXT_SINCE = Release.of(0, 14)
 # Before this release, vLLM captured fewer graphs if there were fewer blocks (config/compilation.py, 0.19.0 and 0.20.0).
 _BLOCKS_FOR_GRAPHS = (0, 20)
@@ -79,26 +78,8 @@ class Vllm(Engine):
     """
 
     name = "vllm"
-    title = "vLLM"
-    prompt_ranks_option = "prefill-context-parallel-size"
-    reuse_class = ("vllm.reuse", "VllmReuse")
-    has_instances = True
     device_settings, device_defaults = staticmethod(device_settings), staticmethod(device_defaults)
-    classes_of_transformers = "config"
     unread = unread_types("vllm")
-    running_option = "max-num-seqs"
-    version = VERSION
-    context_option, block_option = "--max-model-len", "block-size"
-    fp32_as = "bf16"  # _resolve_auto_dtype, config/model.py
-    starts_short = False  # _check_enough_kv_cache_memory, core/kv_cache_utils.py
-    # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
-    has_dp_ranks = True
-    # The cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).
-    joins_drafts = True
-    lora_option = "max-loras"
-    # What vllm-project/recipes says to try when vLLM finds no memory for the cache blocks (InternLM/Intern-S1.md).
-    largest_share = ("gpu-memory-utilization", "0.95")
-    limits_concurrency = False  # the start-up log prints how many requests the pool holds, also if fewer may run
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, 1, release)
