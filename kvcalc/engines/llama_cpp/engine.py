@@ -31,14 +31,13 @@ from kvcalc.engines.placement import count_placed_layers, without_tables
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
 from kvcalc.memory.sharding import bounds_of, stage_weights, stages_of
-from kvcalc.model.caches import Cache, ChunkedAttention, LatentAttention, SlidingWindowAttention
+from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states, weights_of
 from kvcalc.notes import Note
 from kvcalc.releases import Release, parse_release
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
-    from kvcalc.engines.scheduler import Schedule
     from kvcalc.throughput.hardware import Gpu
 
 _MIB = 2**20
@@ -205,15 +204,6 @@ class LlamaCpp(Engine):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return sum(line.bytes for line in self.pool(share, dtype, tokens, batch))
 
-    def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        return super().batch_bytes(self.divide_cache(share)[1], dtype, tokens, batch)
-
-    def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        return super().all_stages_bytes(self.divide_cache(share)[1], dtype, tokens, batch)
-
-    def largest_stage(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> ModelSpec:
-        return super().largest_stage(self.divide_cache(share)[1], dtype, tokens, batch)
-
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return 0 if self.placement is None else self.held_bytes(self.divide_cache(share)[0], dtype, tokens, batch)
 
@@ -225,13 +215,6 @@ class LlamaCpp(Engine):
         first = first if self.placement.kv_offload else last + 1
         host, device = stages_of(share, ((0, first - 1), (first, last)))
         return host, device
-
-    def schedule(self) -> Schedule:
-        from kvcalc.engines.llama_cpp.scheduler import schedule
-
-        slides = any(isinstance(cache, (SlidingWindowAttention, ChunkedAttention)) for cache in all_caches(self.spec))
-        saves_states = has_states(self.spec) or (slides and not self.chosen.swa_full)
-        return schedule(self.chosen.ubatch_size, saves_states=saves_states)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.chosen.padding

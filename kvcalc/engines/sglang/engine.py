@@ -54,7 +54,6 @@ from kvcalc.units import Number
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.scheduler import Schedule
     from kvcalc.engines.starts import Start
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
@@ -311,11 +310,6 @@ class Sglang(Engine):
             share, dtype, 1, 1, tokens if pools.has_full else 0, window if pools.widest_window else 0
         )
         return PoolLimit("max-total-tokens", size)
-
-    def schedule(self) -> Schedule:
-        from kvcalc.engines.sglang.scheduler import schedule
-
-        return schedule(self.chosen)
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.

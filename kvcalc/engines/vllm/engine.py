@@ -57,9 +57,7 @@ from kvcalc.releases import Release, RequestedRelease, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.scheduler import Schedule
     from kvcalc.engines.starts import Start
-    from kvcalc.throughput.hardware import Gpu
 
 _AUTO_CONTEXT_SINCE = Release.of(0, 14)
 # Before this release, vLLM captured fewer graphs if there were fewer blocks (config/compilation.py, 0.19.0 and 0.20.0).
@@ -159,20 +157,6 @@ class Vllm(Engine):
         """
         if release is not None and release < _AUTO_CONTEXT_SINCE:
             raise UsageError("--context auto: vllm before 0.14 does not choose a context", "give --context N")
-
-    @classmethod
-    def weight_padding(
-        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds,
-        release: Release | None,
-    ) -> tuple[tuple[str, int], ...]:  # fmt: skip
-        from kvcalc.engines.block_padding import block_padding
-        from kvcalc.engines.expert_padding import expert_padding
-        from kvcalc.engines.starts import is_nvidia, rules_of
-        from kvcalc.engines.vllm.loading import tile_of
-
-        padded = expert_padding(spec, tile_of(gpu), dtype, ranks, spread, stages)
-        ends = () if dtype else rules_of(cls.name, release).ends_unchecked(spec.model_type, is_nvidia(gpu))
-        return padded + block_padding(spec, ends, ranks, stages)
 
     @classmethod
     def kept(cls, spec: ModelSpec) -> ModelSpec:
@@ -360,11 +344,6 @@ class Vllm(Engine):
             shared_tokens, tokens, self.chosen.steps_in_flight - 1
         )
         return max((left - held.shared) // held.own, 0)
-
-    def schedule(self) -> Schedule:
-        from kvcalc.engines.vllm.scheduler import schedule
-
-        return schedule(self.chosen)
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """At most up to max_model_len (allocate_slots, v1/core/kv_cache_manager.py)."""
