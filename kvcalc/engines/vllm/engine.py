@@ -50,7 +50,7 @@ from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
 from kvcalc.model.caches import Cache, FullAttention, LatentAttention, RecurrentState
-from kvcalc.model.memo import remembered
+from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.releases import Release, RequestedRelease, parse_release
@@ -108,9 +108,7 @@ class Vllm(Engine):
         self.divides_decode = chosen.decode_context_parallel_size == 1  # else pcp_shard_decode_requests
         if self.prompt_ranks > 1:
             check_prompt_ranks(spec, settings, chosen, self.place)
-        self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
-        self._layers: dict[tuple[int, int], tuple[ModelSpec, Dtype, tuple[ModelSpec, list[Layer]]]] = {}
-        self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
+        self.of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
 
     @classmethod
     def context_defaults(cls, given: Mapping[str, str], defaults: Mapping[str, str], tokens: int) -> dict[str, str]:
@@ -213,7 +211,7 @@ class Vllm(Engine):
 
     def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
         whole = whole_of(share)
-        _, layers = self._layers_of(whole, dtype)
+        _, layers = _layers_of(self, whole, dtype)
         numbers = {number for group in share.layers for number in range(group.first, group.last + 1)}
         return entries_of(whole, [layer for layer in layers if layer.number in numbers], self.chosen, self.place)
 
@@ -378,14 +376,9 @@ class Vllm(Engine):
 
     def plan(self, share: ModelSpec, dtype: Dtype, *, is_divided: bool = True) -> Plan:
         """The plan of a share. `is_divided` is whether ranks divide the tokens among them, if they are to do that."""
-        found = self._plans.get((id(share), id(dtype), is_divided))
-        if found is None:
-            # Keep the share and the dtype too, so that their id() is not reused while the plan exists.
-            plan = self._make_plan(share, dtype, is_divided)
-            found = self._plans[id(share), id(dtype), is_divided] = share, dtype, plan
-        return found[2]
+        return _plan_of(self, share, dtype, is_divided)
 
-    def _check_aligned(self, layers: list[Layer]) -> None:
+    def check_aligned(self, layers: list[Layer]) -> None:
         """Raise LayoutError (exit 2) if a step is smaller than a block whose state is kept (0.17 to 0.26).
 
         Source: validate_block_size, config/vllm.py.
@@ -399,34 +392,32 @@ class Vllm(Engine):
             asked = f"--max-num-batched-tokens {self.chosen.max_num_batched_tokens}"
             raise LayoutError(f"{asked}: {text}", f"--max-num-batched-tokens {block}, or no --enable-prefix-caching")
 
-    def _make_plan(self, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
-        share, layers = self._layers_of(share, dtype)
-        if not layers:
-            raise ModelError(f"{share.name}: vLLM keeps no cache for it")
-        self._check_aligned(layers)
-        groups = group([layer.page for layer in layers], self.rules)
-        if groups is None:
-            raise ModelError(f"{share.name}: {self.rules.name} cannot give this model's layers pages of one size")
-        stages = []
-        for first, last in self.stages(share.num_layers):
-            places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
-            stages.append([part.only(places) for part in groups])
-        of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:-1], 1)
-        return Plan(layers, groups, stages, of_any_length, dtype, self.rules)
 
-    def _layers_of(self, share: ModelSpec, dtype: Dtype) -> tuple[ModelSpec, list[Layer]]:
-        """The share with the layers that draft tokens for it, and its layers."""
-        found = self._layers.get((id(share), id(dtype)))
-        if found is None:
-            check_dtype(dtype, self.place)
-            drafted = share
-            # With --speculative the share has its drafting layers already.
-            if self.chosen.num_speculative_tokens and share.first_draft_layer is None:
-                drafted = with_draft_layers(share)
-            layers = layers_of(drafted, dtype, self.chosen, self.states, self.rules, self.place)
-            # Keep the share and the dtype too, so that their id() is not reused.
-            found = self._layers[id(share), id(dtype)] = share, dtype, (drafted, layers)
-        return found[2]
+@remembered_of_two
+def _plan_of(engine: Vllm, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
+    share, layers = _layers_of(engine, share, dtype)
+    if not layers:
+        raise ModelError(f"{share.name}: vLLM keeps no cache for it")
+    engine.check_aligned(layers)
+    groups = group([layer.page for layer in layers], engine.rules)
+    if groups is None:
+        raise ModelError(f"{share.name}: {engine.rules.name} cannot give this model's layers pages of one size")
+    stages = []
+    for first, last in engine.stages(share.num_layers):
+        places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
+        stages.append([part.only(places) for part in groups])
+    of_any_length = engine.of_any_length if is_divided else (*engine.of_any_length[:-1], 1)
+    return Plan(layers, groups, stages, of_any_length, dtype, engine.rules)
+
+
+@remembered_of_two
+def _layers_of(engine: Vllm, share: ModelSpec, dtype: Dtype) -> tuple[ModelSpec, list[Layer]]:
+    """The share with the layers that draft tokens for it, and its layers."""
+    check_dtype(dtype, engine.place)
+    # With --speculative the share has its drafting layers already.
+    if engine.chosen.num_speculative_tokens and share.first_draft_layer is None:
+        share = with_draft_layers(share)
+    return share, layers_of(share, dtype, engine.chosen, engine.states, engine.rules, engine.place)
 
 
 # LLaVA's flat configs name classes (LlavaLlamaForCausalLM) that vLLM does not have (model_executor/models/registry.py).
