@@ -87,27 +87,21 @@ class HybridPools(Hybrid):
         return ceil_div(tokens, 2 * self.block) if average is None else ceil_div(min(average, tokens), self.block)
 
     def _division(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> Division:
-        states, block = self._num_states(batch), self.block
+        states, block, dummies = self._num_states(batch), self.block, Sequences(0, number=self.dummies)
         groups = [Group(tuple(block * size for size in sizes), (None,)) for sizes in (_rows(share, dtype),) if sizes]
         groups += [Group(sizes, (STATE,)) for sizes in (_states(self.spec, share),) if sizes]
-        average, batches = self.chosen.avg_seq_len, [[Sequences(0, 0, states)]]
-        if average is not None:
-            average = min(average, tokens)
-            longest = [Sequences(tokens, tokens - 1), Sequences(1, 0, states - 1 - self.dummies)]
-            batches += [
-                [*longest, Sequences(0, 0, self.dummies)],
-                [Sequences(self.chosen.step_tokens, 0), Sequences(0, 0, self.dummies)],
-            ]
-        length = self._typical_blocks(tokens) * block
-        typical = (Sequences(length, length - 1, states - self.dummies), Sequences(0, 0, self.dummies))
+        batches = [[Sequences(0, number=states)]]
+        if self.chosen.avg_seq_len is not None:
+            longest = [Sequences(tokens), Sequences(1, number=states - 1 - self.dummies)]
+            batches += [[*longest, dummies], [Sequences(self.chosen.step_tokens), dummies]]
+        typical = (Sequences(self._typical_blocks(tokens) * block, number=states - self.dummies), dummies)
         return Division(groups, block, typical, least_slots(groups, block, batches))
 
 
 @remembered_of_two
 def _rows(share: ModelSpec, dtype: Dtype) -> tuple[int, ...]:
     """The bytes of a token in each pool of blocks."""
-    caches = [(cache, count) for cache, count in distinct_caches(share) if not isinstance(cache, RecurrentState)]
-    return pooled((count, cache_buffers(cache, dtype)) for cache, count in caches)
+    return pooled((count, cache_buffers(cache, dtype)) for cache, count in distinct_caches(share))  # a state has none
 
 
 @remembered_of_two
