@@ -13,10 +13,14 @@ Source: tools/server/server-context.cpp of llama.cpp, 2026: get_available_slot, 
 
 from __future__ import annotations
 
-from kvcalc.engines.llama_cpp.engine import LlamaCpp
+from typing import TYPE_CHECKING
+
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.model.caches import ChunkedAttention, SlidingWindowAttention
 from kvcalc.model.spec import all_caches, has_states
+
+if TYPE_CHECKING:
+    from kvcalc.engines.llama_cpp.engine import LlamaCpp
 
 # n_batch (common/common.h).
 _BATCH_TOKENS = 2048

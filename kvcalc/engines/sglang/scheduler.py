@@ -40,9 +40,13 @@ instance forgets that its batch was full (batch_is_full, prefill.py). SGLang's r
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcalc.engines.scheduler import ROUND_ROBIN, Disaggregation, NewTokenRatio, Schedule
-from kvcalc.engines.sglang.engine import Sglang
 from kvcalc.throughput.scheduling import STEP_TOKENS
+
+if TYPE_CHECKING:
+    from kvcalc.engines.sglang.engine import Sglang
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR, SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS,
 # SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION and SGLANG_RETRACT_DECODE_STEPS (srt/environ.py).

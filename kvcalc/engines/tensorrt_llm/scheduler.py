@@ -21,8 +21,12 @@ decode instance when the prefill instance has answered (schedule_style context_f
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcalc.engines.scheduler import FEWEST_TOKENS, Disaggregation, Schedule
-from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm
+
+if TYPE_CHECKING:
+    from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm
 
 DISAGGREGATION = Disaggregation(2, True, True, 0, 2, (), "device memory that NIXL and UCX take for themselves")
 

@@ -27,8 +27,12 @@ instance when the prefill instance has answered.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcalc.engines.scheduler import Disaggregation, Schedule
-from kvcalc.engines.vllm.engine import Vllm
+
+if TYPE_CHECKING:
+    from kvcalc.engines.vllm.engine import Vllm
 
 DISAGGREGATION = Disaggregation(2, False, False, 0, 0, (), "device memory that NIXL and UCX take for themselves")
 
