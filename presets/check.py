@@ -13,7 +13,7 @@ from kvcalc.model.families.decoder_table import Decoder
 from kvcalc.model.families.window_patterns import pattern_of
 from kvcalc.model.formulas import names_in
 from kvcalc.model.presets import shipped_table
-from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, keys_of, made, rows_of
+from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, joined, keys_of, made, module_of, rows_of
 
 # Keys with defaults that no preset may have: those of ZAYA and Qwen4, which have none.
 _IN_NO_PRESET = {"cca_time0", "cca_time1", "hc_count", "ngram_size"}
@@ -29,9 +29,10 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
     checks = {
         "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
-        "engine_releases": _check_engine_releases, "families": _check_families, "names": _check_names,
-        "ollama": _check_ollama, "releases": _check_releases, "sequences": _check_sequences, "towers": _check_towers,
-        "tower_weights": _check_tower_weights, "unread": _check_unread, "wrappers": _check_wrappers,
+        "engine_releases": _check_engine_releases, "families": _check_families, "layers": _check_layers,
+        "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
+        "towers": _check_towers, "tower_weights": _check_tower_weights, "unread": _check_unread,
+        "wrappers": _check_wrappers,
     }  # fmt: skip
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
@@ -94,11 +95,15 @@ def _check_families(rows: Mapping[str, Any]) -> None:
     for module, own in rows.items():
         if module == "_refused":
             continue
-        _check_fields(module, own, {"keys"} if module == "_common" else {"module", "keys", "types", "remote"})
+        _check_fields(
+            module, own, {"keys"} if module == "_common" else {"module", "ignored", "keys", "types", "remote"}
+        )
         if not all(isinstance(names, str) for names in own.values()):
             raise ValueError(f"{module}: keys, types and remote are names with spaces between them")
-        if module != "_common" and find_spec(f"kvcalc.model.families.{own.get('module', module)}") is None:
-            raise ValueError(f"kvcalc/model/families has no {own.get('module', module)}.py")
+        if module != "_common" and not {"types", "remote"} & own.keys():
+            raise ValueError(f"{module} has no types")
+        if find_spec(f"kvcalc.model.families.{own.get('module', 'layered')}") is None:
+            raise ValueError(f"kvcalc/model/families has no {own['module']}.py")
     types = [name for own in rows.values() for key in ("types", "remote") for name in own.get(key, "").split()]
     for name in types:
         if types.count(name) > 1:
@@ -115,14 +120,33 @@ def _check_defaults(rows: Mapping[str, Any]) -> None:
         _check_fields(name, own, COMMON_KEYS.union(*map(keys_of, modules), _IN_NO_PRESET, {"like"}))
 
 
-def _check_sequences(rows: Mapping[str, Any]) -> None:
-    from kvcalc.model.families.sequences import Decoder as SequenceDecoder
+def _check_layers(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.families.layered import BODY, CALLED, FIELDS, FORMULAS, FUNCTIONS
 
     _check_likes(rows)
     for name, own in rows.items():
-        _check_fields(name, own, {"like", *SequenceDecoder._fields})
-        if not name.startswith("_") and FAMILIES.get(name) != "sequences":
-            raise ValueError(f"{name} is not a type of sequences")
+        row = joined(rows, name)
+        _check_fields(name, own, FIELDS)
+        body = row.get("body") or {}
+        if isinstance(body, str):
+            made("families", body, None)
+            body = {}
+        _check_fields(f"the body of {name}", body, BODY)
+        Experts(**(body.get("experts") or {}))
+        family = FAMILIES.get(name) or REMOTE_FAMILIES.get(name)
+        if family is None and not name.startswith("_"):
+            raise ValueError(f"{name} is a type of no family")
+        if "kinds" not in row and not name.startswith("_"):
+            raise ValueError(f"{name} has no kinds")
+        stated = [part[field] for part in (row, body) for field in FORMULAS if field in part]
+        known = {*CALLED, *FUNCTIONS, *row.get("where", ()), *row.get("each", ()), "num_layers", "order", "shape"}
+        found = set[str]().union(*map(names_in, stated))
+        unknown = set[str]() if family is None else found - known - keys_of(family) - COMMON_KEYS - _IN_NO_PRESET
+        if unknown:
+            raise ValueError(f"a formula of {name} names {unknown.pop()}, which is no function and no key of {family}")
+    for name, family in {**FAMILIES, **REMOTE_FAMILIES}.items():
+        if module_of(family).__name__.endswith(".layered") and name not in rows:
+            raise ValueError(f"layers.yaml has no row {name}, a type of {family}")
 
 
 def _check_wrappers(rows: Mapping[str, Any]) -> None:
@@ -216,7 +240,7 @@ def _check_towers(tables: Mapping[str, Any]) -> None:
 def _check_tower_weights(rows: Mapping[str, Any]) -> None:
     """Count every tower with its defaults, so that each formula is computed once."""
     from kvcalc.model.reader import ConfigReader
-    from kvcalc.model.towers.weights import PARTS, count, joined
+    from kvcalc.model.towers.weights import PARTS, count
 
     _check_likes(rows)
     for name, own in rows.items():
