@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvcalc.output.human.figures import byte_rate, count, describe_workload, duration, percent, rate, size, text
+from kvcalc.output.human.figures import byte_rate, count, describe_workload, duration, percent, rate, share, size, text
 from kvcalc.output.paths import scalars
 from kvcalc.output.report.charts import Axis, Line, bars, lines
 from kvcalc.output.report.deployment import check, money, plan
@@ -140,13 +140,13 @@ def _prefix(document: Document) -> Answer:
     columns: list[Any] = [
         (">cache", "cache_bytes", size), (">per device", "cache_bytes_per_device", size),
         (">tokens", "cache_tokens", count),
-        (">hits", "hit_rate", _share), (">prefill saved", "saved_prefill_share", _share),
+        (">hits", "hit_rate", share), (">prefill saved", "saved_prefill_share", share),
         (">saved per prompt", "saved_ttft_seconds", duration), (">saved GPU seconds", "saved_gpu_seconds", rate),
         (">device cost", "device_cost_per_gpu_second", money), (">cpu cost", "cpu_cost_per_gpu_second", money),
         (">disk cost", "disk_cost_per_gpu_second", money),
     ]  # fmt: skip
     if trace["sampling_rate"] < 1:
-        columns[4:4] = [(">low", "hit_rate_low", _share), (">high", "hit_rate_high", _share)]
+        columns[4:4] = [(">low", "hit_rate_low", share), (">high", "hit_rate_high", share)]
     rows = document["curve"]
     table = table_of("What a cache of each size finds", rows, columns)
     # The knee is a point of the line.
@@ -162,15 +162,15 @@ def _prefix(document: Document) -> Answer:
     if document["tiers"]:
         tiers = table_of(
             "What each tier finds that the ones before it do not", document["tiers"],
-            [("tier", "name", text), (">memory", "memory_bytes", size), (">hits", "hit_rate", _share),
+            [("tier", "name", text), (">memory", "memory_bytes", size), (">hits", "hit_rate", share),
              (">prefill of the hits", "prefill_seconds", duration), (">loading them", "load_seconds", duration)],
         )  # fmt: skip
         sections.append(Section("Tiers", [tiers]))
     names = [document["model"]["name"], document["engine"]["name"]] if document["model"] is not None else []
     subtitle = ", ".join([f"{count(trace['num_requests'])} requests", *names])
     verdict = (
-        f"A cache of {amount} finds {_share(knee['hit_rate'])} of the prompt tokens; "
-        f"without a limit, {_share(unlimited['hit_rate'])}."
+        f"A cache of {amount} finds {share(knee['hit_rate'])} of the prompt tokens; "
+        f"without a limit, {share(unlimited['hit_rate'])}."
     )
     return Answer(trace["file"], subtitle, verdict, "plain", sections, warnings_of(document))
 
@@ -191,10 +191,6 @@ def _any(document: Document) -> Answer:
             rest[key] = value
     rows = [(path, bare(value)) for path, value in scalars(rest)][:_MOST_ROWS]
     return Answer(title, "", "", "plain", [*sections, Section("Figures", [Facts(rows)])], warnings_of(document))
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
 
 
 _ANSWERS: dict[str, Callable[[Document], Answer]] = {

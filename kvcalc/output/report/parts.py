@@ -78,7 +78,7 @@ def memory_section(fit: Document) -> Section:
     """The bar of a device's memory, and the limits."""
     limits = facts_of(
         [
-            ("longest context", _tokens(fit["max_context_tokens"])),
+            ("longest context", None if (most := fit["max_context_tokens"]) is None else f"{count(most)} tokens"),
             ("largest batch", None if fit["max_batch_size"] is None else f"{count(fit['max_batch_size'])} sequences"),
         ]
     )
@@ -145,10 +145,6 @@ def step_section(throughput: Document) -> Section:
             )
         )
     return Section("Speed, with the 80 % range", found)
-
-
-def _tokens(value: int | None) -> str | None:
-    return None if value is None else f"{count(value)} tokens"
 
 
 def round_size(value: float) -> str:
