@@ -10,7 +10,7 @@ from kvcalc.output.paths import scalars
 from kvcalc.output.report.charts import Axis, Line, bars, lines
 from kvcalc.output.report.deployment import check, money, plan
 from kvcalc.output.report.load import load_section
-from kvcalc.output.report.page import Answer, Facts, Figure, Section, Table, Text
+from kvcalc.output.report.page import Answer, Part, Section, Table, facts, figure, paragraph
 from kvcalc.output.report.parts import (
     Document,
     facts_of,
@@ -25,6 +25,7 @@ from kvcalc.output.report.parts import (
 from kvcalc.output.report.simulation import simulation
 from kvcalc.output.report.sweep import TOKENS, sweep
 from kvcalc.writing.cells import bare
+from kvcalc.writing.html import Markup
 
 # The most rows of a table, and the most scalars of a document without a report of its own.
 _MOST_ROWS = 1000
@@ -42,7 +43,7 @@ def _estimate(document: Document) -> Answer:
     sections = []
     if fit is not None:
         sections.append(memory_section(fit))
-    formulas = [Text(f"{row['numbers']} = {count(row['bytes'])} bytes stored") for row in cache["formulas"]]
+    formulas = [paragraph(f"{row['numbers']} = {count(row['bytes'])} bytes stored") for row in cache["formulas"]]
     totals = facts_of(
         [
             ("total", f"{size(cache['total_bytes'])} ({count(cache['total_bytes'])} bytes)"),
@@ -74,7 +75,7 @@ def _estimate(document: Document) -> Answer:
     )  # fmt: skip
 
 
-def _settings(engine: Mapping[str, Any]) -> Facts:
+def _settings(engine: Mapping[str, Any]) -> Markup:
     values = ((key.replace("_", " "), value) for key, value in engine.items() if not isinstance(value, list))
     return facts_of((name, None if value is None else _setting(value)) for name, value in values)
 
@@ -101,7 +102,7 @@ def _measure(document: Document) -> Answer:
     sections = []
     if runs:
         svg = bars("Time of a step", [(row["attention"].upper(), row["step"]) for row in rows], duration)
-        sections.append(Section("Runs", [Figure(svg, table_of("Predicted and measured", rows, columns))]))
+        sections.append(Section("Runs", [figure(svg, table_of("Predicted and measured", rows, columns))]))
     if document["curve"]:
         sections.append(Section("Over the context", [_measured_curve(document["curve"])]))
     roof = document["roof"]
@@ -116,7 +117,7 @@ def _measure(document: Document) -> Answer:
     )  # fmt: skip
 
 
-def _measured_curve(rows: list[Document]) -> Figure | Table:
+def _measured_curve(rows: list[Document]) -> Part:
     columns: list[Any] = [
         ("attention", "attention", str.upper), (">tokens", "context_tokens", count), (">batch", "batch_size", count),
         (">step p50", "decode_step_seconds", duration), (">tokens/s", "tokens_per_second", rate),
@@ -129,7 +130,7 @@ def _measured_curve(rows: list[Document]) -> Figure | Table:
         series.setdefault(label, []).append((row["context_tokens"], row["decode_step_seconds"]))
     drawn = [Line(label, points) for label, points in series.items()]
     svg = lines("Time of a step over the context", TOKENS, Axis("time of a step", duration), drawn)
-    return Figure(svg, table) if svg else table
+    return figure(svg, table) if svg else table
 
 
 def _prefix(document: Document) -> Answer:
@@ -158,7 +159,7 @@ def _prefix(document: Document) -> Answer:
     svg = lines(
         "Hit rate over the size of the cache", across, Axis("hits", percent), series, marks=[("knee", float(knee[key]))]
     )
-    sections = [Section("Hits", [Figure(svg, table) if svg else table])]
+    sections = [Section("Hits", [figure(svg, table) if svg else table])]
     if document["tiers"]:
         tiers = table_of(
             "What each tier finds that the ones before it do not", document["tiers"],
@@ -190,7 +191,7 @@ def _any(document: Document) -> Answer:
         elif key != "warnings":
             rest[key] = value
     rows = [(path, bare(value)) for path, value in scalars(rest)][:_MOST_ROWS]
-    return Answer(title, "", "", "plain", [*sections, Section("Figures", [Facts(rows)])], warnings_of(document))
+    return Answer(title, "", "", "plain", [*sections, Section("Figures", [facts(rows)])], warnings_of(document))
 
 
 _ANSWERS: dict[str, Callable[[Document], Answer]] = {
