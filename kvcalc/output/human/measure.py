@@ -195,20 +195,18 @@ def _bare(value: Any) -> str:
 # Human output of `kvcalc measure --profile`: attention of one layer at every point, measured and predicted.
 
 
-def render_profile(document: dict[str, Any], console: Console) -> None:
+def render_profile(document: documents.MeasureProfile, console: Console) -> None:
     """Print the profile document."""
     device, roof, launch = document["device"], document["roof"], document["launch"]
     console.print(Text.assemble(("profile", "bold"), f" of {device['kind']} ({device['name']})"))
-    rate = f"{roof['matmul_flop_per_second'] / 1e12:,.3g} TFLOP/s in {roof['matmul_dtype']}"
+    multiplied = f"{roof['matmul_flop_per_second'] / 1e12:,.3g} TFLOP/s in {roof['matmul_dtype']}"
     replayed = launch["replayed_seconds"]
     graph = "" if replayed is None else f", {duration(replayed)} in a graph"
-    console.print(f"reads {byte_rate(roof['read_bytes_per_second'])}, multiplies {rate}", style="dim")
+    console.print(f"reads {byte_rate(roof['read_bytes_per_second'])}, multiplies {multiplied}", style="dim")
     console.print(f"a launch takes {duration(launch['launched_seconds'])}{graph}", style="dim")
-    for row in document["all_reduces"]:
-        taken = duration(row["seconds"])
-        console.print(
-            f"an all-reduce of {format_size(row['bytes'])} on {row['ranks']} ranks takes {taken}", style="dim"
-        )
+    for one in document["all_reduces"]:
+        summed, taken = format_size(one["bytes"]), duration(one["seconds"])
+        console.print(f"an all-reduce of {summed} on {one['ranks']} ranks takes {taken}", style="dim")
     console.print()
     has_predictions = any(row["predicted_layer_seconds"] for row in document["points"])
     predicted = (">predicted", ">error") if has_predictions else ()
@@ -231,6 +229,6 @@ def render_profile(document: dict[str, Any], console: Console) -> None:
             row["backend"],
         )
     console.print(table)
-    for row in document["skipped"]:
-        load = f"{count(row['context_tokens'])} tokens, batch {count(row['batch_size'])}"
-        console.print(f"{row['model']}, {load}, was not measured: {row['reason']}", style="dim")
+    for left_out in document["skipped"]:
+        load = f"{count(left_out['context_tokens'])} tokens, batch {count(left_out['batch_size'])}"
+        console.print(f"{left_out['model']}, {load}, was not measured: {left_out['reason']}", style="dim")
