@@ -96,7 +96,7 @@ def answer_case(case: Case) -> Answer:
             throughput = None if served is None else describe_throughput(served, notes)
     speculative = None
     if case.question.speculative is not None:
-        from kvcalc.planning.drafting.drafter import describe_speculative
+        from kvcalc.planning.drafting.document import describe_speculative
 
         speculative = describe_speculative(case, served)
     figures = cache_figures(case)
