@@ -161,3 +161,16 @@ def test_states_are_where_their_layers_are_for_every_slot_and_drafted_token(seed
             lines = "\n".join([*log[:place], wrong, *log[place + 1 :]])
             document = audit(lines, "log", model=kvcalc.load_model("qwen3.6-27b"), engine="llama.cpp")
             assert document["unexplained"] == 1
+
+
+@pytest.mark.parametrize("model", ["qwen3.6-27b", "qwen3-8b"])
+def test_a_buffer_of_states_is_checked_only_with_the_line_of_all_states(model: str) -> None:
+    """A model without states has none to check, whatever the log says."""
+    line = "llama_memory_recurrent: {} RS buffer size = {} MiB\n"
+    total = "llama_memory_recurrent: size = 149.62 MiB (1 cells, 64 layers, 1 seqs)\n"
+    spec = kvcalc.load_model(model)
+    logs = [line.format("CUDA0", 149.62), line.format("CUDA0", 149.62) + total]
+    alone, whole = (audit("n_seq_max = 1\n" + log, "log", model=spec, engine="llama.cpp")["figures"] for log in logs)
+    assert not alone
+    checked = [row["verdict"] for row in whole if row["name"] == "state_buffer_bytes"]
+    assert checked == (["equal"] if model == "qwen3.6-27b" else [])
