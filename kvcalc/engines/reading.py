@@ -269,7 +269,7 @@ class Reader:
             found.fields[field] = self.values.get(field, {}).get(text, text)
         elif name in self.special:
             if key:
-                found.left[name] = json.dumps({**_object(found.left.get(name, "{}"), name), key: _scalar(text)})
+                found.left[name] = json.dumps({**json_object(found.left.get(name, "{}"), name), key: _scalar(text)})
             else:
                 found.left[name] = text
         elif name in self.known:
@@ -303,7 +303,8 @@ def _scalar(text: str) -> Any:
         return text
 
 
-def _object(text: str, name: str) -> dict[str, Any]:
+def json_object(text: str, name: str) -> dict[str, Any]:
+    """The mapping in an option's JSON. UsageError (exit 2) for another text."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -311,9 +312,6 @@ def _object(text: str, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"--{name} {text[:40]!a}: not a JSON object", "JSON has double quotes: '{\"key\": 1}'")
     return found
-
-
-json_object = _object
 
 
 def inverse(table: Mapping[str, str]) -> dict[str, str]:

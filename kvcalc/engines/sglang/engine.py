@@ -211,27 +211,15 @@ class Sglang(Engine):
         return [Entries(layer.cache, layer.num_layers, (layer.bytes,)) for layer in layers if layer.stores]
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        pools = pools_of(share, dtype)
-        return self._bytes(share, dtype, pools, tokens, batch, *self._pool_tokens(pools, tokens, batch))
+        return self.rows_bytes(share, dtype, tokens, batch, *self._pool_tokens(pools_of(share, dtype), tokens, batch))
 
     def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
         """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
-        return self._bytes(share, dtype, pools_of(share, dtype), tokens, batch, full, window)
-
-    def _bytes(
-        self, share: ModelSpec, dtype: Dtype, pools: Pools, tokens: int, batch: int, full: int, window: int
-    ) -> int:
-        page = self.page
-        rows = (full + page) * pools.full
+        pools, page = pools_of(share, dtype), self.page
+        rows = (full + page) * pools.full + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
         if pools.window:
             rows += (window + page) * pools.window
-        if pools.state:
-            rows += (self._num_states(batch) + 1) * pools.state
-        if self.chosen.max_running_requests is not None:
-            rows += self.table_bytes(tokens)
-        if self.chosen.speculative_num_draft_tokens is not None:
-            rows += self._draft_bytes(share, dtype, batch)
-        return rows
+        return rows + ((self._num_states(batch) + 1) * pools.state if pools.state else 0)
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         pools = pools_of(share, dtype)
@@ -398,10 +386,9 @@ class Sglang(Engine):
         sizes["dummy page"] = page * (pools.full + pools.window)
         sizes["dummy state"] = pools.state
         sizes["request table"] = self.table_bytes(tokens)
-        if self.chosen.speculative_num_draft_tokens is not None:
-            slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
-            sizes["states for checking drafts"] = requests * slot.states
-            sizes["convolution inputs for checking drafts"] = requests * slot.inputs
+        slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
+        sizes["states for checking drafts"] = requests * slot.states
+        sizes["convolution inputs for checking drafts"] = requests * slot.inputs
         return lines_of(sizes)
 
     def _draft_slot(self, share: ModelSpec, dtype: Dtype) -> DraftSlot:
