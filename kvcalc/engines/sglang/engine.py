@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from kvcalc.engines.account import (
     BatchLine,
     BlockPool,
-    DeviceDefault,
     Line,
     PoolFigures,
     PoolLimit,
@@ -34,9 +33,9 @@ from kvcalc.engines.sglang.settings import (
     check_copies,
     check_devices,
     device_defaults,
+    device_settings,
     keeps_mlps,
     parse_settings,
-    steps_by_memory,
     strategy_of,
 )
 from kvcalc.engines.sglang.states import DRAFTING_REQUESTS, memory_after_states, num_states, states_of_request
@@ -49,7 +48,7 @@ from kvcalc.model.caches import Cache
 from kvcalc.model.drafting import EAGLE, EAGLE1, MTP
 from kvcalc.model.spec import ModelSpec, has_states, weights_of
 from kvcalc.notes import Note
-from kvcalc.releases import Release, parse_release
+from kvcalc.releases import parse_release
 from kvcalc.units import Number
 
 if TYPE_CHECKING:
@@ -80,6 +79,7 @@ class Sglang(Engine):
     """
 
     name = "sglang"
+    device_settings, device_defaults = staticmethod(device_settings), staticmethod(device_defaults)
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -154,17 +154,6 @@ class Sglang(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the last ranks, one each (get_pp_indices, srt/distributed/utils.py)."""
         return longer_last(num_layers, stages)
-
-    @staticmethod
-    def device_settings(
-        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None,
-        given: Mapping[str, str], spec: ModelSpec | None = None,
-    ) -> dict[str, str]:  # fmt: skip
-        return {"chunked-prefill-size": str(steps_by_memory(memory_bytes, release)[0])}
-
-    @staticmethod
-    def device_defaults(release: Release | None) -> list[DeviceDefault]:
-        return device_defaults(release)
 
     @classmethod
     def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:

@@ -82,8 +82,7 @@ class Vllm(Engine):
         super().__init__(spec, settings, 1, release)
         self.rules = rules_of(release)
         self.place = Place(None if release is None else parse_release("vllm", release).release)
-        chosen, self.states = parse_settings(settings, spec, self.rules, self.place)
-        chosen = chosen._replace(pipeline_parallel_size=stages)
+        chosen, self.states = parse_settings(settings, spec, self.rules, self.place, stages)
         check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         shown = {name: value for name, value in chosen._asdict().items() if name != "overlaps_stages"}
         if not chosen.enable_prefix_caching:
