@@ -18,9 +18,8 @@ from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.schemes import Scheme, UnknownSchemeError, read_scheme
 from kvcalc.memory.sharding import Spread
 from kvcalc.memory.workload import Workload
-from kvcalc.model.caches import IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.model.spec import ModelSpec, is_sparse, latent_of, weights_of
 from kvcalc.model.tensors import LINEAR, WHOLE, ModelWeights, Weight
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, parse_release
@@ -163,7 +162,7 @@ def _of_device(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
     elif rules.latent_fp8 and capability not in rules.latent_fp8 and _has_latent_fp8(start):
         known = ", ".join(map(_shown, rules.latent_fp8))
         yield f"MLA has kernels for a cache in fp8 for compute capability {known}, and {has}", "--kv-dtype bf16"
-    if rules.sparse_latent and capability // 10 not in rules.sparse_latent and _is_sparse(start.spec):
+    if rules.sparse_latent and capability // 10 not in rules.sparse_latent and is_sparse(start.spec):
         known = ", ".join(f"{major}.x" for major in rules.sparse_latent)
         yield f"sparse latent attention has kernels for compute capability {known}, and {has}", None
 
@@ -194,22 +193,9 @@ def scheme_of(spec: ModelSpec) -> Scheme | None:
         return None
 
 
-@remembered
-def _is_sparse(spec: ModelSpec) -> bool:
-    """Whether attention chooses the rows of a latent that it reads (DeepSeek-V3.2, GLM-5)."""
-    caches = {type(cache) for group in spec.layers for cache in group.caches}
-    return spec.attention.is_latent and IndexerKeys in caches
-
-
 def _has_latent_fp8(start: Start) -> bool:
     """Whether attention reads all rows of a latent in fp8."""
-    return is_fp8(start.workload.kv_dtype.name) and _has_latent(start.spec) and not _is_sparse(start.spec)
-
-
-@remembered
-def _has_latent(spec: ModelSpec) -> bool:
-    """Whether the engine keeps a latent. A model may have one that it expands."""
-    return any(isinstance(cache, LatentAttention) for group in spec.layers for cache in group.caches)
+    return is_fp8(start.workload.kv_dtype.name) and latent_of(start.spec) is not None and not is_sparse(start.spec)
 
 
 def quantized_matrices(spec: ModelSpec, weights: ModelWeights | None) -> Iterator[tuple[Weight, Format, int]]:

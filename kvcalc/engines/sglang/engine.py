@@ -26,7 +26,7 @@ from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
-from kvcalc.engines.sglang.models import MINIMAX_M3, check_model, is_sparse
+from kvcalc.engines.sglang.models import MINIMAX_M3, check_model
 from kvcalc.engines.sglang.pools import DraftSlot, Pools, draft_slot, most_requests, pools_of, profiled_tokens
 from kvcalc.engines.sglang.settings import (
     Settings,
@@ -46,7 +46,7 @@ from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.drafting import EAGLE, EAGLE1, MTP
-from kvcalc.model.spec import ModelSpec, has_states, weights_of
+from kvcalc.model.spec import ModelSpec, has_states, is_sparse, weights_of
 from kvcalc.notes import Note
 from kvcalc.releases import parse_release
 from kvcalc.units import Number

@@ -13,11 +13,11 @@ from itertools import product
 from kvcalc.engines.log import Reading, Setup, best_stage
 from kvcalc.engines.log_lines import Figure, Log, Record, count_equal, parse_printed
 from kvcalc.engines.sglang.deepseek_v4 import DEFAULT_RATIO, RULES, Rules, bytes_per_token, rings_of
-from kvcalc.engines.sglang.layers import FULL, WINDOW, Layer, is_sparse, layers_of
+from kvcalc.engines.sglang.layers import FULL, WINDOW, Layer, layers_of
 from kvcalc.engines.sglang.pools import slot_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys
-from kvcalc.model.spec import ModelSpec, has_states
+from kvcalc.model.spec import ModelSpec, has_states, is_sparse
 from kvcalc.records import NamedTuple
 
 # Tried if the log has no page size, and no type of the states.
