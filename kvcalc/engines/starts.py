@@ -157,12 +157,14 @@ def _of_device(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
             yield f"{what} a compute capability of {_shown(least)}, and {has}", None
     if start.dtype == "bf16" and capability < rules.bf16:
         yield f"--dtype bf16 needs a compute capability of {_shown(rules.bf16)}, and {has}", "--dtype fp16"
-    if capability < rules.fp8_cache and is_fp8(start.workload.kv_dtype.name):
+    has_fp8, has_sparse = is_fp8(start.workload.kv_dtype.name), is_sparse(start.spec)
+    reads_all = latent_of(start.spec) is not None and not has_sparse
+    if capability < rules.fp8_cache and has_fp8:
         yield f"a cache in fp8 needs a compute capability of {_shown(rules.fp8_cache)}, and {has}", None
-    elif rules.latent_fp8 and capability not in rules.latent_fp8 and _has_latent_fp8(start):
+    elif rules.latent_fp8 and capability not in rules.latent_fp8 and has_fp8 and reads_all:
         known = ", ".join(map(_shown, rules.latent_fp8))
         yield f"MLA has kernels for a cache in fp8 for compute capability {known}, and {has}", "--kv-dtype bf16"
-    if rules.sparse_latent and capability // 10 not in rules.sparse_latent and is_sparse(start.spec):
+    if rules.sparse_latent and capability // 10 not in rules.sparse_latent and has_sparse:
         known = ", ".join(f"{major}.x" for major in rules.sparse_latent)
         yield f"sparse latent attention has kernels for compute capability {known}, and {has}", None
 
@@ -191,11 +193,6 @@ def scheme_of(spec: ModelSpec) -> Scheme | None:
         return read_scheme(spec.quantization, 2)
     except UnknownSchemeError:
         return None
-
-
-def _has_latent_fp8(start: Start) -> bool:
-    """Whether attention reads all rows of a latent in fp8."""
-    return is_fp8(start.workload.kv_dtype.name) and latent_of(start.spec) is not None and not is_sparse(start.spec)
 
 
 def quantized_matrices(spec: ModelSpec, weights: ModelWeights | None) -> Iterator[tuple[Weight, Format, int]]:
