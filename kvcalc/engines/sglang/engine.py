@@ -20,7 +20,7 @@ from kvcalc.engines.account import (
     lines_of,
 )
 from kvcalc.engines.declarations import types_of
-from kvcalc.engines.engine import Engine, Resolved
+from kvcalc.engines.engine import Engine, Resolved, part_of
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
@@ -221,9 +221,8 @@ class Sglang(Engine):
         return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        from kvcalc.engines.sglang.reuse import SglangPrefixes
-
-        return SglangPrefixes(self, share, dtype)
+        found: Prefixes = part_of(self.name, "reuse").SglangPrefixes(self, share, dtype)
+        return found
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
