@@ -1,7 +1,7 @@
 """Read families whose layers are of a few kinds, by their rows in presets/types/layers.yaml, which says what a row has.
 
-A row's formulas may name the functions of `layer_functions`, the names of its `where`, and keys of the config, which
-must then be integers.
+A row's formulas may name the functions of `layer_functions`, `layer_orders` and `family_functions`, the names of its
+`where`, and keys of the config, which must then be integers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from kvcalc.model.experts import choose, sparse_layers, with_defaults
 from kvcalc.model.families.common import NORMS, decoder_body
+from kvcalc.model.families.family_functions import OF_FAMILIES
 from kvcalc.model.families.layer_functions import FUNCTIONS, OF_A_ROW
 from kvcalc.model.families.layer_orders import ORDERS
 from kvcalc.model.families.layer_row import Row
@@ -34,7 +35,7 @@ BODY = (
     "sparse_layers tied uncounted"
 ).split()
 """What its body may have."""
-CALLED = {**OF_A_ROW, **ORDERS}
+CALLED = {**OF_A_ROW, **ORDERS, **OF_FAMILIES}
 """Functions of formulas that also take the row."""
 
 
