@@ -52,11 +52,20 @@ _MOST_ROUNDS = 8
 REQUESTS_PER_CLIENT = 15
 # The fewest requests of a benchmark. With one client, 15 are too few.
 FEWEST_REQUESTS = 60
+# The requests of other loads, and the most that are simulated.
+DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
 
 
 def requests_per_client(clients: float) -> float:
     """The requests that each of `clients` clients sends in a benchmark."""
     return max(REQUESTS_PER_CLIENT, FEWEST_REQUESTS / clients)
+
+
+def default_requests(concurrency: int | None) -> int:
+    """The requests that are simulated by default: those of a benchmark with that many clients, or of another load."""
+    if concurrency is None:
+        return DEFAULT_REQUESTS
+    return min(round(requests_per_client(concurrency) * concurrency), MOST_REQUESTS)
 
 
 class Serving(NamedTuple):

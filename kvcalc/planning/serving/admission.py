@@ -73,9 +73,9 @@ def running_requests(case: Case, wanted: int) -> Running:
     may hold less than is reserved for it.
     """
     fitting, question = case.workload.batch_size, case.question.speed
-    if question is None or question.input_tokens is None or question.output_tokens is None:
+    prompt, answer = (None, None) if question is None else (question.prompt_tokens, question.answer_tokens)
+    if prompt is None or answer is None:
         return Running(fitting)
-    prompt, answer = question.input_tokens, question.output_tokens
     schedule = case.engine.schedule()
     if schedule is None or schedule.reserves_answer or fitting >= wanted:
         return Running(min(fitting, wanted))
@@ -116,10 +116,11 @@ def _mean_running(found: Budget, prompt: int, answer: int) -> float | None:
 def _most_running(found: Budget, tokens: int) -> int | None:
     """The most requests of `tokens` tokens that run. None if they hold what the engine reserves at the start."""
     case, speed = found.case, found.case.question.speed
-    if found.devices or speed is None or speed.input_tokens is None:
+    prompt = None if speed is None else speed.prompt_tokens
+    if found.devices or prompt is None:
         return None
     share = case.allocation.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
-    most = case.allocation.most_running(share, case.workload.kv_dtype, found.offered_bytes, speed.input_tokens, tokens)
+    most = case.allocation.most_running(share, case.workload.kv_dtype, found.offered_bytes, prompt, tokens)
     return None if most is None else most * case.workload.data_parallel_size
 
 

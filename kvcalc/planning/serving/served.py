@@ -34,21 +34,28 @@ _FEW = 12
 
 
 class Served(NamedTuple):
-    """The load, and the closed form's answer to it. `running` is the mean number of requests that have memory."""
+    """The load, and the answer to it. `running` is the mean number of requests that have memory.
+
+    `lengths` are the distributions of prompts and answers of a simulated load.
+    """
 
     input_tokens: int
     output_tokens: int
     concurrency: int
     running: float
     serving: Serving
+    lengths: tuple[str | None, str | None] = (None, None)
 
 
 def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     """The requests of a case at its load. None if it serves none. Adds notes about what only a simulation follows."""
-    question = case.question.speed_asked
-    prompt, answer = question.input_tokens, question.output_tokens
+    question, serves = case.question.speed_asked, case.question.serves
+    prompt, answer = question.prompt_tokens, question.answer_tokens
     if prompt is None or answer is None:
         return None
+    if serves is not None and question.is_drawn:
+        followed: Served | None = serves(case, model, notes)
+        return followed
     accept_prompts(case, prompt, notes)
     found_budget, schedule = budget(case), case.engine.schedule()
     most = most_at_once(case, found_budget)
