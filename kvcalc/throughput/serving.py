@@ -198,10 +198,15 @@ def serve(
             decoding = max(1.0, found)
             break
         decoding, last = _closer(decoding, found, last), (decoding, found)
+    if replicas > 1 and not rules.mixes and queued:
+        # Prompts go first: a request that has memory has its prompt too, and stands still instead of waiting for steps.
+        still = max(0.0, min(queued, running - rate * (again * prompts.lone + decode + mean_step)))
+        steady, decode, queued = steady - still / rate, decode + still / rate, queued - still
+        tpot, stall = tpot + still / rate / output_tokens, stall + still / rate / output_tokens
     prefill_share = stall / tpot
     if is_full:
         # A request waits in the queue before its first token, and again when it was preempted.
-        queue = max(0.0, concurrency / rate - decode - steady - paused * held) / (1 + requeued)
+        queue = max(0.0, concurrency / running * held - decode - steady - paused * held) / (1 + requeued)
         steady += queue
         tpot += (requeued * queue + paused * held) / output_tokens
     return Serving(

@@ -7,7 +7,7 @@ With equal lengths, requests that start together keep in step, and more are pree
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, expm1, tanh
 from typing import Any
 
 from kvcalc.engines.scheduler import NewTokenRatio, Schedule
@@ -60,7 +60,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     found_budget, schedule = budget(case), case.engine.schedule()
     most = most_at_once(case, found_budget)
     wanted = wanted_requests(case, most)
-    running, may_preempt = running_requests(case, wanted)
+    running, may_preempt, growth = running_requests(case, wanted)
     concurrency = question.concurrency or int(running)
     running = min(running, concurrency)
     cached = question.prefix_hit_rate * prompt
@@ -68,8 +68,8 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     if schedule is not None:
         waits["parts"] = schedule.prompt_parts(prompt, int(cached))
         if running < concurrency and may_preempt:
-            waits |= preemption(schedule, prompt, answer, running, concurrency)._asdict()
-        elif schedule.new_tokens is not None and case.workload.batch_size < wanted and isinstance(found_budget, Budget):
+            waits |= preemption(schedule, prompt, answer, growth, running, concurrency)._asdict()
+        if schedule.new_tokens is not None and case.workload.batch_size < wanted and isinstance(found_budget, Budget):
             waits["late_steps"] = _late_steps(schedule.new_tokens, found_budget, prompt, answer, running)
     found = serve(model, prompt, answer, concurrency, running, cached, step_rules(case, most), **waits)
     if may_preempt:
@@ -98,8 +98,12 @@ class Preemption(NamedTuple):
     paused: float = 0.0
 
 
-def preemption(schedule: Schedule, prompt: int, answer: int, running: float, concurrency: int) -> Preemption:
+def preemption(
+    schedule: Schedule, prompt: int, answer: int, growth: float, running: float, concurrency: int
+) -> Preemption:
     """The preemptions of `concurrency` requests, of which `running` hold their cache, and which start too early.
+
+    `growth` is the memory that an answer takes, relative to that of its prompt.
 
     With a ratio of new tokens, those with the shortest answers so far are retracted, and wait at the end of the queue.
     Between the ends of two requests, the others take one answer on average, and that is free besides the share of all
@@ -110,16 +114,17 @@ def preemption(schedule: Schedule, prompt: int, answer: int, running: float, con
     between the ends of two requests, and nearly a whole answer is preempted for the prompts that started. If they are
     short, a prompt rarely fits too early.
     """
-    ratio = answer / prompt
+    ratio = growth
     if schedule.new_tokens is not None:
         ruin = exp(-_ruin(1 + 1 / ratio) * schedule.new_tokens.least / 2 * running)
         times = 0.4 * ratio / (ratio + 4) * max(min(1.0, 1.6 * ruin), min(1.0, ratio**3))
         return Preemption(times * (prompt + 0.3 * answer), requeued=times)
-    paused = 0.4 * ratio**2 / (ratio**2 + 25) + 0.8 * ratio / running
-    # No more can be paused than wait at all, and some of those are new.
-    waiting = concurrency / running - 1
-    paused = min(0.75 * waiting, paused * (1 - exp(-waiting / paused)))
-    return Preemption(0.8 * answer * ratio / (ratio + 1 / 3), paused=paused)
+    # The more wait, the smaller is the share of those that are paused. The others are new.
+    waiting, power = concurrency / running - 1, ratio**1.5
+    most, share = 0.7 * power / (power + 24) + ratio / running, 0.65 * ratio / (ratio + 3) + 10 / (running + 13)
+    paused = most * tanh(min(1.0, share) * waiting / most)
+    again = 0.8 * answer * ratio / (ratio + 1 / 3)
+    return Preemption(again * -expm1(-28 * waiting / ratio**0.7), paused=paused)
 
 
 def _ruin(jump: float) -> float:
