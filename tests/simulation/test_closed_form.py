@@ -252,12 +252,12 @@ def test_requests_start_only_if_every_pool_of_tensorrt_llm_has_room(load: tuple[
     [
         # The mean of all ages fits, but requests that started together outgrow the cache: some wait all the same.
         ("vllm", "llama-3.1-8b", "h100", 1, (422, 1329, 424), 0.15),
-        at_night(("sglang", "llama-3.1-8b", "h100", 1, (119, 1536, 422), 0.3)),
+        at_night("sglang", "llama-3.1-8b", "h100", 1, (119, 1536, 422), 0.3),
         # Of those that wait, few are paused.
-        ("vllm", "gpt-oss-120b", "h100", 1, (152, 673, 288), 0.15),
+        at_night("vllm", "gpt-oss-120b", "h100", 1, (152, 673, 288), 0.15),
         # Long answers hold their places for longer.
         ("tensorrt-llm", "qwen3-32b", "h100x2", 2, (113, 1254, 241), 0.1),
-        ("tensorrt-llm", "gpt-oss-120b", "h100", 1, (539, 2206, 85), 0.1),
+        at_night("tensorrt-llm", "gpt-oss-120b", "h100", 1, (539, 2206, 85), 0.1),
         # DP ranks that compute prompts first: the answers wait for memory that is always full, and stand still.
         ("sglang", "deepseek-v3", "h200x8", 1, (14_020, 63, 509), 0.15),
     ],
