@@ -13,7 +13,7 @@ from kvcalc.model.families.decoder_table import Decoder
 from kvcalc.model.families.window_patterns import pattern_of
 from kvcalc.model.formulas import names_in
 from kvcalc.model.presets import shipped_table
-from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, keys_of, made, rows_of
+from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REMOTE_FAMILIES, joined, keys_of, made, module_of, rows_of
 
 # Keys with defaults that no preset may have: those of ZAYA and Qwen4, which have none.
 _IN_NO_PRESET = {"cca_time0", "cca_time1", "hc_count", "ngram_size"}
@@ -29,9 +29,10 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
     checks = {
         "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
-        "engine_releases": _check_engine_releases, "families": _check_families, "names": _check_names,
-        "ollama": _check_ollama, "releases": _check_releases, "sequences": _check_sequences, "towers": _check_towers,
-        "tower_weights": _check_tower_weights, "unread": _check_unread, "wrappers": _check_wrappers,
+        "engine_releases": _check_engine_releases, "families": _check_families, "layers": _check_layers,
+        "names": _check_names, "ollama": _check_ollama, "releases": _check_releases, "sequences": _check_sequences,
+        "towers": _check_towers, "tower_weights": _check_tower_weights, "unread": _check_unread,
+        "wrappers": _check_wrappers,
     }  # fmt: skip
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
@@ -94,7 +95,9 @@ def _check_families(rows: Mapping[str, Any]) -> None:
     for module, own in rows.items():
         if module == "_refused":
             continue
-        _check_fields(module, own, {"keys"} if module == "_common" else {"module", "keys", "types", "remote"})
+        _check_fields(
+            module, own, {"keys"} if module == "_common" else {"module", "ignored", "keys", "types", "remote"}
+        )
         if not all(isinstance(names, str) for names in own.values()):
             raise ValueError(f"{module}: keys, types and remote are names with spaces between them")
         if module != "_common" and find_spec(f"kvcalc.model.families.{own.get('module', module)}") is None:
@@ -113,6 +116,32 @@ def _check_defaults(rows: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is a type of no family")
         modules = FAMILIES.values() if module is None else (module,)
         _check_fields(name, own, COMMON_KEYS.union(*map(keys_of, modules), _IN_NO_PRESET, {"like"}))
+
+
+def _check_layers(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.families.layered import BODY, CALLED, FIELDS, FORMULAS, FUNCTIONS
+
+    _check_likes(rows)
+    for name, own in rows.items():
+        row = joined(rows, name)
+        _check_fields(name, own, FIELDS)
+        body = row.get("body") or {}
+        if isinstance(body, str):
+            made("families", body, None)
+            body = {}
+        _check_fields(f"the body of {name}", body, BODY)
+        Experts(**body.get("experts", {}))
+        family = FAMILIES.get(name) or REMOTE_FAMILIES.get(name)
+        if family is None and not name.startswith("_"):
+            raise ValueError(f"{name} is a type of no family")
+        stated = [part[field] for part in (row, body) for field in FORMULAS if field in part]
+        known = {*CALLED, *FUNCTIONS, *row.get("where", ()), *row.get("each", ()), "num_layers", "order", "shape"}
+        found = set[str]().union(*map(names_in, stated))
+        if family is not None:
+            _check_fields(f"a formula of {name}", found, known | keys_of(family) | COMMON_KEYS | _IN_NO_PRESET)
+    for name, family in {**FAMILIES, **REMOTE_FAMILIES}.items():
+        if module_of(family).__name__.endswith(".layered") and name not in rows:
+            raise ValueError(f"layers.yaml has no row {name}, a type of {family}")
 
 
 def _check_sequences(rows: Mapping[str, Any]) -> None:
@@ -216,7 +245,7 @@ def _check_towers(tables: Mapping[str, Any]) -> None:
 def _check_tower_weights(rows: Mapping[str, Any]) -> None:
     """Count every tower with its defaults, so that each formula is computed once."""
     from kvcalc.model.reader import ConfigReader
-    from kvcalc.model.towers.weights import PARTS, count, joined
+    from kvcalc.model.towers.weights import PARTS, count
 
     _check_likes(rows)
     for name, own in rows.items():

@@ -44,6 +44,7 @@ def _engine(name: str, *own: str) -> tuple[str, ...]:
     of_all = (
         "allocation",
         "commands",
+        "commands_read",
         "interface",
         "schedules",
         "reserve",
@@ -118,7 +119,9 @@ TESTS = {
     "kvcalc/engines/llama_cpp": _engine("llama.cpp", "llama_cpp", "llama_cpp_types") + _tests(
         "planning", "split", "offload"
     ),
-    "kvcalc/engines/llama_cpp/log": _tests("engines", "llama_cpp_log", "llama_cpp_log_passes") + _LOGS,
+    "kvcalc/engines/llama_cpp/log": _tests(
+        "engines", "llama_cpp_log_written", "llama_cpp_log", "llama_cpp_log_passes"
+    ) + _LOGS,
     "kvcalc/engines/log.py": _LOGS,
     "kvcalc/engines/log_lines.py": _LOGS,
     "kvcalc/engines/mlx": _engine("mlx", "mlx"),
@@ -127,9 +130,16 @@ TESTS = {
     ) + _tests("planning", "sglang_layouts"),
     "kvcalc/engines/sglang/log": _LOGS,
     "kvcalc/engines/tensorrt_llm": _engine(
-        "tensorrt-llm", "tensorrt_llm", "tensorrt_llm_groups", "tensorrt_llm_hybrid",
+        "tensorrt-llm", "tensorrt_llm", "tensorrt_llm_pools", "tensorrt_llm_groups", "tensorrt_llm_hybrid",
     ),
     "kvcalc/engines/tensorrt_llm/log.py": _LOGS,
+    "kvcalc/engines/transformers": (
+        *_tests("engines", "interface"),
+        *_recorded("memory", "transformers"),
+        *_tests("model", "type_bytes", "state_families", "hybrid_families", "composed", "wrappers", "named_families"),
+        *_tests("planning", "budget", "drafting", "prefix_hits", "fit"),
+        *_tests("engines", "kv_dtype", "reserve", "prefixes", "release"),
+    ),
     "kvcalc/engines/vllm": _engine(
         "vllm", "vllm", "vllm_pages", "vllm_stages", "vllm_dtypes", "vllm_flags", "vllm_states", "vllm_compressed",
         "vllm_releases", "vllm_planner", "vllm_release_defaults",
@@ -138,6 +148,7 @@ TESTS = {
     "kvcalc/planning/check": _CHECKS,
     "kvcalc/planning/plan": _PLANS + _SPLIT,
     "kvcalc/planning/plan/disaggregated": _SPLIT,
+    "kvcalc/planning/prefix": _tests("planning", "prefix") + _tests("cli", "prefix"),
     "kvcalc/planning/reuse": _REUSE,
     "kvcalc/simulation": _SIMULATED,
     "kvcalc/simulation/planned.py": _tests("planning", "plan_trace") + _SIMULATED,

@@ -46,7 +46,7 @@ FOLDERS = {
     },
     "api": {"documents", "simulation", "planning", "question", "engines", "throughput", "traces", "memory", "model"},
 }
-SHARED = {"atomic_file", "errors", "limits", "notes", "records", "releases", "units", "schema", "search"}
+SHARED = {"atomic_file", "errors", "json_lines", "limits", "notes", "records", "releases", "units", "schema", "search"}
 # Their types are for type checkers, in every folder.
 SHARED |= {"documents"}
 
@@ -260,7 +260,8 @@ def test_yaml_is_loaded_only_where_nothing_is_compiled(tmp_path: Path) -> None:
 
 def test_human_output_off_a_terminal_loads_neither_rich_nor_torch() -> None:
     loaded = loaded_by(run("estimate", "llama-3-70b", "--format", "human"))
-    assert not loaded & {*HEAVY, "rich"}
+    # The lines of --explain are read for --explain alone.
+    assert not loaded & {*HEAVY, "rich", "kvcalc.output.human.explained"}
 
 
 def test_one_preset_is_one_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from kvcalc.cli.options import WithHelp
-from kvcalc.errors import KvcalcError, nearest
+from kvcalc.errors import KvcalcError, UsageError, nearest
 from kvcalc.output.streams import discard_stdout
 from kvcalc.writing.terminal import printable
 
@@ -46,8 +46,6 @@ class LazyGroup(WithHelp, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Like the base class, but the error for an unknown command suggests the nearest names."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            from kvcalc.errors import UsageError
-
             hint = nearest(args[0], COMMANDS) or f"commands: {', '.join(COMMANDS)}"
             raise UsageError(f"unknown command {args[0]!r}", hint)
         return super().resolve_command(ctx, args)
@@ -99,7 +97,7 @@ def run(arguments: list[str]) -> int:
             raise
         return _report(error.message, error.hint, error.exit_code)
     except TyperException as error:
-        see = f"kvcalc {_command_of(arguments)}--help"
+        see = " ".join(["kvcalc", *(word for word in arguments[:1] if word in COMMANDS), "--help"])
         unknown: Any = error
         if hasattr(unknown, "possibilities"):  # an unknown option
             from kvcalc.cli.other_names import hint_for
@@ -142,7 +140,3 @@ def one_line(text: str, longest: int) -> str:
     """`text` as one printable line of at most `longest` characters. It may be part of a file name or a config."""
     line = " ".join(text[: 2 * longest].split())
     return printable(line if len(line) <= longest else line[:longest] + "...")
-
-
-def _command_of(arguments: list[str]) -> str:
-    return f"{arguments[0]} " if arguments and arguments[0] in COMMANDS else ""

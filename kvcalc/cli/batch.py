@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
-from itertools import chain
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Optional
 
 import typer
@@ -100,17 +100,15 @@ def _writer(path: Optional[str]) -> Callable[["documents.Batch"], str]:
     from kvcalc.writing.cells import bare
     from kvcalc.writing.terminal import one_line
 
-    try:
-        check_against_schema(load_schema(), "estimate", path)
-    except UsageError as error:
-        for kind in ("simulate", "plan", "check"):
-            try:
-                check_against_schema(load_schema(), kind, path)
-                break
-            except UsageError:
-                pass
-        else:
-            raise error from None
+    refusals = []
+    for kind in _EXAMPLES:
+        try:
+            check_against_schema(load_schema(), kind, path)
+            break
+        except UsageError as error:
+            refusals.append(error)
+    else:
+        raise refusals[0]
 
     def value(document: Any) -> str:
         if "error" in document:
@@ -131,11 +129,11 @@ def _answer_all(stream: BinaryIO, write: Callable[["documents.Batch"], str]) -> 
 
     If the reader of stdout has closed it (`| head`), the remaining lines are not read: a stream may be endless.
     """
-    from kvcalc.cli.json_lines import read_lines
+    from kvcalc.cli.json_lines import lines_of
 
     questions = Questions()
     failed, first = 0, ""
-    for line in chain.from_iterable(read_lines(stream)):
+    for line in lines_of(stream):
         document: Any = questions.answer(line)
         if "error" in document:
             failed += 1
@@ -155,9 +153,6 @@ class Questions:
     """Answers questions. Keeps the models it has read, and the names of the fields."""
 
     def __init__(self) -> None:
-        from kvcalc.cli import estimate
-
-        self._parameters, self._defaults = _parameters_of(estimate.app)
         self._of_commands: dict[str, tuple[dict[str, Parameter], Values]] = {}
         self.models = Models()
 
@@ -185,7 +180,7 @@ class Questions:
         parts = split(fields)
         case = None if parts is None else self.models.cases.find(parts)
         if case is None:
-            question = question_of(self.given(fields), self.models.model_of)
+            question = question_of(self._given("estimate", fields), self.models.model_of)
             if question.asks_several:
                 return answer(question)[0]
             case = make_case(question)
@@ -204,18 +199,13 @@ class Questions:
         if command not in ("plan", "simulate"):
             text = f"command {str(command)[:60]!r}: not a command of batch"
             raise UsageError(text, "estimate, plan, simulate or check")
-        from kvcalc.cli import plan, simulate
-
-        if command not in self._of_commands:
-            self._of_commands[command] = _parameters_of((plan if command == "plan" else simulate).app)
-        given = _given(others, *self._of_commands[command], command)
+        given = self._given(command, others)
         if given.get("trace") is not None:
             raise UsageError("trace: batch reads no traces", f"use kvcalc {command} --trace")
         if given["model"] is None:
             raise UsageError("model is missing", 'for example "model": "llama-3.1-8b"')
-        if command == "plan":
-            return plan.answer(given, self.models.model_of)
-        return simulate.answer(given, self.models.model_of)
+        found: documents.Batch = import_module(f"kvcalc.cli.{command}").answer(given, self.models.model_of)
+        return found
 
     def _check(self, fields: Mapping[str, Any]) -> "documents.Batch":
         """The answer to a line with a `server`, the command that starts it."""
@@ -225,43 +215,31 @@ class Questions:
         server = fields.get("server")
         if not isinstance(server, str):
             raise UsageError("server is missing", 'for example "server": "vllm serve Qwen/Qwen3-8B"')
-        if "check" not in self._of_commands:
-            self._of_commands["check"] = _parameters_of(check.app)
-        others = {field: value for field, value in fields.items() if field != "server"}
-        asked = _given(others, *self._of_commands["check"], "check")
+        asked = self._given("check", {field: value for field, value in fields.items() if field != "server"})
         return check.answer(asked, of_release(choose_server(server, None), asked["release"]))
 
-    def given(self, fields: Mapping[str, Any]) -> Values:
-        """The parameters of estimate, with the values that the equivalent command line would give."""
-        return _given(fields, self._parameters, self._defaults, "estimate")
-
-
-def _given(
-    fields: Mapping[str, Any], parameters: Mapping[str, "Parameter"], defaults: Mapping[str, Any], command: str
-) -> Values:
-    """The parameters of a command, with the values that the equivalent command line would give."""
-    given = dict(defaults)
-    named: dict[str, str] = {}
-    for field, value in fields.items():
-        parameter = parameters.get(field) or parameters.get(field.replace("-", "_"))
-        if parameter is None:
-            if field == "trace":
-                raise UsageError(
-                    "'trace': batch reads no traces", "kvcalc prefix and kvcalc simulate --trace answer for one trace"
-                )
-            raise UsageError(
-                f"unknown field {field[:60]!r}",
-                nearest(field.replace("-", "_"), parameters)
-                or f"the fields are the options of kvcalc {command}: {_EXAMPLES[command]}, ...",
-            )
-        if parameter.name in named:
-            raise UsageError(f"{field!r} and {named[parameter.name]!r} are the same field")
-        named[parameter.name] = field
-        if value is not None:
-            given[parameter.name] = _text_of(field, value, parameter.is_flag)
-    if given.get("model") == "-":
-        raise UsageError("model '-': stdin is already used for the questions", "give the path of a config.json")
-    return given
+    def _given(self, command: str, fields: Mapping[str, Any]) -> Values:
+        """The parameters of a command, with the values that the equivalent command line would give."""
+        if command not in self._of_commands:
+            self._of_commands[command] = parameters_of(import_module(f"kvcalc.cli.{command}").app)
+        parameters, defaults = self._of_commands[command]
+        given, named = dict(defaults), dict[str, str]()
+        for field, value in fields.items():
+            parameter = parameters.get(field) or parameters.get(field.replace("-", "_"))
+            if parameter is None:
+                if field == "trace":
+                    hint = "kvcalc prefix and kvcalc simulate --trace answer for one trace"
+                    raise UsageError("'trace': batch reads no traces", hint)
+                hint = f"the fields are the options of kvcalc {command}: {_EXAMPLES[command]}, ..."
+                raise UsageError(f"unknown field {field[:60]!r}", nearest(field.replace("-", "_"), parameters) or hint)
+            if parameter.name in named:
+                raise UsageError(f"{field!r} and {named[parameter.name]!r} are the same field")
+            named[parameter.name] = field
+            if value is not None:
+                given[parameter.name] = _text_of(field, value, parameter.is_flag)
+        if given.get("model") == "-":
+            raise UsageError("model '-': stdin is already used for the questions", "give the path of a config.json")
+        return given
 
 
 class Parameter(NamedTuple):
@@ -271,7 +249,7 @@ class Parameter(NamedTuple):
     is_flag: bool
 
 
-def _parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], Values]:
+def parameters_of(app: typer.Typer) -> tuple[dict[str, Parameter], Values]:
     """The fields by name, and the default of every option.
 
     A field has every long name of its option, with _ for -, and the name that answers and Python have for it, with its

@@ -22,39 +22,33 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
 
     With a device, also check whether the model fits and how fast it decodes.
     """
-    from kvcalc.errors import DoesNotFitError
-    from kvcalc.planning.answers.estimate import answer as ask
-
     output = output_of(ctx.params)
     check_report(ctx.params)
     question = question_of(ctx.params)
     shown = {"variants": True} if ctx.params["variants"] and not question.asks_several else {}
-    if not ctx.params["check"]:
-        if ctx.params["strict"]:
-            raise UsageError("--strict needs --check", "add --check")
-        document, kind = answer(question)
-        _explain(ctx, question, document)
-        _write_report(ctx, question, document, kind)
-        output.emit(document, kind, **shown)
-        return
-    if question.devices is None and question.kv_memory_bytes is None:
-        raise UsageError("--check needs a device or a memory size", "for example --gpu h100, or --kv-memory 40GiB")
-    if question.asks_several:
-        raise UsageError("--check needs one engine", "for example --check --engine vllm")
-    found = ask(question)
-    _explain(ctx, question, found.document)
-    _write_report(ctx, question, found.document, "estimate")
-    output.emit(found.document, "estimate", **shown)
-    if not found.fit["fits"] or (ctx.params["strict"] and found.fit["verdict"] == "tight"):
-        raise typer.Exit(DoesNotFitError.exit_code)
-
-
-def _explain(ctx: typer.Context, question: "Question", document: Any) -> None:
-    """With --explain, add the sources of the facts. A table of several engines has none."""
+    if ctx.params["check"]:
+        if question.devices is None and question.kv_memory_bytes is None:
+            raise UsageError("--check needs a device or a memory size", "for example --gpu h100, or --kv-memory 40GiB")
+        if question.asks_several:
+            raise UsageError("--check needs one engine", "for example --check --engine vllm")
+    elif ctx.params["strict"]:
+        raise UsageError("--strict needs --check", "add --check")
+    document: Any
+    document, kind = answer(question)
+    # A table of several engines has no sources.
     if ctx.params["explain"] and not question.asks_several:
         from kvcalc.planning.answers.sources import sources_of
 
         document["sources"] = sources_of(question, document)
+    _write_report(ctx, question, document, kind)
+    output.emit(document, kind, **shown)
+    if ctx.params["check"]:
+        from kvcalc.errors import DoesNotFitError
+        from kvcalc.planning.answers.estimate import fit_of
+
+        fit = fit_of(document)
+        if not fit["fits"] or (ctx.params["strict"] and fit["verdict"] == "tight"):
+            raise typer.Exit(DoesNotFitError.exit_code)
 
 
 def _write_report(ctx: typer.Context, question: "Question", document: Any, kind: str) -> None:

@@ -14,7 +14,6 @@ from textwrap import wrap
 from typing import Any
 
 from kvcalc.cli import ENGINE_PANEL
-from kvcalc.cli.tables import essential
 from kvcalc.records import NamedTuple
 
 # The commands, as `kvcalc -h` groups them.
@@ -42,16 +41,18 @@ class Row(NamedTuple):
     text: str
 
 
-def help_of(command: Any, ctx: Any, arguments: Sequence[str]) -> str:
-    """The help of a command. `arguments` are those it was called with; they select the screen and the engine."""
+def help_of(command: Any, ctx: Any, arguments: Sequence[str], essential: str | None) -> str:
+    """The help of a command. `arguments` are those it was called with; they select the screen and the engine.
+
+    `essential` are the options that -h shows. None for a command that shows all of its options.
+    """
     screen = Screen()
-    name = ctx.command_path.partition(" ")[2]
-    if not name:
+    if " " not in ctx.command_path:
         _write_overview(screen, command, ctx)
     elif "--help" in arguments:
         _write_all(screen, command, ctx, engines_in(arguments))
     else:
-        _write_short(screen, command, ctx, essential(name))
+        _write_short(screen, command, ctx, essential)
     return screen.text
 
 
@@ -194,7 +195,7 @@ def _settings_of(engines: Sequence[str]) -> dict[str, list[Row]]:
 def _described(option: Any) -> str:
     """The help of an engine's option, with its other long names."""
     others = ", ".join(alias for alias in option.aliases if alias.startswith("--"))
-    return _capitalized(option.described) + (f" [also: {others}]" if others else "")
+    return f"{option.described[:1].upper()}{option.described[1:]}" + (f" [also: {others}]" if others else "")
 
 
 def _write_notes(screen: Screen, notes: Iterable[str]) -> None:
@@ -289,10 +290,6 @@ def first_sentence(help: str | None) -> str:
     text, bracket, rest = " ".join((help or "").split()).partition(" [default: ")
     end = next((place for place in range(len(text)) if text.startswith(". ", place) and text[place - 1] != "."), None)
     return (text if end is None else text[: end + 1]) + (f"{bracket}{rest.partition(']')[0]}]" if bracket else "")
-
-
-def _capitalized(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _broken(command: str, columns: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Optional, cast
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Optional, cast
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.lengths import lengths_of
 from kvcalc.cli.question import MODEL_FLAGS, context_of, flags_of, load_model_of, output_of, parsed, what_if_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import BrokenDeviceError, KvcalcError, RunError, UsageError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
+_LIST_OF_LENGTHS = re.compile(r"[\d_]+[kKmM]?(,[\d_]+[kKmM]?)*")
 _WITH_COMPARE = ("compare", "format", "json", "get", "no_color")
 
 
@@ -59,7 +60,7 @@ def measure(
             model, what_if_of({**given, "attention": None} if every else given), flags_of(given, flags)
         )
         context_tokens, batch_size = context_of(given), parse_count(given["batch"], "--batch")
-        lengths = () if given["lengths"] is None else lengths_of(given["lengths"], batch_size)
+        lengths = () if given["lengths"] is None else _lengths_of(given["lengths"], batch_size)
         steps, num_layers = parse_count(given["steps"], "--steps"), parsed(given, "--layers", parse_count)
         seed, devices = parse_count(given["seed"], "--seed", least=0), parse_count(given["tp"], "--tp")
         if is_reporting:
@@ -107,6 +108,24 @@ def measure(
                 from kvcalc.measure.record import save as write
 
                 write(document, save)
+
+
+def _lengths_of(text: str, batch_size: int) -> tuple[int, ...]:
+    """The lengths in `text`, such as 1k,8k,32k, or those of the first `batch_size` requests of the trace at that path.
+
+    The length of a request is that of its prompt and its answer. Raises UsageError (exit 2) for anything else.
+    """
+    from itertools import islice
+
+    from kvcalc.traces import read_trace
+    from kvcalc.units import parse_tokens
+
+    if _LIST_OF_LENGTHS.fullmatch(listed := text.replace(" ", "")):
+        return tuple(parse_tokens(piece, "--lengths") for piece in listed.split(","))
+    found = tuple(each.prompt_tokens + each.answer_tokens for each in islice(read_trace(text), batch_size))
+    if len(found) < batch_size:
+        raise UsageError(f"--batch {batch_size}: {text} has {len(found)} requests", f"at most --batch {len(found)}")
+    return found
 
 
 @contextlib.contextmanager

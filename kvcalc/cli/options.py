@@ -5,6 +5,7 @@ A command gets its options from its class, `@app.command(cls=taking(*declared("f
 start, because typer evaluates them.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Optional, Union
@@ -13,8 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from kvcalc.cli import ENGINE_PANEL
-from kvcalc.cli.tables import table_of
 from kvcalc.errors import UsageError
+from kvcalc.model.presets import shipped_mapping
 from kvcalc.question.fields import OPTIONS, REPEATED
 
 _MODEL_HELP = (
@@ -89,7 +90,8 @@ class WithHelp:
         """The help as text."""
         from kvcalc.cli.help import help_of
 
-        return help_of(self, ctx, ctx.meta.get("kvcalc.arguments", ()))
+        essential = table_of(ctx.command_path.partition(" ")[2]).get("essential")
+        return help_of(self, ctx, ctx.meta.get("kvcalc.arguments", ()), essential)
 
 
 def taking(*options: Declared, base: Any = TyperCommand) -> Any:
@@ -163,6 +165,12 @@ def flag(names: str, help: str, panel: Optional[str] = None) -> Declared:
     return lambda: [
         TyperOption(param_decls=names.split(), is_flag=True, default=False, help=help, rich_help_panel=panel)
     ]
+
+
+def table_of(command: str) -> dict[str, Any]:
+    """The table of a command: its options, and which of these are essential. Empty if they are declared where it is."""
+    path = os.path.join(os.path.dirname(__file__), "commands", f"{command}.yaml")
+    return shipped_mapping(path, "commands", command) if os.path.exists(path) else {}
 
 
 def declared(command: str) -> list[Declared]:

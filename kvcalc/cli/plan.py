@@ -66,8 +66,6 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         (lengths, text), targets = _lengths_of(given), _targets_of(given)
         _check_load(given, targets)
         simulation = _simulation_of(given, text, lengths, targets, is_asked=simulated is not None)
-    if simulation is not None:
-        simulation = simulation._replace(progress=progress)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
@@ -244,13 +242,6 @@ def _load_of_trace(given: Mapping[str, Any], targets: "Targets") -> "tuple[Plann
     return load, load.rated(targets)
 
 
-def _check_no_trace(given: Mapping[str, Any]) -> None:
-    """Raise UsageError (exit 2) for an option that needs --trace."""
-    for name in ("trace_format", "scale_rate"):
-        if given[name] != OF_FIELDS[name].default:
-            raise UsageError(f"--{name.replace('_', '-')} needs --trace", "another rate: --requests-per-second")
-
-
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
     from kvcalc.planning.plan.document import parse_confidence
     from kvcalc.planning.plan.targets import Targets, limits_in
@@ -261,7 +252,9 @@ def _targets_of(given: Mapping[str, Any]) -> "Targets":
 
 def _check_load(given: Mapping[str, Any], targets: "Targets") -> None:
     """Raise UsageError (exit 2) for no load or two, or an option of --trace."""
-    _check_no_trace(given)
+    for name in ("trace_format", "scale_rate"):
+        if given[name] != OF_FIELDS[name].default:
+            raise UsageError(f"--{name.replace('_', '-')} needs --trace", "another rate: --requests-per-second")
     if (targets.concurrency is None) == (targets.requests_per_second is None):
         both = "are both given" if targets.concurrency is not None else ": one of them is needed"
         raise UsageError(

@@ -127,7 +127,13 @@ def _load_of(given: Mapping[str, Any]) -> "Load":
         None if given[name] is None else parse_distribution(given[name], FIELDS[name].long)
         for name in ("prompt_tokens", "answer_tokens")
     )
-    trace = _trace_of(given["trace"], given["trace_format"])
+    trace = None
+    if given["trace"] is not None:
+        from kvcalc.traces import read_trace
+
+        trace = read_trace(given["trace"], given["trace_format"])
+    elif given["trace_format"] is not None:
+        raise UsageError("--trace-format needs --trace")
     if given["cold"] and given["warm"]:
         raise UsageError("--cold and --warm cannot be combined", "use one")
     return Load(
@@ -145,14 +151,3 @@ def _load_of(given: Mapping[str, Any]) -> "Load":
         distinct_prompts=value_of(given, "distinct_prompts"),
         router=value_of(given, "router"),
     )
-
-
-def _trace_of(path: Optional[str], format: Optional[str]) -> Any:
-    """The trace at `path`, or None."""
-    if path is None:
-        if format is not None:
-            raise UsageError("--trace-format needs --trace")
-        return None
-    from kvcalc.traces import read_trace
-
-    return read_trace(path, format)

@@ -193,7 +193,8 @@ class Reader:
         """
         found = Read(self.engine + (f"@{version}" if version else ""))
         stray: list[str] = []
-        rest = [*self._variables(environment), *self._file(words, files), *words]
+        in_file = self._file(words, files)
+        rest = [*self._variables(environment), *(in_file or ()), *words]
         while rest:
             word = rest.pop(0)
             if not _OPTION.match(word):
@@ -217,7 +218,7 @@ class Reader:
         if _PLACEHOLDER.fullmatch(found.model):
             raise UsageError(f"{found.model} stands for a model; the command needs its name")
         found.unknown += stray
-        if self.words.config and (path := found.left.pop("config", None)) is not None and text_of(path, files) is None:
+        if self.words.config and found.left.pop("config", None) is not None and in_file is None:
             found.unknown.append("--config")
         may_change = self.words.limit_options.split()
         found.lifts_limit = environment.get(self.words.limit_variable, "0").casefold() in ("1", "true")
@@ -235,18 +236,22 @@ class Reader:
             elif text and text.casefold() in _TRUE:
                 yield f"--{option}"
 
-    def _file(self, words: Sequence[str], files: Mapping[str, str]) -> Iterator[str]:
-        """The options in the YAML file of --config, which come before those of the command."""
+    def _file(self, words: Sequence[str], files: Mapping[str, str]) -> list[str] | None:
+        """The options in the YAML file of --config, which come before those of the command. None without the file."""
         paths = [value for word, value in pairwise(words) if word == "--config"]
         paths += [word.partition("=")[2] for word in words if word.startswith("--config=")]
         text = text_of(paths[0], files) if paths and self.words.config else None
-        for key, value in ({} if text is None else parse_mapping(text, paths[0])).items():
+        if text is None:
+            return None
+        found = []
+        for key, value in parse_mapping(text, paths[0]).items():
             if isinstance(value, (dict, list)):
-                yield from (f"--{key}", json.dumps(value))
+                found += [f"--{key}", json.dumps(value)]
             elif value is True:
-                yield f"--{key}"
+                found.append(f"--{key}")
             elif value is not None and value is not False:
-                yield from (f"--{key}", str(value))
+                found += [f"--{key}", str(value)]
+        return found
 
     def _take(self, found: Read, option: str, name: str, key: str, text: str) -> None:
         if option.lstrip("-").replace("_", "-").startswith("no-") and not name.startswith("no-") and text == "true":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from kvcalc.measure.devices.device import free_bytes, release
 from kvcalc.measure.devices.timing import Effort, summarize, time_calls
@@ -37,14 +41,33 @@ def read_roof(device: torch.device, dtype: torch.dtype, effort: Effort) -> docum
 
 
 def read_again(roof: documents.MeasureRoof, device: torch.device, dtype: torch.dtype, effort: Effort) -> None:
-    """After a run on a CPU: raise `roof` to the rates of now, if they are higher.
+    """After a run: raise `roof` to the rates of now, if they are higher.
 
     Other programs slow a CPU for seconds. Without this, a run that they left alone would be above its roof.
     """
-    if device.type == "cpu":
-        now = _measured(device, dtype, roof["buffer_bytes"], effort, _SECONDS_AGAIN)
-        for rate in ("read_bytes_per_second", "matmul_flop_per_second"):
-            roof[rate] = max(roof[rate], now[rate])
+    now = _measured(device, dtype, roof["buffer_bytes"], effort, _SECONDS_AGAIN)
+    for rate in ("read_bytes_per_second", "matmul_flop_per_second"):
+        roof[rate] = max(roof[rate], now[rate])
+
+
+def multiply_again(roof: documents.MeasureRoof, layers: Iterable[nn.Module], rows: int, effort: Effort) -> None:
+    """After a prompt ran above its roof: raise `roof` to the fastest of the prompt's own products, if that is higher.
+
+    No prompt is faster than all of its products. They may be larger than the matrices of the roof, and a GPU begins
+    with a higher clock than it holds. `layers` ran the prompt, in pieces of `rows` tokens of all sequences.
+    """
+    linears = (module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear))
+    weights = {module.weight.shape: module.weight for module in linears}.values()
+    for weight in weights:
+        device = weight.device
+        x = torch.empty(rows, weight.shape[1], device=device).uniform_(-1, 1)
+        for used in {torch.float32, weight.dtype} if device.type == "cpu" else {weight.dtype}:
+            a, b = x.to(used), weight.to(used)
+            taken = time_calls(
+                device, partial(F.linear, a, b), _REPEATS, most_seconds=_SECONDS / len(weights), effort=effort
+            )
+            rate = 2.0 * rows * weight.numel() / min(taken.seconds)
+            roof["matmul_flop_per_second"] = max(roof["matmul_flop_per_second"], rate)
 
 
 def _measured(

@@ -12,7 +12,7 @@ from kvcalc.measure.layers.parts import Part, parts_of
 from kvcalc.measure.layers.sharding import share_of_spec
 from kvcalc.measure.layers.stack import Request
 from kvcalc.measure.run import Measured
-from kvcalc.measure.sizes.budget import predicted_bytes, read_bytes, weights_bytes_of
+from kvcalc.measure.sizes.budget import predicted_bytes, read_bytes, used_weights_bytes
 from kvcalc.model.caches import CrossAttention, RecurrentState
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import ModelSpec
@@ -20,16 +20,23 @@ from kvcalc.model.spec import ModelSpec
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
+# No part should be above this share of a roof. Below it, the difference is that of two measurements.
+MOST_OF_ROOF = 1.05
+
 
 def describe_run(kind: str, spec: ModelSpec, request: Request, roof: documents.MeasureRoof, found: Measured) -> Any:
     """The row of one run of `spec` (this rank's share), without the self-check, the scaled figures and the ranks."""
     batch, bandwidth, matmul = request.batch_size, roof["read_bytes_per_second"], roof["matmul_flop_per_second"]
     decode, core = describe_timings(found.decode), None if found.core is None else describe_timings(found.core)
-    weights, read = weights_bytes_of(spec, request.dtype), read_bytes(spec, request)
+    weights, read = used_weights_bytes(spec, request.dtype), read_bytes(spec, request)
     core_read = read_bytes(_attending(spec), request)
     core_flop = core_flop_of_step(spec, request)
     kv_rate = core_read / core["p50"] if core else None
-    products = 2 * batch * weights // request.dtype.block_bytes
+    multiplied = weights // request.dtype.block_bytes
+    if request.storage.mla == "expanded":
+        # K and V of the new tokens are rebuilt with those of all tokens, in the core.
+        multiplied -= sum(_rebuilding(part.shape) for part in parts_of(spec))
+    products = 2 * batch * multiplied
     predicted_step = None
     if request.storage.kind == "none":
         read = 0
@@ -104,8 +111,14 @@ def core_flop_of(part: Part, mla: str, tokens: int) -> int:
     absorbed, rebuilt = Attention(shape).flops(1)[0]
     if not shape.is_latent or mla == "absorbed":
         return absorbed * seen
-    rebuilding = 2 * shape.num_heads * shape.kv_lora_rank * (shape.qk_nope_head_dim + shape.v_head_dim)
-    return (rebuilding + rebuilt) * seen
+    return (2 * _rebuilding(shape) + rebuilt) * seen
+
+
+def _rebuilding(shape: object) -> int:
+    """The parameters that rebuild K and V from a latent: W_UK and W_UV."""
+    if not isinstance(shape, AttentionShape):
+        return 0
+    return shape.num_heads * shape.kv_lora_rank * (shape.qk_nope_head_dim + shape.v_head_dim)
 
 
 def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -> documents.RunScaled | None:
@@ -116,7 +129,7 @@ def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -
     if run.num_layers == model.num_layers:
         return None
     whole, part = (share_of_spec(spec, request.group.size) for spec in (model, run))
-    step_bytes = [weights_bytes_of(spec, request.dtype) + read_bytes(spec, request) for spec in (whole, part)]
+    step_bytes = [used_weights_bytes(spec, request.dtype) + read_bytes(spec, request) for spec in (whole, part)]
     factor = step_bytes[0] / step_bytes[1]
     return {
         "num_layers": model.num_layers,
@@ -126,22 +139,33 @@ def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -
     }
 
 
-def remarks_on_runs(runs: list[documents.Run], slack_bytes: int = 0) -> list[str]:
-    """A warning for every run whose times do not show the memory's speed, or vary too much.
+def above_roof(run: documents.Run, most: float = 1.0) -> list[tuple[str, str, float]]:
+    """(part, `read` or `matmul`, share) of every part of a run that was faster than `most` times this roof."""
+    shares = (("read", run["fraction_of_roof"]), ("matmul", run["fraction_of_matmul_roof"]))
+    return [
+        (part, name, share)
+        for name, parts in shares
+        for part, share in cast("dict[str, float | None]", parts).items()
+        if share is not None and share > most
+    ]
 
-    Also if the allocator's figure is not the expected one, give or take `slack_bytes` for each tensor.
+
+def remarks_on_runs(
+    runs: list[documents.Run], roof: documents.MeasureRoof, cache_bytes: int, slack_bytes: int = 0
+) -> list[str]:
+    """A warning for every part that ran above its `roof`, with the cause, and for every time that varies too much.
+
+    `cache_bytes` is the last-level cache. There is a warning too if the allocator's figure is not the expected one,
+    give or take `slack_bytes` for each tensor.
     """
     found = []
     for run in runs:
         whose: str = run["attention"]
         if len({(r["context_tokens"], r["batch_size"]) for r in runs}) > 1:
             whose += f" at {run['context_tokens']:,} tokens, batch {run['batch_size']}"
-        share = run["fraction_of_roof"]["attention_core"]
-        if share is not None and share > 1:
-            found.append(
-                f"{whose}: its cache of {run['held_bytes']:,} bytes was read faster than memory allows, so it was in "
-                "the processor's own cache"
-            )
+        for part, name, share in above_roof(run, MOST_OF_ROOF):
+            cause = _cause(run, part, name, share, roof, cache_bytes)
+            found.append(f"{whose}: its {part.replace('_', ' ')} ran at {share:.0%} of the {name} roof: {cause}")
         expected, tensors = run["expected_allocator_bytes"], 8 * run["num_layers"]
         if expected is not None and not 0 <= run["allocator_bytes"] - expected <= tensors * slack_bytes:
             found.append(
@@ -155,6 +179,18 @@ def remarks_on_runs(runs: list[documents.Run], slack_bytes: int = 0) -> list[str
                     "reliable; something else was running"
                 )
     return found
+
+
+def _cause(
+    run: documents.Run, part: str, name: str, share: float, roof: documents.MeasureRoof, cache_bytes: int
+) -> str:
+    """Why a part ran above its roof. Its work is counted exactly, and its roof is the highest rate that was found."""
+    times = run["attention_core_seconds"] if part == "attention_core" else run["decode_step_seconds"]
+    if name == "read" and times is not None:
+        size = round(share * roof["read_bytes_per_second"] * times["p50"])
+        if size <= cache_bytes:
+            return f"the {size:,} bytes that it reads fit in the last-level cache of {cache_bytes:,} bytes"
+    return "the device was slower while the roof was measured"
 
 
 def _attending(spec: ModelSpec) -> ModelSpec:

@@ -58,7 +58,7 @@ def prefill(stack: Stack, spec: ModelSpec, request: Request, progress: Report) -
         fill_caches(stack, request, progress)
     hidden, flop = spec.attention.hidden_size or 0, 0
     for part in stack.parts:
-        flop += 2 * part.parameters(hidden) * tokens
+        flop += 2 * part.used_parameters(hidden) * tokens
         if isinstance(part.shape, AttentionShape):
             flop += 2 * part.shape.num_heads * (part.shape.qk_head_dim + part.shape.v_head_dim) * _pairs(tokens, part)
     return {

@@ -10,16 +10,23 @@ import torch
 
 from kvcalc.attention.backends import BACKENDS
 from kvcalc.errors import KvcalcError, MismatchError, RunError, UsageError
-from kvcalc.measure.bandwidth import read_again, read_roof
+from kvcalc.measure.bandwidth import multiply_again, read_again, read_roof
 from kvcalc.measure.choose import CannotRunError, SlowBackends
-from kvcalc.measure.devices.device import ALLOCATION_SLACK, describe_device, free_bytes, release, resolve_device
+from kvcalc.measure.devices.device import (
+    ALLOCATION_SLACK,
+    describe_device,
+    free_bytes,
+    release,
+    resolve_device,
+    whole_cache_bytes,
+)
 from kvcalc.measure.devices.distributed import ALONE, device_of, join, shared_device
 from kvcalc.measure.devices.environment import describe_environment
 from kvcalc.measure.devices.faults import faults
 from kvcalc.measure.devices.ranks import Place, check_size, find_place
 from kvcalc.measure.devices.timing import Effort
 from kvcalc.measure.expected import planned_run
-from kvcalc.measure.figures import describe_run, remarks_on_runs, scaled
+from kvcalc.measure.figures import above_roof, describe_run, remarks_on_runs, scaled
 from kvcalc.measure.layers.parts import parts_of, remarks_on
 from kvcalc.measure.layers.sharding import share_of_spec
 from kvcalc.measure.layers.stack import Request, Stack
@@ -156,7 +163,10 @@ def measure(
         def document() -> documents.Measure:
             """The document of the runs that have ended."""
             runs = [describe(roof) for describe in ended]
-            remarks = (*remarks_on(cut), *remarks_on_runs(runs, ALLOCATION_SLACK.get(where.type, 0)))
+            remarks = (
+                *remarks_on(cut),
+                *remarks_on_runs(runs, roof, whole_cache_bytes(where), ALLOCATION_SLACK.get(where.type, 0)),
+            )
             every_note = [*notes, *_broken_backends(runs), *(Note("runs", "remark", text) for text in remarks)]
             return {
                 "schema_version": SCHEMA_VERSION,
@@ -208,7 +218,7 @@ def measure(
                 else:
                     whole = apply(model, what_if) if not all_variants else _same_kind(model, what_if, kind)
                     try:
-                        ended.append(_run(kind, spec, whole, request, roof, progress, slow))
+                        ended.append(_run(kind, spec, whole, request, roof, progress, slow, known_roof is None))
                     except CannotRunError as error:
                         # The runs before are kept, and others may still come. Other ranks may not have this error.
                         if group.size > 1 or (number == len(every) and not ended):
@@ -216,7 +226,7 @@ def measure(
                         skipped.append({"attention": kind, "reason": error.message})
                         release(where)
                         continue
-                    if known_roof is None:
+                    if known_roof is None and (where.type == "cpu" or above_roof(ended[-1](roof))):
                         read_again(roof, where, request.torch_dtype, effort)
                     if keep is not None and number < len(every):
                         keep(document())
@@ -348,11 +358,11 @@ def _too_large(spec: ModelSpec, request: Request) -> str | None:
 
 def _run(
     kind: str, whole: ModelSpec, model: ModelSpec, request: Request, roof: documents.MeasureRoof, progress: Progress,
-    slow: SlowBackends,
+    slow: SlowBackends, may_raise: bool,
 ) -> Callable[[documents.MeasureRoof], documents.Run]:  # fmt: skip
     """Measure this rank's share of one kind of attention, and free its memory. `model` has all layers of the model.
 
-    Returns the run's row for a roof.
+    Returns the run's row for a roof. If the prompt was above the roof, and `may_raise`, its products are timed.
     """
     spec, group = share_of_spec(whole, request.group.size), request.group
 
@@ -360,6 +370,10 @@ def _run(
         found = run_without_cache(spec, request, progress)
     else:
         found = run_with_cache(spec, request, progress, slow)
+    prompts = [part for part, _, _ in above_roof(describe_run(kind, spec, request, roof, found)) if part == "prefill"]
+    if may_raise and prompts and found.prefill:
+        rows = found.prefill["batch_size"] * found.prefill["chunk_tokens"]
+        multiply_again(roof, found.stack.layers, rows, request.effort)
     checked = _verified(whole, found.stack, request)
     found.stack.clear()
     release(request.device)

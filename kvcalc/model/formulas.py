@@ -23,9 +23,9 @@ def value_of(formula: str | int, names: Mapping[str, Any]) -> Any:
 
 
 def names_in(formula: object) -> set[str]:
-    """The names in a formula, or in those of a mapping. Raises SyntaxError."""
-    if isinstance(formula, dict):
-        return set[str]().union(*map(names_in, formula.values()))
+    """The names in a formula, or in those of a mapping or a list. Raises SyntaxError."""
+    if isinstance(formula, (dict, list)):
+        return set[str]().union(*map(names_in, formula.values() if isinstance(formula, dict) else formula))
     return {node.id for node in ast.walk(_parsed(str(formula))) if isinstance(node, ast.Name)}
 
 

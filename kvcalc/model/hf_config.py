@@ -12,7 +12,16 @@ from kvcalc.errors import ModelError, nearest
 from kvcalc.model.reader import TOWER_KEYS, ConfigReader
 from kvcalc.model.spec import ModelSpec, cache_runs, has_cross_attention
 from kvcalc.model.tensors import HEAD, Block, Weight, other
-from kvcalc.model.type_tables import COMMON_KEYS, FAMILIES, REFUSED, REMOTE_FAMILIES, keys_of, module_of, reader_of
+from kvcalc.model.type_tables import (
+    COMMON_KEYS,
+    FAMILIES,
+    REFUSED,
+    REMOTE_FAMILIES,
+    ignored_by_transformers,
+    keys_of,
+    module_of,
+    reader_of,
+)
 
 # Omni models have the configs of their towers inside this one.
 _TOWERS = frozenset(("thinker_config", *TOWER_KEYS["vision"], *TOWER_KEYS["audio"]))
@@ -115,12 +124,12 @@ def _read(
     keys = module.known_keys(model_type) if hasattr(module, "known_keys") else keys_of(family)
     _refuse_unknown_keys(config, keys | COMMON_KEYS, name, model_type, strict)
     spec: ModelSpec = read(ConfigReader(config, name, source), model_type)
-    if hasattr(module, "as_transformers"):
-        seen = module.as_transformers(config)
-        if seen != config:
-            spec = with_transformers_reading(spec, read(ConfigReader(seen, name, source), model_type))
-            if family == "gemma4":
-                spec = spec._replace(with_its_classes=(*spec.with_its_classes, _READING_CONFIGS))
+    ignored = ignored_by_transformers(family)
+    if not config.keys().isdisjoint(ignored):
+        seen = {key: value for key, value in config.items() if key not in ignored}
+        spec = with_transformers_reading(spec, read(ConfigReader(seen, name, source), model_type))
+        if family == "gemma4":
+            spec = spec._replace(with_its_classes=(*spec.with_its_classes, _READING_CONFIGS))
     return spec
 
 

@@ -101,6 +101,11 @@ class ModelWeights:
         self.blocks = blocks
 
 
+def weights(*parts: Weight | tuple[Weight, ...]) -> tuple[Weight, ...]:
+    """All weights of several parts, each of which is one weight or has several."""
+    return tuple(weight for part in parts for weight in ((part,) if isinstance(part, Weight) else part))
+
+
 def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Weight:
     """A projection from `inputs` to `outputs`."""
     return Weight(name, outputs, inputs, LINEAR, outputs if bias else 0)

@@ -30,6 +30,11 @@ def keys_of(family: str) -> frozenset[str]:
     return frozenset(_FAMILIES[family].get("keys", "").split())
 
 
+def ignored_by_transformers(family: str) -> list[str]:
+    """The keys of a family that Transformers' class ignores."""
+    return _FAMILIES.get(family, {}).get("ignored", "").split()
+
+
 def module_of(family: str) -> ModuleType:
     """The module that reads a family. Modules are imported on demand, so a start imports only one."""
     name = family if family == "decoder" else _FAMILIES[family].get("module", family)
@@ -57,6 +62,15 @@ def row_of(table: str, name: str) -> dict[str, Any]:
     for other in own.pop("like", "").split():
         found.update(row_of(table, other))
     return {**found, **own}
+
+
+def joined(rows: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A row with what it adds to the one that it is `like`, part by part. KeyError if there is none."""
+    own = dict(rows[name])
+    found = dict(joined(rows, own.pop("like"))) if "like" in own else {}
+    for part, value in own.items():
+        found[part] = {**(found.get(part) or {}), **value} if isinstance(value, dict) else value
+    return found
 
 
 def defaults_of(model_type: str) -> dict[str, object]:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from kvcalc.errors import UsageError, nearest
+from kvcalc.json_lines import BadLineError, Line, decoded, read_lines
 from kvcalc.model.files import chunks_of
 from kvcalc.traces import csv_rows, json_rows
-from kvcalc.traces.lines import MAX_LINE_BYTES, Line, decompressed, read_lines
+from kvcalc.traces.gzip_files import decompressed
 from kvcalc.traces.request import BadRowError, Row, TraceRequest
 
 __all__ = ["FORMATS", "Trace", "TraceRequest", "is_csv_header", "read_trace", "rows_text"]
@@ -26,6 +27,8 @@ _HINT = (
     "BurstGPT; JSON lines of Mooncake, of Qwen-Bailian, or with prompt_token_ids"
 )
 _ONE_OF = f"one of {', '.join(FORMATS)}"
+# A prompt of a million token ids fits.
+_MAX_LINE_BYTES = 8 * 1024 * 1024
 _PIPE = "pipe it instead: write - for the file, and add < FILE"
 
 
@@ -52,7 +55,7 @@ class Trace(Iterator[TraceRequest]):
         self._token_id_block_tokens = block_tokens or token_id_block_tokens
         self._start: int | None = None
         self._latest = self._latest_line = 0
-        self._requests = self._read(read_lines(chunks))
+        self._requests = self._read(read_lines(chunks, _MAX_LINE_BYTES))
 
     def __next__(self) -> TraceRequest:
         return next(self._requests)
@@ -80,7 +83,7 @@ class Trace(Iterator[TraceRequest]):
             try:
                 when, prompt, answer, hashes, block_tokens = read(_text(line))
                 arrival = self._arrival(when, line.number)
-            except BadRowError as error:
+            except BadLineError as error:
                 self._skip(line.number, str(error))
                 continue
             self.num_requests += 1
@@ -97,7 +100,7 @@ class Trace(Iterator[TraceRequest]):
             else:
                 columns = csv_rows.columns_of(text)
                 found = None if columns is None else csv_rows.format_of(columns)
-        except BadRowError as error:
+        except BadLineError as error:
             if self.format is None or self.format in _CSV_FORMATS:
                 raise UsageError(f"{self.name}: line {first.number}: {error}", _HINT) from None
             columns, found = None, self.format  # a bad row like others
@@ -163,9 +166,5 @@ def is_csv_header(line: str) -> bool:
 
 def _text(line: Line) -> str:
     if line.data is None:
-        raise BadRowError(f"longer than {MAX_LINE_BYTES:,} bytes")
-    try:
-        text = line.data.decode("utf-8-sig" if line.number == 1 else "utf-8")
-    except UnicodeDecodeError:
-        raise BadRowError("not valid UTF-8") from None
-    return text.rstrip("\r")
+        raise BadRowError(f"longer than {_MAX_LINE_BYTES:,} bytes")
+    return decoded(line.number, line.data).rstrip("\r")

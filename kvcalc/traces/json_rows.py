@@ -16,7 +16,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
-from kvcalc.traces.request import BadRowError, Row, nanoseconds, shown, tokens
+from kvcalc.json_lines import parse_object, refuse_constant
+from kvcalc.traces.request import BadRowError, Row, nanoseconds, tokens
 
 MOONCAKE_BLOCK_TOKENS, QWEN_BLOCK_TOKENS = 512, 16
 
@@ -40,20 +41,10 @@ def format_of(fields: Fields) -> str | None:
 
 
 def parse(line: str) -> Fields:
-    """The JSON object on a line. Raises BadRowError if it is not one."""
+    """The JSON object on a line. Raises BadLineError if it is not one."""
     if line.count("[") + line.count("{") > _MOST_BRACKETS:
         raise BadRowError(f"more than {_MOST_BRACKETS:,} lists and objects")
-    try:
-        found = _DECODER.decode(line)
-    except RecursionError:
-        raise BadRowError("nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise BadRowError(f"not JSON: {error.msg} at character {error.pos + 1}") from None
-    except ValueError:
-        raise BadRowError("not JSON: a number has thousands of digits") from None
-    if not isinstance(found, dict):
-        raise BadRowError("not a JSON object")
-    return found
+    return parse_object(line, _DECODER)
 
 
 def row_reader(name: str, block_tokens: int | None) -> Callable[[str], Row]:
@@ -124,9 +115,5 @@ def _field(fields: Fields, name: str) -> object:
     return fields[name]
 
 
-def _no_constant(name: str) -> Any:
-    raise BadRowError(f"{shown(name)} is not valid JSON")
-
-
 # `json.loads` with an option makes a new decoder for every line.
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant)

@@ -6,6 +6,7 @@ import re
 from datetime import date
 from functools import lru_cache
 
+from kvcalc.json_lines import BadLineError
 from kvcalc.records import NamedTuple
 
 # Far more than any context or answer has. Larger numbers are damage, or hostile.
@@ -41,8 +42,8 @@ class TraceRequest(NamedTuple):
     line: int
 
 
-class BadRowError(Exception):
-    """A row that cannot be read. The message says what is wrong with it; the reader adds the line."""
+class BadRowError(BadLineError):
+    """A row that states no request."""
 
 
 def tokens(value: object, name: str, least: int) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from kvcalc.cli.alike import split
 from kvcalc.cli.batch import Questions
-from kvcalc.cli.json_lines import Line
+from kvcalc.json_lines import Line
 
 SERVED = {"gpu": "h100", "input_tokens": 2048, "output_tokens": 500}
 

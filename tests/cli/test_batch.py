@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.cli.batch import Models, Questions
+from kvcalc.cli.batch import Models, Questions, parameters_of
 from kvcalc.cli.batch import batch as answer_file
-from kvcalc.cli.json_lines import MAX_LINE_BYTES, Line, read_lines
+from kvcalc.cli.json_lines import MAX_LINE_BYTES
 from kvcalc.cli.question import MODEL_FLAGS
+from kvcalc.json_lines import Line, read_lines
 from kvcalc.model.variants import WhatIf
 from tests.conftest import PEAK, ROOT, spawn
 
@@ -171,7 +173,7 @@ def test_every_option_of_estimate_is_a_field_under_every_long_name() -> None:
 
     from kvcalc.cli.estimate import app
 
-    fields = Questions()._parameters
+    fields, _ = parameters_of(app)
     for parameter in typer.main.get_command(app).params:
         if parameter.name in ("format", "json", "get", "no_color", "check", "strict", "report"):
             assert parameter.name not in fields
@@ -305,27 +307,17 @@ def test_an_answer_is_written_before_the_next_question_is_answered(
     assert out.read_text().count("\n") == 3
 
 
-class Dribble:
-    """A stream that returns its bytes in pieces of the given sizes."""
-
-    def __init__(self, data: bytes, sizes: list[int]) -> None:
-        self._data, self._sizes = data, sizes
-
-    def read1(self, most: int) -> bytes:
-        size = self._sizes.pop() if self._sizes else most
-        piece, self._data = self._data[:size], self._data[size:]
-        return piece
+def dribbled(data: bytes, sizes: list[int]) -> Iterator[bytes]:
+    """The data in pieces of the given sizes."""
+    while data:
+        size = sizes.pop() if sizes else len(data)
+        yield data[:size]
+        data = data[size:]
 
 
 @given(st.lists(st.sampled_from([b"", b"a", b"bc\r", b"  ", b"x" * 50, b"y" * 21])), st.lists(st.integers(1, 30)))
 def test_lines_are_the_same_however_they_arrive(lines: list[bytes], sizes: list[int]) -> None:
-    import kvcalc.cli.json_lines as module
-
-    real, module.MAX_LINE_BYTES = module.MAX_LINE_BYTES, 20
-    try:
-        found = [line for some in read_lines(Dribble(b"\n".join(lines), sizes)) for line in some]  # type: ignore[arg-type]
-    finally:
-        module.MAX_LINE_BYTES = real
+    found = list(read_lines(dribbled(b"\n".join(lines), sizes), 20))
     wanted = [Line(n, None if len(data) > 20 else data) for n, data in enumerate(lines, 1) if data.strip()]
     assert found == wanted
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -361,6 +363,22 @@ def test_a_refusal_names_the_engines_options(kvcalc: Any, command: str, said: st
 def test_a_config_that_is_not_here_is_not_counted() -> None:
     (server,) = servers_in(f"vllm serve {LLAMA} --config nowhere.yaml")
     assert server.read().unknown == ["--config"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_config_may_be_a_pipe(tmp_path: Path) -> None:
+    """Such a file can be read once: a second time, there is nothing in it, and nobody writes any more."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = Thread(target=path.write_text, args=("tensor-parallel-size: 2\n",), daemon=True)
+    reader = Thread(
+        target=lambda: found.append(servers_in(f"vllm serve {LLAMA} --config {path}")[0].read()), daemon=True
+    )
+    found: list[Any] = []
+    writer.start()
+    reader.start()
+    reader.join(timeout=10)
+    assert [one.fields for one in found] == [{"tensor_parallel_size": "2"}]
 
 
 def test_all_layers_may_be_on_several_devices(kvcalc: Any) -> None:

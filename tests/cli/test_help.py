@@ -11,7 +11,7 @@ import typer
 
 from kvcalc.cli.app import COMMANDS
 from kvcalc.cli.help import GROUPS, epilog_of, split_epilog
-from kvcalc.cli.tables import essential
+from kvcalc.cli.options import table_of
 from kvcalc.engines.declarations import OPTIONS
 from kvcalc.output.paths import check_against_schema
 from kvcalc.schema import load_schema
@@ -71,9 +71,9 @@ def test_no_name_is_cut_in_the_whole_help(kvcalc: Any, words: tuple[str, ...], c
                 assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", out), name
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if essential(name) is not None])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if table_of(name).get("essential") is not None])
 def test_the_essential_options_exist_and_are_about_ten(kvcalc: Any, command: str) -> None:
-    names = (essential(command) or "").split()
+    names = (table_of(command).get("essential") or "").split()
     assert 8 <= len(names) <= 13
     assert options_in(kvcalc(command, "-h").out) == {f"--{name}" for name in names}
 

@@ -9,8 +9,8 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.batch import Questions
-from kvcalc.cli.json_lines import Line
 from kvcalc.errors import UsageError
+from kvcalc.json_lines import Line
 from tests.documents import validate
 
 

@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from kvcalc.cli.batch import Questions
-from kvcalc.cli.json_lines import Line
 from kvcalc.engines.declarations import OPTIONS, Option
 from kvcalc.engines.options import engines_with, option_names
+from kvcalc.json_lines import Line
 from tests.conftest import ROOT
 from tests.rows import every_row
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc.cli.other_names import _CHOICES
+from kvcalc.cli.other_names import choices as choices_of
 from tests.conftest import ROOT
 
 
@@ -43,7 +43,7 @@ def test_an_option_that_is_like_no_other(kvcalc: Any) -> None:
 def test_each_name_leads_to_an_option_that_exists(kvcalc: Any) -> None:
     """Each first choice is an option of some command, and no name is itself one of `estimate`."""
     declared = (ROOT / "kvcalc" / "question" / "fields.yaml").read_text() + kvcalc("estimate", "--help").out
-    for name, choices in _CHOICES.items():
+    for name, choices in choices_of().items():
         for choice in choices:
             option = choice.split()[0]
             assert option == "MODEL" or f"{option} " in declared or f"{option}," in declared, choice

@@ -188,3 +188,40 @@ def test_rows_with_scales_are_a_different_layout_and_not_windows() -> None:
     found = lines(sparse(), "sglang", 1024, kv_dtype="fp8")
     assert found["different layout or dtype"] == 3 * 1024 * (656 - 576 + 132 - 128)
     assert set(found) == {"stored", "different layout or dtype", "dummy page"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "option", "block", "dtype"),
+    [
+        ("vllm", "llama-3.1-8b", "num-gpu-blocks-override", 1, "bf16"),
+        ("vllm", "gpt-oss-20b", "num-gpu-blocks-override", 1, "bf16"),
+        ("sglang", "llama-3.1-8b", "max-total-tokens", 1, "bf16"),
+        ("sglang", "gpt-oss-20b", "max-total-tokens", 1, "bf16"),
+        ("sglang", "deepseek-v4-flash", "max-total-tokens", 256, "fp8"),
+        ("tensorrt-llm", "llama-3.1-8b", "max-tokens", 32, "bf16"),
+    ],
+)
+def test_an_option_that_limits_the_pool_names_the_bytes_that_hold_as_much(
+    engine: str, model: str, option: str, block: int, dtype: str
+) -> None:
+    spec = kvcalc.load_model(model)
+
+    def pool_in(memory: int, number: int | None) -> int:
+        settings = {} if number is None else {option: str(number)}
+        pool = load_engine(engine, spec, settings).blocks(spec, DTYPES[dtype], 1000, 1, memory).pool
+        assert pool is not None
+        assert pool.num_gpu_blocks is not None
+        return pool.num_gpu_blocks
+
+    limits = [
+        load_engine(engine, spec, {option: str(number)}).pool_limit(spec, DTYPES[dtype]) for number in (900, 70_000)
+    ]
+    for number, limit in zip((900, 70_000), limits):
+        assert limit is not None
+        assert limit.option == option
+        # SGLang's bytes include a page that holds no request.
+        held = pool_in(limit.bytes, None) - number // block
+        assert 0 <= held <= (engine == "sglang")
+        assert pool_in(limit.bytes, number) == number // block
+        assert pool_in(limit.bytes * 99 // 100, None) < number // block
+    assert load_engine(engine, spec).pool_limit(spec, DTYPES[dtype]) is None

@@ -541,6 +541,16 @@ def test_sglang_had_one_factor_for_all_towers_which_a_given_share_had_too() -> N
     assert [row["mem_fraction_static"] for row in shares.values()] == [0.836, 0.792, 0.72, 0.8]
 
 
+def test_sglang_takes_a_tower_whose_sizes_are_lists_for_a_usual_one() -> None:
+    """Towers with stages of several widths: the factor of a tower with 24 layers of 1,024."""
+    usual, staged = (
+        ask("sglang", multimodal={"vision_config": {"num_hidden_layers": 24, "hidden_size": width}}).settings
+        for width in (1024, [96, 192])
+    )
+    none = ask("sglang").settings["mem_fraction_static"]
+    assert usual == staged == {"mem_fraction_static": round(0.95 * none, 6)}
+
+
 def test_sglang_leaves_more_free_for_aiter_on_amd() -> None:
     """Qwen3-Reranker-0.6B on an MI355X, 0.5 of the memory, 40,960 tokens: K 60.44 and V 60.44 GB of 287.26 GB, while
     286.05 GB were free: 0.425 of the memory."""

@@ -57,6 +57,32 @@ def test_windows_have_a_pool_of_their_own() -> None:
     assert (found["kv_cache_tokens"], found["swa_max_total_num_tokens"]) == (10000, 8000)
 
 
+@pytest.mark.parametrize("page", [1, 64])
+@pytest.mark.parametrize("ratio", ["0.01", "0.07", "0.29", "0.57", "0.58", "0.8", "1.0"])
+def test_the_pools_are_the_smallest_with_room_for_all_tokens_and_all_windows(ratio: str, page: int) -> None:
+    """SGLang computes the window pool's tokens in floating point: 0.29 of 100 tokens are 28."""
+
+    def of_windows(full: int) -> int:
+        return int(full * float(ratio)) // page * page
+
+    for tokens, batch in ((129, 1), (1000, 3), (5000, 7)):
+        settings = {"swa-full-tokens-ratio": ratio, "page-size": str(page)}
+        found = ask(gpt_oss(), "sglang", tokens, batch, settings=settings)["engine"]
+        full, windows = found["max_total_num_tokens"], found["swa_max_total_num_tokens"]
+        in_pages = batch * -(-tokens // page) * page
+        needed = max(-(-(128 + page + 1) // page) * page, batch * -(-128 // page) * page)
+        assert full >= in_pages
+        assert windows == of_windows(full) >= needed
+        assert full == in_pages or of_windows(full - page) < needed
+
+
+def test_hicache_keeps_the_windows_of_a_model_that_has_nothing_else() -> None:
+    spec = kvcalc.read_config({**gpt_oss(), "layer_types": ["sliding_attention"] * 24}, "test", "test")
+    prefixes = load_engine("sglang", spec).prefixes(spec, DTYPES["bf16"])
+    sizes = [prefixes.tier_bytes(*tokens) for tokens in ((100,), (128,), (9000,), (9000, 8900), (9000, 9000))]
+    assert sizes == [tokens * 24 * 2048 for tokens in (100, 128, 128, 100, 0)]
+
+
 def test_the_window_pool_holds_at_least_a_window_and_a_page() -> None:
     # SGLang does not start with 128 + 1 rows. It starts with 130 rows, which is 80% of 163 tokens.
     found = ask(gpt_oss(), "sglang", 8)["engine"]

@@ -240,6 +240,40 @@ def test_ling_3_keeps_its_states_in_32_bits_whatever_is_asked_for() -> None:
     assert len({answer["kv_cache"]["total_bytes"] for answer in answers}) == 1
 
 
+@pytest.mark.parametrize(
+    ("release", "model", "asked", "bits"),
+    [
+        ("0.29", "kimi-linear-48b", "bfloat16", 32), ("0.29", "kimi-linear-48b", "float16", 32),
+        ("0.33", "kimi-linear-48b", "float32", 32), ("0.29", "kimi-k3", "bfloat16", 32),
+        ("0.30", "kimi-k3", "bfloat16", 16), ("0.33", "kimi-k3", "bfloat16", 16),
+    ],
+)  # fmt: skip
+def test_which_kimis_read_the_type_of_their_states(release: str, model: str, asked: str, bits: int) -> None:
+    """get_state_dtype of KimiGatedDeltaNetAttention and KimiK3DeltaAttention, vLLM 0.26.0 to 0.33.0.
+
+    A block of latents, of 576 elements in 16 bits, is as large as a state: heads of 128 x 128, and three columns of the
+    three convolutions; in whole kernel blocks of 128.
+    """
+    heads = 96 if model == "kimi-k3" else 32
+    state = heads * 128 * 128 * bits // 8 + 3 * (3 * heads * 128) * 2
+    found = estimate(model, engine=f"vllm@{release}", engine_settings={"mamba-ssm-cache-dtype": asked})
+    assert found["engine"]["block_size"] == -(-state // (576 * 2) // 128) * 128
+
+
+def test_a_page_that_is_too_small_for_kimi_linears_states() -> None:
+    """Its class counts a block with the type that is asked for, and its layers keep fp32: MambaSpec.page_size_bytes.
+
+    Source: get_mamba_state_dtype_from_config of models/kimi_k3/nvidia/model.py, vLLM 0.30.0 to 0.33.0.
+    """
+    asked = {"mamba-ssm-cache-dtype": "bfloat16"}
+    with pytest.raises(KvcalcError, match=r"does not start.*float32"):
+        estimate("kimi-linear-48b", engine="vllm", engine_settings=asked)
+    large = {"block-size": "2048"}
+    held = [estimate("kimi-linear-48b", engine="vllm", engine_settings={**large, **own}) for own in ({}, asked)]
+    assert held[0]["kv_cache"]["total_bytes"] == held[1]["kv_cache"]["total_bytes"]
+    assert held[1]["engine"]["block_size"] == 2048
+
+
 @pytest.mark.parametrize(("tp", "blocks"), [(1, 2818), (2, 5637), (8, 22550)])
 def test_minicpm3_keeps_k_and_v_of_every_head(tp: int, blocks: int) -> None:
     """minicpm3.py of vLLM 0.33.0: 40 heads of 96, with V padded, which ranks divide.

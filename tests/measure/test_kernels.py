@@ -288,10 +288,12 @@ def test_times_that_spread_are_not_to_be_trusted() -> None:
     assert steady["spread"] == pytest.approx(0.2 / 1.1)
     row: Any = {
         "attention": "mha", "context_tokens": 1, "batch_size": 1, "held_bytes": 1,
-        "fraction_of_roof": {"attention_core": 0.5}, "decode_step_seconds": steady, "attention_core_seconds": wild,
+        "fraction_of_roof": {"attention_core": 0.5}, "fraction_of_matmul_roof": {},
+        "decode_step_seconds": steady, "attention_core_seconds": wild,
         "num_layers": 1, "allocator_bytes": 1, "expected_allocator_bytes": 1,
     }  # fmt: skip
-    (line,) = figures.remarks_on_runs([row])
+    roof: Any = {"read_bytes_per_second": 1.0}
+    (line,) = figures.remarks_on_runs([row], roof, 1)
     assert "not reliable" in line
     assert "attention core" in line
 

@@ -141,7 +141,7 @@ MODEL = ROOT / "kvcalc" / "model"
 
 def test_every_default_is_that_of_a_key_that_a_reader_names() -> None:
     """Those of a row of decoders are `defaults`, and so are those of an encoder-decoder."""
-    tables = (*rows().values(), *shipped_table("sequences").values())
+    tables = (*rows().values(), *shipped_table("sequences").values(), *shipped_table("layers").values())
     defaults = {key for own in tables for key in own.get("defaults", {})}
     defaults.update(key for own in shipped_table("defaults").values() for key in own)
     named = {word for own in tables for word in re.findall(r"\w+", repr({**own, "defaults": ()}))}

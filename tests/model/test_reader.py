@@ -46,7 +46,7 @@ def unchecked_values(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 # An inner width that was checked to be a whole number.
-CHECKED = {("mamba_hybrids.py", "int(inner)")}
+CHECKED = {("layer_functions.py", "int(inner)")}
 
 
 @pytest.mark.parametrize("path", READERS, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import span, text
-from kvcalc.output.human.styled import Text, cell_len
-from kvcalc.output.human.tables import fold, plain_table
+from kvcalc.output.human.tables import Text, cell_len, fold, plain_table
 from kvcalc.output.wrapping import wrapped
 
 

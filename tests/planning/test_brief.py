@@ -21,7 +21,7 @@ DECIDES = ("free_bytes", "free_low_bytes")
 
 def found(traffic: Traffic, kind: Platform, shape: Any, running: int, is_brief: bool) -> Any:
     try:
-        one = probe(traffic.of(shape), kind, shape.tensor, shape.stages, running, is_brief)
+        one = probe(traffic, kind, shape, running, is_brief)
     except KvcalcError as error:
         return str(error)
     serving = one.serving if one.trouble is None or one.speed is not None else None

@@ -131,8 +131,36 @@ def test_a_decode_instance_holds_what_it_receives() -> None:
     # 10 slots, of which a transfer of 1 s takes 1/2 for each that decodes 2 s.
     decode = DECODE._replace(slots=10)
     assert [decode.largest(transfer) for transfer in (0.0, 1.0, 2.0, 18.0)] == [10, 6, 5, 1]
+    # An answer of 10 tokens takes 0.2 s, and 0.03 s pass until its first step: 8 hold 9.2 slots, and 9 hold 10.35.
+    assert decode._replace(output_tokens=10, first_steps=2.5).largest(0.0) == 8
 
 
 def test_between_whole_numbers_of_requests_times_lie_on_straight_lines() -> None:
     seconds = between_counts(lambda requests: float(requests * requests))
     assert [seconds(requests) for requests in (2, 2.25, 3)] == [4.0, 4.0 + 0.25 * 5.0, 9.0]
+
+
+def test_a_load_of_just_what_the_decode_instances_answer_is_served_in_spite_of_rounding() -> None:
+    decode = DECODE._replace(tpot=lambda _: 0.0201)
+    pair = Pair(PREFILL, decode, 0.0001)
+    rate = decode.rate(decode.largest(pair.transfer))
+    rounded = [number for number in range(1, 60) if number * rate / number > rate]
+    assert rounded, "some rates are larger after rounding"
+    assert all(pair.times(1000, number, Load(number * rate)) is not None for number in range(1, 60))
+
+
+@pytest.mark.parametrize("load", [Load(1.5), Load(concurrency=5), Load(concurrency=1)])
+def test_a_cache_that_is_sent_in_no_time_waits_for_no_link(load: Load) -> None:
+    at_once, soon = (Pair(PREFILL, DECODE, transfer).times(2, 2, load) for transfer in (0.0, 1e-9))
+    assert at_once is not None
+    assert soon is not None
+    assert tuple(at_once) == pytest.approx(tuple(soon), rel=1e-6, abs=1e-8)
+
+
+def test_prefill_instances_that_are_always_busy_but_for_rounding_are_too_few() -> None:
+    pair, anything = Pair(PREFILL, DECODE._replace(most=100), 0.1), lambda _: True
+    for number in (1, 3):
+        for rate, prefills in ((2 * number * (1 - 1e-6), number), (2 * number * (1 - 1e-12), number + 1)):
+            match = pair.cheapest(Load(rate), anything, (100, 100, 100))
+            assert match is not None
+            assert match.prefills == prefills

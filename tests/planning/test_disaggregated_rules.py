@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from kvcalc.errors import ModelError
 from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.disaggregated import search
-from kvcalc.planning.plan.disaggregated.instances import prefill_instance, sent_of
+from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, prefill_instance, sent_of
 from kvcalc.planning.plan.disaggregated.matching import Load
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, join_caches, same_kind
 from kvcalc.planning.plan.disaggregated.rows import SplitPlan, split_points
@@ -217,3 +218,67 @@ def test_devices_without_a_published_power_have_no_energy() -> None:
         found = search.find_split(Instances(traffic), [same_kind(kind, LINK)])
         assert isinstance(found, TwoPools)
         assert bool(describe_energy(found, traffic.lengths)) == (tdp is not None)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_instance_holds_what_fits_and_not_one_request_more(strict: bool) -> None:
+    """With `strict`, at the low end of the free memory, after the buffers for the transfer."""
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        known, kind = Instances(traffic_of("llama-3.1-8b", strict=strict)), Platform(H100, 1, engine)
+        for (one,), _ in (known.prefills(kind), known.decodes(kind)):
+            assert one.slots is not None
+            free = [one.free_bytes(one.answer(one.slots + more))[strict] for more in (0, 1)]
+            assert free[1] < 0 <= free[0]
+
+
+@pytest.mark.parametrize(("engine", "passes"), [("vllm", 2), ("sglang", 1), ("tensorrt-llm", 2)])
+def test_a_request_passes_the_server_of_each_instance_that_is_asked(engine: str, passes: int) -> None:
+    """SGLang's instances are asked at once, the others one after the other (`Disaggregation.host_passes`)."""
+    (one,), _ = Instances(traffic_of("llama-3.1-8b")).decodes(Platform(H100, 1, engine))
+    more = one.rates.host_seconds - (passes - 1) * one.speed.model.constants.ttft_seconds
+    assert more == pytest.approx(HANDOVER_SECONDS)
+
+
+def test_requests_alone_are_simulated_on_no_number_of_instances() -> None:
+    found = search.find_split(Instances(traffic_of("llama-3.1-8b")), [same_kind(Platform(H100, 4, "vllm"), LINK)])
+    assert isinstance(found, TwoPools)
+    asked: list[Any] = []
+    simulation: Any = SimpleNamespace(run_pools=lambda pools, *_: asked.append(pools))
+    for is_alone in (False, True):
+        found.run(simulation, Targets(None, 3.0, 4.0, 0.03), 100, 1.0, is_alone=is_alone)
+    assert [pools.numbers for pools in asked] == [found.numbers, None]
+
+
+def test_instances_that_are_too_few_for_a_trace_have_the_figures_of_what_they_can_serve() -> None:
+    found = search.find_split(Instances(traffic_of("llama-3.1-8b")), [same_kind(Platform(H100, 4, "vllm"), LINK)])
+    assert isinstance(found, TwoPools)
+    most = min(found.pair.capacities(1, 1))
+    for rate, is_trace, served in ((0.5, False, 0.5), (2.0, False, None), (0.5, True, 0.5), (2.0, True, 0.9)):
+        other = found.at((1, 1), Targets(None, rate * most, None, None), is_trace=is_trace)
+        assert (other and other.match.times.requests_per_second) == (served and pytest.approx(served * most))
+        assert other is None or other.num_devices == sum(found.devices_of((1, 1)))
+
+
+@pytest.mark.parametrize("load", [{"requests_per_second": 40.0}, {"concurrency": 160}])
+def test_no_pools_cost_less_than_the_bound_of_their_layouts(load: dict[str, Any]) -> None:
+    targets = Targets(load.get("concurrency"), load.get("requests_per_second"), 4.0, 0.03)
+    known = Instances(traffic_of("llama-3.1-8b")._replace(targets=targets))
+    one, other = Platform(H100, 64, "vllm", price=2.0), Platform(H200, 64, "vllm", price=3.0)
+    for kinds in (
+        same_kind(one, LINK), PoolPlatforms(one, other, same_kind(one, LINK).link, (2.0, 3.0), (64, 64, 128)),
+    ):  # fmt: skip
+        rows = search.candidates_of(known, kinds, targets)
+        bounds = [bound for bound, _, _ in rows]
+        assert bounds == sorted(bounds)
+        assert min(bounds) > sum(kinds.weights), "more than two devices"
+        best = []
+        for bound, prefill, decode in rows:
+            pair, moved = pair_of(prefill, decode, kinds.link)
+            judge = find_judge(targets, prefill, decode)
+            match = pair.cheapest(Load(**load), judge, kinds.most, kinds.weights)
+            if match is not None:
+                best.append(TwoPools(prefill, decode, kinds, moved, match).weight)
+                assert bound <= best[-1] * (1 + 1e-9)
+        found = search.find_split(known, [kinds])
+        assert isinstance(found, TwoPools)
+        assert found.weight == min(best)

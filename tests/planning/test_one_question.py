@@ -13,8 +13,8 @@ import pytest
 
 import kvcalc as api
 from kvcalc.cli.batch import Questions
-from kvcalc.cli.json_lines import Line
 from kvcalc.errors import KvcalcError, UsageError
+from kvcalc.json_lines import Line
 from kvcalc.model.presets import shipped_presets
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.answers.figures import FIGURES

@@ -90,7 +90,7 @@ def test_leaving_out_early_changes_no_plan(targets: Targets) -> None:
     traffic = Traffic(Question(kvcalc.load_model("gpt-oss-120b")), lengths, targets, False, all_layouts=True)
     kind = Platform(H100, 16, "vllm")
     (found,) = find_layouts(traffic, kind)
-    every = [smallest(traffic.of(shape), kind, shape) for shape in shapes("gpt-oss-120b") if shape.devices <= 16]
+    every = [smallest(traffic, kind, shape) for shape in shapes("gpt-oss-120b") if shape.devices <= 16]
     best = sorted((one for one in every if isinstance(one, OnePool)), key=devices_then_speed)
     assert len(best) > 10
     assert [(str(one), one.tokens_per_second) for one in found.layouts[:2]] == [

@@ -85,8 +85,8 @@ class Machine:
     """A machine with `device_count` equal devices, described like an H200 except for its size and its speed.
 
     Clocks are in seconds. `host` is the program's, and `device` the time until which the device has work. A kernel
-    takes `kernel_seconds`, or the time to read and write its tensors if that is longer. A failed capture leaves the
-    allocator unusable if `capture_breaks_allocator`, like in some releases of torch
+    takes `kernel_seconds`, or the time to read and write its tensors or `multiply_seconds` if one is longer. A failed
+    capture leaves the allocator unusable if `capture_breaks_allocator`, like in some releases of torch
     (https://github.com/pytorch/pytorch/issues/180395). Sums over ranks go through NCCL, or without `has_nccl` through
     gloo and the host. A scheduler may show a process other devices than the first ones of a node: `first_device`.
     """
@@ -137,9 +137,15 @@ class Machine:
                 self.capture.own.add(found)
         return found
 
-    def launch(self, name: str, tensors: list[torch.Tensor]) -> float:
+    def multiply_seconds(self, flop: int, dtype: torch.dtype) -> float:
+        """The seconds of `flop` operations of one kernel in `dtype`. 0, so that products take as long as reading."""
+        return 0.0
+
+    def launch(self, name: str, tensors: list[torch.Tensor], flop: int = 0) -> float:
         """Count one kernel over `tensors`, and advance the clocks. Returns the seconds that it takes on the device."""
         seconds = max(self.kernel_seconds, sum(t.numel() * t.element_size() for t in tensors) / self.bytes_per_second)
+        if flop:
+            seconds = max(seconds, self.multiply_seconds(flop, tensors[0].dtype))
         self.launches[name] += 1
         self.host += self.launch_seconds
         if self.capture is None:

@@ -30,6 +30,8 @@ _HOST_NEEDS = frozenset(
 )
 _INDEXING = frozenset("index index_put index_put_ _index_put_impl_ __getitem__ __setitem__".split())
 _COPIES = frozenset("to _to_copy copy_ copy cpu cuda".split())
+# Matrix products, and which of their arguments has the summed dimension as its last one.
+_PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "linear": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}
 # These make a tensor without launching a kernel.
 _NO_KERNEL = frozenset("empty empty_like empty_strided new_empty new_empty_strided detach_ set_".split())
 
@@ -190,7 +192,21 @@ def run(func: Callable[..., Any], name: str, args: Any, kwargs: Any, is_mutable:
     if to_host or name in _HOST_NEEDS - {"nonzero", "masked_select", "unique", "_unique2"}:
         # A copy, also where the CPU's result would share the memory.
         return mapped(lambda t: t.clone() if isinstance(t, torch.Tensor) and name != "copy_" else t, out)
-    return finish(name, ours, out, index, is_mutable, lambda: func(*a, **k))
+    return finish(name, ours, out, index, is_mutable, lambda: func(*a, **k), flop_of(name, a, k, out))
+
+
+def flop_of(name: str, args: Any, kwargs: Any, out: Any) -> int:
+    """The operations of a matrix product, or of attention: a causal kernel leaves out the pairs that are hidden."""
+    if name in _PRODUCTS:
+        return int(2 * out.numel() * args[_PRODUCTS[name]].shape[-1])
+    if not name.startswith("sdpa "):
+        return 0
+    query, key, value = args
+    queries, keys, mask = query.shape[-2], key.shape[-2], kwargs["attn_mask"]
+    pairs = queries * (queries + 1) // 2 if kwargs["is_causal"] else queries * keys
+    if mask is not None:
+        pairs = int(mask.expand(*mask.shape[:-2], queries, keys).sum()) // (mask.numel() // mask[0, 0].numel())
+    return int(2 * query.shape[0] * query.shape[1] * pairs * (query.shape[-1] + value.shape[-1]))
 
 
 def compute(func: Callable[..., Any], args: Any, kwargs: Any, written: list[torch.Tensor]) -> Any:
@@ -204,8 +220,9 @@ def compute(func: Callable[..., Any], args: Any, kwargs: Any, written: list[torc
 
 
 def finish(
-    name: str, ours: list[SimulatedTensor], out: Any, index: int, is_mutable: bool, again: Callable[[], Any]
-) -> Any:
+    name: str, ours: list[SimulatedTensor], out: Any, index: int, is_mutable: bool, again: Callable[[], Any],
+    flop: int = 0,
+) -> Any:  # fmt: skip
     """Wrap the results `out` of an operation on `ours`. Unless they are views, count and record a kernel."""
     made = machine()
     given = {id(t.on_cpu): t for t in ours}
@@ -221,7 +238,7 @@ def finish(
     wrapped = mapped(wrap, out)
     if not (fresh or is_mutable) or name in _NO_KERNEL:
         return wrapped
-    seconds = made.launch(name, [*(t.on_cpu for t in ours), *fresh])
+    seconds = made.launch(name, [*(t.on_cpu for t in ours), *fresh], flop)
     if made.capture is not None:
         read = [t.block for t in ours if t.block is not None]
         with plain():

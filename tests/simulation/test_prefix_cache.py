@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import accumulate
 from random import Random
 
 import pytest
@@ -109,3 +110,45 @@ def test_a_request_without_names_finds_the_tokens_with_which_it_came() -> None:
     prefixes = PrefixCache(pool, PAGE, 1, finds_own=True)
     MixedReplica(Rules(SCHEDULES["vllm"], 64, 4), PieceTimes(Random(1)), pool, Arrivals([request]), prefixes).run()
     assert request.found_tokens == 32
+
+
+def test_the_units_in_use_are_those_of_the_blocks_that_are_shared() -> None:
+    """The block of the last token is computed again, so it takes room although another request uses the same one."""
+    pool = BlockPool(100, PAGE, range(102))
+    prefixes = PrefixCache(pool, PAGE, 3)
+    running, ended = (Request(0, 0.0, 4 * PAGE, 5, names=names) for names in ((1, 2, 3, 4), (7, 8)))
+    for request in (running, ended):
+        pool.take(3 * len(request.names))
+        request.held = 3 * len(request.names)
+        prefixes.add(request, PAGE * len(request.names))
+    prefixes.release(ended, 2 * PAGE)
+    for names, tokens, pinned, shared in (
+        ((1, 2, 3, 4), 4 * PAGE, 9, 3), ((1, 2, 3, 4), 4 * PAGE + 1, 12, 4), ((1, 2, 9), 3 * PAGE, 6, 2),
+        ((7, 8), 2 * PAGE, 0, 1), ((7, 8), 9 * PAGE, 0, 2), ((9, 1), 9 * PAGE, 0, 0), ((), 9 * PAGE, 0, 0),
+    ):  # fmt: skip
+        request = Request(1, 0.0, tokens, 5, names=names)
+        assert prefixes.look_up(request, 0) == pinned
+        assert (request.shared, request.cached_tokens) == (shared, shared * PAGE)
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "found"), [(False, [(3, 32), (4, 40), (5, 40)]), (True, [(3, 32), (4, 32), (5, 40)])]
+)
+def test_a_prompt_is_found_when_its_last_chunk_has_been_read(overlaps: bool, found: list[tuple[int, int]]) -> None:
+    """A prompt of 40 tokens in steps of 16, and another request with the same prompt, which starts in a later step.
+
+    If a step is prepared while the last one runs, it finds the blocks of chunks that are continued, but not those of
+    the last chunk, which get their names with the result (process_batch_result_prefill of SGLang).
+    """
+    times = PieceTimes(Random(4))
+    ends = list(accumulate(times.prompts([chunk], 0) for chunk in ((0, 16), (16, 32), (32, 40))))
+    for step, tokens in found:
+        arrival = [0.0, *ends, ends[-1] + 1e-9][step - 1 - overlaps]
+        first, later = (
+            Request(0, 0.0, 40, 50, names=tuple(range(10))),
+            Request(1, arrival, 44, 50, names=tuple(range(10))),
+        )
+        pool = BlockPool(4000, PAGE, range(0, 4040, PAGE))
+        rules = Rules(SCHEDULES["sglang"]._replace(overlaps=overlaps), 16, 16)
+        PrefillFirstReplica(rules, times, pool, Arrivals([first, later]), PrefixCache(pool, PAGE, PAGE)).run()
+        assert (later.found_tokens, later.started == ends[1]) == (tokens, step == 3)

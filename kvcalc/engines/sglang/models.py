@@ -62,8 +62,6 @@ def _misread(spec: ModelSpec) -> str | None:
         return "assumes an indexer in every layer of hy_v4 if indexer_types is missing"
     if kind == "whisper" and config.get("encoder_attention_heads") != config.get("decoder_attention_heads"):
         return "uses one number of heads for Whisper's encoder and decoder; the model has two"
-    if kind in MINIMAX_M3:
-        quantization = spec.quantization
-        if isinstance(quantization, Mapping) and quantization.get("quant_method") == "minimax_m3_nvfp4":
-            return "packs pages for minimax_m3_nvfp4 on Blackwell only; this is not modelled"
+    if isinstance(spec.quantization, Mapping) and spec.quantization.get("quant_method") == "minimax_m3_nvfp4":
+        return "packs pages for minimax_m3_nvfp4 on Blackwell only; this is not modelled"
     return None

@@ -108,19 +108,20 @@ def draft_slot(share: ModelSpec, dtype: Dtype, checked_tokens: int | None, branc
 
 def slot_of(layers: Iterable[Layer], checked_tokens: int, separate: bool) -> DraftSlot:
     """The slot in all `layers` with states. `separate`: the inputs of every token are kept apart."""
-    slots = [_layer_slot(layer, checked_tokens, separate) for layer in layers if layer.pool == STATE]
+    slots = [
+        _layer_slot(layer, layer.cache, checked_tokens, separate)
+        for layer in layers
+        if isinstance(layer.cache, RecurrentState)
+    ]
     return DraftSlot(sum(slot.states for slot in slots), sum(slot.inputs for slot in slots))
 
 
-def _layer_slot(layer: Layer, checked_tokens: int, separate: bool) -> DraftSlot:
+def _layer_slot(layer: Layer, state: RecurrentState, checked_tokens: int, separate: bool) -> DraftSlot:
     """The slot in all layers with this state.
 
     The inputs of successive tokens overlap and are kept once: a window of `conv_kernel` - 1 inputs moves by one input
     per token. Trees keep a window for each token.
     """
-    state = layer.cache
-    if not isinstance(state, RecurrentState):
-        raise TypeError(f"{state.kind} is not a state")
     width = state.conv_kernel - 1
     column = layer.num_layers * bytes_of(state.conv_channels, DTYPES["bf16"])
     columns = checked_tokens * width if separate else checked_tokens + width - 1

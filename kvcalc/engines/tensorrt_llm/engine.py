@@ -330,13 +330,11 @@ def _fitting_blocks(settings: Settings, token_bytes: int, memory_bytes: int | No
     Without a fraction, the cache takes all of the memory. A given fraction applies to the memory that is free after the
     weights are loaded. If only --max-tokens is given, it decides. With a fraction, the smaller of the two decides.
     """
-    tokens: float | None = None
-    if memory_bytes is not None:
-        fraction = settings.free_gpu_memory_fraction
-        tokens = memory_bytes // token_bytes if fraction is None else fraction * memory_bytes / token_bytes
-    if settings.max_tokens is not None:
-        both = tokens is not None and settings.free_gpu_memory_fraction is not None
-        tokens = min(settings.max_tokens, tokens) if both and tokens is not None else settings.max_tokens
+    tokens: float | None = settings.max_tokens
+    fraction = settings.free_gpu_memory_fraction
+    if memory_bytes is not None and (tokens is None or fraction is not None):
+        fitting = memory_bytes // token_bytes if fraction is None else fraction * memory_bytes / token_bytes
+        tokens = fitting if tokens is None else min(tokens, fitting)
     return None if tokens is None else int(tokens // settings.tokens_per_block)
 
 

@@ -261,11 +261,9 @@ class LayerGroups(TensorrtLlm):
             return Division(groups, self.block, (_OTHERWISE,))
         running = self.chosen.max_batch_size or self._default_running
         average = min(average, tokens)
-        typical = (Sequences(self.chosen.step_tokens, 0), Sequences(average, max(0, average - 1), running - 1))
-        batches = (
-            (Sequences(tokens, tokens - 1), Sequences(1, 0, running - 1)),
-            (Sequences(self.chosen.step_tokens, 0),),
-        )
+        step, others = Sequences(self.chosen.step_tokens), running - 1
+        typical = (step, Sequences(average, average - 1, others))
+        batches = ((Sequences(tokens, tokens - 1), Sequences(1, number=others)), (step,))
         return Division(groups, self.block, typical, least_slots(groups, self.block, batches))
 
     def _layers(self, share: ModelSpec, tokens: int) -> list[_Layers]:

@@ -33,7 +33,7 @@ class Sequences(NamedTuple):
     """`number` sequences with room for `capacity` tokens each, of which `history` are from earlier steps."""
 
     capacity: int
-    history: int
+    history: int = 0
     number: int = 1
 
 

@@ -103,19 +103,14 @@ class HybridPools(Hybrid):
         return ceil_div(tokens, 2 * self.block) if average is None else ceil_div(min(average, tokens), self.block)
 
     def _division(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> Division:
-        states, block = self._num_states(batch), self.block
+        states, block, dummies = self._num_states(batch), self.block, Sequences(0, number=_DUMMIES)
         groups = [Group(tuple(block * size for size in sizes), (None,)) for sizes in (_rows(share, dtype),) if sizes]
         groups += [Group(sizes, (STATE,)) for sizes in (_states(self.spec, share),) if sizes]
-        average, batches = self.chosen.avg_seq_len, [[Sequences(0, 0, states)]]
-        if average is not None:
-            average = min(average, tokens)
-            longest = [Sequences(tokens, tokens - 1), Sequences(1, 0, states - 1 - _DUMMIES)]
-            batches += [
-                [*longest, Sequences(0, 0, _DUMMIES)],
-                [Sequences(self.chosen.step_tokens, 0), Sequences(0, 0, _DUMMIES)],
-            ]
-        length = self._typical_blocks(tokens) * block
-        typical = (Sequences(length, length - 1, states - _DUMMIES), Sequences(0, 0, _DUMMIES))
+        batches = [[Sequences(0, number=states)]]
+        if self.chosen.avg_seq_len is not None:
+            longest = [Sequences(tokens), Sequences(1, number=states - 1 - _DUMMIES)]
+            batches += [[*longest, dummies], [Sequences(self.chosen.step_tokens), dummies]]
+        typical = (Sequences(self._typical_blocks(tokens) * block, number=states - _DUMMIES), dummies)
         return Division(groups, block, typical, least_slots(groups, block, batches))
 
 
@@ -124,7 +119,7 @@ def _rows(share: ModelSpec, dtype: Dtype) -> tuple[int, ...]:
     """The bytes of a token in each pool of blocks."""
     sizes: dict[int, int] = {}
     for cache, num_layers in distinct_caches(share):
-        for size in () if isinstance(cache, RecurrentState) else cache_buffers(cache, dtype):
+        for size in cache_buffers(cache, dtype):  # a state has none
             sizes[size] = sizes.get(size, 0) + num_layers * size
     return tuple(sorted(sizes.values(), reverse=True))
 

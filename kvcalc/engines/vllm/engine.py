@@ -250,7 +250,7 @@ class Vllm(Engine):
         whole = whole_of(share)
         _, layers = self._layers_of(whole, dtype)
         numbers = {number for group in share.layers for number in range(group.first, group.last + 1)}
-        return entries_of(whole, [layer for layer in layers if layer.number in numbers], self.chosen)
+        return entries_of(whole, [layer for layer in layers if layer.number in numbers], self.chosen, self.place)
 
     def stage_bounds(self, num_layers: int, stages: int) -> Bounds:
         sizes = self.chosen.pp_layer_partition

@@ -21,7 +21,7 @@ from kvcalc.engines.vllm.releases import Rules
 from kvcalc.engines.vllm.settings import Settings
 from kvcalc.engines.vllm.skipped import skipped_layers
 from kvcalc.engines.vllm.states import ALL, States
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.reads import Entries
 from kvcalc.model.caches import (
@@ -43,8 +43,10 @@ from kvcalc.records import NamedTuple
 _FP32_STATES = ("alice_ai", "nemotron_h", "kimi_linear", "bailing_hybrid", *GLM5_NEXT)
 _STATED_STATES = ("nemotron_h", "qwen3_5_text", "qwen3_5_moe_text", *QWEN4)
 # Their layers do not read --mamba-ssm-cache-dtype (get_state_dtype of BailingMoeV3KimiDeltaAttention and
-# KimiGatedDeltaNetAttention).
-_OWN_STATES = ("alice_ai", "bailing_hybrid")
+# KimiGatedDeltaNetAttention). Of kimi_linear, those of Kimi K3 do, on NVIDIA's devices since the release below
+# (KimiK3DeltaAttention). Since then blocks are counted with it for Kimi Linear too (get_mamba_state_dtype_from_config
+# of models/kimi_k3, 0.26.0 to 0.33.0).
+_OWN_STATES, _KIMI, _KIMI_READS_SINCE = ("alice_ai", "bailing_hybrid"), "kimi_linear", (0, 30)
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 # vLLM's window has one token less than the model's (sliding_window_size; MiMoV2Attention, models/mimo_v2.py). Before
@@ -93,7 +95,7 @@ def layers_of(
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.33 is not modelled")
     if spec.model_type in _MIMO and rules.since < _MIMO_SINCE:
         raise ModelError(f"{spec.name}: vLLM's layout of {spec.model_type} before 0.14 is not modelled")
-    layers = []
+    layers, counted = [], 0
     whole = _kept_whole(spec, rules, settings)
     for group in spec.layers:
         pages: list[tuple[Cache, Page, str | None]] = []
@@ -105,7 +107,8 @@ def layers_of(
                     raise ModelError(f"{spec.name}: recurrent states are only modelled for vLLM 0.11 and later")
                 # The convolution's inputs have one more column per speculative token.
                 columns = cache.conv_kernel - 1 + settings.num_speculative_tokens
-                size = _state_bytes(spec, cache, settings, columns)
+                size = _state_bytes(spec, cache, settings, columns, place)
+                counted = max(counted, _state_bytes(spec, cache, settings, columns, place, is_counted=True))
                 # States that every rank holds whole are not in a group with others (MambaSpec.tp_replicated).
                 is_whole = cache.group_channels > 0 and not cache.state_elements
                 pages.append((cache, Page(STATE, 0, 0, state_bytes=size, is_replicated=is_whole), None))
@@ -124,7 +127,7 @@ def layers_of(
                 page = _token_page(spec, _stored(spec, cache, rules), dtype, settings.block_size, sparse, whole, place)
                 pages.append((cache, page, None))
         layers += [Layer(number, *page) for number in range(group.first, group.last + 1) for page in pages]
-    layers = _beside_states(layers, settings.block_size, rules.mla_block, states)
+    layers = _beside_states(layers, settings, counted, rules.mla_block, states)
     skipped = skipped_layers(spec, dtype, settings, place)
     if skipped is not None:
 
@@ -136,7 +139,7 @@ def layers_of(
     return layers
 
 
-def entries_of(spec: ModelSpec, layers: list[Layer], settings: Settings) -> list[Entries]:
+def entries_of(spec: ModelSpec, layers: list[Layer], settings: Settings, place: Place) -> list[Entries]:
     """What a step reads of these layers: the rows of their pages, and one state without inputs for drafted tokens."""
     found: dict[tuple[type[Cache], Cache, tuple[int, ...]], int] = {}
     parts: dict[tuple[int, Cache], dict[str | None, int]] = {}
@@ -148,7 +151,7 @@ def entries_of(spec: ModelSpec, layers: list[Layer], settings: Settings) -> list
             continue
         size = page.token_bytes // page.rate
         if isinstance(cache, RecurrentState):
-            size = _state_bytes(spec, cache, settings, cache.conv_kernel - 1)
+            size = _state_bytes(spec, cache, settings, cache.conv_kernel - 1, place)
         found[type(cache), cache, (size,)] = found.get((type(cache), cache, (size,)), 0) + 1
     for (_, cache), of_part in parts.items():
         sizes = tuple(of_part.get(part, 0) for part in READ_PARTS)
@@ -192,21 +195,33 @@ def _kept_whole(spec: ModelSpec, rules: Rules, settings: Settings) -> tuple[str,
     return found if rules.chunks else (*found, "chunked_attention")
 
 
-def _state_bytes(spec: ModelSpec, cache: RecurrentState, settings: Settings, columns: int) -> int:
-    """Bytes of the state and of `columns` columns of the convolution's inputs.
+def _state_bytes(
+    spec: ModelSpec, cache: RecurrentState, settings: Settings, columns: int, place: Place, *, is_counted: bool = False
+) -> int:
+    """Bytes of the state and of `columns` columns of the convolution's inputs. `is_counted`: as a block counts them.
 
     The inputs have the type of --mamba-cache-dtype, by default the model's, and so does the state if neither
     --mamba-ssm-cache-dtype nor the model's family decides otherwise (MambaStateDtypeCalculator,
     layers/mamba/mamba_utils.py, vLLM 0.33.0).
     """
-    conv = _STATE_DTYPES.get(settings.mamba_cache_dtype, cache.conv_dtype or "bf16")
-    asked = None if spec.model_type in _OWN_STATES else _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
-    if asked == "fp16" and spec.model_type in ("kimi_linear", *GLM5_NEXT):
+    conv, kind = _STATE_DTYPES.get(settings.mamba_cache_dtype, cache.conv_dtype or "bf16"), spec.model_type
+    asked = _STATE_DTYPES.get(settings.mamba_ssm_cache_dtype)
+    if kind in _OWN_STATES or (kind == _KIMI and not place.since(*_KIMI_READS_SINCE)):
+        asked = None
+    if asked == "fp16" and kind in (_KIMI, *GLM5_NEXT):
         raise UsageError("--mamba-ssm-cache-dtype float16: not supported for KDA", "one of float32, bfloat16")
+    if kind == _KIMI and not is_counted and not _has_full_rank_gate(spec):
+        asked = None
     state = DTYPES[conv]
     if cache.state_dtype == "fp32":
         state = DTYPES[asked] if asked else _state_dtype(spec, state)
     return bytes_of(cache.conv_channels * columns, DTYPES[conv]) + bytes_of(cache.state_elements, state)
+
+
+def _has_full_rank_gate(spec: ModelSpec) -> bool:
+    """Whether the delta attention is Kimi K3's, and not Kimi Linear's."""
+    stated = spec.stated.get("linear_attn_config")
+    return isinstance(stated, Mapping) and bool(stated.get("use_full_rank_gate"))
 
 
 def _stored(spec: ModelSpec, cache: Cache, rules: Rules) -> Cache:
@@ -318,8 +333,14 @@ def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:
     return DTYPES["fp32"] if spec.model_type in _FP32_STATES else model_dtype
 
 
-def _beside_states(layers: list[Layer], block_size: int, mla_block: int, states: States) -> list[Layer]:
-    """`layers`, with attention's block large enough for a state if there are both."""
+def _beside_states(
+    layers: list[Layer], settings: Settings, counted: int, mla_block: int, states: States
+) -> list[Layer]:
+    """`layers`, with attention's block large enough for a state of `counted` bytes if there are both.
+
+    LayoutError (exit 2) if a state takes more than that, and than the block.
+    """
+    block_size = settings.block_size
     sizes = [layer.page.state_bytes for layer in layers if layer.page.kind == STATE]
     tokens = [layer.page for layer in layers if layer.page.kind not in (STATE, RING) and layer.page.rate == 1]
     if not sizes or not tokens:
@@ -330,7 +351,12 @@ def _beside_states(layers: list[Layer], block_size: int, mla_block: int, states:
         align = max(align, mla_block)
     align = lcm(align, states.alignment)
     token_bytes = max(page.token_bytes for page in tokens)
-    block = max(block_size, align * ceil_div(max(sizes), align * token_bytes))
+    block = max(block_size, align * ceil_div(counted, align * token_bytes))
+    if block * token_bytes < max(sizes):
+        text = (
+            f"--mamba-ssm-cache-dtype {settings.mamba_ssm_cache_dtype}: vLLM does not start, for it keeps these states"
+        )
+        raise LayoutError(f"{text} in float32, and makes blocks too small for them", "use float32, or leave it out")
     for place, layer in enumerate(layers):
         page = layer.page
         if page.kind == RING:

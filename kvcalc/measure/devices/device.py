@@ -103,16 +103,21 @@ def last_level_cache_bytes(device: torch.device) -> int:
     For a GPU, this is its L2, or the Infinity Cache behind it. On Linux, it is the L3, but at most 32 MiB for each core
     that this machine sees: a virtual machine reports the L3 of the whole processor, of which it has a share.
     """
+    size = whole_cache_bytes(device)
+    return size if device.type == "cuda" else min(size, (32 << 20) * (psutil.cpu_count() or 1))
+
+
+def whole_cache_bytes(device: torch.device) -> int:
+    """The size of the last-level cache, and on a virtual machine that of the whole processor. 32 MiB if unknown."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         architecture = str(getattr(found, "gcnArchName", "")).partition(":")[0]
         return max(int(found.L2_cache_size), _INFINITY_CACHE_MIB.get(architecture, 0) << 20)
     try:
         with open("/sys/devices/system/cpu/cpu0/cache/index3/size", encoding="utf-8") as file:
-            size = int(file.read().strip().removesuffix("K")) << 10
+            return int(file.read().strip().removesuffix("K")) << 10
     except (OSError, ValueError):
         return 32 << 20
-    return min(size, (32 << 20) * (psutil.cpu_count() or 1))
 
 
 class MemoryWatch:

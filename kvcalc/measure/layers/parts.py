@@ -46,9 +46,16 @@ class Part(NamedTuple):
             return self.shape.parameters(hidden_size)
         return Attention(self.shape).parameters or 0
 
+    def used_parameters(self, hidden_size: int) -> int:
+        """Those that a token of a prompt or of a step is multiplied by: not those of an encoder's keys and values."""
+        shape, unused = self.shape, 0
+        if self.is_cross and isinstance(shape, AttentionShape):
+            unused = shape.num_kv_heads * (shape.qk_head_dim + shape.v_head_dim) * hidden_size
+        return self.parameters(hidden_size) - unused
+
 
 def parts_of(spec: ModelSpec) -> list[Part]:
-    """The parts of every layer that has a cache, in order.
+    """The parts of every layer that has a cache, in order, without those that read an encoder's output of 0 tokens.
 
     Raises ModelError (exit 3) for a layer that no module here can run. The message names it.
     """
@@ -62,7 +69,7 @@ def parts_of(spec: ModelSpec) -> list[Part]:
         owners = [mixer for mixer in group.layer.mixers for _ in mixer.caches]
         shapes = [_shape_of(spec, group.first, cache, mixer) for cache, mixer in zip(group.caches, owners)]
         for layer in range(group.first, group.last + 1):
-            parts += [Part(layer, cache, found) for cache, found in zip(group.caches, shapes)]
+            parts += [Part(layer, cache, found) for cache, found in zip(group.caches, shapes) if not _is_empty(cache)]
     if not parts:
         raise ModelError(f"{spec.name}: no layer has a cache")
     return parts
@@ -75,6 +82,10 @@ def remarks_on(spec: ModelSpec) -> list[str]:
     without = sum(group.num_layers for group in spec.layers if not group.caches)
     if without:
         found.append(f"{without} of {spec.num_layers} layers have no cache of their own and do not run")
+    empty = sum(group.num_layers for group in spec.layers if any(map(_is_empty, group.caches)))
+    if empty:
+        found.append(f"{empty} of {spec.num_layers} layers attend to an image or an encoder without tokens, and do not "
+                     "run")  # fmt: skip
     if any(isinstance(cache, ChunkedAttention) for cache in caches):
         found.append("layers with chunked attention run as windows of the same size, which have the same bytes")
     if any(isinstance(cache, RecurrentState) for cache in caches):
@@ -85,6 +96,10 @@ def remarks_on(spec: ModelSpec) -> list[str]:
                 ("limit on attention scores (softcap)", any(each.caps_scores for each in names))]  # fmt: skip
     found += [f"the model's {what} is left out: it changes no bytes" for what, has_it in left_out if has_it]
     return found
+
+
+def _is_empty(cache: Cache) -> bool:
+    return isinstance(cache, CrossAttention) and cache.encoder_tokens == 0
 
 
 def _shape_of(spec: ModelSpec, layer: int, cache: Cache, mixer: Mixer) -> AttentionShape | StateShape:

@@ -65,6 +65,13 @@ def weights_bytes_of(spec: ModelSpec, dtype: Dtype) -> int:
     return sum(part.parameters(hidden) for part in parts_of(spec)) * dtype.block_bytes
 
 
+@remembered
+def used_weights_bytes(spec: ModelSpec, dtype: Dtype) -> int:
+    """Bytes of the projections that a decode step reads, and a prompt is multiplied by."""
+    hidden = spec.attention.hidden_size or 0
+    return sum(part.used_parameters(hidden) for part in parts_of(spec)) * dtype.block_bytes
+
+
 def predicted_bytes(spec: ModelSpec, request: Request) -> int:
     """The bytes the caches must hold: the formula, plus rounding to blocks and scales.
 

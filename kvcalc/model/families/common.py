@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.reader import Body, ConfigReader
-from kvcalc.model.tensors import Weight, around, norm
+from kvcalc.model.tensors import Weight, around, norm, other
 
-_NORMS = ("input_layernorm", "post_attention_layernorm")
+NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def grouped_shape(
@@ -50,19 +50,25 @@ def decoder_body(
     config: ConfigReader,
     mlps: Sequence[tuple[Weight, ...]],
     *outer: Weight,
-    norms: Sequence[str] = _NORMS,
+    norms: Sequence[str] = NORMS,
     last: str = "model.norm",
     tied: bool = False,
     embedding: str = "model.embed_tokens",
     prefix: str = "model.layers.{}.",
+    norm_bias: bool = False,
 ) -> Body:
-    """Return the weights outside the mixers, for a decoder whose norms have no shift.
+    """Return the weights outside the mixers of a decoder.
 
     These are `mlps` (one per layer), the norms, the last norm, `outer`, the embedding and the head. `tied` is the
-    default of tie_word_embeddings.
+    default of tie_word_embeddings. `norm_bias`: the norms have a shift.
     """
     width = config.integer("hidden_size")
     is_tied = config.boolean("tie_word_embeddings", default=tied)
-    ends = (norm(last, width), *outer)
+    ends = (norm(last, width, norm_bias), *outer)
     made = around(config.integer("vocab_size"), width, is_tied, *ends, embedding=embedding, prefix=prefix)
-    return Body(made, mlps, tuple(norm(name, width) for name in norms))
+    return Body(made, mlps, tuple(norm(name, width, norm_bias) for name in norms))
+
+
+def hyper_connection(name: str, width: int, streams: int, rows: int, scales: int) -> tuple[Weight, ...]:
+    """The weights of a hyper-connection, which weighs the residual streams, and mixes them if it has more rows."""
+    return other(f"{name}.fn", rows, streams * width), other(f"{name}.base", rows), other(f"{name}.scale", scales)

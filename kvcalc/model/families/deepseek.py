@@ -6,11 +6,12 @@ from collections.abc import Collection
 
 from kvcalc.errors import ModelError
 from kvcalc.model.experts import Experts, choose, listed_sparse_layers, moe, with_defaults
-from kvcalc.model.families.common import decoder_body, grouped_shape, latent_shape
-from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer, Projections
+from kvcalc.model.families.common import decoder_body, grouped_shape, hyper_connection, latent_shape
+from kvcalc.model.families.indexers import has_indexer, indexer
+from kvcalc.model.mixers.attention import Attention, Projections
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
-from kvcalc.model.tensors import Block, Weight, gated_mlp, norm, other, replicated
+from kvcalc.model.tensors import Block, Weight, gated_mlp, norm
 from kvcalc.model.type_tables import defaults_of
 
 # Types whose weights are not counted. For longcat_flash the reason is that Transformers 5.23.0 counts matrices for
@@ -73,24 +74,6 @@ def _without_latent(config: ConfigReader, model_type: str) -> ModelSpec:
     return config.model("deepseek", mixers, lambda: _body(config, model_type, num_layers), attention=shape)
 
 
-def indexer(config: ConfigReader, shape: AttentionShape) -> Indexer:
-    """Return the indexer.
-
-    Every rank holds its projections (ReplicatedLinear, DeepseekV2MLAAttention of vLLM 0.33.0), because all heads share
-    its keys. Source: DeepseekV32Indexer, Transformers 5.23.0.
-    """
-    heads, head_dim = config.optional_integer("index_n_heads") or 1, config.integer("index_head_dim")
-    width = shape.hidden_size or 0
-    weights = (
-        replicated("self_attn.indexer.wq_b", shape.q_lora_rank, heads * head_dim),
-        replicated("self_attn.indexer.wk", width, head_dim),
-        norm("self_attn.indexer.k_norm", head_dim, bias=True),
-        # Published in 16 or 32 bits, although the other weights of the layer have 8 bits.
-        other("self_attn.indexer.weights_proj", heads, width),
-    )
-    return Indexer(heads, head_dim, weights)
-
-
 def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     """Return the weights outside the mixers. Layers after the first dense ones have experts."""
     if not config.is_any("moe_layer_freq", None, 1):
@@ -107,27 +90,23 @@ def _body(config: ConfigReader, model_type: str, num_layers: int) -> Body:
     if model_type == "axk1":
         experts += (norm("mlp.post_mlp_layernorm", width),)
     body = decoder_body(config, choose(num_layers, sparse, experts, dense), tied=model_type in _DENSE)
-    return with_streams(config, body, has_head=True, mixes=False) if model_type == "hy_v4" else body
+    return _with_streams(config, body) if model_type == "hy_v4" else body
 
 
-def with_streams(config: ConfigReader, body: Body, *, has_head: bool, mixes: bool) -> Body:
-    """Add the weights of hyper-connections (hc_mult residual streams) before attention and MLP.
+def _with_streams(config: ConfigReader, body: Body) -> Body:
+    """Add the weights of hyper-connections (hc_mult residual streams) before attention and MLP, and before the head.
 
-    They weigh the streams on the way in and out, and `mixes` says that they also mix them. `has_head`: the streams are
-    weighed once more before the head. Source: HYV4HyperConnection and Glm5NextHyperConnection, Transformers 5.23.0.
+    They weigh the streams on the way in and out. Source: HYV4HyperConnection, Transformers 5.23.0.
     """
     width, streams = config.integer("hidden_size"), config.integer("hc_mult")
-    rows = streams * (2 + streams * mixes)
-    kinds = 2 + mixes
-
-    def weights(name: str, rows: int, kinds: int) -> tuple[Weight, ...]:
-        return other(f"{name}.fn", rows, streams * width), other(f"{name}.base", rows), other(f"{name}.scale", kinds)
-
-    norms = (*body.norms, *weights("attn_hc", rows, kinds), *weights("ffn_hc", rows, kinds))
-    if body.around is None or not has_head:
-        return body._replace(norms=norms)
-    head = Block("", (0,), weights("model.hc_head", streams, 1))
-    return body._replace(norms=norms, around=body.around._replace(blocks=(*body.around.blocks, head)))
+    own = (
+        weight for name in ("attn_hc", "ffn_hc") for weight in hyper_connection(name, width, streams, 2 * streams, 2)
+    )
+    body = body._replace(norms=(*body.norms, *own))
+    if body.around is None:
+        return body
+    head = Block("", (0,), hyper_connection("model.hc_head", width, streams, streams, 1))
+    return body._replace(around=body.around._replace(blocks=(*body.around.blocks, head)))
 
 
 def _sparse_layers(config: ConfigReader, model_type: str, num_layers: int) -> Collection[int]:
@@ -148,29 +127,3 @@ def _num_layers(config: ConfigReader, model_type: str) -> int:
     if stated not in (None, blocks, 2 * blocks):
         raise ModelError(f"{config.name}: num_layers is {blocks} but num_hidden_layers is {stated}")
     return 2 * blocks
-
-
-def has_indexer(config: ConfigReader, model_type: str, num_layers: int) -> list[bool]:
-    """Return for each layer whether it has its own indexer. The others reuse the tokens picked by the last indexer.
-
-    GLM-5.2 states this as a list (indexer_types), as a string of F and S (index_topk_pattern), or as a step
-    (index_topk_freq) with an offset. Hunyuan 4 states a list; without one, the first layer and then every fourth layer
-    from the second on have an indexer. Source: GlmMoeDsaConfig and HYV4Config, Transformers 5.23.0.
-    """
-    if model_type not in ("glm5_next_text", "glm_moe_dsa", "hy_v4", "mistral_large4_text"):
-        return [True] * num_layers
-    kinds = config.strings("indexer_types", num_layers, ("full", "shared"))
-    if kinds is not None:
-        return [kind == "full" for kind in kinds]
-    if model_type == "hy_v4":
-        return [number == 0 or number % 4 == 1 for number in range(num_layers)]
-    must = f"must give F or S for each of {num_layers} layers"
-    pattern = config.chosen("index_topk_pattern", {"F": True, "S": False, "full": True, "shared": False}, must)
-    if pattern is not None:
-        if len(pattern) != num_layers:
-            raise config.error(f"index_topk_pattern {must}")
-        return pattern
-    step = max(config.optional_integer("index_topk_freq", least=0) or 1, 1)
-    offset = config.optional_integer("index_skip_topk_offset", least=0)
-    offset = 2 if offset is None else offset
-    return [max(number - offset + 1, 0) % step == 0 for number in range(num_layers)]

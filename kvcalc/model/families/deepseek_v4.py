@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.model.caches import CompressedAttention
 from kvcalc.model.experts import Experts, moe, with_defaults
-from kvcalc.model.families.common import decoder_body
+from kvcalc.model.families.common import decoder_body, hyper_connection
 from kvcalc.model.mixers.attention import AttentionShape, Flops
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
@@ -137,8 +137,9 @@ def _body(config: ConfigReader, width: int, num_layers: int) -> Body:
     streams = config.integer("hc_mult")
     mlp = (
         *moe(sized, Experts("n_routed_experts", shared=True), width),
-        *_mixing("attn_hc", width, streams),
-        *_mixing("ffn_hc", width, streams),
+        # Manifold hyper-connections combine the streams into the input of a block and distribute its output to them.
+        *hyper_connection("attn_hc", width, streams, streams * (2 + streams), 3),
+        *hyper_connection("ffn_hc", width, streams, streams * (2 + streams), 3),
     )
     outer = (
         other("model.hc_head.hc_fn", streams, streams * width),
@@ -162,15 +163,6 @@ def _attention(config: ConfigReader, shape: AttentionShape, width: int) -> tuple
         linear("self_attn.o_b_proj", groups * o_rank, width),
         other("self_attn.sinks", heads),
     )
-
-
-def _mixing(name: str, width: int, streams: int) -> tuple[Weight, ...]:
-    """The weights that combine the streams into the input of a block and distribute its output to them.
-
-    These are manifold hyper-connections.
-    """
-    mixes = streams * (2 + streams)
-    return (other(f"{name}.fn", mixes, streams * width), other(f"{name}.base", mixes), other(f"{name}.scale", 3))
 
 
 def _compressor(prefix: str, width: int, head_dim: int, rate: int, overlap: int) -> tuple[Weight, ...]:

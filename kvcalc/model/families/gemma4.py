@@ -5,7 +5,7 @@ In Gemma 4, the layers that attend to all tokens have wider heads, and in the la
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kvcalc.errors import ModelError
 from kvcalc.model.families.common import decoder_body
@@ -77,11 +77,6 @@ def read(config: ConfigReader, model_type: str, of_drafter: Sequence[Weight] = (
     return config.model(
         model_type, mixers, lambda: _body(config, model_type, num_layers, own, of_drafter), attention=shape
     )  # fmt: skip
-
-
-def as_transformers(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the config without sliding_window_pattern, which Transformers' classes ignore (5.23.0)."""
-    return {key: value for key, value in config.items() if key != "sliding_window_pattern"}
 
 
 def _with_full_layers(config: ConfigReader, kinds: list[str]) -> ConfigReader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.model.experts import Experts, choose, moe, sparse_layers
 from kvcalc.model.families.common import decoder_body, latent_shape
-from kvcalc.model.families.deepseek import has_indexer, indexer
+from kvcalc.model.families.indexers import has_indexer, indexer
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.reader import Body, ConfigReader

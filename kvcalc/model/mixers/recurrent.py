@@ -148,6 +148,30 @@ def delta_net(
     return Recurrence(state, "delta", value_heads, key_heads, key_width, value_width, weights)
 
 
+def delta_attention(heads: int, head_dim: int, kernel: int, hidden_size: int, low_ranks: str = "fg") -> Recurrence:
+    """Kimi delta attention: convolutions over queries, keys and values, and a state of head_dim x head_dim per head.
+
+    The state is in fp32. The decay (f) and the gate of the output (g) each have two matrices of rank head_dim if they
+    are in `low_ranks`, else one. Source: KimiLinearDeltaAttention and BailingHybridKDA, Transformers 5.23.0; for Kimi
+    K3, KimiK3DeltaAttention, vLLM 0.33.0.
+    """
+    inner = heads * head_dim
+    weights = (
+        *(linear(f"self_attn.{name}_proj", hidden_size, inner) for name in "qkv"),
+        linear("self_attn.o_proj", inner, hidden_size),
+        linear("self_attn.b_proj", hidden_size, heads),
+        *(linear(f"self_attn.{name}_a_proj", hidden_size, head_dim) for name in low_ranks),
+        *(linear(f"self_attn.{name}_b_proj", head_dim, inner) for name in low_ranks),
+        *(linear(f"self_attn.{name}_proj", hidden_size, inner) for name in "fg" if name not in low_ranks),
+        other("self_attn.conv1d", 3 * inner * kernel),
+        other("self_attn.dt_bias", inner),
+        other("self_attn.A_log", heads),
+        norm("self_attn.o_norm", head_dim),
+    )
+    state = RecurrentState(3 * inner, kernel, heads * head_dim * head_dim, num_heads=heads)
+    return Recurrence(state, "delta", heads, heads, head_dim, head_dim, weights)
+
+
 def short_convolution(hidden_size: int, kernel: int, bias: bool = False) -> Recurrence:
     """LFM2: a gated convolution over the hidden size, without a state. Source: Lfm2ShortConv, Transformers 5.23.0."""
     weights = (

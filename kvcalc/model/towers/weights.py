@@ -21,7 +21,7 @@ from kvcalc.model.towers.bodies import (
     vit_layers,
     whisper,
 )  # fmt: skip
-from kvcalc.model.type_tables import rows_of
+from kvcalc.model.type_tables import joined, rows_of
 
 PARTS = frozenset(("like", "tower", "model", "nested", "assume", "force", "where", "layers", "split", "whole"))
 """What a row may have."""
@@ -58,15 +58,6 @@ def count(row: Mapping[str, Any], tower: ConfigReader, text: int, outer: ConfigR
 def row_of(name: str) -> Mapping[str, Any]:
     """A row of the table, as `joined` makes it."""
     return joined(rows_of("tower_weights"), name)
-
-
-def joined(rows: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A row with what it adds to the one that it is `like`. KeyError if there is none."""
-    own = dict(rows[name])
-    found = dict(joined(rows, own.pop("like"))) if "like" in own else {}
-    for part, value in own.items():
-        found[part] = {**found.get(part, {}), **value} if isinstance(value, dict) else value
-    return found
 
 
 def _functions_of(tower: ConfigReader, outer: ConfigReader) -> dict[str, Any]:

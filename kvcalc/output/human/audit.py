@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import count, name_engine
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import plain_table
+from kvcalc.output.human.tables import Text, plain_table
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import percent
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import Table
+from kvcalc.output.human.tables import Table, Text
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -18,8 +18,7 @@ from kvcalc.output.human.figures import (
     text,
     yes_or_no,
 )
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import Column, table_of
+from kvcalc.output.human.tables import Column, Text, table_of
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Union
 
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import Column, Table, table_of
+from kvcalc.output.human.tables import Column, Table, Text, table_of
 from kvcalc.output.wrapping import wrapped
 
 _LEAST_COLUMNS, _OFF_A_TERMINAL = 20, 80

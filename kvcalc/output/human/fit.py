@@ -15,8 +15,7 @@ from kvcalc.output.human.figures import (
     requests_per_second,
     split,
 )
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import plain_table
+from kvcalc.output.human.tables import Text, plain_table
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def render(document: documents.FitDocument, console: Console) -> None:
     if document["offload"]:
         _offload(document["offload"], console)
     if "sources" in document:
-        from kvcalc.output.human.sources import print_reserve, print_sources
+        from kvcalc.output.human.explained import print_reserve, print_sources
 
         console.print()
         print_sources(document["sources"], document["engine"], console)

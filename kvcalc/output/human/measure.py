@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import byte_rate, count, describe_workload, duration, flop_rate, percent
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import plain_table
+from kvcalc.output.human.tables import Text, plain_table
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:

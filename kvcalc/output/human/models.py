@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import attention, count, name_engine, rate, size, text
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import Column, plain_table
+from kvcalc.output.human.tables import Column, Text, plain_table
 from kvcalc.output.paths import scalars
 from kvcalc.units import format_parameters
 from kvcalc.writing.cells import bare

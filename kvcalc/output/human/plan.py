@@ -6,17 +6,20 @@ from typing import Any
 
 from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import count, duration, percent, rate, span, text
-from kvcalc.output.human.finalists import (
+from kvcalc.output.human.layouts import (
+    has_types,
+    is_simulated,
+    judged_text,
     layout_of,
+    name_of_row,
     print_finalists,
+    print_pools,
     question_of,
     replica_split,
     simulated_columns,
     targets_text,
-)  # fmt: skip
-from kvcalc.output.human.judged import has_types, is_simulated, judged_text, name_of_row
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import Column
+)
+from kvcalc.output.human.tables import Column, Text
 from kvcalc.writing import shell
 
 _WIDTH = 78
@@ -45,8 +48,6 @@ def render(document: dict[str, Any], console: Console) -> None:
     if document["pareto"]:
         _front(document, console)
     if best is not None and best.get("disaggregated") is not None:
-        from kvcalc.output.human.split_pools import print_pools
-
         print_pools(best, console)
         for role, command in best["disaggregated"]["commands"].items():
             on = "" if role == "router" else f", on {best['disaggregated'][role]['gpu']}"

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import count, duration, percent, size, split, text
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import Column
+from kvcalc.output.human.tables import Column, Text
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.output.human.calibration import print_calibration, print_factors
 from kvcalc.output.human.console import Console
 from kvcalc.output.human.figures import count, duration, percent, span, split
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import Table, plain_table
+from kvcalc.output.human.tables import Table, Text, plain_table
 
 if TYPE_CHECKING:
     from typing import Literal

@@ -16,8 +16,7 @@ from kvcalc.output.human.figures import (
     requests_per_second,
 )
 from kvcalc.output.human.fit import describe_devices
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import plain_table
+from kvcalc.output.human.tables import Text, plain_table
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

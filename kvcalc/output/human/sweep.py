@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import count, duration, rate, size, span, text, yes_or_no
-from kvcalc.output.human.styled import Text
-from kvcalc.output.human.tables import Column
+from kvcalc.output.human.tables import Column, Text
 from kvcalc.output.wrapping import wrapped
 from kvcalc.units import format_size
 

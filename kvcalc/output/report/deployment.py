@@ -16,15 +16,15 @@ from kvcalc.output.human.figures import (
     span,
     text,
 )
-from kvcalc.output.human.finalists import (
+from kvcalc.output.human.layouts import (
     finalist_columns,
     finalist_rows,
+    judged_text,
     layout_of,
     limits_of,
     question_of,
     targets_text,
 )
-from kvcalc.output.human.judged import judged_text
 from kvcalc.output.report.load import load_section
 from kvcalc.output.report.page import Answer, Code, Section, Text
 from kvcalc.output.report.parts import Document, facts_of, memory_section, subtitle_of, table_of, warnings_of

@@ -34,12 +34,17 @@ class Answer(NamedTuple):
 
     @property
     def fit(self) -> documents.Fit:
-        """The `fit` part of the document. ModelError (exit 3) if it is not known."""
-        found = self.document["fit"]
-        if found is None:
-            reason = next((note.text for note in self.notes if note.part == "fit"), "not known")
-            raise ModelError(reason, "kvcalc estimate --kv-memory SIZE checks the cache alone")
-        return found
+        """The `fit` part of the document. Raises what `fit_of` raises."""
+        return fit_of(self.document)
+
+
+def fit_of(document: documents.Estimate) -> documents.Fit:
+    """The `fit` part of the document. ModelError (exit 3) if it is not known."""
+    found = document["fit"]
+    if found is None:
+        reason = next((note["text"] for note in document["warnings"] if note["part"] == "fit"), "not known")
+        raise ModelError(reason, "kvcalc estimate --kv-memory SIZE checks the cache alone")
+    return found
 
 
 def answer(question: Question) -> Answer:

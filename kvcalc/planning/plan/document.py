@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.engines import RELEASE, SERVERS, command_key, engine_class, start_command
+from kvcalc.engines import SERVERS, command_key, engine_class, start_command
 from kvcalc.engines.command import Checkpoint, Layout
 from kvcalc.engines.options import check_settings
 from kvcalc.errors import DoesNotFitError, KvcalcError, SettingError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.cases.dp_attention import WHOLE_COPIES
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
@@ -21,7 +20,15 @@ from kvcalc.planning.plan.confirm import find_confirmed
 from kvcalc.planning.plan.pareto import best_of, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.replicas import OnePool, judged_alike
 from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
-from kvcalc.planning.plan.traffic import MOST_BUSY, Platform, Traffic, Trouble, describe_cost
+from kvcalc.planning.plan.traffic import (
+    MOST_BUSY,
+    Platform,
+    Traffic,
+    Trouble,
+    about_speed,
+    describe_cost,
+    grouped_notes,
+)
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
@@ -139,8 +146,8 @@ def plan(
     kind_of_best = next((kind for kind, row in zip(kinds, rows) if row is best), kinds[0])
     checkpoint = checkpoint_of(question.model, kind_of_best.dtype)
     notes = [
-        *_notes(traffic, kinds, found, checkpoint if best else None), *_simulation_notes(kinds, judges),
-        *_full_notes(kinds, rows),
+        *_notes(traffic, kinds, found, checkpoint if best else None), *(() if simulation is None else simulation.notes),
+        *grouped_notes(kinds, [() if judge is None else judge.notes() for judge in judges]), *_full_notes(kinds, rows),
     ]  # fmt: skip
     printed = commands(rows, best, key, None if simulation is None else simulation.router)
     if simulation is not None:
@@ -253,34 +260,15 @@ def _notes(
         notes.append(Note("lengths", BEYOND_MODEL, traffic.beyond_limit))
     if checkpoint is not None and checkpoint.note is not None:
         notes.append(Note("plans", "checkpoint", checkpoint.note))
-    about_rows = [
-        RowNote((kind.engine, kind.gpu.name), note, kind.gpu)
-        for kind, one in zip(kinds, found)
-        if isinstance(one, OnePool) and one.probe.speed is not None
-        for note in one.probe.speed.notes
-        if note.part in ("throughput", "calibration") or note.code == RELEASE
-    ]
-    return notes + group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
+    answers = (one.probe.speed if isinstance(one, OnePool) else None for one in found)
+    return notes + grouped_notes(kinds, [[] if answer is None else about_speed(answer) for answer in answers])
 
 
 def _full_notes(kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> list[Note]:
     """A note about layouts that a little more load makes too slow."""
     text = f"the load is more than {MOST_BUSY:.0%} of what the layout serves: --headroom 20% leaves room for more"
-    full = [
-        RowNote((kind.engine, kind.gpu.name), Note("plans", "nearly-full", text), kind.gpu)
-        for kind, row in zip(kinds, rows)
-        if (row["utilisation"] or 0.0) > MOST_BUSY
-    ]
-    return group_notes(full, [(kind.engine, kind.gpu.name) for kind in kinds])
-
-
-def _simulation_notes(kinds: Sequence[Platform], judges: Sequence[Judge | None]) -> list[Note]:
-    judged = [(kind, judge) for kind, judge in zip(kinds, judges) if judge is not None]
-    found = [
-        RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for kind, judge in judged for note in judge.notes()
-    ]  # fmt: skip
-    rows = [note for _, judge in judged[:1] for note in judge.simulation.notes]
-    return rows + group_notes(found, [(kind.engine, kind.gpu.name) for kind, _ in judged])
+    is_full = ((row["utilisation"] or 0.0) > MOST_BUSY for row in rows)
+    return grouped_notes(kinds, ([Note("plans", "nearly-full", text)] * full for full in is_full))
 
 
 def _row(
@@ -296,7 +284,7 @@ def _row(
         trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
         row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
         return cast("documents.PlanRow", row)
-    question, memory, serving = traffic.of(found.shape).question, found.probe.memory, found.probe.serving
+    question, memory, serving = found.shape.of(traffic.question), found.probe.memory, found.probe.serving
     low, high = serving["tokens_per_second_low"], serving["tokens_per_second_high"]
     row.update(
         **found.shape.describe(found.probe.expert_parallel_size),

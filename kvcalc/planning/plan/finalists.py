@@ -126,7 +126,7 @@ def _candidates(traffic: Traffic, kind: Platform, most: int) -> Iterator[tuple[l
 
 def _first_guess(traffic: Traffic, layout: OnePool) -> OnePool:
     """The number of replicas to simulate first: that of the closed form, or as many as there can be if it has none."""
-    guess = smallest(traffic.of(layout.shape), layout.kind, layout.shape)
+    guess = smallest(traffic, layout.kind, layout.shape)
     return guess if isinstance(guess, OnePool) else layout.at((layout.most_replicas(layout.kind.max_devices),))
 
 

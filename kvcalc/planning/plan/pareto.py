@@ -56,10 +56,10 @@ def _burden(point: documents.ParetoPoint, priced: bool) -> float:
 
 def _points(traffic: Traffic, kind: Platform) -> Iterator[documents.ParetoPoint]:
     for shape in shapes_of(traffic, kind):
-        own, running = traffic.of(shape), 1
+        running = 1
         while running <= MOST_RUNNING:
             try:
-                one = probe(own, kind, shape.tensor, shape.stages, running, is_brief=True)
+                one = probe(traffic, kind, shape, running, is_brief=True)
             except KvcalcError:
                 break
             # More requests are neither smaller nor faster.

@@ -10,13 +10,12 @@ Targets for percentiles are judged by a simulation (`planning.plan.finalists`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil
 from typing import TYPE_CHECKING, cast
 
 from kvcalc.engines import engine_class
 from kvcalc.errors import KvcalcError, LayoutError
-from kvcalc.memory.kv_cache import most_that_fit
 from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, stage_shapes, usual_shapes
 from kvcalc.planning.plan.traffic import (
     MOST_RUNNING,
@@ -30,6 +29,7 @@ from kvcalc.planning.plan.traffic import (
     replica_of,
 )
 from kvcalc.records import NamedTuple
+from kvcalc.search import largest_where, smallest_where
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -41,7 +41,7 @@ _WORTH_IT = 1.02
 
 
 class OnePool(NamedTuple):
-    """A layout with one pool, of replicas. `traffic` is that of the shape.
+    """A layout with one pool, of replicas.
 
     `next_layout` is the second choice, and why it was not chosen. `most_running` is the limit of running requests of an
     DP rank in the simulation. None without one.
@@ -72,11 +72,8 @@ class OnePool(NamedTuple):
     def utilisation(self) -> float | None:
         """The load as a share of what the replicas serve at most, without limits on their times. None for clients."""
         rate = self.traffic.targets.requests_per_second
-        return (
-            None
-            if rate is None
-            else rate / (self.replicas * _capacity(self.traffic, self.kind, self.shape, self.probe))
-        )
+        one = Replica(self.traffic, self.kind, self.shape)
+        return None if rate is None else rate / (self.replicas * one.capacity(self.probe))
 
     @property
     def least_replicas(self) -> int:
@@ -106,9 +103,9 @@ class OnePool(NamedTuple):
         (replicas,) = numbers
         if self.replicas == replicas:
             return self
-        return self._replace(
-            replicas=replicas, probe=with_replicas(self.traffic.without_limits(), self.kind, self.shape, replicas)
-        )
+        # The shape is known to hold a request, but may be too slow for the load.
+        one = Replica(self.traffic.without_limits(), self.kind, self.shape)
+        return self._replace(replicas=replicas, probe=one.whole(one.running(replicas, one.most_running())))
 
     def most_replicas(self, num_devices: int) -> int:
         """The most replicas on `num_devices` devices. In a closed loop, every replica has a client."""
@@ -124,7 +121,7 @@ class OnePool(NamedTuple):
         self, simulation: Simulates, targets: Targets, num_requests: int, step_factor: float, *, is_alone: bool
     ) -> tuple[OnePool, Simulated]:
         """The layout with what its simulation says, and the simulation."""
-        question = replica_of(self.traffic, self.kind, self.shape.tensor, self.shape.stages, self.replicas)
+        question = replica_of(self.traffic, self.kind, self.shape, self.replicas)
         replicas = None if is_alone else self.replicas
         found = simulation.run(question, targets, replicas, num_requests, step_factor)
         return self._replace(most_running=found.most_running), found
@@ -172,7 +169,8 @@ def find_layouts(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Fo
         trouble = found.trouble or trouble
         yield found._replace(trouble=trouble)
     if trouble is None and traffic.question.data_parallel_size > 1:
-        probe(traffic, kind, 1, 1, 1)  # raises the reason why there can be no DP ranks
+        only = Shape(1, 1, traffic.question.data_parallel_size, prompt_ranks=traffic.prompt_ranks(kind.engine))
+        probe(traffic, kind, only, 1)  # raises the reason why there can be no DP ranks
 
 
 def judged_alike(traffic: Traffic, kind: Platform) -> Traffic:
@@ -186,7 +184,7 @@ def judged_alike(traffic: Traffic, kind: Platform) -> Traffic:
     ranges = list[Mapping[str, tuple[float, float | None, float | None]]]()
     for shape in shapes_of(traffic, kind):
         try:
-            one = probe(traffic.of(shape), kind, shape.tensor, shape.stages, 1, is_brief=True)
+            one = probe(traffic, kind, shape, 1, is_brief=True)
         except KvcalcError:
             continue
         if one.speed is not None:
@@ -223,7 +221,7 @@ def _layouts(traffic: Traffic, kind: Platform, shapes: list[Shape], keep: int) -
             most = layouts[keep - 1].num_devices
             if shape.devices > most:
                 break
-        one = smallest(traffic.of(shape), kind, shape, most)
+        one = smallest(traffic, kind, shape, most)
         if isinstance(one, OnePool):
             layouts.append(one)
             layouts.sort(key=devices_then_speed)
@@ -266,14 +264,13 @@ def devices_then_speed(layout: OnePool) -> tuple[int, float]:
 def smallest(
     traffic: Traffic, kind: Platform, shape: Shape, most_devices: int | None = None
 ) -> OnePool | Trouble | None:
-    """The fewest replicas of this shape, or why it does not serve. `traffic` is that of the shape.
+    """The fewest replicas of this shape, or why it does not serve.
 
     None if more than `most_devices` are needed, or if a part that nobody asked for is refused.
     """
-
-    at = _brief_probes(traffic, kind, shape)
+    one = Replica(traffic, kind, shape)
     try:
-        alone = probe(traffic, kind, shape.tensor, shape.stages, 1)
+        alone = one.whole(1)
     except LayoutError as error:
         return Refused(error.message, error.hint)
     except KvcalcError:
@@ -284,99 +281,78 @@ def smallest(
         raise
     if alone.trouble is not None:
         return alone.trouble._replace(reason=f"{shape}: {alone.trouble.reason}")
-    if most_devices is not None and _needs_more(traffic, at, alone, most_devices // shape.devices):
+    if most_devices is not None and one.needs_more(alone, most_devices // shape.devices):
         return None
-    most = _most_running(at, _wanted(traffic))
-    replicas = _replicas(traffic, at, most)
-    if traffic.targets.requests_per_second is not None:
-        busy = traffic.targets.requests_per_second / _capacity(traffic, kind, shape, alone)
-        replicas = max(replicas, ceil(busy / traffic.most_busy))
+    most = one.most_running()
+    replicas = -(-one.clients // most) if one.clients else max(1, -int(-one.rate // one.rate_at(most)))
+    if one.rate:
+        replicas = max(replicas, ceil(one.rate / one.capacity(alone) / traffic.most_busy))
     needed = (replicas + traffic.spare_replicas) * shape.devices
     if needed > kind.max_devices:
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
         reason = f"{replicas:,} replicas of {shape} need {needed:,} devices, but the limit is {kind.max_devices:,}"
         return Trouble(reason, more)
-    running = _at_replicas(traffic, at, most, replicas).running
-    return OnePool(traffic, kind, shape, replicas, probe(traffic, kind, shape.tensor, shape.stages, running))
+    return OnePool(traffic, kind, shape, replicas, one.whole(one.running(replicas, most)))
 
 
-def with_replicas(traffic: Traffic, kind: Platform, shape: Shape, replicas: int) -> Probe:
-    """One of `replicas` replicas. The shape is known to hold a request, but may be too slow for the load."""
-    own = traffic.of(shape)
-    at = _brief_probes(own, kind, shape)
-    running = _at_replicas(own, at, _most_running(at, _wanted(own)), replicas).running
-    return probe(own, kind, shape.tensor, shape.stages, running)
+class Replica:
+    """One replica of a shape, with any number of running requests. Each number is computed once.
 
-
-def _brief_probes(traffic: Traffic, kind: Platform, shape: Shape) -> Callable[[int], Probe]:
-    """What a search needs of one replica with a number of running requests, each number computed once."""
-
-    def at(running: int) -> Probe:
-        return probe(traffic, kind, shape.tensor, shape.stages, running, is_brief=True)
-
-    return lru_cache(maxsize=None)(at)
-
-
-def _wanted(traffic: Traffic) -> int:
-    """The largest number of running requests worth trying for one replica."""
-    return traffic.targets.concurrency or MOST_RUNNING * traffic.question.data_parallel_size
-
-
-def _needs_more(traffic: Traffic, at: Callable[[int], Probe], alone: Probe, replicas: int) -> bool:
-    """Whether the load certainly needs more than `replicas` replicas. Takes a few probes, and `smallest` takes dozens.
-
-    By Little's law, a replica runs its share of the rate times the seconds that a request stays, which grow with the
-    running requests. So at least that many requests must run together and meet the targets.
+    `rate` and `clients` are those of all replicas, and `wanted` is the largest number of running requests worth trying.
     """
-    if traffic.targets.concurrency is not None:
-        return at(-(-traffic.targets.concurrency // replicas)).trouble is not None
-    share, running, found = (traffic.targets.requests_per_second or 0.0) / replicas, 1, alone
-    for _ in range(_MOST_ROUNDS):
-        needed = ceil(share * running / found.serving["requests_per_second"])
-        if needed <= running:
-            return False
-        running = needed
-        if running > _wanted(traffic):
-            return True
-        found = at(running)
-        if found.trouble is not None:
-            return True
-    return False
 
+    def __init__(self, traffic: Traffic, kind: Platform, shape: Shape) -> None:
+        self._traffic, self._kind, self._shape = traffic, kind, shape
+        self.rate, self.clients = traffic.targets.requests_per_second or 0.0, traffic.targets.concurrency
+        self.wanted = self.clients or MOST_RUNNING * shape.dp_ranks
+        self.at: Callable[[int], Probe] = lru_cache(maxsize=None)(partial(probe, traffic, kind, shape, is_brief=True))
 
-def _capacity(traffic: Traffic, kind: Platform, shape: Shape, one: Probe) -> float:
-    """The requests per second of one replica that runs as many as the memory holds, without limits on their times."""
-    most = min(_wanted(traffic), max(one.running, one.memory.fit["max_batch_size"] or 0))
-    full = probe(traffic.without_limits(), kind, shape.tensor, shape.stages, most, is_brief=True)
-    return float((one if full.trouble is not None else full).serving["requests_per_second"])
+    def whole(self, running: int) -> Probe:
+        """The replica with the whole answer, not only what a search needs."""
+        return probe(self._traffic, self._kind, self._shape, running)
 
+    def rate_at(self, running: int) -> float:
+        """The requests per second that it serves."""
+        return self.at(running).serving["requests_per_second"]
 
-def _replicas(traffic: Traffic, at: Callable[[int], Probe], most: int) -> int:
-    """The number of replicas, each of which runs at most `most` requests."""
-    if traffic.targets.concurrency is not None:
-        return -(-traffic.targets.concurrency // most)
-    return _replicas_at_rate(traffic, at(most))
+    def needs_more(self, alone: Probe, replicas: int) -> bool:
+        """Whether the load certainly needs more than `replicas` replicas. It takes a few probes, `smallest` dozens.
 
+        By Little's law, a replica runs its share of the rate times the seconds that a request stays, which grow with
+        the running requests. So at least that many requests must run together and meet the targets.
+        """
+        if self.clients is not None:
+            return self.at(-(-self.clients // replicas)).trouble is not None
+        running, found = 1, alone
+        for _ in range(_MOST_ROUNDS):
+            needed = ceil(self.rate / replicas * running / found.serving["requests_per_second"])
+            if needed <= running:
+                return False
+            running = needed
+            if running > self.wanted:
+                return True
+            found = self.at(running)
+            if found.trouble is not None:
+                return True
+        return False
 
-def _replicas_at_rate(traffic: Traffic, one: Probe) -> int:
-    rate = traffic.targets.requests_per_second or 0.0
-    return max(1, -int(-rate // one.serving["requests_per_second"]))
+    def capacity(self, one: Probe) -> float:
+        """The requests per second with as many as the memory holds, without limits on their times. `one` is any."""
+        most = min(self.wanted, max(one.running, one.memory.fit["max_batch_size"] or 0))
+        full = probe(self._traffic.without_limits(), self._kind, self._shape, most, is_brief=True)
+        return float((one if full.trouble is not None else full).serving["requests_per_second"])
 
+    def running(self, replicas: int, most: int) -> int:
+        """The fewest running requests, and at most `most`, with which `replicas` replicas serve the load."""
+        if self.clients is not None:
+            return min(-(-self.clients // replicas), most)
+        if replicas * self.rate_at(most) < self.rate:
+            return most
+        # Fewer concurrent requests may also reach the rate, and each is answered sooner.
+        return smallest_where(lambda running: replicas * self.rate_at(running) >= self.rate, 1, most)
 
-def _at_replicas(traffic: Traffic, at: Callable[[int], Probe], most: int, replicas: int) -> Probe:
-    """One of `replicas` replicas, with the fewest running requests that serve the load, and at most `most`."""
-    if traffic.targets.concurrency is not None:
-        return at(min(-(-traffic.targets.concurrency // replicas), most))
-    rate = traffic.targets.requests_per_second or 0.0
-    if replicas * at(most).serving["requests_per_second"] < rate:
-        return at(most)
-    # Fewer concurrent requests may also reach the rate, and each is answered sooner.
-    too_few = most_that_fit(lambda running: int(replicas * at(running).serving["requests_per_second"] >= rate), 0, most)
-    return at(too_few + 1)
-
-
-def _most_running(probe: Callable[[int], Probe], most: int) -> int:
-    """The most requests, up to `most`, that one replica serves within the targets. It is known to serve one."""
-    if probe(most).trouble is None:
-        return most
-    return most_that_fit(lambda running: int(probe(running).trouble is not None), 0, most)
+    def most_running(self) -> int:
+        """The most requests that are served within the targets, at most `wanted`. It is known to serve one."""
+        if self.at(self.wanted).trouble is None:
+            return self.wanted
+        return largest_where(lambda running: self.at(running).trouble is None, 1, self.wanted)

@@ -7,13 +7,15 @@ layouts have, such as devices with different layers, is left to that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.engines import engine_class
+from kvcalc.engines import RELEASE, engine_class
 from kvcalc.engines.options import settings_of
 from kvcalc.errors import ModelError
+from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer, answer_case
+from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.cases.dp_attention import most_experts, whole_copies
 from kvcalc.planning.cases.lengths import Lengths
@@ -71,6 +73,18 @@ def describe_cost(
     return {
         "cost_per_hour": hourly, "cost_per_million_output_tokens": each, "cost_per_million_tokens": each * share
     }  # fmt: skip
+
+
+def grouped_notes(kinds: Sequence[Platform], notes: Iterable[Iterable[Note]]) -> list[Note]:
+    """The notes of the rows of some kinds, each remark once (`group_notes`)."""
+    rows = [(kind.engine, kind.gpu.name) for kind in kinds]
+    found = [RowNote(row, note, kind.gpu) for kind, row, own in zip(kinds, rows, notes) for note in own]
+    return group_notes(found, rows)
+
+
+def about_speed(answer: Answer) -> list[Note]:
+    """The notes of an answer that say something about its times."""
+    return [note for note in answer.notes if note.part in ("throughput", "calibration") or note.code == RELEASE]
 
 
 class Trouble(NamedTuple):
@@ -157,10 +171,6 @@ class Traffic(NamedTuple):
         """The copies of the attention that divide a prompt under an engine."""
         return engine_class(engine).prompt_ranks_in(self.question.engine_settings or {})
 
-    def of(self, shape: Shape) -> Traffic:
-        """The traffic for replicas of this shape."""
-        return self._replace(question=shape.of(self.question))
-
     def divides_experts(self, engine: str) -> bool:
         """Whether DP ranks and the ways to divide experts are tried: nobody asked for ranks of either kind."""
         ranks = self.question.data_parallel_size * self.prompt_ranks(engine)
@@ -208,23 +218,23 @@ class Traffic(NamedTuple):
         return Trouble(self.beyond_limit, "to plan them anyway, add --allow-beyond-limit")
 
 
-def replica_of(traffic: Traffic, kind: Platform, tensor: int, stages: int, replicas: int = 1) -> Question:
-    """The question about `replicas` replicas on devices of a kind."""
-    question = traffic.question
-    devices = replicas * question.data_parallel_size * traffic.prompt_ranks(kind.engine) * tensor * stages
+def replica_of(traffic: Traffic, kind: Platform, shape: Shape, replicas: int = 1) -> Question:
+    """The question about `replicas` replicas of a shape on devices of a kind."""
+    question = shape.of(traffic.question)
     return question._replace(
         dtype=kind.dtype, engine=kind.engine,
         engine_settings=traffic.settings_for(kind.engine, question.engine_settings or {}),
-        tensor_parallel_size=tensor, pipeline_parallel_size=stages, devices=Devices(kind.gpu, devices),
+        tensor_parallel_size=shape.tensor, pipeline_parallel_size=shape.stages,
+        devices=Devices(kind.gpu, replicas * shape.devices),
     )  # fmt: skip
 
 
-def probe(traffic: Traffic, kind: Platform, tensor: int, stages: int, running: int, is_brief: bool = False) -> Probe:
-    """One replica with `running` requests. LayoutError if the model cannot be split this way.
+def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief: bool = False) -> Probe:
+    """One replica of a shape with `running` requests. LayoutError if the model cannot be split this way.
 
     One that `is_brief` has only what a search needs of the answers (`brief_answer`).
     """
-    lengths, replica = traffic.lengths, replica_of(traffic, kind, tensor, stages)
+    lengths, replica = traffic.lengths, replica_of(traffic, kind, shape)
     total = lengths.input_tokens + lengths.output_tokens
     served = replica.speed_asked._replace(
         input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running

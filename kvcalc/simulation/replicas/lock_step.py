@@ -60,7 +60,7 @@ class LockStep(Server):
         self.router.queue.extend(self.arrivals.receive(self._visible))
         self.free_sent(self._visible)
         self.router.route()
-        plans: list[Plan] = [([], steps) if (steps := rank.quiet_steps()) > 0 else rank.plan() for rank in self.ranks]
+        plans: list[Plan] = [([], steps) if (steps := rank.quiet_steps()) else rank.plan() for rank in self.ranks]
         if any(chunks for chunks, _ in plans):
             self._step(plans)
             return True

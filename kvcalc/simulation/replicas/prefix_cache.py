@@ -45,14 +45,13 @@ class PrefixCache:
         finds_own = self._finds_own and request.kept
         if not request.names and not finds_own:
             return 0  # it finds the tokens with which it came
-        found = pinned = tokens = 0
+        found = tokens = 0
         for name in request.names:
             units = self.units if name in self._users else self._unused.get((True, name), 0)
             tokens += self._tokens(units)
             if units < self.units:
                 break
             found += 1
-            pinned += self.units if name in self._users else 0
         else:
             if finds_own:
                 # Blocks are freed from the last one to the first, so what is left is the beginning.
@@ -62,9 +61,7 @@ class PrefixCache:
         size = self._pool.block_tokens
         request.cached_tokens = min(tokens, (request.target - 1) // size * size)
         request.shared = min(found, request.cached_tokens // self.tokens)
-        if request.shared < found and request.names[found - 1] in self._users:
-            pinned -= self.units
-        return pinned
+        return self.units * sum([name in self._users for name in request.names[: request.shared]])
 
     def make_room(self, promised: int) -> None:
         """Forget what the used and the promised units have displaced. Needed before units are given back."""

@@ -226,7 +226,7 @@ class Replica(Holder):
         changes, last = self._quiet
         if self.waiting or self._leaving or self._shrinking or changes != self.pool.changes:
             return 0
-        return self.pace.steps_within(last - self.pool.steps)
+        return max(0, self.pace.steps_within(last - self.pool.steps))
 
     def advance_tokens(self, steps: int, tokens: int) -> None:
         """All decoding requests have got the tokens of `steps` steps."""

@@ -25,14 +25,13 @@ class MeasuringPasses(Passes):
     names = frozenset(("buffer", "cache", "creating", "self", "state_buffer", "states"))
 
     def __init__(self) -> None:
-        # Line numbers: of the last buffer with bytes, of the last one without, and of the last context.
+        # Line numbers: of the last buffer with bytes, of the last one without, and of the last fact, as the context.
         self._loaded = self._measured = self._context = 0
         # The context of the first pass that measured since a model was loaded.
         self._first: int | None = None
 
     def replaces(self, name: str, said: int, line: int) -> bool:
-        if name == "context_tokens":
-            self._context = line
+        self._context = line
         return self._loaded < said < self._measured < line
 
     def earlier(self, record: Record) -> range:

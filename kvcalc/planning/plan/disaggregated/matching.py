@@ -117,12 +117,11 @@ class Pair(NamedTuple):
         of_prefills, of_decodes, of_both = limits
         costs = weights[0] * self.prefill.devices, weights[1] * self.decode.devices
         last = min(of_decodes, of_both - self.prefill.devices) // self.decode.devices
-        last = min(last, _affordable(most_cost - costs[0], costs[1]))
         decodes = self._first_decodes(load, meets, last)
         if decodes is None:
             return None
         best: Match | None = None
-        while decodes <= last and costs[0] + decodes * costs[1] <= most_cost:
+        while decodes <= min(last, _affordable(most_cost - costs[0], costs[1])):
             most = min(of_prefills, of_both - decodes * self.decode.devices) // self.prefill.devices
             most = min(most, _affordable(most_cost - decodes * costs[1], costs[0]))
             found = self.fewest_prefills(decodes, load, meets, most)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines import RELEASE, disaggregation_of, start_command
+from kvcalc.engines import disaggregation_of, start_command
 from kvcalc.engines.command import DECODE, PREFILL, ROLES, Checkpoint, Layout, Pools
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
@@ -30,7 +30,16 @@ from kvcalc.planning.plan.disaggregated.split import (
 )
 from kvcalc.planning.plan.replicas import as_many_devices, more_devices
 from kvcalc.planning.plan.targets import Targets
-from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, Trouble, describe_cost, seconds_text
+from kvcalc.planning.plan.traffic import (
+    MOST_RUNNING,
+    Platform,
+    Traffic,
+    Trouble,
+    about_speed,
+    describe_cost,
+    grouped_notes,
+    seconds_text,
+)
 from kvcalc.planning.serving.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
@@ -115,20 +124,19 @@ def with_splits(asked: SplitPlan, kinds: Sequence[Platform], rows: Sequence[docu
     For each engine, there is also a row with the best pools on two kinds of device, if there are any.
     """
     all_rows: list[documents.PlanRow] = []
-    about_rows, finalists = list[RowNote](), list["documents.PlanFinalist"]()
+    notes, finalists = list[list[Note]](), list["documents.PlanFinalist"]()
     for kind, row in zip(kinds, rows):
         judge = asked.judge(asked.simulation)
         try:
             found: TwoPools | Trouble | KvcalcError = _find(asked, [same_kind(kind, asked.transfer)], judge)
         except KvcalcError as error:
             found = error
-        split, notes = describe_split(asked, row, found, judge)
+        split, own = describe_split(asked, row, found, judge)
         row = {**row, "disaggregated": None, "next_mode": None}
         all_rows += _in_order(kind, row, split, asked.known.traffic.targets)
-        about_rows += [RowNote((kind.engine, kind.gpu.name), note, kind.gpu) for note in notes]
+        notes.append(own)
         finalists += judge.describe() if judge is not None else []
-    all_notes = group_notes(about_rows, [(kind.engine, kind.gpu.name) for kind in kinds])
-    return _with_mixed(asked, kinds, SplitRows(all_rows, all_notes, finalists))
+    return _with_mixed(asked, kinds, SplitRows(all_rows, grouped_notes(kinds, notes), finalists))
 
 
 def _with_mixed(asked: SplitPlan, kinds: Sequence[Platform], rows: SplitRows) -> SplitRows:
@@ -274,22 +282,13 @@ def _layout(traffic: Traffic, one: Instance, running: int) -> Layout:
 
 
 def _notes(kind: Platform, answers: tuple[Answer, Answer]) -> list[Note]:
-    notes = [
-        note
-        for answer in answers
-        for note in answer.notes
-        if note.part in ("throughput", "calibration") or note.code == RELEASE
-    ]
+    notes = [note for answer in answers for note in about_speed(answer)]
     uncounted = disaggregation_of(kind.engine).uncounted
     unmeasured = "disaggregated: no measurement of separate prefill and decode instances is in the fit"
     return [
         *notes,
         Note("plans", "disaggregated-not-fitted", unmeasured),
-        Note(
-            "plans",
-            "disaggregated-not-counted",
-            f"disaggregated: not counted: {uncounted}",
-        ),
+        Note("plans", "disaggregated-not-counted", f"disaggregated: not counted: {uncounted}"),
     ]
 
 

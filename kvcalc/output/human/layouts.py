@@ -1,22 +1,28 @@
-"""The simulated layouts of `kvcalc plan`, and the names of the statistics that its targets limit."""
+"""How a plan's question, its layouts and its limits are written, on the terminal and in the report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import (
     OVERLOADED,
+    byte_rate,
     count,
     duration,
     duration_or_overloaded,
+    percent,
     rate,
     requests_per_second,
+    size,
     split,
     text,
 )
-from kvcalc.output.human.tables import Column
+from kvcalc.output.human.tables import Column, Text
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 _METRICS = ("ttft", "tpot", "e2e")
 
@@ -65,8 +71,6 @@ def finalist_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     for row in document["finalists"]:
         alone = "one by one, " if row["num_devices"] is None else ""
         if row["disaggregated"] is not None:
-            from kvcalc.output.human.split_pools import pools_text
-
             layout = f"{alone}{pools_text(row['disaggregated'])}"
         else:
             each = replica_split(row)
@@ -129,8 +133,74 @@ def layout_of(row: Mapping[str, Any]) -> str:
     if not row["fits"]:
         return "-"
     if row.get("disaggregated") is not None:
-        from kvcalc.output.human.split_pools import pools_text
-
         return pools_text(row["disaggregated"])
     each = replica_split(row)
     return f"{row['replicas']} x {each}" if row["replicas"] > 1 else each
+
+
+def pools_text(pools: documents.SplitPools) -> str:
+    """Both pools, such as `2 x tp 4 P + tp 8 D`."""
+    return f"{_instances(pools['prefill'])} P + {_instances(pools['decode'])} D"
+
+
+def print_pools(row: Any, console: Console) -> None:
+    """Print the parts of the time to the first token, the transfer, and how busy the pools are."""
+    pools = row["disaggregated"]
+    parts, transfer = pools["ttft_parts"], pools["transfer"]
+    text = " + ".join(f"{key.removesuffix('_seconds').replace('_', ' ')} {duration(parts[key])}" for key in parts)
+    console.print()
+    console.print(Text.assemble(("TTFT", "bold"), f"  {duration(row['ttft_seconds'])} = {text}"))
+    link = transfer["link"] or byte_rate(transfer["bandwidth_bytes_per_second"])
+    line = f"{size(transfer['bytes_per_device'])} of {size(transfer['request_bytes'])} on the busiest device ({link})"
+    console.print(Text.assemble(("KV transfer", "bold"), f"  {line}"))
+    for role in ("prefill", "decode"):
+        pool = pools[role]
+        busy = f"{percent(pool['utilization'])} of {requests_per_second(pool['max_requests_per_second'])}"
+        line = f"{_instances(pool)}: {busy}, {count(pool['requests_held'])} requests in each cache"
+        console.print(Text.assemble((role, "bold"), f"  {line}"))
+
+
+def _instances(pool: documents.SplitPool) -> str:
+    each = split(pool) or "tp 1"
+    return f"{pool['instances']} x {each}" if pool["instances"] > 1 else each
+
+
+def judged_text(document: Mapping[str, Any]) -> str:
+    """Where the targets are judged, and for which rows not there, because their range is wide."""
+    targets, simulated = document["targets"], is_simulated(document)
+    how = "simulated with steps" if simulated else "judged"
+    if targets["confidence"] <= 50:
+        return f"{how} at the estimate"
+    limited = {name for name, _, _ in limits_of(targets)}
+    # A simulation slows all its steps by the range of TPOT, so that requests also wait longer.
+    metrics = ["TPOT"] if simulated else [name for name in ("TTFT", "TPOT") if limited & {name, "E2E"}]
+    ends: dict[str, list[str]] = {"upper_end": [], "estimate": []}
+    for name in metrics:
+        for row in document["plans"]:
+            device = name_of_row(document, row)
+            if (end := row[f"{name.lower()}_judged_at"]) is not None:
+                ends[end].append(device if simulated else f"{name} of {device}")
+    if not ends["estimate"]:
+        return f"{how} at the upper end of the range"
+    if not ends["upper_end"]:
+        return f"{how} at the estimate, because a layout's range is wide"
+    wide = ", ".join(ends["estimate"])
+    return f"{how} at the upper end of the range, but at the estimate where a layout's range is wide: {wide}"
+
+
+def is_simulated(document: Mapping[str, Any]) -> bool:
+    """Whether the simulation chose the layouts: for percentiles, and for every target with a trace."""
+    limits = limits_of(document["targets"])
+    return any(document["trace"] or statistic != "mean" for _, statistic, _ in limits)
+
+
+def name_of_row(document: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """The device of a row, and its engine and type of weights if the plan has several."""
+    parts = [row["engine"]] if len(document["engines"]) > 1 else []
+    parts += [row["weights_dtype"]] if has_types(document) and row["weights_dtype"] else []
+    return f"{row['gpu']} with {' and '.join(parts)}" if parts else row["gpu"]
+
+
+def has_types(document: Mapping[str, Any]) -> bool:
+    """Whether several types of weights were asked for."""
+    return "," in (document["dtype"] or "")

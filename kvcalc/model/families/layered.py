@@ -1,0 +1,141 @@
+"""Read families whose layers are of a few kinds, by their rows in presets/types/layers.yaml, which says what a row has.
+
+A row's formulas may name the functions of `layer_functions`, the names of its `where`, and keys of the config, which
+must then be integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache, partial
+from typing import Any
+
+from kvcalc.model.experts import choose, sparse_layers, with_defaults
+from kvcalc.model.families.common import NORMS, decoder_body
+from kvcalc.model.families.layer_functions import FUNCTIONS, OF_A_ROW
+from kvcalc.model.families.layer_orders import ORDERS
+from kvcalc.model.families.layer_row import Row
+from kvcalc.model.layers import Mixer
+from kvcalc.model.reader import Body, ConfigReader
+from kvcalc.model.spec import ModelSpec
+from kvcalc.model.tensors import Weight
+from kvcalc.model.type_tables import defaults_of, joined, made, rows_of
+
+FIELDS = (
+    "like instead as layers nested assume refuse only check where shape kinds each order then positions spec body"
+).split()
+"""What a row may have."""
+FORMULAS = (
+    "assume check where shape kinds each order then spec dense sparse of_kind more outer rows sparse_layers".split()
+)
+"""The parts with formulas, of a row or of its body."""
+BODY = (
+    "assume dense embedding experts last more norm_bias norms of_kind only outer prefix rows sparse sparse_layers tied "
+    "uncounted"
+).split()
+"""What its body may have."""
+CALLED = {**OF_A_ROW, **ORDERS}
+"""Functions of formulas that also take the row."""
+
+
+@cache
+def row_of(name: str) -> Mapping[str, Any]:
+    """A row of the table, with what it adds to the one that it is `like`."""
+    return joined(rows_of("layers"), name)
+
+
+def read(config: ConfigReader, model_type: str) -> ModelSpec:
+    """Read a config of a type that has a row: the mixers of every layer are those of its kind."""
+    facts = row_of(model_type)
+    for key, other in facts.get("instead", {}).items():
+        if config.has(key):
+            return read(config, other)
+    stated = {}
+    for key, names in facts.get("nested", {}).items():
+        stated.update((config.nested(key) if key else config).shares(names))
+    config = with_defaults(config, {**defaults_of(model_type), **stated})
+    first = Row(facts, config, FUNCTIONS, CALLED)
+    config = config.with_defaults({key: first.value(one) for key, one in facts.get("assume", {}).items()})
+    for key, why in facts.get("refuse", {}).items():
+        config.refuse(key, why)
+    for key, values in facts.get("only", {}).items():
+        config.refuse_other(key, *values)
+    row = Row(facts, config, FUNCTIONS, CALLED)
+    row["model_type"] = model_type
+    row.all_of(facts.get("check", []))
+    order = _order(row)
+    spec = config.model(
+        facts.get("as", model_type), _mixers(row, order), _counted(row, order), attention=row["shape"],
+        positions=tuple(facts.get("positions", ["max_position_embeddings"])),
+    )  # fmt: skip
+    return spec._replace(**{field: row.value(one) for field, one in facts.get("spec", {}).items()})
+
+
+def _order(row: Row) -> list[str]:
+    """The kind of every layer."""
+    stated = row.facts.get("order")
+    if stated is None:
+        row["order"] = [*row.facts["kinds"]] * row["num_layers"]
+    else:
+        row["order"] = next(found for found in map(row.value, stated) if found is not None)
+    order: list[str] = row.value(row.facts.get("then", "order"))
+    return order
+
+
+def _mixers(row: Row, order: list[str]) -> list[tuple[Mixer, ...]]:
+    """The mixers of every layer. Layers of one kind, with the same values in `each`, have the same ones."""
+    each = {name: row.value(one) for name, one in row.facts.get("each", {}).items()}
+    made: dict[tuple[Any, ...], tuple[Mixer, ...]] = {}
+    mixers = []
+    for key in zip(order, *each.values()):
+        if key not in made:
+            row.update(zip(each, key[1:]))
+            made[key] = tuple(row.all_of(row.facts["kinds"][key[0]]))
+        mixers.append(made[key])
+    return mixers
+
+
+def _counted(row: Row, order: list[str]) -> Any:
+    stated = row.facts.get("body")
+    if isinstance(stated, str):
+        return partial(made("families", stated, None), row.reader, row["num_layers"])
+    return None if stated is None else partial(_body, row, stated, order)
+
+
+def _body(row: Row, stated: Mapping[str, Any], order: list[str]) -> Body:
+    """The weights outside the mixers."""
+    for key, why in stated.get("uncounted", {}).items():
+        row.reader.refuse(key, why)
+    for key, values in stated.get("only", {}).items():
+        row.reader.refuse_other(key, *values)
+    config = row.reader.with_defaults({key: row.value(one) for key, one in stated.get("assume", {}).items()})
+    if isinstance(stated.get("tied"), str):
+        config = config.with_values({"tie_word_embeddings": row.value(stated["tied"])})
+    row = Row(row.facts, config, FUNCTIONS, CALLED)
+    if "of_kind" in stated:
+        by_kind = {kind: row.weights(stated["of_kind"].get(kind, [])) for kind in dict.fromkeys(order)}
+        mlps = [by_kind[kind] for kind in order]
+    else:
+        mlps = _mlps(row, stated)
+    passed = {name: stated[name] for name in ("last", "embedding", "prefix", "norm_bias") if name in stated}
+    body = decoder_body(
+        config, mlps, *row.weights(stated.get("outer", [])), norms=stated.get("norms", NORMS),
+        tied=stated.get("tied") is True, **passed,
+    )  # fmt: skip
+    if "rows" in stated and body.around is not None:
+        table = body.around.embedding._replace(rows=row.value(stated["rows"]))
+        body = body._replace(around=body.around._replace(embedding=table))
+    return body._replace(norms=(*body.norms, *row.weights(stated.get("more", []))))
+
+
+def _mlps(row: Row, stated: Mapping[str, Any]) -> list[tuple[Weight, ...]]:
+    """The MLP or the experts of every layer."""
+    number: int = row["num_layers"]
+    sparse: Collection[int] = ()
+    if "sparse_layers" in stated:
+        sparse = row.value(stated["sparse_layers"])
+    elif row.rule is not None:
+        sparse = sparse_layers(row.reader, row.rule, number)
+    own = row.weights(stated.get("sparse", ["experts()"])) if sparse else ()
+    mlp = stated.get("dense", ["gated_mlp('mlp', hidden_size, intermediate_size)"])
+    return choose(number, sparse, own, row.weights(mlp) if len(sparse) < number else ())

@@ -1,0 +1,102 @@
+"""A command that kvcalc writes is read back to the layout, the options and the drafts that it was written for."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvcalc.engines import SERVERS, start_command
+from kvcalc.engines.command import Checkpoint, Layout
+from kvcalc.engines.reading import Read
+from kvcalc.errors import UsageError
+from kvcalc.planning.check.servers import choose_server
+from kvcalc.writing.shell import join
+from tests.engines.test_commands import DRAFTINGS
+from tests.engines.test_options_are_read import CASES, GONE, NO_FLAGS
+from tests.rows import every_row
+
+# Options that a layout has in fields of its own, and those that depend on others.
+FIELDS = {
+    "max-num-seqs", "max-running-requests", "max-batch-size", "parallel", "context-length", "attn-cp-size",
+    "split-mode", "no-enable-prefix-caching", "speculative-num-draft-tokens", "speculative-eagle-topk", "draft-max",
+    "cpu-moe", "n-cpu-moe", "n-gpu-layers",
+}  # fmt: skip
+RUNNING = {
+    "vllm": "max-num-seqs", "sglang": "max-running-requests", "tensorrt-llm": "max-batch-size", "llama.cpp": "parallel",
+}  # fmt: skip
+
+
+def text_of(value: object) -> str:
+    return {True: "true", "128,32k": "128,32768"}.get(value, str(value))
+
+
+def read_back(engine: str, checkpoint: Checkpoint, layout: Layout) -> Read:
+    words = start_command(engine).words(checkpoint, layout)
+    assert words is not None
+    return choose_server(join(words), None).read()
+
+
+@every_row("engine, seed", [(engine, seed) for engine in SERVERS for seed in range(6)])
+def test_a_command_is_read_back(engine: str, seed: int) -> None:
+    random, is_llama = Random(seed), engine == "llama.cpp"
+    names = [name for name in CASES[engine] if name not in NO_FLAGS | GONE | FIELDS]
+    options = {name: CASES[engine][name].value for name in random.sample(names, random.randint(0, 5))}
+    tp, pp, dp = (1, 1, 1) if is_llama else (random.choice((1, 4)), random.choice((1, 2)), random.choice((1, 2, 8)))
+    tp = 1 if engine == "tensorrt-llm" and dp > 1 else tp  # its DP ranks are on one device each
+    drafting = None if is_llama else random.choice((None, *DRAFTINGS))
+    checkpoint = Checkpoint("org/model", random.choice((None, "main")), random.choice((None, "fp16")))
+    layout = Layout(
+        tp, pp, 1000 * random.randint(1, 99), 8 * random.randint(1, 50), "bf16" if is_llama else "fp8",
+        {name: "" if value is True else str(value) for name, value in options.items()},
+        drafting=drafting, data_parallel_size=dp, expert_parallel_size=tp * dp,
+    )  # fmt: skip
+    found = read_back(engine, checkpoint, layout)
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
+    if not is_llama:
+        assert [found.size(name) for name in sizes] == [tp, pp, dp, tp * dp]
+        assert (found.model, found.fields["kv_dtype"]) == ("org/model", "fp8")
+        assert found.fields.get("dtype") == checkpoint.dtype
+    context = found.fields.get("max_model_len") or found.fields["context_tokens"]
+    assert int(context) == layout.context_tokens
+    assert found.drafting == (None if drafting is None else tuple(drafting))
+    # vLLM and TensorRT-LLM count the requests of one DP rank.
+    each = 1 if engine == "sglang" else dp
+    assert int(found.settings[RUNNING[engine]]) == -(-layout.max_running // each)
+    read = {name: text_of({"True": True}.get(text, text)) for name, text in found.settings.items()}
+    assert {name: read.get(name) for name in options} == {name: text_of(value) for name, value in options.items()}
+    assert not found.unknown
+
+
+def trtllm(options: str = "", **file: Any) -> Read:
+    text = f"echo '{json.dumps(file)}' > more.yaml && trtllm-serve a/b {options} --config more.yaml"
+    return choose_server(text, None).read()
+
+
+def test_the_file_of_tensorrt_llm_counts_unless_an_option_says_otherwise() -> None:
+    """Names are those of LlmArgs and KvCacheConfig (llmapi/llm_args.py)."""
+    found = trtllm(
+        "--max_batch_size 16", max_batch_size=32, max_num_tokens=4096, tensor_parallel_size=4, build_config=None,
+        kv_cache_config={"dtype": "fp8", "tokens_per_block": 64, "max_attention_window": [128, 4096], "host_cache": 1},
+        moe_config={"backend": "CUTLASS", "max_num_tokens": 1}, enable_chunked_prefill=False, max_beam_width=1,
+    )  # fmt: skip
+    assert found.fields == {"tensor_parallel_size": "4", "kv_dtype": "fp8"}
+    assert found.settings == {
+        "max-batch-size": "16", "max-num-tokens": "4096", "tokens-per-block": "64", "max-attention-window": "128,4096",
+    }  # fmt: skip
+    assert sorted(found.unknown) == ["host_cache", "moe_config.max_num_tokens"]
+    assert trtllm(max_beam_width=4).unknown == ["max_beam_width"]
+    assert trtllm(kv_cache_dtype="nvfp4").fields["kv_dtype"] == "nvfp4"
+    assert trtllm(dtype="bfloat16").fields["dtype"] == "bf16"
+    assert "dtype" not in trtllm(kv_cache_config={"dtype": "fp8"}).fields
+    ranks = trtllm("--tp_size 8", enable_attention_dp=True)
+    assert (ranks.size("data_parallel_size"), ranks.size("tensor_parallel_size")) == (8, 1)
+    for drafts in ({"decoding_type": "MTP"}, {"max_draft_len": 3}, {"decoding_type": "no", "max_draft_len": 3}):
+        with pytest.raises(UsageError, match="needs decoding_type and max_draft_len"):
+            trtllm(speculative_config=drafts)
+    eagle = {"decoding_type": "Eagle", "max_draft_len": 4, "speculative_model_dir": "a/head"}
+    assert trtllm(speculative_config=eagle).drafting == ("eagle1", 4, "a/head")
+    eagle.update(decoding_type="EAGLE3", speculative_model="b/head")
+    assert trtllm(speculative_config=eagle).drafting == ("eagle", 4, "b/head")
