@@ -119,7 +119,7 @@ def _check_count_or_text(value: object, name: str) -> None:
 
 
 def _check_request_tokens(value: object, name: str) -> None:
-    if isinstance(value, str):
+    if isinstance(value, str) and ":" in value:
         parse_request_tokens(value, name)
     else:
         check_count(value, name)
