@@ -7,6 +7,7 @@ To add an engine, add a folder with a subclass of `Engine` in its module `engine
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -170,6 +171,7 @@ def _release_notes(engine: Engine, asked: RequestedRelease) -> list[Note]:
     return [Note("engine", RELEASE, text + engine.older_rules)]
 
 
+@lru_cache(maxsize=256)
 def _class_of(asked: str, model_type: str = "") -> tuple[type[Engine], RequestedRelease | None]:
     """The engine class for a model type, and the release of `split_engine`."""
     from kvcalc.engines.engine import imported

@@ -15,7 +15,6 @@ from kvcalc.engines.engine import Engine
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth, growth_at_slope, longest_context
 from kvcalc.memory.reads import Reads, reads_of
-from kvcalc.memory.sharding import stages_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches, period
@@ -84,7 +83,7 @@ class Allocation:
         if self._is_plain:
             return self.engine.batch_bytes(share, dtype, tokens, batch)
         if self._shared(share, dtype, tokens):
-            return max([self.held_bytes(stage, dtype, tokens, batch) for stage in self._stages(share)])
+            return max([self.held_bytes(stage, dtype, tokens, batch) for stage in self.engine.device_stages(share)])
         return sum([one.batch_bytes(part, dtype, tokens + self._slots, batch) for one, part in self._parts(share)])
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
@@ -93,7 +92,7 @@ class Allocation:
         if not self._shared(share, dtype, tokens):
             return found
         if self.engine.bounds:
-            return sum([self.held_bytes(stage, dtype, tokens, batch) for stage in self._stages(share)])
+            return sum([self.held_bytes(stage, dtype, tokens, batch) for stage in self.engine.device_stages(share)])
         # vLLM takes the same number of blocks on every stage, so all stages save the same part.
         held = self.alone().held_bytes(share, dtype, tokens, batch)
         return found * self.held_bytes(share, dtype, tokens, batch) // held if held else found
@@ -103,7 +102,7 @@ class Allocation:
             return share
         if not self.engine.bounds or not self._shared(share, dtype, tokens):
             return self.engine.largest_stage(share, dtype, tokens + self._slots, batch)
-        return max(self._stages(share), key=lambda stage: self.held_bytes(stage, dtype, tokens, batch))
+        return max(self.engine.device_stages(share), key=lambda stage: self.held_bytes(stage, dtype, tokens, batch))
 
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
         found = self._shared_bytes(spec, dtype, tokens, batch, whole=True)
@@ -197,10 +196,9 @@ class Allocation:
         if self.requests.matching is None and not self._slots and len(parts) == 1:
             return parts[0]
         from kvcalc.engines.prefixes import PLAIN as MATCHES
-        from kvcalc.engines.prefixes import DraftedPrefixes, JointPrefixes
+        from kvcalc.engines.prefixes import DraftedPrefixes
 
-        found = parts[0] if len(parts) == 1 else JointPrefixes(*parts)
-        return DraftedPrefixes(found, self._slots, self.requests.matching or MATCHES)
+        return DraftedPrefixes(parts, self._slots, self.requests.matching or MATCHES)
 
     def _own(self, share: ModelSpec) -> ModelSpec:
         """The layers of `share` in the engine's own pool."""
@@ -213,9 +211,6 @@ class Allocation:
         drafts = draft_part(share, self._drafts.drafter)
         own = (self.engine, own_part(share))
         return [own, (self._drafts.engine, drafts)] if drafts.layers else [own]
-
-    def _stages(self, share: ModelSpec) -> tuple[ModelSpec, ...]:
-        return tuple(stages_of(share, self.engine.bounds)) if self.engine.bounds else (share,)
 
     def _of_own(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int) -> int:
         """The part of `memory` that the engine's own pool gets: both pools have as many tokens."""

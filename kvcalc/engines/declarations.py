@@ -46,6 +46,9 @@ ENGINES: dict[str, tuple[str, str]] = {}
 OPTIONS: dict[str, tuple[Option, ...]] = {}
 """Engine name -> its options."""
 
+FACTS: dict[str, dict[str, Any]] = {}
+"""Engine name -> what its class declares there and not in code: the values of attributes of `Engine`."""
+
 LOGS: list[str] = []
 """The engines whose start-up logs are read: their folders have a module `log` with a `LogReader`, `LOG`."""
 
@@ -53,7 +56,7 @@ SERVERS: list[str] = []
 """The engines that kvcalc can start: their folders have a module `command` with a `StartCommand`, `COMMAND`."""
 
 _HERE = os.path.dirname(__file__)
-_NAMES = {"name", "class", "place", "has_log", "has_command", "options"}
+_NAMES = {"name", "class", "place", "has_log", "has_command", "facts", "options"}
 
 
 def declare(folder: str, declared: dict[str, Any]) -> None:
@@ -63,6 +66,7 @@ def declare(folder: str, declared: dict[str, Any]) -> None:
     name = declared["name"]
     options = tuple(_option(option, row) for option, row in (declared.get("options") or {}).items())
     ENGINES[name], OPTIONS[name] = (folder, declared["class"]), options
+    FACTS[name] = {fact: _frozen(value) for fact, value in (declared.get("facts") or {}).items()}
     if declared.get("has_log"):
         LOGS.append(name)
     if declared.get("has_command"):
@@ -94,6 +98,10 @@ def unread_types(engine: str) -> frozenset[str]:
     """The model types whose layout is not known in an engine that does not list its known types."""
     rows = shipped_table("unread")
     return frozenset(f"{rows['anywhere']} {rows[engine]}".split())
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _option(name: str, row: dict[str, Any]) -> Option:

@@ -6,7 +6,7 @@ The main method is `Engine.cache_bytes`: the bytes one sequence takes in one lay
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from kvcalc.engines.account import (
     PoolLimit,
     RunningPool,
 )
-from kvcalc.engines.declarations import ENGINES, has_table
+from kvcalc.engines.declarations import ENGINES, FACTS, has_table
 from kvcalc.engines.options import SettingsReader, name_of
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.errors import ModelError, UsageError
@@ -68,7 +68,8 @@ class Engine(ABC):
     `is_formula` is whether this is no engine, but the formulas alone. `classes_of_transformers` is "config" if it reads
     configs through Transformers' classes (`ModelSpec.with_its_classes`). `by_type` has the module (in this
     folder) and the class for types of models with rules of their own. `loads_towers` is whether it loads the vision and
-    audio towers of a checkpoint, and `lora_option` is its option for the number of LoRA adapters on a device.
+    audio towers of a checkpoint, `pads_weights` whether the sizes to which its kernels pad weights are known, and
+    `lora_option` is its option for the number of LoRA adapters on a device.
     `smaller_types` are the usual types of weights, best first, with the least bits that a weight takes.
     `largest_share` is its option for the share of a device's memory, with the largest share in published recipes.
     `limits_concurrency` is whether the concurrency that it prints is at most the requests that run.
@@ -102,6 +103,7 @@ class Engine(ABC):
     joins_drafts = False  # whether any drafter's layers are in the model's own cache
     drafts_for_one = False  # whether it drafts tokens for one sequence at a time
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
+    has_scheduler = False
     has_instances = False  # whether it has separate prefill and decode instances (`DISAGGREGATION` of `scheduler`)
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
@@ -110,6 +112,7 @@ class Engine(ABC):
     is_formula = False
     classes_of_transformers: str | None = None
     loads_towers = True
+    pads_weights = False
     lora_option: str | None = None
     largest_share: tuple[str, str] | None = None
     smaller_types: tuple[tuple[str, float], ...] = (("fp8", 8.0), ("int4", 4.0))
@@ -120,6 +123,13 @@ class Engine(ABC):
     placement_options: PlacementOptions | None = None  # None: no part of a model can be in host memory
     placement: Placement | None = None  # which parts of the model are there
     micro_batch_tokens = 0  # the most tokens that the host and the device pass to each other at once
+
+    def __init_subclass__(cls) -> None:
+        """Take the facts of `engine.yaml`, for the class with the engine's name. ValueError for an unknown one."""
+        for fact, value in FACTS.get(cls.__dict__.get("name", ""), {}).items():
+            if fact not in Engine.__dict__ and fact not in Engine.__annotations__:
+                raise ValueError(f"{cls.name}: an engine has no fact {fact}")
+            setattr(cls, fact, value)
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         self.spec = spec
@@ -278,9 +288,15 @@ class Engine(ABC):
     ) -> tuple[tuple[str, int], ...]:  # fmt: skip
         """The name and the bytes of the padding that kernels add to weights, on the largest pipeline stage.
 
-        The matrices are split over `ranks` tensor-parallel ranks, and the experts over `spread` ranks.
+        The matrices are split over `ranks` tensor-parallel ranks, and the experts over `spread` ranks. Nothing is known
+        of an engine without `pads_weights`; the others have a module `loading` with the kernels' sizes (`tile_of`).
         """
-        return ()
+        if not cls.pads_weights:
+            return ()
+        from kvcalc.engines.weight_padding import block_padding, expert_padding
+
+        padded = expert_padding(spec, part_of(cls.name, "loading").tile_of(gpu), dtype, ranks, spread, stages)
+        return padded if dtype else padded + block_padding(spec, cls.name, release, gpu, ranks, stages)
 
     @classmethod
     def kept(cls, spec: ModelSpec) -> ModelSpec:
@@ -416,8 +432,12 @@ class Engine(ABC):
         return RunningPool(pool.num_gpu_blocks, size, range(-(-longest_tokens // size) + 3))
 
     def schedule(self) -> Schedule | None:
-        """How the engine's scheduler works, with these settings. None if that is not known."""
-        return None
+        """How the engine's scheduler works, with these settings. None if that is not known.
+
+        That is the function `schedule` of the module `scheduler` in the engine's folder, if it has a scheduler.
+        """
+        found: Schedule | None = part_of(self.name, "scheduler").schedule(self) if self.has_scheduler else None
+        return found
 
     @classmethod
     def disaggregation(cls) -> Disaggregation | None:
@@ -432,9 +452,9 @@ class Engine(ABC):
     def divide_cache(self, share: ModelSpec) -> tuple[ModelSpec, ModelSpec]:
         """The layers whose cache is in host memory, and those whose cache is on the device.
 
-        Raises ValueError if the engine cannot keep a part of a model in host memory.
+        Both are all layers if no part of the model is in host memory (`placement`).
         """
-        raise ValueError(f"{self.name} keeps no part of a model in host memory")
+        return share, share
 
     def max_running_requests(
         self, share: ModelSpec, dtype: Dtype, memory: int | None, tokens: int = 1, shared_tokens: int = 0
@@ -471,20 +491,23 @@ class Engine(ABC):
 
     def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes a batch takes on one rank of the largest pipeline stage."""
-        if not self.bounds:
-            return self.held_bytes(share, dtype, tokens, batch)
-        return max([self.held_bytes(stage, dtype, tokens, batch) for stage in stages_of(share, self.bounds)])
+        return max([self.held_bytes(stage, dtype, tokens, batch) for stage in self.device_stages(share)])
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         """Bytes a batch takes on one rank of each pipeline stage, summed over the stages."""
-        stages = stages_of(share, self.bounds) if self.bounds else (share,)
-        return sum([self.held_bytes(stage, dtype, tokens, batch) for stage in stages])
+        return sum([self.held_bytes(stage, dtype, tokens, batch) for stage in self.device_stages(share)])
 
     def largest_stage(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> ModelSpec:
         """The pipeline stage that holds the most bytes."""
-        if not self.bounds:
-            return share
-        return max(stages_of(share, self.bounds), key=lambda stage: self.held_bytes(stage, dtype, tokens, batch))
+        stages = self.device_stages(share)
+        if len(stages) == 1:
+            return stages[0]
+        return max(stages, key=lambda stage: self.held_bytes(stage, dtype, tokens, batch))
+
+    def device_stages(self, share: ModelSpec) -> Sequence[ModelSpec]:
+        """The pipeline stages of the layers whose cache is on the device."""
+        share = self.divide_cache(share)[1]
+        return stages_of(share, self.bounds) if self.bounds else (share,)
 
     def replica_bytes(self, spec: ModelSpec, dtype: Dtype, tokens: int, batch: int = 1) -> int:
         """Bytes a batch takes in one replica of the model, before it is split over devices."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvcalc.engines.rounding import round_up
 from kvcalc.errors import ModelError, UsageError
@@ -204,59 +204,37 @@ PLAIN = Matching()
 
 
 class DraftedPrefixes(Prefixes):
-    """`prefixes` of requests that have `slots` more tokens each for drafts."""
+    """The prefix cache of a model, and that of a draft model if it has a pool of its own, for the same tokens.
 
-    def __init__(self, prefixes: Prefixes, slots: int, matching: Matching) -> None:
-        self._prefixes, self._slots = prefixes, slots
-        self._beyond = self.confirming_tokens = prefixes.block_tokens if matching.drops_block else 0
+    Requests have `slots` more tokens each for drafts.
+    """
+
+    def __init__(self, caches: Sequence[Prefixes], slots: int, matching: Matching) -> None:
+        self._caches, self._slots = caches, slots
+        self.block_tokens, self.shares_memory = caches[0].block_tokens, caches[0].shares_memory
+        self.unit_bytes = sum(cache.unit_bytes for cache in caches)
+        self._beyond = self.confirming_tokens = self.block_tokens if matching.drops_block else 0
         self._unmatched, self._unsent = matching.unmatched_tokens, matching.unsent_tokens
-        self.block_tokens, self.unit_bytes = prefixes.block_tokens, prefixes.unit_bytes
-        self.shares_memory = prefixes.shares_memory
 
     def found(self, tokens: int) -> int:
-        return self._prefixes.found(max(tokens - self._beyond - self._unmatched, 0))
+        return self._caches[0].found(max(tokens - self._beyond - self._unmatched, 0))
 
     def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
-        return self._prefixes.batch_bytes(shared, tokens + self._slots, batch)
+        return sum(cache.batch_bytes(shared, tokens + self._slots, batch) for cache in self._caches)
 
     def kept_bytes(self, tokens: int, after: int = 0) -> int:
-        return self._prefixes.kept_bytes(tokens + self._beyond, after) if tokens > after else 0
+        return sum(cache.kept_bytes(tokens + self._beyond, after) for cache in self._caches if tokens > after)
 
     def idle_bytes(self, shared: int, tokens: int, count: int) -> int:
-        return self._prefixes.idle_bytes(shared, tokens + self._beyond if tokens else 0, count)
+        kept = tokens + self._beyond if tokens else 0
+        return sum(cache.idle_bytes(shared, kept, count) for cache in self._caches)
 
     def sent_bytes(self, tokens: int) -> int:
-        return self._prefixes.sent_bytes(tokens - self._unsent if tokens > self._unsent else tokens)
+        sent = tokens - self._unsent if tokens > self._unsent else tokens
+        return sum(cache.sent_bytes(sent) for cache in self._caches)
 
     def tier_bytes(self, tokens: int, after: int = 0) -> int:
-        return self._prefixes.tier_bytes(tokens + self._beyond, after) if tokens > after else 0
+        return sum(cache.tier_bytes(tokens + self._beyond, after) for cache in self._caches if tokens > after)
 
     def loaded_bytes(self, tokens: int) -> int:
-        return self._prefixes.loaded_bytes(tokens)
-
-
-class JointPrefixes(Prefixes):
-    """The prefix cache of a model, and that of a draft model with a pool of its own for the same tokens."""
-
-    def __init__(self, own: Prefixes, drafts: Prefixes) -> None:
-        self._both = own, drafts
-        self.block_tokens, self.shares_memory = own.block_tokens, own.shares_memory
-        self.unit_bytes = own.unit_bytes + drafts.unit_bytes
-
-    def batch_bytes(self, shared: int, tokens: int, batch: int) -> int:
-        return sum(prefixes.batch_bytes(shared, tokens, batch) for prefixes in self._both)
-
-    def kept_bytes(self, tokens: int, after: int = 0) -> int:
-        return sum(prefixes.kept_bytes(tokens, after) for prefixes in self._both)
-
-    def idle_bytes(self, shared: int, tokens: int, count: int) -> int:
-        return sum(prefixes.idle_bytes(shared, tokens, count) for prefixes in self._both)
-
-    def sent_bytes(self, tokens: int) -> int:
-        return sum(prefixes.sent_bytes(tokens) for prefixes in self._both)
-
-    def tier_bytes(self, tokens: int, after: int = 0) -> int:
-        return sum(prefixes.tier_bytes(tokens, after) for prefixes in self._both)
-
-    def loaded_bytes(self, tokens: int) -> int:
-        return sum(prefixes.loaded_bytes(tokens) for prefixes in self._both)
+        return sum(cache.loaded_bytes(tokens) for cache in self._caches)

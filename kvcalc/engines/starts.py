@@ -21,7 +21,7 @@ from kvcalc.memory.workload import Workload
 from kvcalc.model.caches import IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, weights_of
-from kvcalc.model.tensors import LINEAR, WHOLE, Weight
+from kvcalc.model.tensors import LINEAR, WHOLE, ModelWeights, Weight
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, parse_release
 from kvcalc.throughput.hardware import Gpu
@@ -209,20 +209,21 @@ def _has_latent(spec: ModelSpec) -> bool:
     return any(isinstance(cache, LatentAttention) for group in spec.layers for cache in group.caches)
 
 
+def quantized_matrices(spec: ModelSpec, weights: ModelWeights | None) -> Iterator[tuple[Weight, Format, int]]:
+    """The quantised matrices of `weights`, which may be a part of the model's, and how each of how many is stored."""
+    scheme = scheme_of(spec)
+    for block in () if scheme is None or weights is None else weights.blocks:
+        prefix = block.prefix.format(block.numbers[0] if block.numbers else 0)
+        for weight in block.weights:
+            form = scheme.format_of(prefix + weight.name, weight.role) if scheme and weight.role == LINEAR else None
+            if form is not None:
+                yield weight, form, len(block.numbers)
+
+
 @remembered
 def _matrices(spec: ModelSpec) -> list[tuple[Weight, Format]]:
     """The quantised matrices that devices divide, and how they are stored."""
-    scheme, weights = scheme_of(spec), weights_of(spec)
-    found: list[tuple[Weight, Format]] = []
-    if scheme is None or weights is None:
-        return found
-    for block in weights.blocks:
-        prefix = block.prefix.format(block.numbers[0] if block.numbers else 0)
-        for weight in block.weights:
-            form = scheme.format_of(prefix + weight.name, weight.role) if weight.role == LINEAR else None
-            if form is not None and weight.split != WHOLE:
-                found.append((weight, form))
-    return found
+    return [(weight, form) for weight, form, _ in quantized_matrices(spec, weights_of(spec)) if weight.split != WHOLE]
 
 
 @remembered

@@ -1,8 +1,11 @@
-"""Modules in place of flash_attn, flashinfer and flash_mla, which need a GPU. They attend with torch.
+"""Modules in place of flash_attn, flash_attn_interface (FlashAttention-3), flashinfer and flash_mla, which need a GPU.
+
+They attend with torch.
 
 They check their arguments as the libraries' sources do, and copy to the host where these do, so they also refuse what
 the libraries refuse on a simulated device. Sources: flash-attention 2 of August 2026
-(csrc/flash_attn/flash_api.cpp, mha_fwd_kvcache), flashinfer 0.6.18 (decode.py, mla/_core.py, attention/scheduler.cuh)
+(csrc/flash_attn/flash_api.cpp, mha_fwd_kvcache), FlashAttention-3 of August 2026 (hopper/flash_attn_interface.py and
+flash_api.cpp, mha_fwd), flashinfer 0.6.18 and 0.7.2.post1 (decode.py, mla/_core.py, attention/scheduler.cuh)
 and FlashMLA of April 2026 (flash_mla_interface.py, csrc/api/dense_decode.h).
 """
 
@@ -241,7 +244,9 @@ def flashinfer() -> ModuleType:
             head_dim_ckv: int, head_dim_kpe: int, page_size: int, causal: bool, sm_scale: float,
             q_data_type: torch.dtype, kv_data_type: torch.dtype, use_profiler: bool = False,
         ) -> None:  # fmt: skip
-            check(q_data_type in HALF and kv_data_type in HALF, f"MLA kv_data_type {kv_data_type} is not supported.")
+            kept = (*HALF, torch.float8_e4m3fn)
+            check(q_data_type in HALF and kv_data_type in kept, f"MLA kv_data_type {kv_data_type} is not supported.")
+            check(kv_data_type in HALF or q_data_type == torch.bfloat16, "FP8 kv_data_type for MLA needs bfloat16")
             check((head_dim_ckv, head_dim_kpe) == (512, 64), "the kernels are built for 512 + 64")
             queries, starts, lengths = qo_indptr.to("cpu"), kv_indptr.to("cpu"), kv_len_arr.to("cpu")
             indices = kv_indices.to(self.device)
@@ -258,7 +263,12 @@ def flashinfer() -> ModuleType:
             # It deals pieces of all sequences to all multiprocessors, whatever their pages are.
             module.plans.append(Plan(page_size, pages, SMS, True))
 
-        def run(self, q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tensor) -> Tensor:
+        def run(
+            self, q_nope: Tensor, q_pe: Tensor, ckv_cache: Tensor, kpe_cache: Tensor, out: None = None,
+            lse: None = None, return_lse: bool = False, profiler_buffer: None = None, kv_len: None = None,
+            page_table: None = None, return_lse_base_on_e: bool = False, o_scale: None = None, *,
+            ckv_scale: float | None = None, ckv_scale_arr: None = None, kpe_scale: float | None = None,
+        ) -> Tensor:  # fmt: skip
             plan, tensors = self.planned, (q_nope, q_pe, ckv_cache, kpe_cache)
             if tuple(tensor.dtype for tensor in tensors) != plan["dtypes"]:
                 raise ValueError(f"q_nope.dtype={q_nope.dtype} does not match the planned q_data_type")
@@ -268,7 +278,12 @@ def flashinfer() -> ModuleType:
             check(ckv_cache.dim() == 3 and ckv_cache.shape[1] == plan["page_size"], "the page size is not the plan's")
             on_one_device(*tensors, plan["table"])
             module.runs += 1
-            content, rope = (pool[plan["table"].long()].flatten(1, 2)[:, :, None] for pool in (ckv_cache, kpe_cache))
+            is_fp8 = ckv_cache.dtype == torch.float8_e4m3fn
+            check((ckv_scale is None) != is_fp8 != (kpe_scale is None), "FP8 needs ckv_scale and kpe_scale")
+            content, rope = (
+                (as_bytes(pool)[plan["table"].long()].view(pool.dtype).flatten(1, 2)[:, :, None].float() * (scale or 1))
+                for pool, scale in ((ckv_cache, ckv_scale), (kpe_cache, kpe_scale))
+            )
             query, key = torch.cat((q_nope, q_pe), dim=-1)[:, None], torch.cat((content, rope), dim=-1)
             return attend(query, key, content, plan["lengths"], plan["scale"])[:, 0]
 
@@ -329,7 +344,88 @@ def flash_mla(capability: tuple[int, int] = (9, 0)) -> ModuleType:
     return module  # type: ignore[no-any-return]
 
 
-STUBS = {"flash_attn": flash_attn, "flashinfer": flashinfer, "flash_mla": flash_mla}
+def flash_attn_3(capability: tuple[int, int] = (9, 0)) -> ModuleType:
+    """FlashAttention-3 on a device of `capability`. `module.calls` has the shape and the strides of every call's K."""
+
+    def flash_attn_with_kvcache(
+        q: Tensor, k_cache: Tensor, v_cache: Tensor, k: None = None, v: None = None, qv: Tensor | None = None,
+        rotary_cos: None = None, rotary_sin: None = None, cache_seqlens: int | Tensor | None = None,
+        cache_batch_idx: None = None, cache_leftpad: None = None, page_table: Tensor | None = None,
+        cu_seqlens_q: None = None, cu_seqlens_k_new: None = None, max_seqlen_q: int | None = None,
+        rotary_seqlens: None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+        v_descale: Tensor | None = None, softmax_scale: float | None = None, causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
+        rotary_interleaved: bool = True, scheduler_metadata: None = None, num_splits: int = 0,
+        pack_gqa: bool | None = None, sm_margin: int = 0, return_softmax_lse: bool = False,
+    ) -> Tensor:  # fmt: skip
+        assert k_cache.stride(-1) == 1, "k_cache must have contiguous last dimension"
+        assert v_cache.stride(-1) == 1, "v_cache must have contiguous last dimension"
+        width, v_width = q.shape[-1], v_cache.shape[-1]
+        if softmax_scale is None:
+            softmax_scale = (width + (qv.shape[-1] if qv is not None else 0)) ** (-0.5)
+        assert isinstance(cache_seqlens, Tensor)
+        check(capability[0] == 9, "only Hopper is simulated")
+        is_fp8 = q.dtype == torch.float8_e4m3fn
+        check(q.dtype in HALF or is_fp8, "FlashAttention only supports fp16, bf16, and fp8_e4m3 data type")
+        check(k_cache.dtype == q.dtype, "query and key must have the same dtype")
+        check(v_cache.dtype == q.dtype, "query and value must have the same dtype")
+        check(q.stride(-1) == 1, "Input tensor must have contiguous last dimension")
+        batch, queries, heads, _ = q.shape
+        kv_heads, tensors = k_cache.shape[-2], [q, k_cache, v_cache, cache_seqlens]
+        check(width <= 256, "FlashAttention forward only supports head dimension at most 256")
+        check(heads % kv_heads == 0, "Number of heads in key/value must divide number of heads in query")
+        if v_width != width:
+            check(
+                (128 < width <= 192 and 96 < v_width <= 128) or (width <= 64 and v_width <= 512),
+                "If V headdim is different from Q/K dim, we only support Q/K headdim in (128, 192] and V headdim in "
+                "(96, 128], or (Q/K <= 64 and V <= 512).",
+            )
+            check(v_width <= 256 or not is_fp8, "HeaddimV > 256 requires fp16 and bf16 data type")
+        check((k_cache.shape[-1], queries) == (width, 1), "the shape of K is not that of q")
+        check(k_cache.shape[:-1] == v_cache.shape[:-1], "the shape of V is not that of K")
+        check(cache_seqlens.dtype == torch.int32, "seqused_k must have dtype int32")
+        check(cache_seqlens.shape == (batch,) and cache_seqlens.is_contiguous(), "seqused_k must be (batch,)")
+        alignment = 16 if is_fp8 else 8
+        check(width % alignment == v_width % alignment == 0, f"head_size should be a multiple of {alignment}")
+        if qv is not None:
+            check(width <= 64, "q_v is only supported for head_size <= 64")
+            check(v_width >= 256, "q_v is only supported for hdim_v >= 256.")
+            check(qv.dtype in HALF and qv.dtype == q.dtype, "q_v must have the same dtype as query")
+            check(qv.stride(-1) == 1, "q_v tensor must have contiguous last dimension")
+            check(qv.shape == (batch, queries, heads, v_width), "q_v must be (batch, queries, heads, v_width)")
+            tensors.append(qv)
+        if page_table is not None:
+            check(page_table.dtype == torch.int32, "page_table must have dtype torch.int32")
+            check(page_table.stride(-1) == 1, "page_table must have contiguous last dimension")
+            check(page_table.shape[0] == batch, "batch_size must be equal to batch_size_k")
+            tensors.append(page_table)
+        else:
+            check(k_cache.shape[0] == batch, "batch_size must be equal to batch_size_k")
+        scales = [scale for scale in (q_descale, k_descale, v_descale) if scale is not None]
+        check(all(scale.shape == (batch, kv_heads) for scale in scales), "descale must be (batch, KV heads)")
+        check(all(scale.dtype == torch.float32 for scale in scales), "descale must be float32")
+        on_one_device(*tensors, *scales)
+        module.calls.append((tuple(k_cache.shape), k_cache.stride()))
+        key, value = k_cache, v_cache
+        if page_table is not None:
+            key, value = (as_bytes(t)[page_table.long()].view(t.dtype).flatten(1, 2) for t in (key, value))
+        key, value, query = key.float(), value.float(), q.float()
+        if is_fp8 and len(scales) == 3:
+            query = (query.unflatten(2, (kv_heads, -1)) * scales[0][:, None, :, None, None]).flatten(2, 3)
+            key, value = key * scales[1][:, None, :, None], value * scales[2][:, None, :, None]
+        if qv is not None:
+            query, key = torch.cat((query, qv.float()), dim=-1), torch.cat((key, value), dim=-1)
+        out = attend(query, key, value, cache_seqlens, softmax_scale)
+        return out.to(torch.bfloat16 if is_fp8 else q.dtype)
+
+    module: Any = ModuleType("flash_attn_interface")
+    module.flash_attn_with_kvcache, module.calls = flash_attn_with_kvcache, []
+    return module  # type: ignore[no-any-return]
+
+
+STUBS = {
+    "flash_attn": flash_attn, "flashinfer": flashinfer, "flash_mla": flash_mla, "flash_attn_interface": flash_attn_3,
+}  # fmt: skip
 
 
 def install(monkeypatch: Any, *names: str) -> list[Any]:

@@ -14,10 +14,13 @@ from kvcalc.attention.backends import BACKENDS, Case, native
 from kvcalc.attention.backends import flashinfer as flashinfer_backend
 from kvcalc.attention.cache import GrowingCache, PagedCache, TokenCache
 from kvcalc.attention.core import eager_attention
+from kvcalc.attention.ragged import RaggedCache
+from kvcalc.measure.choose import TOLERANCES
 from tests.attention import library_stubs
 from tests.rows import every_row
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+FP8 = torch.float8_e4m3fn
 HERE = ("grouped-sdpa", "grouped-matmul", "native", "repeat-kv")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
@@ -167,7 +170,42 @@ def test_flashinfer_reads_8_bits_with_a_scale_for_each_tensor(monkeypatch: pytes
         == "does not support float8_e4m3fn caches with a scale per head"
     )
     assert backend.why_not_cache(fp8._replace(stored_dtype=torch.int8, scaling="tensor")) is not None
-    assert backend.why_not_cache(fp8._replace(scaling="tensor", is_latent=True)) is not None
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("layout", ["dense", "paged", "ragged"])
+@pytest.mark.parametrize("scaling", ["head", "tensor"])
+def test_flash_attention_3_reads_8_bits_with_scales_of_the_query_and_the_heads(
+    monkeypatch: pytest.MonkeyPatch, layout: str, scaling: str
+) -> None:
+    """The query is quantized too: its rounding is within what a choice of kernels tolerates."""
+    (module,) = library_stubs.install(monkeypatch, "flash_attn_interface")
+    kept: Any = (((2, 64), (2, 64)), None, torch.bfloat16, CPU, FP8, scaling)
+    if layout == "ragged":
+        cache: TokenCache = RaggedCache((70, 30), *kept)
+    elif layout == "paged":
+        cache = PagedCache(2, kept[0], 70, *kept[1:], block_size=16)
+    else:
+        cache = TokenCache(2, kept[0], 70, *kept[1:])
+    cache.append(tuple(torch.randn(2, 2, 70, 64).bfloat16() for _ in range(2)))
+    query = torch.randn(2, 8, 1, 64).bfloat16()
+    out = BACKENDS["flash-attn-3"].attend(query, cache, 0.1)
+    rows = [tuple(view.float() for view in one.views()) for one in cache.each()]
+    expected = torch.cat([
+        reference(query.float() if len(rows) == 1 else query[n : n + 1].float(), one, None, 0.1)
+        for n, one in enumerate(rows)
+    ])  # fmt: skip
+    assert out.dtype == torch.bfloat16
+    assert float((out - expected).norm() / expected.norm()) < TOLERANCES[torch.bfloat16]
+    assert len(module.calls) == 1
+
+
+@pytest.mark.usefixtures("fresh")
+def test_flashinfer_reads_a_latent_of_8_bits_with_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    library_stubs.install(monkeypatch)
+    cache = PagedCache(2, ((1, 576),), 70, None, torch.bfloat16, CPU, FP8, "tensor", block_size=64)
+    cache.append((torch.randn(2, 1, 70, 576).bfloat16(),))
+    check_step("flashinfer", cache, 16, 0.05, 512)
 
 
 @pytest.mark.parametrize(("stored", "bound"), [(torch.int8, 1 / 254), (torch.float8_e4m3fn, 1 / 16)], ids=str)
@@ -271,12 +309,12 @@ def check_step(
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """New objects of the backends that keep plans."""
-    for name in ("flash-attn", "flashinfer", "flashmla"):
+    for name in ("flash-attn", "flash-attn-3", "flashinfer", "flashmla"):
         monkeypatch.setitem(BACKENDS, name, type(BACKENDS[name])())
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize(("backend", "block_size"), [("flash-attn", 256), ("flashinfer", 16)])
+@pytest.mark.parametrize(("backend", "block_size"), [("flash-attn", 256), ("flash-attn-3", 16), ("flashinfer", 16)])
 @pytest.mark.parametrize("layout", ["dense", "paged"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("heads", [2, 6, 8, 14])
@@ -296,7 +334,7 @@ def test_libraries_are_called_as_they_check(
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("backend", ["flashinfer", "flashmla"])
+@pytest.mark.parametrize("backend", ["flash-attn-3", "flashinfer", "flashmla"])
 @pytest.mark.parametrize(("layout", "room"), [("dense", 64), ("dense", 192), ("paged", 64), ("paged", 131)])
 def test_libraries_read_a_latent(monkeypatch: pytest.MonkeyPatch, backend: str, layout: str, room: int) -> None:
     library_stubs.install(monkeypatch)
@@ -313,7 +351,7 @@ def test_a_plan_is_made_once_for_all_layers_of_a_step(
     monkeypatch: pytest.MonkeyPatch, backend: str, heads: int, layout: str
 ) -> None:
     """Two layers, three lengths, and three calls at each length."""
-    _, flashinfer, flash_mla = library_stubs.install(monkeypatch)
+    _, flashinfer, flash_mla, _ = library_stubs.install(monkeypatch)
     caches = [filled(layout, heads, 64 if heads else 576, 60, 64, torch.float16) for _ in range(2)]
     v_width = None if heads else 512
     for length in (60, 61, 60):
@@ -337,7 +375,7 @@ def cache_shapes(cache: TokenCache) -> list[tuple[int, int]]:
 
 @pytest.mark.usefixtures("fresh")
 def test_layers_with_their_blocks_in_other_orders_have_their_own_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, flashinfer, _ = library_stubs.install(monkeypatch)
+    _, flashinfer, *_ = library_stubs.install(monkeypatch)
     caches = []
     for seed in (1, 2, 1):
         cache = PagedCache(2, ((2, 64), (2, 64)), 100, None, torch.float16, CPU, block_size=16, seed=seed)
@@ -371,7 +409,7 @@ def test_a_dense_sequence_is_many_pages_and_so_occupies_the_device(
     monkeypatch: pytest.MonkeyPatch, capacity: int, size: int
 ) -> None:
     """As one page, a sequence would be 8 pieces of work, one per KV head, for 132 multiprocessors."""
-    _, flashinfer, _ = library_stubs.install(monkeypatch)
+    _, flashinfer, *_ = library_stubs.install(monkeypatch)
     cache = TokenCache(1, ((8, 64), (8, 64)), capacity, None, torch.float16, CPU)
     cache.append((torch.randn(1, 8, capacity, 64).half(), torch.randn(1, 8, capacity, 64).half()))
     pools = flashinfer_backend.pages_of(cache, 16).pools
@@ -386,7 +424,7 @@ def test_a_dense_sequence_is_many_pages_and_so_occupies_the_device(
 @pytest.mark.usefixtures("fresh")
 def test_no_plan_is_made_inside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy to the host would leave torch's allocator broken (pytorch#180395), so it is refused first."""
-    _, flashinfer, _ = library_stubs.install(monkeypatch)
+    _, flashinfer, *_ = library_stubs.install(monkeypatch)
     cache = filled("dense", 2, 64, 31, 16, torch.float16)
     check_step("flashinfer", cache, 8)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
@@ -428,15 +466,17 @@ def test_flashmla_makes_no_copy_and_refuses_what_would_need_one(monkeypatch: pyt
         ((9, 0), "7.0", False),
     ],
 )
-def test_two_kernels_only_run_on_hopper(
+def test_some_kernels_only_run_on_hopper(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, runs: bool
 ) -> None:
     """Its dense decode refuses Blackwell, and an MI300X reports the capability 9.4."""
-    library_stubs.install(monkeypatch, "flash_mla")
+    library_stubs.install(monkeypatch, "flash_mla", "flash_attn_interface", "flashinfer")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
     expected = None if runs else "needs a Hopper GPU (compute capability 9.0)"
     assert BACKENDS["flashmla"].why_not(LATENT) == expected
+    assert BACKENDS["flash-attn-3"].why_not(LATENT) == BACKENDS["flash-attn-3"].why_not(HALF) == expected
+    assert BACKENDS["flashinfer"].why_not(LATENT._replace(stored_dtype=FP8, scaling="tensor")) == expected
     monkeypatch.setattr(BACKENDS["gluon"], "load", lambda: None)  # with or without Triton
     assert BACKENDS["gluon"].why_not(LATENT) == expected
 
@@ -457,6 +497,16 @@ LATENT = Case(CUDA, torch.bfloat16, 128, 1, 576, 512, is_latent=True)
         ("flash-attn", HALF._replace(k_width=512, v_width=512), "at most 256"),
         ("flash-attn", HALF._replace(k_width=100, v_width=100), "not a multiple of 8"),
         ("flash-attn", LATENT, "same width"),
+        ("flash-attn-3", HALF._replace(device=CPU), "only runs on CUDA"),
+        ("flash-attn-3", HALF._replace(stored_dtype=torch.int8, scaling="head"), "not support int8 caches"),
+        ("flash-attn-3", HALF._replace(stored_dtype=FP8), "float8_e4m3fn caches with a scale per row"),
+        ("flash-attn-3", LATENT._replace(stored_dtype=FP8, scaling="tensor"), "16 bits only"),
+        ("flash-attn-3", LATENT._replace(k_width=288, v_width=256), "512 \\+ 64"),
+        ("flash-attn-3", HALF._replace(k_width=512, v_width=512), "at most 256"),
+        ("flash-attn-3", HALF._replace(v_width=64), "V of 64 with K of 128"),
+        ("flash-attn-3", HALF._replace(stored_dtype=FP8, scaling="head", k_width=72, v_width=72), "multiple of 16"),
+        ("flashmla", LATENT._replace(stored_dtype=FP8, scaling="tensor"), "sparse attention only"),
+        ("flashinfer", LATENT._replace(stored_dtype=FP8, scaling="tensor", dtype=torch.float16), "bfloat16 only"),
         ("flashinfer", HALF._replace(k_width=80, v_width=80), "not 80"),
         ("flashinfer", LATENT._replace(k_width=288, v_width=256), "512 \\+ 64"),
         ("grouped-sdpa", HALF, "sdpa-flash"),

@@ -112,16 +112,22 @@ def test_layers_decode_as_each_sequence_alone(block_size: int | None, expands: b
 
 
 @pytest.mark.parametrize("block_size", [None, 256])
-@pytest.mark.parametrize("name", ["flash-attn", "flashinfer"])
+@pytest.mark.parametrize("name", ["flash-attn", "flash-attn-3", "flashinfer"])
 def test_libraries_take_the_lengths(monkeypatch: pytest.MonkeyPatch, name: str, block_size: int | None) -> None:
     """One call for all sequences, over the cache's own memory; but flash-attn's packed sequences must be full."""
-    flash_attn, flashinfer, _ = library_stubs.install(monkeypatch)
+    flash_attn, flashinfer, _, flash_attn_3 = library_stubs.install(monkeypatch)
     cache, rows = filled(((2, 64), (2, 64)), dtype=torch.float16, block_size=block_size)
     query = torch.randn(4, 8, 1, 64).half()
     assert BACKENDS[name].takes_lengths
     out = BACKENDS[name].attend(query, cache, 0.1)
     torch.testing.assert_close(out.float(), expected(query, cache, rows, 0.1, None), atol=3e-3, rtol=1e-2)
-    assert (len(flash_attn.calls), flashinfer.runs) == ((1, 0) if name == "flash-attn" else (0, 1))
+    calls = {
+        "flash-attn": len(flash_attn.calls),
+        "flash-attn-3": len(flash_attn_3.calls),
+        "flashinfer": flashinfer.runs,
+    }
+    assert {other for other, number in calls.items() if number} == {name}
+    assert calls[name] == 1
     cache.rewind(399)
     assert cache.lengths == (36, 399, 4, 128)
     before = BACKENDS[name].attend(query, cache, 0.1)
@@ -130,7 +136,7 @@ def test_libraries_take_the_lengths(monkeypatch: pytest.MonkeyPatch, name: str, 
 
 
 @pytest.mark.parametrize("block_size", [None, 64])
-@pytest.mark.parametrize("name", ["flashinfer", "flashmla"])
+@pytest.mark.parametrize("name", ["flash-attn-3", "flashinfer", "flashmla"])
 def test_libraries_take_the_lengths_of_latents(
     monkeypatch: pytest.MonkeyPatch, name: str, block_size: int | None
 ) -> None:

@@ -21,7 +21,8 @@ FACTS = {
     "divide_cache", "divide_rows", "divides_tokens", "entries", "entry_sizes", "kept", "known_releases", "kv_dtype",
     "loaded_tables", "lookahead_tokens", "needed_context", "pool_limit", "prompt_division", "prompt_ranks_in",
     "prompt_settings", "replica_settings", "reserve", "reuse", "rules_used", "split_layers", "stage_bounds",
-    "weight_dtype", "draft_tables", "weight_padding", "with_default_block", "disaggregation", "schedule",
+    "weight_dtype", "device_stages", "disaggregation", "draft_tables", "schedule", "weight_padding",
+    "with_default_block",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from kvcalc.engines import load_engine
 from kvcalc.engines.allocation import Allocation, Requests
 from kvcalc.engines.engine import Engine
-from kvcalc.engines.prefixes import DraftedPrefixes, JointPrefixes, Matching
+from kvcalc.engines.prefixes import PLAIN, DraftedPrefixes, Matching
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.kv_cache import on_device
@@ -198,7 +198,7 @@ def test_what_stays_for_a_later_request_grows_and_counts_the_prefix_once() -> No
 
 def test_drafts_keep_a_block_more_of_what_is_kept_but_nothing_of_nothing() -> None:
     own = rules_of("vllm", "llama-3.1-8b").prefixes(load_model("llama-3.1-8b"), BF16)
-    drafted, block = DraftedPrefixes(own, 3, Matching(drops_block=True)), own.unit_bytes
+    drafted, block = DraftedPrefixes([own], 3, Matching(drops_block=True)), own.unit_bytes
     for name in ("kept_bytes", "tier_bytes"):
         of_drafts = getattr(drafted, name)
         assert (of_drafts(0), of_drafts(1024, 1024), of_drafts(16, 1024)) == (0, 0, 0)
@@ -374,7 +374,7 @@ def test_a_draft_model_s_pool_keeps_its_prefixes_beside_the_model_s(engine: str)
     own, drafts = (
         (rules := rules_of(engine, model)).prefixes(rules.spec, BF16) for model in ("llama-3.1-8b", "llama-3.2-1b")
     )
-    both = JointPrefixes(own, drafts)
+    both = DraftedPrefixes([own, drafts], 0, PLAIN)
     assert both.unit_bytes == own.unit_bytes + drafts.unit_bytes
     assert both.block_tokens == own.block_tokens == drafts.block_tokens
     for name, asked in (

@@ -12,13 +12,12 @@ import pytest
 import kvcalc
 from kvcalc import load_model
 from kvcalc.engines import disaggregation_of, engines_that, load_engine
-from kvcalc.engines.engine import Engine
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.throughput.scheduling import StepRules
 from tests.conftest import ROOT
 
-SCHEDULED = engines_that(lambda engine: engine.schedule is not Engine.schedule)
+SCHEDULED = engines_that(lambda engine: engine.has_scheduler)
 
 
 def schedule_of(engine: str, settings: Mapping[str, str], model: str = "llama-3-8b", stages: int = 1) -> Schedule:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.attention.backends.base import Backend, Case, GroupedMatmul, RepeatKv
+from kvcalc.attention.backends.flash_attention_3 import FlashAttn3
 from kvcalc.attention.backends.flashinfer import FlashInfer
 from kvcalc.attention.backends.flex import Flex
 from kvcalc.attention.backends.libraries import FlashAttn, FlashMla, Gluon, Triton
@@ -24,6 +25,7 @@ BACKENDS: dict[str, Backend] = {
         Gluon(),
         Flex(),
         FlashAttn(),
+        FlashAttn3(),
         FlashInfer(),
         FlashMla(),
         RepeatKv(),

@@ -37,7 +37,7 @@
 #define SUMS 8
 #endif
 
-#define TILE 32
+#define TILE 16
 /* Of groups with many rows: the tokens of a tile, the rows of a panel of the query, the depth that is multiplied at a
  * time, the sums in registers, and the most rows of them beside one vector. */
 #define WIDE_ROWS (PANEL > 32 ? PANEL : 32)
@@ -279,17 +279,29 @@ INLINE vec sum_lanes(vec a[LANES]) {
 #endif
 }
 
+/* The tokens of the next tile that are prefetched while rows `r` to `r + n` of all `rows` are computed, one bit each. A
+ * tile is read several times, for some of the rows each time. Each time prefetches its share, in even intervals: the
+ * buffers of outstanding reads are few, and after a burst the memory is idle. */
+INLINE uint32_t turns_of(int r, int n, int rows) {
+    uint32_t turns = 0;
+    UNROLL for (int i = 0; i < 4; i++)
+        if (i * rows >= 4 * r && i * rows < 4 * (r + n))
+            turns |= 0x11111111u << ((i & 1) * 2 + i / 2);
+    return turns;
+}
+
 /* Scores of `rows` query rows over a tile of keys of `type`, SUMS scores at a time. `next` is the next tile. */
 INLINE void score(float *scores, const float *q, const char *k, const char *next, int64_t k_step, int64_t width,
-                  int rows, int type) {
+                  int rows, int type, uint32_t turns) {
     int tokens = SUMS / rows;
     for (int t = 0; t < TILE; t += tokens) {
         vec sums[SUMS] = {{0}};
         float found[SUMS];
         TWICE for (int64_t i = 0; i < width; i += LANES) {
-            if (next && (LANES * WIDTH[type] == 64 || i * WIDTH[type] % 64 == 0))
+            if (LANES * WIDTH[type] == 64 || i * WIDTH[type] % 64 == 0)
                 UNROLL for (int j = 0; j < tokens; j++)
-                    fetch(next + ((t + j) * k_step + i) * WIDTH[type]);
+                    if (turns >> (t + j) & 1)
+                        fetch(next + ((t + j) * k_step + i) * WIDTH[type]);
             vec keys[SUMS];
             UNROLL for (int j = 0; j < tokens; j++)
                 keys[j] = load(k, (t + j) * k_step + i, type);
@@ -308,7 +320,7 @@ INLINE void score(float *scores, const float *q, const char *k, const char *next
 
 /* out[rows][width] += weights[rows][TILE] v[TILE][width], for `columns` vectors of the width at a time. */
 INLINE void mix(float *out, const float *weights, const char *v, const char *next, int64_t v_step, int64_t width,
-                int rows, int columns, int type) {
+                int rows, int columns, int type, uint32_t turns) {
     int64_t i = 0;
     for (; i + columns * LANES <= width; i += columns * LANES) {
         vec sums[16];
@@ -319,7 +331,7 @@ INLINE void mix(float *out, const float *weights, const char *v, const char *nex
             vec values[8];
             UNROLL for (int c = 0; c < columns; c++) {
                 values[c] = load(v, t * v_step + i + c * LANES, type);
-                if (next && c * LANES * WIDTH[type] % 64 == 0)
+                if (c * LANES * WIDTH[type] % 64 == 0 && turns >> t & 1)
                     fetch(next + (t * v_step + i + c * LANES) * WIDTH[type]);
             }
             UNROLL for (int r = 0; r < rows; r++) {
@@ -341,13 +353,13 @@ INLINE void mix(float *out, const float *weights, const char *v, const char *nex
         }
 }
 
-/* As many rows at a time as leave at least two tokens, or two vectors of the width, for the registers. Only the first
- * ones prefetch. */
+/* As many rows at a time as leave at least two tokens, or two vectors of the width, for the registers. */
 INLINE void score_rows(float *scores, const float *q, const char *k, const char *next, int64_t step, int64_t width,
                        int rows, int type) {
     int r = 0;
 #define SCORE(n) for (; r + n <= rows; r += n) \
-        score(scores + r * TILE, q + r * width, k, r ? 0 : next, step, width, n, type)
+        score(scores + r * TILE, q + r * width, k, next, step, width, n, type, \
+              next ? turns_of(r, n, rows) : 0)
 #if SUMS == 16
     SCORE(8);
 #endif
@@ -359,7 +371,8 @@ INLINE void mix_rows(float *out, const float *weights, const char *v, const char
                      int rows, int type) {
     int r = 0;
 #define MIX(n, columns) for (; r + n <= rows; r += n) \
-        mix(out + r * width, weights + r * TILE, v, r ? 0 : next, step, width, n, columns, type)
+        mix(out + r * width, weights + r * TILE, v, next, step, width, n, columns, type, \
+            next ? turns_of(r, n, rows) : 0)
 #if SUMS == 16
     MIX(8, 2);
     MIX(4, 4);
@@ -423,9 +436,9 @@ INLINE void part(const float *q, const Rows *k, const Rows *v, const Pages *page
     int64_t dk = pad(k->width), dv = pad(v->width);
     int shared = v->data == k->data && v->stride_s == k->stride_s; /* MLA: V is the front of K's row */
     float *k_tile = work, *v_tile = work + TILE * dk, *scores = v_tile + TILE * dv;
-    /* With few rows, K and V are converted on the fly. Many rows would repeat the conversion, so they use a tile in
-     * fp32. */
-    int direct = (type == FP32 || rows <= 8) && (!pages->table || pages->block % TILE == 0);
+    /* K and V are converted on the fly. With many rows of 8 bits, whose conversion takes longest, it would be repeated too
+     * often, so they use a tile in fp32. */
+    int direct = (WIDTH[type] > 1 || rows <= 8) && (!pages->table || pages->block % TILE == 0);
     memset(out, 0, rows * dv * sizeof(float));
     memset(total, 0, rows * LANES * sizeof(float));
     for (int r = 0; r < rows; r++)

@@ -1,7 +1,7 @@
 """FlashInfer's batch decode over pages, for GQA and for MLA.
 
 Sources: https://docs.flashinfer.ai/api/decode.html, BatchDecodeWithPagedKVCacheWrapper, and
-https://docs.flashinfer.ai/api/mla.html, BatchMLAPagedAttentionWrapper.
+https://docs.flashinfer.ai/api/mla.html, BatchMLAPagedAttentionWrapper; read again in the wheel of 0.7.2.post1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from kvcalc.attention.backends.base import LATENT_WIDTHS, Cache, Case, why_not_latent
-from kvcalc.attention.backends.libraries import Kept, Library
+from kvcalc.attention.backends.libraries import Kept, Library, why_not_hopper
 from kvcalc.records import NamedTuple
 
 
@@ -57,9 +57,11 @@ class FlashInfer(Library):
         self._orders = WeakIdKeyDictionary()
 
     def why_not_cache(self, case: Case) -> str | None:
-        if case.stored_dtype == torch.float8_e4m3fn and case.scaling == "tensor" and not case.is_latent:
-            return None
-        return super().why_not_cache(case)
+        if case.stored_dtype != torch.float8_e4m3fn or case.scaling != "tensor":
+            return super().why_not_cache(case)
+        if case.is_latent and case.dtype != torch.bfloat16:
+            return "reads a latent in fp8 for queries in bfloat16 only"
+        return why_not_hopper(case.device) if case.is_latent else None
 
     def why_not_shape(self, case: Case) -> str | None:
         if case.is_latent:
@@ -115,7 +117,7 @@ class FlashInfer(Library):
             wrapper = import_module(f"{self.module}.mla").BatchMLAPagedAttentionWrapper
             return Planned(wrapper(self._workspace(query.device)))
 
-        key = (query.device, query.shape, query.dtype, pages.size, pages.firsts, scale, order, "MLA")
+        key = (query.device, query.shape, query.dtype, latent.dtype, pages.size, pages.firsts, scale, order, "MLA")
         planned = self._kept(key, make)
         if _needs_plan(planned, query, lengths):
             starts, indices, _ = _page_lists(pages, lengths)
@@ -126,7 +128,9 @@ class FlashInfer(Library):
             )  # fmt: skip
             planned.lengths = lengths
         content, rope = query[:, :, 0, :rank], query[:, :, 0, rank:]
-        out: Tensor = planned.wrapper.run(content, rope, latent[..., :rank], latent[..., rank:])
+        # A row has one scale, in both parts.
+        given = {"ckv_scale": scales[0], "kpe_scale": scales[0]} if scales else {}
+        out: Tensor = planned.wrapper.run(content, rope, latent[..., :rank], latent[..., rank:], **given)
         return out
 
     def _workspace(self, device: torch.device) -> Tensor:

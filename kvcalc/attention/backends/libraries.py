@@ -156,6 +156,11 @@ class FlashMla(Library):
     def why_not(self, case: Case) -> str | None:
         return super().why_not(case) if case.is_latent else "only runs MLA"
 
+    def why_not_cache(self, case: Case) -> str | None:
+        if case.stored_dtype == torch.float8_e4m3fn:
+            return "reads fp8 in sparse attention only, in rows of 656 bytes with parts in 16 bits"
+        return super().why_not_cache(case)
+
     def why_not_shape(self, case: Case) -> str | None:
         if reason := why_not_latent(case):
             return reason
@@ -168,8 +173,11 @@ class FlashMla(Library):
         (latent,), table = cache.tensors, cache.table
         heads = query.shape[1]
         if table is None:
-            table = self._kept((query.device, "pages", cache.starts), lambda: self._pages(cache.starts, query.device))
-            latent = latent.view(-1, self.page_tokens, 1, latent.shape[-1])
+            size = self.page_tokens
+            table = self._kept(
+                (query.device, "pages", cache.starts), lambda: page_numbers(cache.starts, size, query.device)
+            )
+            latent = latent.view(-1, size, 1, latent.shape[-1])
         lengths = on_device(cache.lengths, query.device)
         # Its documentation says to make the metadata once, for all layers of a step.
         plan, splits = self._kept(
@@ -180,14 +188,18 @@ class FlashMla(Library):
         )[0]  # fmt: skip
         return out.transpose(1, 2)
 
-    def _pages(self, starts: tuple[int, ...], device: torch.device) -> Tensor:
-        """The numbers of the pages of every sequence. A shorter one has those of the next ones behind its own."""
-        uneven = next((tokens for tokens in starts if tokens % self.page_tokens), None)
-        if uneven is not None:
-            raise ValueError(f"{uneven:,} tokens per sequence are not whole pages of {self.page_tokens}")
-        first = torch.tensor(starts, dtype=torch.int32).to(device) // self.page_tokens
-        pages = torch.arange(int(first.diff().max()), dtype=torch.int32, device=device)
-        return (first[:-1, None] + pages).clamp(max=int(first[-1]) - 1)
+
+def page_numbers(starts: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """The numbers of the pages of every sequence. A shorter one has those of the next ones behind its own.
+
+    Sequence b has the rows from `starts[b]` on. Raises ValueError if these are not whole pages of `size`.
+    """
+    uneven = next((tokens for tokens in starts if tokens % size), None)
+    if uneven is not None:
+        raise ValueError(f"{uneven:,} tokens per sequence are not whole pages of {size}")
+    first = torch.tensor(starts, dtype=torch.int32).to(device) // size
+    pages = torch.arange(int(first.diff().max()), dtype=torch.int32, device=device)
+    return (first[:-1, None] + pages).clamp(max=int(first[-1]) - 1)
 
 
 class Triton(Library):

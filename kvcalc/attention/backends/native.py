@@ -17,10 +17,10 @@ from kvcalc.attention.backends.base import Backend, Cache, Case, dtype_name
 from kvcalc.attention.backends.compiled import built
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3, torch.float8_e4m3fn: 4}
-# The number of parts per thread, and the minimum number of tokens in a part. TILE in the source.
+# The number of parts per thread, the minimum number of tokens in a part, and WIDE_TILE of the source, the largest tile.
 _PARTS_PER_THREAD = 4
 _TOKENS_PER_PART = 256
-_TILE = 32
+_TILE = 64
 
 
 class _Rows(ctypes.Structure):

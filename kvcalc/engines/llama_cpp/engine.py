@@ -24,21 +24,20 @@ from kvcalc.engines.llama_cpp.placement import (
     parse_shares,
     split_layers,
 )
-from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, VERSION, parse_settings
+from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, parse_settings
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.placement import count_placed_layers, without_tables
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
 from kvcalc.memory.sharding import bounds_of, stage_weights, stages_of
-from kvcalc.model.caches import Cache, ChunkedAttention, LatentAttention, SlidingWindowAttention
+from kvcalc.model.caches import Cache, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states, weights_of
 from kvcalc.notes import Note
 from kvcalc.releases import Release, parse_release
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
-    from kvcalc.engines.scheduler import Schedule
     from kvcalc.throughput.hardware import Gpu
 
 _MIB = 2**20
@@ -58,29 +57,8 @@ class LlamaCpp(Engine):
     """
 
     name = "llama.cpp"
-    smaller_types = (
-        ("q8_0", 8.5), ("q6_k", 6.5), ("q5_k_m", 5.5), ("q4_k_m", 4.5), ("q3_k_m", 3.4), ("q2_k", 2.6),
-    )  # fmt: skip
-    title = "llama.cpp"
-    reuse_class = ("llama_cpp.reuse", "LlamaCppReuse")
-    # Seen in early 2025 for BERT and nomic-embed (ggml-org/llama.cpp#12836, #12817).
-    pools_for_encoders = "llama.cpp before mid-2025"
-    running_option = "parallel"
     split_layers = staticmethod(split_layers)
-    by_type = dict.fromkeys(("deepseek_v4", "deepseek_ref"), ("llama_cpp.deepseek_v4", "DeepseekV4"))
-    _default_running = 256  # the most sequences of a context (LLAMA_MAX_SEQ, src/llama-cparams.h)
-    version = VERSION
-    splits_heads = False
     placement_options = OPTIONS
-    # A slot finds what it has in common with its own last prompt, or a prompt in host memory (--cache-ram). Slots share
-    # no cells, not even unified ones: only several answers to one request do (server_slot::copy_state_to,
-    # tools/server/server-context.cpp).
-    copies_prefixes = True
-    loads_towers = False  # they are read from a file of their own (--mmproj)
-    # dev_input in llama_model_base::load_tensors, src/llama-model.cpp.
-    keeps_tables_on_host = True
-    has_device_budgets = True
-    older_rules = "; --before-pull counts an older build"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -226,15 +204,6 @@ class LlamaCpp(Engine):
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return sum(line.bytes for line in self.pool(share, dtype, tokens, batch))
 
-    def batch_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        return super().batch_bytes(self.divide_cache(share)[1], dtype, tokens, batch)
-
-    def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        return super().all_stages_bytes(self.divide_cache(share)[1], dtype, tokens, batch)
-
-    def largest_stage(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> ModelSpec:
-        return super().largest_stage(self.divide_cache(share)[1], dtype, tokens, batch)
-
     def host_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         return 0 if self.placement is None else self.held_bytes(self.divide_cache(share)[0], dtype, tokens, batch)
 
@@ -246,13 +215,6 @@ class LlamaCpp(Engine):
         first = first if self.placement.kv_offload else last + 1
         host, device = stages_of(share, ((0, first - 1), (first, last)))
         return host, device
-
-    def schedule(self) -> Schedule:
-        from kvcalc.engines.llama_cpp.scheduler import schedule
-
-        slides = any(isinstance(cache, (SlidingWindowAttention, ChunkedAttention)) for cache in all_caches(self.spec))
-        saves_states = has_states(self.spec) or (slides and not self.chosen.swa_full)
-        return schedule(self.chosen.ubatch_size, saves_states=saves_states)
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.chosen.padding

@@ -13,13 +13,22 @@ Source: tools/server/server-context.cpp of llama.cpp, 2026: get_available_slot, 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcalc.engines.scheduler import Schedule
+from kvcalc.model.caches import ChunkedAttention, SlidingWindowAttention
+from kvcalc.model.spec import all_caches, has_states
+
+if TYPE_CHECKING:
+    from kvcalc.engines.llama_cpp.engine import LlamaCpp
 
 # n_batch (common/common.h).
 _BATCH_TOKENS = 2048
 
 
-def schedule(ubatch_tokens: int, *, saves_states: bool) -> Schedule:
-    """The scheduler of a server with this n_ubatch. `saves_states`: the model has windows or states to be saved."""
-    ends = (ubatch_tokens + 4, 4) if saves_states else ()
+def schedule(engine: LlamaCpp) -> Schedule:
+    """The scheduler of a server. With windows or states, which it saves, a prompt is divided near its end."""
+    slides = any(isinstance(cache, (SlidingWindowAttention, ChunkedAttention)) for cache in all_caches(engine.spec))
+    saves_states = has_states(engine.spec) or (slides and not engine.chosen.swa_full)
+    ends = (engine.chosen.ubatch_size + 4, 4) if saves_states else ()
     return Schedule("slots", _BATCH_TOKENS, reserves_answer=True, has_slots=True, part_ends=ends)

@@ -9,8 +9,6 @@ from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
 
-VERSION = "llama-cpp-python 0.3.36"
-
 # Pull requests of ggml-org/llama.cpp that changed the contents of the cache, oldest first: the latent of MLA instead of
 # its heads (April 2025), windows instead of all tokens (May 2025), the end of padding to 32 (October 2025; to 256 since
 # 17046), four slots by default (November 2025), and no second copy of the latent as V (January 2026). The last one

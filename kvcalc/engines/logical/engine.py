@@ -20,11 +20,6 @@ class Logical(Engine):
     """Counts only the bytes that attention must store."""
 
     name = "logical"
-    title = "logical"
-    reuse_class = ("reuse", "FormulaReuse")
-    is_formula = True
-    has_dp_ranks = True
-    joins_drafts = True  # layers add up
 
     def reserve(self, question: Question) -> Reserve:
         """No engine: reserve 10% of the device for the software that runs the model, regardless of the model.

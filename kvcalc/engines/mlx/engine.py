@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from kvcalc.engines.account import Line, lines_of
 from kvcalc.engines.engine import Engine, Resolved
 from kvcalc.engines.mlx.models import (
-    VERSION,
     check_model,
     kept,
     makes_own_cache,
@@ -51,17 +50,7 @@ class Mlx(Engine):
     """
 
     name = "mlx"
-    smaller_types = (("mlx-8bit", 8.0), ("mlx-6bit", 6.0), ("mlx-4bit", 4.0), ("mlx-3bit", 3.0))
-    title = "mlx-lm"
-    reuse_class = ("mlx.reuse", "MlxReuse")
-    # mlx_lm.server copies the cache of an earlier prompt for a request (LRUPromptCache, mlx_lm/server.py).
-    copies_prefixes = True
-    drafts_for_one = True  # the server runs no batches with a draft model (is_batchable, mlx_lm/server.py)
-    version = VERSION
-    splits_heads = False
-    splits_layers = False
-    loads_towers = False  # mlx-lm has language models only
-    older_rules = ", with the types of MLA's cache and of recurrent states as in that release"
+    weight_dtype = staticmethod(weight_dtype)
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -106,10 +95,6 @@ class Mlx(Engine):
             hint = "--kv-bits 8 or --kv-bits 4 quantizes the cache; bf16, fp16 and fp32 are types of --kv-dtype"
             raise UsageError(f"--kv-dtype {asked}: not a cache dtype of mlx", hint)
         return asked, None
-
-    @staticmethod
-    def weight_dtype(spec: ModelSpec, asked: str | None) -> tuple[str | None, Note | None]:
-        return weight_dtype(spec, asked)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         held = kept(self.spec, cache, self.release)

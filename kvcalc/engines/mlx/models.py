@@ -26,8 +26,6 @@ from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.notes import Note
 from kvcalc.releases import Release
 
-VERSION = "mlx-lm 0.32.0"
-
 _types = partial(types_of, "mlx")
 
 # MLA: the first release that caches the latent. Before it, and in the last two types in every release, the cache has K

@@ -27,7 +27,7 @@ from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
-from kvcalc.engines.sglang.models import MINIMAX_M3, VERSION, check_model, is_sparse
+from kvcalc.engines.sglang.models import MINIMAX_M3, check_model, is_sparse
 from kvcalc.engines.sglang.pools import DraftSlot, Pools, draft_slot, most_requests, pools_of, profiled_tokens
 from kvcalc.engines.sglang.settings import (
     Settings,
@@ -54,7 +54,6 @@ from kvcalc.units import Number
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.scheduler import Schedule
     from kvcalc.engines.starts import Start
 
 # DeepSeek sparse attention only supports pages of 64 tokens (DSATokenToKVPool). MiniMax-M3 has pages of 128 tokens by
@@ -81,31 +80,6 @@ class Sglang(Engine):
     """
 
     name = "sglang"
-    title = "SGLang"
-    prompt_ranks_option = "attn-cp-size"
-    reuse_class = ("sglang.reuse", "SglangReuse")
-    has_instances = True
-    classes_of_transformers = "config"
-    pools_for_encoders = "SGLang"  # seen for bge-m3 (sgl-project/sglang#7590)
-    running_option, block_option = "max-running-requests", "page-size"
-    by_type: Mapping[str, tuple[str, str]] = {
-        "deepseek_v4": ("sglang.deepseek_v4", "DeepseekV4"),
-        "inkling_text": ("sglang.inkling", "Inkling"),
-    }
-    version = VERSION
-    older_rules = ", with the default --mem-fraction-static and prefill steps of that release"
-    context_option = "--context-length"
-    fp32_as = "fp16"  # _get_and_verify_dtype, configs/model_config.py; Gemma's is bf16, of the same size
-    # FusedMoE asserts that the ranks divide the experts (layers/moe/fused_moe_triton/layer.py). Without
-    # --moe-dense-tp-size and --enable-dp-lm-head, MLPs and the head are split over --tp-size, which counts all ranks.
-    has_dp_ranks = True
-    splits_uneven_experts = False
-    spreads_mlps = True
-    spreads_head = True
-    divides_decode = False
-    lora_option = "max-loras-per-batch"
-    # InferenceX serves DeepSeek-R1 in fp8 on four B200 with it (benchmarks/dsr1_fp8_b200.sh).
-    largest_share = ("mem-fraction-static", "0.95")
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -130,8 +104,6 @@ class Sglang(Engine):
         if self.chosen.disable_radix_cache:
             self.prefixes_off = "leave --disable-radix-cache out"
         self.notes = _notes(spec, self.chosen)
-        self._found: dict[tuple[int, int], tuple[ModelSpec, Dtype, Pools]] = {}
-        self._last: tuple[ModelSpec, Dtype, Pools] | None = None
 
     @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
@@ -225,7 +197,7 @@ class Sglang(Engine):
         return (("the drafter's tables, freed after the start", size if keeps_head else 2 * size),)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
-        full, window = self._pool_tokens(self._pools(self.spec, dtype), tokens, 1)
+        full, window = self._pool_tokens(pools_of(self.spec, dtype), tokens, 1)
         layer = next(
             layer for layer in layers_of(self.spec, dtype) if (type(layer.cache), layer.cache) == (type(cache), cache)
         )
@@ -239,12 +211,12 @@ class Sglang(Engine):
         return [Entries(layer.cache, layer.num_layers, (layer.bytes,)) for layer in layers if layer.stores]
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        pools = self._pools(share, dtype)
+        pools = pools_of(share, dtype)
         return self._bytes(share, dtype, pools, tokens, batch, *self._pool_tokens(pools, tokens, batch))
 
     def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
         """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
-        return self._bytes(share, dtype, self._pools(share, dtype), tokens, batch, full, window)
+        return self._bytes(share, dtype, pools_of(share, dtype), tokens, batch, full, window)
 
     def _bytes(
         self, share: ModelSpec, dtype: Dtype, pools: Pools, tokens: int, batch: int, full: int, window: int
@@ -262,7 +234,7 @@ class Sglang(Engine):
         return rows
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
-        pools = self._pools(share, dtype)
+        pools = pools_of(share, dtype)
         if self.bounds or pools.widest_window or self.chosen.max_mamba_cache_size is not None:
             return None
         spare, drafts = self._draft_bytes(share, dtype, 0), self._draft_bytes(share, dtype, 1)
@@ -283,14 +255,14 @@ class Sglang(Engine):
         return self.page
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
-        pools = self._pools(spec, dtype)
+        pools = pools_of(spec, dtype)
         if not self._is_even(pools):
             return super().growth(spec, dtype, tokens)
         here, period = self.held_bytes(spec, dtype, tokens, 1), self.growth_tokens(spec, dtype)
         return growth_of(here, here + period * pools.full, tokens, period)
 
     def longest_context(self, share: ModelSpec, dtype: Dtype, batch: int, memory: int) -> int | None:
-        pools, page = self._pools(share, dtype), self.page
+        pools, page = pools_of(share, dtype), self.page
         if self.bounds or not pools.full or not self._is_even(pools):
             return super().longest_context(share, dtype, batch, memory)
         fixed = self.held_bytes(share, dtype, 1, batch) - batch * round_up(1 + self.encoder, page) * pools.full
@@ -316,7 +288,7 @@ class Sglang(Engine):
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
         self.check_context(tokens)
-        page, pools = self.page, self._pools(share, dtype)
+        page, pools = self.page, pools_of(share, dtype)
         found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
             capacity = self._profiled_tokens(share, dtype, memory)
@@ -327,7 +299,7 @@ class Sglang(Engine):
 
     def pool_limit(self, share: ModelSpec, dtype: Dtype) -> PoolLimit | None:
         # States take what they take, and `_profiled_tokens` limits the requests.
-        pools, most = self._pools(share, dtype), self.chosen.max_total_tokens
+        pools, most = pools_of(share, dtype), self.chosen.max_total_tokens
         if most is None or pools.state:
             return None
         tokens = most // self.page * self.page
@@ -336,11 +308,6 @@ class Sglang(Engine):
             share, dtype, 1, 1, tokens if pools.has_full else 0, window if pools.widest_window else 0
         )
         return PoolLimit("max-total-tokens", size)
-
-    def schedule(self) -> Schedule:
-        from kvcalc.engines.sglang.scheduler import schedule
-
-        return schedule(self.chosen)
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """Room for two steps, each with the drafted tokens and the one before them, which is already counted once.
@@ -386,7 +353,7 @@ class Sglang(Engine):
         """
         state = self._largest_states(share, dtype)
         left = memory_after_states(memory, state, self.chosen, self.states_each, self.place)
-        found = [profiled_tokens(self._pools(stage, dtype), self.chosen, left) for stage in self._stages(share)]
+        found = [profiled_tokens(pools_of(stage, dtype), self.chosen, left) for stage in self._stages(share)]
         return min((tokens for tokens in found if tokens is not None), default=self._tokens_without_rows())
 
     def _tokens_without_rows(self) -> int | None:
@@ -399,14 +366,14 @@ class Sglang(Engine):
 
     def _largest_states(self, share: ModelSpec, dtype: Dtype) -> int:
         """The bytes of a state in the pipeline stage with the most of them."""
-        return max(self._pools(stage, dtype).state for stage in self._stages(share))
+        return max(pools_of(stage, dtype).state for stage in self._stages(share))
 
     def _paged(self, tokens: int) -> int:
         """The tokens that a request of `tokens` tokens takes in the pool."""
         return round_up(tokens + self.encoder, self.page)
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
-        pools, page, every = self._pools(share, dtype), self.page, tokens + self.encoder
+        pools, page, every = pools_of(share, dtype), self.page, tokens + self.encoder
         full, window = self._pool_tokens(pools, tokens, batch)
         paged = batch * round_up(every, page)
         slots = self._num_states(batch)
@@ -453,17 +420,6 @@ class Sglang(Engine):
 
     def _num_states(self, batch: int) -> int:
         return max(self.chosen.max_mamba_cache_size or 0, batch * self.states_each)
-
-    def _pools(self, share: ModelSpec, dtype: Dtype) -> Pools:
-        # Most questions are about the share of the one before.
-        if self._last is not None and self._last[0] is share and self._last[1] is dtype:
-            return self._last[2]
-        found = self._found.get((id(share), id(dtype)))
-        if found is None:
-            # Keep the share and the dtype too, so that their id() is not reused.
-            found = self._found[id(share), id(dtype)] = share, dtype, pools_of(share, dtype)
-        self._last = found
-        return found[2]
 
     def _pool_tokens(self, pools: Pools, tokens: int, batch: int) -> tuple[int, int]:
         """The number of tokens in the full pool and in the window pool.

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvcalc.engines.declarations import types_of
+from kvcalc.engines.declarations import FACTS, types_of
 from kvcalc.engines.engine import not_established
 from kvcalc.errors import ModelError
 from kvcalc.model.caches import CompressedAttention, CrossAttention, IndexerKeys, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, kv_head_counts
-
-VERSION = "0.5.23"
 
 GEMMA4 = ("gemma4_text", "gemma4_unified_text")
 MINIMAX_M3 = ("minimax_m3", "minimax_m3_vl_text")
@@ -36,7 +34,7 @@ def check_model(spec: ModelSpec) -> None:
             raise not_established(spec, "SGLang", cache.kind)
     problem = _misread(spec)
     if problem:
-        raise ModelError(f"{spec.name}: SGLang {VERSION} {problem}")
+        raise ModelError(f"{spec.name}: SGLang {FACTS['sglang']['version']} {problem}")
 
 
 def is_sparse(spec: ModelSpec) -> bool:

@@ -40,9 +40,13 @@ instance forgets that its batch was full (batch_is_full, prefill.py). SGLang's r
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcalc.engines.scheduler import ROUND_ROBIN, Disaggregation, NewTokenRatio, Schedule
-from kvcalc.engines.sglang.settings import Settings
 from kvcalc.throughput.scheduling import STEP_TOKENS
+
+if TYPE_CHECKING:
+    from kvcalc.engines.sglang.engine import Sglang
 
 # SGLANG_INIT_NEW_TOKEN_RATIO, SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR, SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS,
 # SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION and SGLANG_RETRACT_DECODE_STEPS (srt/environ.py).
@@ -56,8 +60,9 @@ DISAGGREGATION = Disaggregation(
 )  # fmt: skip
 
 
-def schedule(chosen: Settings) -> Schedule:
-    """The scheduler of one DP rank with these settings."""
+def schedule(engine: Sglang) -> Schedule:
+    """The scheduler of one DP rank with the engine's settings."""
+    chosen = engine.chosen
     tokens, first = chosen.chunked_prefill_size or STEP_TOKENS, min(_FIRST_RATIO * chosen.schedule_conservativeness, 1)
     return Schedule(
         "prefill first", tokens, mixes=chosen.enable_mixed_chunk, overlaps=not chosen.disable_overlap_schedule,

@@ -14,26 +14,20 @@ from kvcalc.engines.account import BlockPool, Line, PoolFigures, PoolLimit, line
 from kvcalc.engines.checkpoint import quantized_cache
 from kvcalc.engines.declarations import unread_types
 from kvcalc.engines.engine import Engine, Resolved, not_established
-from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.rounding import ceil_div, round_up
-from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
+from kvcalc.engines.tensorrt_llm.settings import STEP_TOKENS, Settings, parse_settings
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.kv_cache import stored_cache_bytes
-from kvcalc.memory.sharding import Bounds, longer_first
+from kvcalc.memory.sharding import longer_first
 from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.notes import Note
-from kvcalc.records import NamedTuple
-from kvcalc.throughput.hardware import Gpu
-from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.scheduler import Schedule
-    from kvcalc.releases import Release
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "nvfp4")
 _WITH_FP8_CACHE = ("fp8", "nvfp4")
@@ -46,30 +40,6 @@ _HEADS_BY_LAYER = ("nemotron-nas",)
 _WITHOUT_CLASS = ("gemma3n_text",)
 
 
-class Settings(NamedTuple):
-    """`max_tokens` and `free_gpu_memory_fraction` are None if they are not given.
-
-    `max_attention_window` has the windows of the layers in turn, repeated over the layers. None means one pool.
-    `max_batch_size` is the number of requests that may run, for which a hybrid has states. `avg_seq_len` is the length
-    of the requests for which KVCacheManagerV2 divides the memory. `max_num_tokens` is the number of tokens in one step,
-    None if it is not given.
-    """
-
-    tokens_per_block: int
-    max_tokens: int | None
-    free_gpu_memory_fraction: float | None
-    max_attention_window: list[int] | None
-    max_batch_size: int | None
-    avg_seq_len: int | None
-    max_num_tokens: int | None
-    enable_chunked_prefill: bool
-    disable_overlap_scheduler: bool
-
-    @property
-    def step_tokens(self) -> int:
-        return STEP_TOKENS if self.max_num_tokens is None else self.max_num_tokens
-
-
 class TensorrtLlm(Engine):
     """Counts one pool for all layers. A sequence takes whole blocks, also in windowed layers.
 
@@ -78,30 +48,13 @@ class TensorrtLlm(Engine):
     """
 
     name = "tensorrt-llm"
-    title = "TensorRT-LLM"
-    reuse_class = ("tensorrt_llm.reuse", "TensorrtLlmReuse")
-    has_instances = True
-    classes_of_transformers = "config"
     unread = unread_types("tensorrt-llm")
-    running_option = "max-batch-size"
-    by_type: Mapping[str, tuple[str, str]] = {
-        **dict.fromkeys(
-            ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("tensorrt_llm.states", "HybridPools")
-        ),
-        **dict.fromkeys(("gemma3_text", "gemma4_text", "gpt_oss"), ("tensorrt_llm.groups", "LayerGroups")),
-    }
     _default_running: int = 2048
     has_pools = False  # whether the memory is divided among several pools, as requests of --avg-seq-len need it
-    version = "commit 001541bad83b"
-    context_option = "--max_seq_len"
-    # With enable_attention_dp, every tensor-parallel rank is a DP rank (Mapping.dp_size, mapping.py). The
-    # first ranks hold one expert more (_compute_ep_partition, _torch/modules/fused_moe/interface.py).
-    has_dp_ranks = True
-    splits_dp_ranks = False
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
-        self.chosen = _parse(settings)
+        self.chosen = parse_settings(settings)
         self.block = self.chosen.tokens_per_block
         self.settings = self.chosen._asdict()
         self.check_model()
@@ -119,16 +72,6 @@ class TensorrtLlm(Engine):
             raise UsageError("--max-attention-window: MLA has one pool", "give one window, or leave it out")
 
     @classmethod
-    def weight_padding(
-        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds,
-        release: Release | None,
-    ) -> tuple[tuple[str, int], ...]:  # fmt: skip
-        from kvcalc.engines.expert_padding import expert_padding
-        from kvcalc.engines.tensorrt_llm.loading import tile_of
-
-        return expert_padding(spec, tile_of(gpu), dtype, ranks, spread, stages)
-
-    @classmethod
     def prompt_settings(
         cls, settings: Mapping[str, str], prompt_tokens: int, is_complete: bool = False
     ) -> Mapping[str, str]:
@@ -136,7 +79,7 @@ class TensorrtLlm(Engine):
 
         Source: test_max_num_token_check (tests/unittest/llmapi/test_llm.py).
         """
-        chosen = _parse(settings)
+        chosen = parse_settings(settings)
         given = chosen.step_tokens if is_complete else chosen.max_num_tokens
         if chosen.enable_chunked_prefill or (given is not None and prompt_tokens <= given):
             return settings
@@ -214,14 +157,6 @@ class TensorrtLlm(Engine):
         tokens = self.chosen.max_tokens // self.block * self.block
         return PoolLimit("max-tokens", tokens * token_bytes(share, dtype))
 
-    def schedule(self) -> Schedule:
-        from kvcalc.engines.tensorrt_llm.scheduler import schedule
-
-        return schedule(
-            max(1, len(self.bounds)), self.chosen.max_num_tokens, divides=self.chosen.enable_chunked_prefill,
-            overlaps=not self.chosen.disable_overlap_scheduler,
-        )  # fmt: skip
-
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """A step is prepared while the last one runs, so requests may grow by the drafted tokens of both.
 
@@ -238,28 +173,6 @@ class TensorrtLlm(Engine):
             sizes["stored"] += held
             sizes[beside] += num_layers * tokens * row_bytes(cache, dtype) - held
         return lines_of({**sizes, "blocks rounded up": self.held_bytes(share, dtype, tokens, 1) - sum(sizes.values())})
-
-
-def _parse(settings: Mapping[str, str]) -> Settings:
-    given, fraction = SettingsReader("tensorrt-llm", settings), None
-    windows, average = settings.get("max-attention-window"), settings.get("avg-seq-len")
-    if "free-gpu-memory-fraction" in settings:
-        fraction = given.share("free-gpu-memory-fraction", below_one=True)
-    block = given.count("tokens-per-block")
-    if block & (block - 1):  # docs/source/legacy/advanced/kv-cache-reuse.md
-        text = "TensorRT-LLM does not start, it must be a power of 2"
-        raise LayoutError(f"--tokens-per-block {block}: {text}", f"use {1 << (block.bit_length() - 1)}")
-    return Settings(
-        block,
-        given.optional_count("max-tokens"),
-        fraction,
-        None if windows is None else [parse_tokens(part, "--max-attention-window") for part in windows.split(",")],
-        given.optional_count("max-batch-size"),
-        None if average is None else parse_tokens(average, "--avg-seq-len"),
-        given.optional_count("max-num-tokens"),
-        "enable-chunked-prefill" in settings,
-        "disable-overlap-scheduler" in settings,
-    )
 
 
 def _refuse(spec: ModelSpec) -> None:

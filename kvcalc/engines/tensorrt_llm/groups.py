@@ -10,7 +10,7 @@ kept all tokens. `tensorrt_llm_pools` has the rules of the pools. Source: kv_cac
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from kvcalc.engines.tensorrt_llm.pools import (
     check_average,
     least_slots,
     most_blocks,
+    pooled,
 )
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
@@ -237,17 +238,12 @@ class LayerGroups(TensorrtLlm):
         return found[2]
 
     def _lay_out(self, share: ModelSpec, dtype: Dtype, tokens: int) -> Layout:
-        sizes: dict[int | None, dict[int, int]] = {}
-        numbers: dict[int | None, int] = {}
+        by_window: dict[int | None, list[tuple[int, Sequence[int]]]] = {}
         for layers in self._layers(share, tokens):
-            numbers[layers.window] = numbers.get(layers.window, 0) + layers.num_layers
-            of_window = sizes.setdefault(layers.window, {})
-            for size in cache_buffers(layers.cache, dtype):
-                # Buffers of the same size lie one after another in the same pool.
-                of_window[size] = of_window.get(size, 0) + layers.num_layers * size
+            buffers = layers.num_layers, cache_buffers(layers.cache, dtype)
+            by_window.setdefault(layers.window, []).append(buffers)
         kinds = tuple(
-            WindowLayers(window, numbers[window], tuple(sorted(found.values(), reverse=True)))
-            for window, found in sizes.items()
+            WindowLayers(window, sum(count for count, _ in found), pooled(found)) for window, found in by_window.items()
         )
         groups: dict[tuple[int, ...], list[int | None]] = {}
         for kind in kinds:

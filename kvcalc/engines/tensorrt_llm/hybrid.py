@@ -36,6 +36,7 @@ class Hybrid(TensorrtLlm):
     """
 
     reserves_running = True
+    dummies = 0  # the states for requests that fill up a CUDA graph
     no_reuse = "TensorRT-LLM keeps no states of prefixes then (enable_block_reuse: false)"
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
@@ -88,24 +89,24 @@ class Hybrid(TensorrtLlm):
         return found._replace(pool=found.pool and found.pool._replace(request_bytes=held))
 
     def lines(self, share: ModelSpec, dtype: Dtype, tokens: int) -> list[Line]:
-        return self._account(share, dtype, tokens, 1)
+        return self.pool(share, dtype, tokens, 1)
 
     def pool(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
-        return self._account(share, dtype, tokens, batch)
-
-    def _account(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
-        sizes = dict.fromkeys(("stored", "different layout or dtype", "states beyond the batch"), 0)
+        sizes = dict.fromkeys(("stored", "different layout or dtype", "blocks rounded up"), 0)
         for cache, num_layers in distinct_caches(share):
             stored = num_layers * batch * stored_cache_bytes(cache, tokens, dtype)
             sizes["stored"] += stored
             if isinstance(cache, RecurrentState):
-                held = num_layers * self._state_bytes(cache)
-                sizes["different layout or dtype"] += batch * held - stored
-                sizes["states beyond the batch"] += (self._num_states(batch) - batch) * held
+                sizes["different layout or dtype"] += batch * num_layers * self._state_bytes(cache) - stored
             else:
-                sizes["different layout or dtype"] += num_layers * batch * tokens * row_bytes(cache, dtype) - stored
+                row = num_layers * batch * row_bytes(cache, dtype)
+                sizes["different layout or dtype"] += tokens * row - stored
+                sizes["blocks rounded up"] += (round_up(tokens, self.block) - tokens) * row
+        state = self._all_states(share)
+        sizes["states beyond the batch"] = (self._num_states(batch) - self.dummies - batch) * state
+        sizes["dummy state"] = self.dummies * state
         rest = self.held_bytes(share, dtype, tokens, batch) - sum(sizes.values())
-        return lines_of({**sizes, "blocks rounded up": rest})
+        return lines_of({**sizes, "pools in a fixed proportion": rest})
 
     def _num_states(self, batch: int) -> int:
         return max(batch, self.chosen.max_batch_size or 0)

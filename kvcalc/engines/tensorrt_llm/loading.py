@@ -7,7 +7,7 @@ RTX Blackwell. On a GB10, 63.52 GiB of gpt-oss-120b are loaded instead of 60.77.
 
 from __future__ import annotations
 
-from kvcalc.engines.expert_padding import Tile
+from kvcalc.engines.weight_padding import Tile
 from kvcalc.throughput.hardware import Gpu
 
 _BY_CLASS = {"blackwell": Tile(512, 128, outputs=128), "blackwell-rtx": Tile(128, 128)}

@@ -12,7 +12,7 @@ Source: create_storage_config (tensorrt_llm/runtime/kv_cache_manager_v2/_storage
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from kvcalc.engines.rounding import ceil_div, round_up
@@ -171,6 +171,15 @@ def check_average(average: int | None, tokens: int) -> None:
 def page_bytes(quota: int) -> int:
     """The bytes of a page of memory, of which pools are made: 2 MiB, or up to 32 MiB from 16 GiB on."""
     return 2 * _MIB << min(4, max(0, (quota // _GIB).bit_length() - 1))
+
+
+def pooled(buffers: Iterable[tuple[int, Sequence[int]]]) -> tuple[int, ...]:
+    """The bytes in each pool, of (layers, bytes of one in each of its buffers). Buffers of one size share a pool."""
+    sizes: dict[int, int] = {}
+    for count, of_layer in buffers:
+        for size in of_layer:
+            sizes[size] = sizes.get(size, 0) + count * size
+    return tuple(sorted(sizes.values(), reverse=True))
 
 
 def blocks_of(window: int | None, sequences: Sequences, block: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import ACTIVATION, Held, Question, Reserve
-from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
+from kvcalc.engines.tensorrt_llm.settings import STEP_TOKENS
 
 # The 80 % range of these parts together, as multiples of the estimate. benchmarks/fit_reserve.py computes it from the
 # logs in benchmarks/tensorrt_llm_memory.tsv, which are all of GB200.

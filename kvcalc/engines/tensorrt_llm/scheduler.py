@@ -21,17 +21,21 @@ decode instance when the prefill instance has answered (schedule_style context_f
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcalc.engines.scheduler import FEWEST_TOKENS, Disaggregation, Schedule
 
-STEP_TOKENS = 8192
-"""max_num_tokens: the tokens of a step by default."""
+if TYPE_CHECKING:
+    from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm
 
 DISAGGREGATION = Disaggregation(2, True, True, 0, 2, (), "device memory that NIXL and UCX take for themselves")
 
 
-def schedule(stages: int, step_tokens: int | None, *, divides: bool, overlaps: bool) -> Schedule:
-    """The scheduler for `stages` pipeline stages, with `step_tokens` tokens in a step (None: the default)."""
+def schedule(engine: TensorrtLlm) -> Schedule:
+    """The scheduler with the engine's settings."""
+    chosen, stages = engine.chosen, max(1, len(engine.bounds))
     return Schedule(
-        "guaranteed no evict", step_tokens or STEP_TOKENS, stages, divides=divides, overlaps=overlaps and stages == 1,
-        reserves_answer=True, routing=FEWEST_TOKENS, is_exact=step_tokens is not None,
+        "guaranteed no evict", chosen.step_tokens, stages, divides=chosen.enable_chunked_prefill,
+        overlaps=not chosen.disable_overlap_scheduler and stages == 1, reserves_answer=True, routing=FEWEST_TOKENS,
+        is_exact=chosen.max_num_tokens is not None,
     )  # fmt: skip

@@ -10,10 +10,10 @@ common.py) at commit 28295084972c; the default since NVIDIA/TensorRT-LLM#16598 o
 
 from __future__ import annotations
 
-from kvcalc.engines.account import BlockPool, Line, PoolFigures, lines_of
+from kvcalc.engines.account import BlockPool, PoolFigures
 from kvcalc.engines.engine import Engine
-from kvcalc.engines.rounding import ceil_div, round_up
-from kvcalc.engines.tensorrt_llm.engine import cache_buffers, quota_of, row_bytes, token_bytes
+from kvcalc.engines.rounding import ceil_div
+from kvcalc.engines.tensorrt_llm.engine import cache_buffers, quota_of, token_bytes
 from kvcalc.engines.tensorrt_llm.hybrid import Hybrid, attending, state_parts
 from kvcalc.engines.tensorrt_llm.pools import (
     RESUMES_BELOW,
@@ -23,16 +23,16 @@ from kvcalc.engines.tensorrt_llm.pools import (
     Sequences,
     check_average,
     least_slots,
+    pooled,
 )
 from kvcalc.memory.dtypes import Dtype
-from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
+from kvcalc.memory.kv_cache import Growth, growth_at_slope
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, distinct_caches
 from kvcalc.releases import Release
 
 _SINCE = Release.of(1, 3)._replace(phase=-1, of_phase=24)
-_DUMMIES = 1  # _get_num_cuda_graph_padding_dummy_slots
 
 
 class HybridPools(Hybrid):
@@ -40,6 +40,7 @@ class HybridPools(Hybrid):
 
     version = "commit 28295084972c"
     has_pools = True
+    dummies = 1  # _get_num_cuda_graph_padding_dummy_slots
     no_reuse = "snapshots of states are off by default (mamba_state_config.periodic_snapshot_interval)"
 
     @classmethod
@@ -56,7 +57,7 @@ class HybridPools(Hybrid):
         slots = [needed[group.windows[0]] for group in division.groups]
         if len(slots) == 1:
             return division.smallest(slots)
-        return division.multiple(slots, (states - _DUMMIES) * typical)
+        return division.multiple(slots, (states - self.dummies) * typical)
 
     def growth(self, spec: ModelSpec, dtype: Dtype, tokens: int) -> Growth:
         return growth_at_slope(token_bytes(attending(spec), dtype), self.held_bytes(spec, dtype, tokens, 1), tokens)
@@ -76,26 +77,9 @@ class HybridPools(Hybrid):
             found = BlockPool(*found[:3], slots, slots * self.block, slots / ceil_div(tokens, self.block))
         return PoolFigures(found, {"window_pools": None})
 
-    def _account(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> list[Line]:
-        sizes = dict.fromkeys(("stored", "different layout or dtype", "blocks rounded up"), 0)
-        for cache, num_layers in distinct_caches(share):
-            stored = num_layers * batch * stored_cache_bytes(cache, tokens, dtype)
-            sizes["stored"] += stored
-            if isinstance(cache, RecurrentState):
-                sizes["different layout or dtype"] += batch * num_layers * self._state_bytes(cache) - stored
-            else:
-                row = num_layers * batch * row_bytes(cache, dtype)
-                sizes["different layout or dtype"] += tokens * row - stored
-                sizes["blocks rounded up"] += (round_up(tokens, self.block) - tokens) * row
-        state = self._all_states(share)
-        sizes["states beyond the batch"] = (self._num_states(batch) - _DUMMIES - batch) * state
-        sizes["dummy state"] = _DUMMIES * state
-        rest = self.held_bytes(share, dtype, tokens, batch) - sum(sizes.values())
-        return lines_of({**sizes, "pools in a fixed proportion": rest})
-
     def _num_states(self, batch: int) -> int:
         """The states of the requests that may run, --max-batch-size in every pipeline stage, and the dummy's."""
-        return max(batch, (self.chosen.max_batch_size or 0) * max(1, len(self.bounds))) + _DUMMIES
+        return max(batch, (self.chosen.max_batch_size or 0) * max(1, len(self.bounds))) + self.dummies
 
     def _typical_blocks(self, tokens: int) -> int:
         """The blocks of the requests that set the proportion: half of the longest one's, which has an even number."""
@@ -103,32 +87,25 @@ class HybridPools(Hybrid):
         return ceil_div(tokens, 2 * self.block) if average is None else ceil_div(min(average, tokens), self.block)
 
     def _division(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> Division:
-        states, block, dummies = self._num_states(batch), self.block, Sequences(0, number=_DUMMIES)
+        states, block, dummies = self._num_states(batch), self.block, Sequences(0, number=self.dummies)
         groups = [Group(tuple(block * size for size in sizes), (None,)) for sizes in (_rows(share, dtype),) if sizes]
         groups += [Group(sizes, (STATE,)) for sizes in (_states(self.spec, share),) if sizes]
         batches = [[Sequences(0, number=states)]]
         if self.chosen.avg_seq_len is not None:
-            longest = [Sequences(tokens), Sequences(1, number=states - 1 - _DUMMIES)]
+            longest = [Sequences(tokens), Sequences(1, number=states - 1 - self.dummies)]
             batches += [[*longest, dummies], [Sequences(self.chosen.step_tokens), dummies]]
-        typical = (Sequences(self._typical_blocks(tokens) * block, number=states - _DUMMIES), dummies)
+        typical = (Sequences(self._typical_blocks(tokens) * block, number=states - self.dummies), dummies)
         return Division(groups, block, typical, least_slots(groups, block, batches))
 
 
 @remembered_of_two
 def _rows(share: ModelSpec, dtype: Dtype) -> tuple[int, ...]:
     """The bytes of a token in each pool of blocks."""
-    sizes: dict[int, int] = {}
-    for cache, num_layers in distinct_caches(share):
-        for size in cache_buffers(cache, dtype):  # a state has none
-            sizes[size] = sizes.get(size, 0) + num_layers * size
-    return tuple(sorted(sizes.values(), reverse=True))
+    return pooled((count, cache_buffers(cache, dtype)) for cache, count in distinct_caches(share))  # a state has none
 
 
 @remembered_of_two
 def _states(spec: ModelSpec, share: ModelSpec) -> tuple[int, ...]:
     """The bytes of a request in each pool of states: the states, and the inputs of the convolutions."""
-    sizes: dict[int, int] = {}
-    for cache, num_layers in distinct_caches(share):
-        for size in state_parts(spec, cache) if isinstance(cache, RecurrentState) else ():
-            sizes[size] = sizes.get(size, 0) + num_layers * size
-    return tuple(sorted(sizes.values(), reverse=True))
+    caches = [(cache, count) for cache, count in distinct_caches(share) if isinstance(cache, RecurrentState)]
+    return pooled((count, state_parts(spec, cache)) for cache, count in caches)

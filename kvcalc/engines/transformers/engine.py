@@ -64,11 +64,6 @@ class Transformers(Engine):
     """
 
     name = "transformers"
-    title = "Transformers"
-    reuse_class = ("transformers.reuse", "TransformersReuse")
-    classes_of_transformers = "transformers"
-    version = "5.23.0"
-    drafts_for_one = True  # _assisted_decoding, generation/utils.py
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)

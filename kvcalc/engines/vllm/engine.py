@@ -50,18 +50,15 @@ from kvcalc.memory.kv_cache import Growth, growth, growth_of, longest_context
 from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
 from kvcalc.model.caches import Cache, FullAttention, LatentAttention, RecurrentState
-from kvcalc.model.memo import remembered
+from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, period
 from kvcalc.notes import Note
 from kvcalc.releases import Release, RequestedRelease, parse_release
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.scheduler import Schedule
     from kvcalc.engines.starts import Start
-    from kvcalc.throughput.hardware import Gpu
 
-VERSION = "0.33.0"
 _AUTO_CONTEXT_SINCE = Release.of(0, 14)
 # Before this release, vLLM captured fewer graphs if there were fewer blocks (config/compilation.py, 0.19.0 and 0.20.0).
 _BLOCKS_FOR_GRAPHS = (0, 20)
@@ -79,26 +76,8 @@ class Vllm(Engine):
     """
 
     name = "vllm"
-    title = "vLLM"
-    prompt_ranks_option = "prefill-context-parallel-size"
-    reuse_class = ("vllm.reuse", "VllmReuse")
-    has_instances = True
     device_settings, device_defaults = staticmethod(device_settings), staticmethod(device_defaults)
-    classes_of_transformers = "config"
     unread = unread_types("vllm")
-    running_option = "max-num-seqs"
-    version = VERSION
-    context_option, block_option = "--max-model-len", "block-size"
-    fp32_as = "bf16"  # _resolve_auto_dtype, config/model.py
-    starts_short = False  # _check_enough_kv_cache_memory, core/kv_cache_utils.py
-    # The first ranks hold one expert more (determine_expert_map, layers/fused_moe/expert_map_manager.py).
-    has_dp_ranks = True
-    # The cache spec has every attention layer of both models (get_kv_cache_spec, v1/worker/gpu_model_runner.py).
-    joins_drafts = True
-    lora_option = "max-loras"
-    # What vllm-project/recipes says to try when vLLM finds no memory for the cache blocks (InternLM/Intern-S1.md).
-    largest_share = ("gpu-memory-utilization", "0.95")
-    limits_concurrency = False  # the start-up log prints how many requests the pool holds, also if fewer may run
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, 1, release)
@@ -129,9 +108,7 @@ class Vllm(Engine):
         self.divides_decode = chosen.decode_context_parallel_size == 1  # else pcp_shard_decode_requests
         if self.prompt_ranks > 1:
             check_prompt_ranks(spec, settings, chosen, self.place)
-        self._of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
-        self._layers: dict[tuple[int, int], tuple[ModelSpec, Dtype, tuple[ModelSpec, list[Layer]]]] = {}
-        self._plans: dict[tuple[int, int, bool], tuple[ModelSpec, Dtype, Plan]] = {}
+        self.of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
 
     @classmethod
     def context_defaults(cls, given: Mapping[str, str], defaults: Mapping[str, str], tokens: int) -> dict[str, str]:
@@ -178,20 +155,6 @@ class Vllm(Engine):
         """
         if release is not None and release < _AUTO_CONTEXT_SINCE:
             raise UsageError("--context auto: vllm before 0.14 does not choose a context", "give --context N")
-
-    @classmethod
-    def weight_padding(
-        cls, spec: ModelSpec, gpu: Gpu, dtype: str | None, ranks: int, spread: int, stages: Bounds,
-        release: Release | None,
-    ) -> tuple[tuple[str, int], ...]:  # fmt: skip
-        from kvcalc.engines.block_padding import block_padding
-        from kvcalc.engines.expert_padding import expert_padding
-        from kvcalc.engines.starts import is_nvidia, rules_of
-        from kvcalc.engines.vllm.loading import tile_of
-
-        padded = expert_padding(spec, tile_of(gpu), dtype, ranks, spread, stages)
-        ends = () if dtype else rules_of(cls.name, release).ends_unchecked(spec.model_type, is_nvidia(gpu))
-        return padded + block_padding(spec, ends, ranks, stages)
 
     @classmethod
     def kept(cls, spec: ModelSpec) -> ModelSpec:
@@ -248,7 +211,7 @@ class Vllm(Engine):
 
     def entries(self, share: ModelSpec, dtype: Dtype) -> list[Entries]:
         whole = whole_of(share)
-        _, layers = self._layers_of(whole, dtype)
+        _, layers = _layers_of(self, whole, dtype)
         numbers = {number for group in share.layers for number in range(group.first, group.last + 1)}
         return entries_of(whole, [layer for layer in layers if layer.number in numbers], self.chosen, self.place)
 
@@ -380,11 +343,6 @@ class Vllm(Engine):
         )
         return max((left - held.shared) // held.own, 0)
 
-    def schedule(self) -> Schedule:
-        from kvcalc.engines.vllm.scheduler import schedule
-
-        return schedule(self.chosen)
-
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
         """At most up to max_model_len (allocate_slots, v1/core/kv_cache_manager.py)."""
         return 0 if is_longest else num_tokens
@@ -418,14 +376,9 @@ class Vllm(Engine):
 
     def plan(self, share: ModelSpec, dtype: Dtype, *, is_divided: bool = True) -> Plan:
         """The plan of a share. `is_divided` is whether ranks divide the tokens among them, if they are to do that."""
-        found = self._plans.get((id(share), id(dtype), is_divided))
-        if found is None:
-            # Keep the share and the dtype too, so that their id() is not reused while the plan exists.
-            plan = self._make_plan(share, dtype, is_divided)
-            found = self._plans[id(share), id(dtype), is_divided] = share, dtype, plan
-        return found[2]
+        return _plan_of(self, share, dtype, is_divided)
 
-    def _check_aligned(self, layers: list[Layer]) -> None:
+    def check_aligned(self, layers: list[Layer]) -> None:
         """Raise LayoutError (exit 2) if a step is smaller than a block whose state is kept (0.17 to 0.26).
 
         Source: validate_block_size, config/vllm.py.
@@ -439,34 +392,32 @@ class Vllm(Engine):
             asked = f"--max-num-batched-tokens {self.chosen.max_num_batched_tokens}"
             raise LayoutError(f"{asked}: {text}", f"--max-num-batched-tokens {block}, or no --enable-prefix-caching")
 
-    def _make_plan(self, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
-        share, layers = self._layers_of(share, dtype)
-        if not layers:
-            raise ModelError(f"{share.name}: vLLM keeps no cache for it")
-        self._check_aligned(layers)
-        groups = group([layer.page for layer in layers], self.rules)
-        if groups is None:
-            raise ModelError(f"{share.name}: {self.rules.name} cannot give this model's layers pages of one size")
-        stages = []
-        for first, last in self.stages(share.num_layers):
-            places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
-            stages.append([part.only(places) for part in groups])
-        of_any_length = self._of_any_length if is_divided else (*self._of_any_length[:-1], 1)
-        return Plan(layers, groups, stages, of_any_length, dtype, self.rules)
 
-    def _layers_of(self, share: ModelSpec, dtype: Dtype) -> tuple[ModelSpec, list[Layer]]:
-        """The share with the layers that draft tokens for it, and its layers."""
-        found = self._layers.get((id(share), id(dtype)))
-        if found is None:
-            check_dtype(dtype, self.place)
-            drafted = share
-            # With --speculative the share has its drafting layers already.
-            if self.chosen.num_speculative_tokens and share.first_draft_layer is None:
-                drafted = with_draft_layers(share)
-            layers = layers_of(drafted, dtype, self.chosen, self.states, self.rules, self.place)
-            # Keep the share and the dtype too, so that their id() is not reused.
-            found = self._layers[id(share), id(dtype)] = share, dtype, (drafted, layers)
-        return found[2]
+@remembered_of_two
+def _plan_of(engine: Vllm, share: ModelSpec, dtype: Dtype, is_divided: bool) -> Plan:
+    share, layers = _layers_of(engine, share, dtype)
+    if not layers:
+        raise ModelError(f"{share.name}: vLLM keeps no cache for it")
+    engine.check_aligned(layers)
+    groups = group([layer.page for layer in layers], engine.rules)
+    if groups is None:
+        raise ModelError(f"{share.name}: {engine.rules.name} cannot give this model's layers pages of one size")
+    stages = []
+    for first, last in engine.stages(share.num_layers):
+        places = {place for place, layer in enumerate(layers) if first <= layer.number <= last}
+        stages.append([part.only(places) for part in groups])
+    of_any_length = engine.of_any_length if is_divided else (*engine.of_any_length[:-1], 1)
+    return Plan(layers, groups, stages, of_any_length, dtype, engine.rules)
+
+
+@remembered_of_two
+def _layers_of(engine: Vllm, share: ModelSpec, dtype: Dtype) -> tuple[ModelSpec, list[Layer]]:
+    """The share with the layers that draft tokens for it, and its layers."""
+    check_dtype(dtype, engine.place)
+    # With --speculative the share has its drafting layers already.
+    if engine.chosen.num_speculative_tokens and share.first_draft_layer is None:
+        share = with_draft_layers(share)
+    return share, layers_of(share, dtype, engine.chosen, engine.states, engine.rules, engine.place)
 
 
 # LLaVA's flat configs name classes (LlavaLlamaForCausalLM) that vLLM does not have (model_executor/models/registry.py).

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from kvcalc.engines.expert_padding import Tile
+from kvcalc.engines.weight_padding import Tile
 from kvcalc.model.spec import ModelSpec
 from kvcalc.throughput.hardware import Gpu
 

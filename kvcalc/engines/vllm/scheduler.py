@@ -27,15 +27,19 @@ instance when the prefill instance has answered.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvcalc.engines.scheduler import Disaggregation, Schedule
-from kvcalc.engines.vllm.settings import Settings
+
+if TYPE_CHECKING:
+    from kvcalc.engines.vllm.engine import Vllm
 
 DISAGGREGATION = Disaggregation(2, False, False, 0, 0, (), "device memory that NIXL and UCX take for themselves")
 
 
-def schedule(chosen: Settings) -> Schedule:
-    """The scheduler with these settings."""
-    stages = chosen.pipeline_parallel_size
+def schedule(engine: Vllm) -> Schedule:
+    """The scheduler with the engine's settings."""
+    chosen, stages = engine.chosen, engine.chosen.pipeline_parallel_size
     return Schedule(
         "running first", chosen.max_num_batched_tokens, stages, divides=chosen.enable_chunked_prefill,
         overlaps=chosen.async_scheduling and stages == 1, finds_preempted=chosen.enable_prefix_caching,
