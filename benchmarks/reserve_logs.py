@@ -14,7 +14,7 @@ import kvcalc
 from kvcalc.engines import reserve as parts
 from kvcalc.engines.llama_cpp.reserve import reserve as llama_cpp
 from kvcalc.engines.sglang.reserve import reserve as sglang
-from kvcalc.engines.tensorrt_llm.scheduler import STEP_TOKENS
+from kvcalc.engines.tensorrt_llm.settings import STEP_TOKENS
 from kvcalc.engines.vllm import reserve as vllm
 from kvcalc.memory.sharding import Width
 from kvcalc.planning.cases.case import make_case

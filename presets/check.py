@@ -30,7 +30,7 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     checks = {
         "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
         "engine_releases": _check_engine_releases, "families": _check_families, "layers": _check_layers,
-        "names": _check_names, "ollama": _check_ollama, "releases": _check_releases, "sequences": _check_sequences,
+        "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
         "towers": _check_towers, "tower_weights": _check_tower_weights, "unread": _check_unread,
         "wrappers": _check_wrappers,
     }  # fmt: skip
@@ -100,8 +100,10 @@ def _check_families(rows: Mapping[str, Any]) -> None:
         )
         if not all(isinstance(names, str) for names in own.values()):
             raise ValueError(f"{module}: keys, types and remote are names with spaces between them")
-        if module != "_common" and find_spec(f"kvcalc.model.families.{own.get('module', module)}") is None:
-            raise ValueError(f"kvcalc/model/families has no {own.get('module', module)}.py")
+        if module != "_common" and not {"types", "remote"} & own.keys():
+            raise ValueError(f"{module} has no types")
+        if find_spec(f"kvcalc.model.families.{own.get('module', 'layered')}") is None:
+            raise ValueError(f"kvcalc/model/families has no {own['module']}.py")
     types = [name for own in rows.values() for key in ("types", "remote") for name in own.get(key, "").split()]
     for name in types:
         if types.count(name) > 1:
@@ -130,28 +132,21 @@ def _check_layers(rows: Mapping[str, Any]) -> None:
             made("families", body, None)
             body = {}
         _check_fields(f"the body of {name}", body, BODY)
-        Experts(**body.get("experts", {}))
+        Experts(**(body.get("experts") or {}))
         family = FAMILIES.get(name) or REMOTE_FAMILIES.get(name)
         if family is None and not name.startswith("_"):
             raise ValueError(f"{name} is a type of no family")
+        if "kinds" not in row and not name.startswith("_"):
+            raise ValueError(f"{name} has no kinds")
         stated = [part[field] for part in (row, body) for field in FORMULAS if field in part]
         known = {*CALLED, *FUNCTIONS, *row.get("where", ()), *row.get("each", ()), "num_layers", "order", "shape"}
         found = set[str]().union(*map(names_in, stated))
-        if family is not None:
-            _check_fields(f"a formula of {name}", found, known | keys_of(family) | COMMON_KEYS | _IN_NO_PRESET)
+        unknown = set[str]() if family is None else found - known - keys_of(family) - COMMON_KEYS - _IN_NO_PRESET
+        if unknown:
+            raise ValueError(f"a formula of {name} names {unknown.pop()}, which is no function and no key of {family}")
     for name, family in {**FAMILIES, **REMOTE_FAMILIES}.items():
         if module_of(family).__name__.endswith(".layered") and name not in rows:
             raise ValueError(f"layers.yaml has no row {name}, a type of {family}")
-
-
-def _check_sequences(rows: Mapping[str, Any]) -> None:
-    from kvcalc.model.families.sequences import Decoder as SequenceDecoder
-
-    _check_likes(rows)
-    for name, own in rows.items():
-        _check_fields(name, own, {"like", *SequenceDecoder._fields})
-        if not name.startswith("_") and FAMILIES.get(name) != "sequences":
-            raise ValueError(f"{name} is not a type of sequences")
 
 
 def _check_wrappers(rows: Mapping[str, Any]) -> None:

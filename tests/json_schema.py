@@ -89,6 +89,9 @@ class Declarations:
             meanings = [option.pop("description", "") for option in properties[key].get("anyOf", ())]
             if _text(after) or any(meanings):
                 properties[key]["description"] = _text(after) or "".join(meanings)
+        if "Document" in map(_name, declared.bases):
+            properties = {"schema_version": properties.pop("schema_version"), **properties}
+            required.insert(0, required.pop(required.index("schema_version")))
         is_open = [_name(base) for base in declared.bases] == ["Open"]
         return {**found, "properties": properties, "required": required, "additionalProperties": is_open}
 

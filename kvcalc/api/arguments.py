@@ -52,8 +52,8 @@ def takes(
             for name, value in given.items():
                 if not isinstance(value, also.get(name, ())):
                     FIELDS[name].type.check(value, name)
-                    if isinstance(value, Sequence) and not isinstance(value, str) and not value:
-                        _refuse_empty(name, defaults)
+                    if isinstance(value, Sequence) and not value and value != "" and defaults.get(name) != ():
+                        raise UsageError(f"{name}: an empty list", "name at least one")
                 if name in fields:
                     _check_fields(function.__name__, name, value, fields[name].split(), names)
             for name, other in required.items():
@@ -71,12 +71,6 @@ def takes(
 
 def _is_default(value: object, name: str, defaults: Mapping[str, object]) -> bool:
     return name in defaults and type(value) is type(defaults[name]) and value == defaults[name]
-
-
-def _refuse_empty(name: str, defaults: Mapping[str, object]) -> None:
-    """Raise UsageError (exit 2) for an empty list, unless that is the argument's default."""
-    if defaults.get(name) != ():
-        raise UsageError(f"{name}: an empty list", "name at least one")
 
 
 def _unknown(function: str, name: str, names: Sequence[str], instead: Mapping[str, str]) -> UsageError:

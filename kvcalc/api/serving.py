@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.api.arguments import asked, takes
@@ -129,9 +128,7 @@ def plan(
         text, name = drawn_rows(input_tokens, output_tokens)
         lengths, pairs = parse_lengths(text, name), list(pairs_of(text, name))
     if trace is None and (targets.highest_percentile is not None or simulate is not None):
-        from kvcalc.simulation.planned import PlannedLoad
-
-        simulation = PlannedLoad(lengths, pairs, burstiness, seed, requests)
+        simulation = _at_random(lengths, pairs, burstiness, seed, requests)
     _check_simulated(simulation is not None, burstiness, requests, seed)
     if simulation is not None:
         simulation = simulation._replace(router=router)
@@ -142,16 +139,16 @@ def plan(
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
         all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
         simulation=simulation, num_simulated=simulate, headroom=headroom, spare_replicas=spare_replicas,
-        confirm=partial(_planned, lengths, pairs, burstiness, seed, router),
+        confirm=lambda: _at_random(lengths, pairs, burstiness, seed)._replace(router=router),
     )  # fmt: skip
 
 
-def _planned(
-    lengths: Lengths, pairs: Sequence[tuple[int, int]] | None, burstiness: float, seed: int, router: str
+def _at_random(
+    lengths: Lengths, pairs: Sequence[tuple[int, int]] | None, burstiness: float, seed: int, requests: int | None = None
 ) -> PlannedLoad:
     from kvcalc.simulation.planned import PlannedLoad
 
-    return PlannedLoad(lengths, pairs, burstiness, seed, router=router)
+    return PlannedLoad(lengths, pairs, burstiness, seed, requests)
 
 
 def _check_simulated(is_simulated: bool, burstiness: float, requests: int | None, seed: int) -> None:

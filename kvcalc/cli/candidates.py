@@ -31,7 +31,8 @@ def complete(root: Any, words: Sequence[str]) -> dict[str, str]:
     """
     *typed, last = words
     if not typed:
-        return _beginning(last, {**_commands(root), **(_options_of(root, []) if last.startswith("-") else {})})
+        commands = {name: summary(name) for name in root.list_commands(None)}
+        return _beginning(last, {**commands, **(_options_of(root, []) if last.startswith("-") else {})})
     command = root.get_command(None, typed[0]) if typed[0] in root.list_commands(None) else None
     if command is None:
         return {}
@@ -78,10 +79,6 @@ def _read(typed: Sequence[str], options: dict[str, Any]) -> tuple[Any, int, set[
         elif not word.startswith("-") or word == "-":
             place += 1
     return (pending if waiting else None), place, used
-
-
-def _commands(root: Any) -> dict[str, str]:
-    return {name: summary(name) for name in root.list_commands(None)}
 
 
 def _options_of(command: Any, typed: Sequence[str], used: Iterable[str] = ()) -> dict[str, str]:
@@ -157,14 +154,10 @@ def _model_names(part: str) -> Iterator[str]:
 
 def _gpu_names(part: str) -> Iterator[str]:
     """Names of devices, and also aliases if `part` is not empty."""
-    return _preset_names(part, _gpu_files())
-
-
-def _gpu_files() -> list[tuple[str, str]]:
     from kvcalc.model.preset_folders import shipped_files
     from kvcalc.model.presets import presets_folder
 
-    return shipped_files(os.path.join(os.path.dirname(presets_folder()), "gpus"))
+    return _preset_names(part, shipped_files(os.path.join(os.path.dirname(presets_folder()), "gpus")))
 
 
 def _preset_names(part: str, files: Sequence[tuple[str, str]]) -> Iterator[str]:

@@ -127,9 +127,7 @@ def _write_short(screen: Screen, command: Any, ctx: Any, names: str | None) -> N
     rows = [row._replace(text=first_sentence(row.text)) for row in map(_row, [*_arguments(command), *options])]
     _write_sections(screen, {"Options": rows})
     notes, examples = split_epilog(epilog_of(ctx.command_path.partition(" ")[2]))
-    if names is None:
-        _write_notes(screen, notes)
-    _write_examples(screen, examples[:_MOST_EXAMPLES])
+    _write_epilog(screen, notes if names is None else (), examples[:_MOST_EXAMPLES])
     if names is not None:
         screen.paragraph(f"All options: {ctx.command_path} --help")
 
@@ -152,8 +150,7 @@ def _write_all(screen: Screen, command: Any, ctx: Any, engines: Sequence[str]) -
     notes, examples = split_epilog(epilog_of(ctx.command_path.partition(" ")[2]))
     if any(option.metavar == "LIST" for option in _options(command, ctx)):
         notes = ["LIST is one value or several: separate them by commas, or repeat the option.", *notes]
-    _write_notes(screen, notes)
-    _write_examples(screen, examples)
+    _write_epilog(screen, notes, examples)
 
 
 def _write_sections(screen: Screen, sections: Mapping[str, Sequence[Row]]) -> None:
@@ -198,12 +195,9 @@ def _described(option: Any) -> str:
     return f"{option.described[:1].upper()}{option.described[1:]}" + (f" [also: {others}]" if others else "")
 
 
-def _write_notes(screen: Screen, notes: Iterable[str]) -> None:
+def _write_epilog(screen: Screen, notes: Iterable[str], examples: Sequence[str]) -> None:
     for note in notes:
         screen.paragraph(note)
-
-
-def _write_examples(screen: Screen, examples: Sequence[str]) -> None:
     if examples:
         screen.heading("Examples" if len(examples) > 1 else "Example")
         screen.commands(examples)

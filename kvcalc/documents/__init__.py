@@ -5,7 +5,8 @@ these declarations. No command imports them.
 
 A class is an object, and the text below a field is its meaning. A unit is the end of a key: `_bytes`, `_tokens`,
 `_seconds`. A class that is named after another one and its key is described in place: `AuditLog` for `log` in `Audit`,
-and `AuditUnreadItem` for each of `unread`. The fields that a class inherits come after its own.
+and `AuditUnreadItem` for each of `unread`. The fields that a class inherits come after its own, but
+`schema_version` is first.
 """
 
 from kvcalc.documents.estimates import *  # noqa: F403

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 from kvcalc.documents.fields import Amount, Count, Positive, Share, SimulatedTimes, Whole
 from kvcalc.documents.loads import Plan, Simulate
 from kvcalc.documents.parts import (
+    Document,
     Engine,
     Fit,
     Hardware,
@@ -44,10 +45,9 @@ class Estimate(TypedDict):
     sources: NotRequired[Sources]
 
 
-class Engines(TypedDict):
+class Engines(Document):
     """kvcalc estimate --engine all, or with several engines"""
 
-    schema_version: Literal[2]
     model: Model
     workload: Workload
     tensor_parallel_size: Whole
@@ -57,7 +57,6 @@ class Engines(TypedDict):
     stored_bytes: Whole
     """bytes attention must keep for the whole batch, in the dtype of the formula"""
     engines: list[EngineRow]
-    warnings: list[Warning]
 
 
 class EngineRow(TypedDict):
@@ -286,16 +285,14 @@ class Check(FitDocument):
     """null without the lengths of requests, if it does not start, or if the speed is not known"""
 
 
-class Sweep(TypedDict):
+class Sweep(Document):
     """kvcalc sweep --json; --format jsonl prints only the points, one per line"""
 
-    schema_version: Literal[2]
     model: Model
     kv_memory_bytes: Whole | None
     """memory for the cache on each device"""
     num_points: Whole
     points: list[SweepPoint]
-    warnings: list[Warning]
 
 
 class SweepPoint(TypedDict):
@@ -353,17 +350,15 @@ class CompareEnginesItem(TypedDict):
     version: str | None
 
 
-class Compare(TypedDict):
+class Compare(Document):
     """kvcalc compare"""
 
-    schema_version: Literal[2]
     workload: CompareWorkload
     hardware: list[Hardware]
     """the devices of all rows, each once"""
     engines: list[CompareEnginesItem]
     """the engines of all rows, each once"""
     models: list[CompareRow]
-    warnings: list[Warning]
 
 
 class CompareRow(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypedDict
 
 from kvcalc.documents.fields import Amount, Count, Whole
-from kvcalc.documents.parts import DeviceFigures, Hardware, Warning
+from kvcalc.documents.parts import DeviceFigures, Document, Hardware
 
 
 class ModelsModelsItem(TypedDict):
@@ -40,12 +40,10 @@ class ModelsModelsItem(TypedDict):
     file: str | None
 
 
-class Models(TypedDict):
+class Models(Document):
     """kvcalc models"""
 
-    schema_version: Literal[2]
     models: list[ModelsModelsItem]
-    warnings: list[Warning]
 
 
 class ModelsFitModelsItem(TypedDict):
@@ -76,10 +74,9 @@ class ModelsFitEngine(TypedDict):
     version: str | None
 
 
-class ModelsFit(TypedDict):
+class ModelsFit(Document):
     """kvcalc models with a device"""
 
-    schema_version: Literal[2]
     hardware: Hardware | None
     """null if no model fits"""
     engine: ModelsFitEngine | None
@@ -91,7 +88,6 @@ class ModelsFit(TypedDict):
     """the models with the most parameters first"""
     left_out: Whole
     """how many smaller models were not asked, because the list has the most rows that it may have"""
-    warnings: list[Warning]
 
 
 class ModelsShow(TypedDict):
@@ -140,9 +136,7 @@ class GpusShow(GpusGpusItem):
     schema_version: Literal[2]
 
 
-class Gpus(TypedDict):
+class Gpus(Document):
     """kvcalc gpus"""
 
-    schema_version: Literal[2]
     gpus: list[GpusGpusItem]
-    warnings: list[Warning]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from kvcalc.documents.fields import Amount, Count, LayoutSizes, Positive, Share, SimulatedTimes, Whole
-from kvcalc.documents.parts import Hardware, Model, Warning
+from kvcalc.documents.parts import Document, Hardware, Model
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -57,10 +57,9 @@ class PlanSpeculative(TypedDict):
     """the model that drafts, or the EAGLE head, if one is named"""
 
 
-class Plan(TypedDict):
+class Plan(Document):
     """kvcalc plan: for each kind of device, the smallest layout that serves the traffic"""
 
-    schema_version: Literal[2]
     model: Model
     checkpoint: str
     """what the commands load: a repository on the Hugging Face Hub, a path, or a placeholder in angle brackets"""
@@ -98,7 +97,6 @@ class Plan(TypedDict):
     pareto: list[ParetoPoint] | None
     """the layouts of one replica that are cheaper, or faster for one user, than every other, the fastest first; null
     without --pareto"""
-    warnings: list[Warning]
 
 
 class PlanCommand(TypedDict):
@@ -437,10 +435,9 @@ class PrefixPrices(TypedDict):
     """of a GiB of disk"""
 
 
-class Prefix(TypedDict):
+class Prefix(Document):
     """kvcalc prefix: the hit rate of a prefix cache of every size"""
 
-    schema_version: Literal[2]
     trace: PrefixTrace
     model: Model | None
     engine: PrefixEngine | None
@@ -455,7 +452,6 @@ class Prefix(TypedDict):
     unlimited: PrefixRow
     tiers: list[PrefixTier]
     """in the order in which they are searched; empty without a model"""
-    warnings: list[Warning]
 
 
 class PrefixRow(TypedDict):
@@ -635,10 +631,9 @@ class SimulatePrefill(TypedDict):
     """from the end of the prefill until the cache has arrived"""
 
 
-class Simulate(TypedDict):
+class Simulate(Document):
     """kvcalc simulate: the requests of a server, scheduled as its engine does"""
 
-    schema_version: Literal[2]
     model: Model
     hardware: Hardware
     engine: SimulateEngine
@@ -654,7 +649,6 @@ class Simulate(TypedDict):
     """factor on the times of all steps, as asked for"""
     step_range: SimulateStepRange
     prefill: NotRequired[SimulatePrefill]
-    warnings: list[Warning]
 
 
 class SimulateTime(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from kvcalc.documents.fields import Amount, Count, Positive, Share, Whole
-from kvcalc.documents.parts import Calibration, Explained, Model, Warning
+from kvcalc.documents.parts import Calibration, Document, Explained, Model
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -63,10 +63,9 @@ class AuditUnreadItem(TypedDict):
     """start of the line"""
 
 
-class Audit(TypedDict):
+class Audit(Document):
     """kvcalc audit"""
 
-    schema_version: Literal[2]
     log: AuditLog
     engine: AuditEngine
     model: AuditModel
@@ -82,7 +81,6 @@ class Audit(TypedDict):
     figures: list[AuditFigure]
     unread: list[AuditUnreadItem]
     """the first lines that seem to be about the cache and were not understood"""
-    warnings: list[Warning]
 
 
 class AuditFigure(TypedDict):
@@ -144,16 +142,14 @@ class ScoreRefusedItem(TypedDict):
     """what to type next"""
 
 
-class Score(TypedDict):
+class Score(Document):
     """kvcalc score: measured times beside the predicted ones"""
 
-    schema_version: Literal[2]
     results: list[ScoreResultsItem]
     scores: list[ScoreRow]
     summary: list[ScoreSummaryItem]
     setups: list[ScoreSetup]
     refused: list[ScoreRefusedItem]
-    warnings: list[Warning]
 
 
 class ScoreRow(TypedDict):
@@ -292,10 +288,9 @@ class MeasureSkippedItem(TypedDict):
     reason: str
 
 
-class Measure(TypedDict):
+class Measure(Document):
     """kvcalc measure; a record (--save) is this document"""
 
-    schema_version: Literal[2]
     model: Model
     workload: MeasureWorkload
     device: MeasureDevice
@@ -307,7 +302,6 @@ class Measure(TypedDict):
     """with --sweep, one row per run"""
     capacity: Capacity | None
     skipped: list[MeasureSkippedItem]
-    warnings: list[Warning]
 
 
 class Environment(TypedDict):
@@ -541,17 +535,15 @@ class MeasureCompareLeftOutItem(TypedDict):
     reason: str
 
 
-class MeasureCompare(TypedDict):
+class MeasureCompare(Document):
     """kvcalc measure --compare A B"""
 
-    schema_version: Literal[2]
     a: MeasureCompareA
     b: MeasureCompareB
     differences: list[MeasureCompareDifferencesItem]
     figures: list[MeasureCompareFiguresItem]
     """ratio is b / a"""
     left_out: list[MeasureCompareLeftOutItem]
-    warnings: list[Warning]
 
 
 class MeasureProfileLaunch(TypedDict):
@@ -608,10 +600,9 @@ class MeasureProfileSkippedItem(TypedDict):
     reason: str
 
 
-class MeasureProfile(TypedDict):
+class MeasureProfile(Document):
     """kvcalc measure --profile"""
 
-    schema_version: Literal[2]
     device: MeasureProfileDevice
     environment: Environment
     roof: MeasureProfileRoof
@@ -624,7 +615,6 @@ class MeasureProfile(TypedDict):
     skipped: list[MeasureProfileSkippedItem]
     not_measured: Whole
     """the points for which there was no time"""
-    warnings: list[Warning]
 
 
 class Timing(TypedDict):

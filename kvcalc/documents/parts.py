@@ -593,6 +593,13 @@ class Warning(TypedDict):
     text: str
 
 
+class Document(TypedDict):
+    """What nearly all documents have. In the schema, the version is their first key."""
+
+    schema_version: Literal[2]
+    warnings: list[Warning]
+
+
 class Reuse(TypedDict):
     """reuse of the cache; bytes are those of one device unless a field says otherwise"""
 

@@ -37,7 +37,7 @@ def ignored_by_transformers(family: str) -> list[str]:
 
 def module_of(family: str) -> ModuleType:
     """The module that reads a family. Modules are imported on demand, so a start imports only one."""
-    name = family if family == "decoder" else _FAMILIES[family].get("module", family)
+    name = family if family == "decoder" else _FAMILIES[family].get("module", "layered")
     return import_module(f"kvcalc.model.families.{name}")
 
 

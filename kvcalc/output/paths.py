@@ -24,7 +24,7 @@ def split_path(path: str) -> list[str | int]:
             parts.append(name)
         while bracket:
             number, close, rest = rest.partition("]")
-            if not close or not _is_index(number) or rest[:1] not in ("", "["):
+            if not close or _index(number.removeprefix("-")) is None or rest[:1] not in ("", "["):
                 raise UsageError(f"--get {path}: malformed brackets", "write an item's number: layers[0] or layers[-1]")
             parts.append(int(number))
             bracket, rest = rest[:1], rest[1:]
@@ -77,11 +77,6 @@ def _index(part: str | int) -> int | None:
     if isinstance(part, int):
         return part
     return int(part) if part.isascii() and part.isdigit() and len(part) < 20 else None
-
-
-def _is_index(text: str) -> bool:
-    digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and len(digits) < 20
 
 
 def scalars(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

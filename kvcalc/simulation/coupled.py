@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf
 
-from kvcalc.planning.reuse import move_seconds
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
@@ -144,7 +143,7 @@ class Coupled:
         asked, place = self._requests[prompt.number], len(self.sent) % len(self.decodes)
         sender, num_bytes = prompt.number % len(self.prefills), self._link.bytes_of(prompt.prompt_tokens)
         start = max(prompt.finish or 0.0, self._senders[sender], self._receivers[place])
-        end = start + move_seconds(num_bytes, self._link.bytes_per_second)
+        end = start + num_bytes / self._link.bytes_per_second
         self._senders[sender] = self._receivers[place] = end
         self.prefills[sender].sent(prompt, end)
         self.sent.append(Sending(prompt, num_bytes, start, end))

@@ -89,7 +89,10 @@ class Trace(Iterator[TraceRequest]):
             self.num_requests += 1
             yield TraceRequest(arrival, prompt, answer, hashes, block_tokens, line.number)
         if not self.num_requests:
-            raise UsageError(f"{self.name}: no request in it" if self.first_bad_row is None else self._all_bad())
+            if self.first_bad_row is None:
+                raise UsageError(f"{self.name}: no request in it")
+            bad = rows_text(self.num_bad_rows)
+            raise UsageError(f"{self.name}: no row can be read ({bad}); {self.first_bad_row}")
 
     def _reader(self, first: Line) -> tuple[Callable[[str], Row], bool]:
         """A function from a line to its row, and whether the first line is a header. Sets `format`."""
@@ -128,9 +131,6 @@ class Trace(Iterator[TraceRequest]):
             raise BadRowError(f"arrives {seconds:.6g} s before line {self._latest_line}; sort the rows by time")
         self._latest, self._latest_line = when, line
         return (when - self._start) / 1e9
-
-    def _all_bad(self) -> str:
-        return f"{self.name}: no row can be read ({rows_text(self.num_bad_rows)}); {self.first_bad_row}"
 
 
 def read_trace(

@@ -54,8 +54,12 @@ def test_a_mistake_in_a_row_stops_the_build(field: str, value: object) -> None:
         ("defaults", {"acorn": {"head_dim": 128}}, "acorn"),
         ("defaults", {"mamba": {"state_siz": 16}}, "state_siz"),
         ("defaults", {"mamba": {"like": "oak"}}, "oak"),
-        ("sequences", {"acorn": {}}, "acorn"),
-        ("sequences", {"led": {"layer": ["num_layers"]}}, "layer"),
+        ("families", {"acorn": {"module": "oak", "types": "acorn"}}, "oak"),
+        ("layers", {"acorn": {}}, "acorn"),
+        ("layers", {"led": {"layer": ["num_layers"]}}, "layer"),
+        ("layers", {"led": {"positions": []}}, "led has no kinds"),
+        ("layers", {"led": {"kinds": {"every": "attention(window=window_siz)"}}}, "window_siz"),
+        ("layers", {"led": {"kinds": {"every": "attention()"}, "body": {"norm": []}}}, "norm"),
         ("wrappers", {"remote": {"acorn": "lama"}}, "lama"),
         ("wrappers", {"remote": {"acorn": {"key": ["text"]}}}, "key"),
         ("wrappers", {"sizes": {"llama": [4096, 32]}}, "llama"),
@@ -140,8 +144,8 @@ MODEL = ROOT / "kvcalc" / "model"
 
 
 def test_every_default_is_that_of_a_key_that_a_reader_names() -> None:
-    """Those of a row of decoders are `defaults`, and so are those of an encoder-decoder."""
-    tables = (*rows().values(), *shipped_table("sequences").values(), *shipped_table("layers").values())
+    """Those of a row of decoders are `defaults`."""
+    tables = (*rows().values(), *shipped_table("layers").values())
     defaults = {key for own in tables for key in own.get("defaults", {})}
     defaults.update(key for own in shipped_table("defaults").values() for key in own)
     named = {word for own in tables for word in re.findall(r"\w+", repr({**own, "defaults": ()}))}

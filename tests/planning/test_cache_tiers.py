@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,7 +58,3 @@ def test_a_length_that_pays_between_others_is_not_the_answer() -> None:
     # A context of 16 tokens has one whole unit of 16, and one of 8 has none.
     assert tiers.break_even_tokens(lambda n: 0.0, lambda _: 1.0, 16, 16) == 16
     assert tiers.break_even_tokens(lambda n: 0.0, lambda _: 1.0, 16, 8) is None
-
-
-def test_moving() -> None:
-    assert tiers.move_seconds(4_026_531_840, 50e9) == pytest.approx(0.0805306368)

@@ -8,7 +8,7 @@ import pytest
 
 from kvcalc import check
 from kvcalc.errors import DoesNotFitError, UsageError
-from kvcalc.planning.check import capacity
+from kvcalc.planning.check.answer import capacity_of
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import choose_server, of_release, servers_in
 from kvcalc.planning.plan.judge import STATISTICS
@@ -269,7 +269,7 @@ def capacity_with(monkeypatch: pytest.MonkeyPatch, knee: Knee) -> Any:
     found: list[Any] = []
 
     def kept(question: Any, *asked: Any) -> Any:
-        found.append(capacity.capacity_of(question, 500, 100, Targets(None, None, max_ttft_seconds=1.0), knee))  # type: ignore[arg-type]
+        found.append(capacity_of(question, 500, 100, Targets(None, None, max_ttft_seconds=1.0), knee))  # type: ignore[arg-type]
 
     monkeypatch.setattr("kvcalc.planning.check.answer.capacity_of", kept)
     check(f"vllm serve {LLAMA} --max-model-len 4k", "h100", input_tokens=500, output_tokens=100, max_ttft_seconds=1.0)

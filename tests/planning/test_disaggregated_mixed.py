@@ -18,7 +18,6 @@ from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, fin
 from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
-from kvcalc.planning.reuse import move_seconds
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_gpu
 from tests.test_schema import check
@@ -93,7 +92,7 @@ def test_no_combination_is_cheaper(rate: float | None, clients: int | None, pric
         of_prefill, of_decode = (weights[kinds.index(kind)] for kind in (prefill_kind, decode_kind))
         for prefill in known.prefills(prefill_kind)[0]:
             for decode in known.decodes(decode_kind)[0]:
-                seconds = move_seconds(transfer_bytes(prefill.sent, decode.sent), 50_000_000_000)
+                seconds = transfer_bytes(prefill.sent, decode.sent) / 50_000_000_000
                 pair, meets = Pair(prefill.rates, decode.rates, seconds), find_judge(targets, prefill, decode)
                 for x in range(1, 12 // prefill.shape.devices + 1):
                     for y in range(1, 12 // decode.shape.devices + 1):

@@ -9,31 +9,26 @@ from kvcalc.model import tensors
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import listed_sparse_layers, moe
 from kvcalc.model.families.common import grouped_shape, hyper_connection, latent_shape
-from kvcalc.model.families.indexers import indexer
+from kvcalc.model.families.indexers import has_indexer, indexer
 from kvcalc.model.families.layer_row import Row
+from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer, Projections
 from kvcalc.model.mixers.recurrent import Recurrence, delta_attention, delta_net, mamba, mamba2, short_convolution
 from kvcalc.model.reader import MAX_INTEGER, MAX_LAYERS, ConfigReader
 from kvcalc.model.tensors import Weight, gated_mlp, linear, lookup, norm, other, plain_mlp, replicated, router, weights
+from kvcalc.model.type_tables import defaults_of
 
 # What a config says. `a|b` is a key and its other name, and `of` the path of the object that the key is in.
 
 
-def _inside(row: Row, of: str) -> ConfigReader:
-    config = row.reader
-    for key in of.split(".") if of else ():
-        config = config.nested(key)
-    return config
-
-
 def integer(row: Row, key: str, *, least: int = 1, most: int = MAX_INTEGER, of: str = "") -> int:
     """The integer under a key, which must be there."""
-    return _inside(row, of).integer(*key.split("|"), least=least, most=most)
+    return row.inside(of).integer(*key.split("|"), least=least, most=most)
 
 
-def optional(row: Row, key: str, default: Any = None, *, least: int = 1, of: str = "") -> Any:
+def optional(row: Row, key: str, default: Any = None, *, least: int = 1, most: int = MAX_INTEGER, of: str = "") -> Any:
     """The integer under a key, or the default, which may be a formula."""
-    found = _inside(row, of).optional_integer(*key.split("|"), least=least)
+    found = row.inside(of).optional_integer(*key.split("|"), least=least, most=most)
     return row.value(default) if found is None else found
 
 
@@ -44,7 +39,7 @@ def times(row: Row, key: str) -> int:
 
 def number(row: Row, key: str, default: float, *, of: str = "") -> float:
     """The number under a key, or the default."""
-    return _inside(row, of).number(key, default)
+    return row.inside(of).number(key, default)
 
 
 def flag(row: Row, key: str, default: bool = False) -> bool:
@@ -54,7 +49,7 @@ def flag(row: Row, key: str, default: bool = False) -> bool:
 
 def is_set(row: Row, key: str, *, of: str = "") -> bool:
     """Whether the value under a key is there and is not null, false, zero or empty."""
-    return _inside(row, of).is_set(key)
+    return row.inside(of).is_set(key)
 
 
 def integers(row: Row, key: str) -> list[int]:
@@ -69,6 +64,13 @@ def equal(row: Row, one: object, other: object, text: str) -> None:
     """Refuse a config in which two values differ."""
     if one != other:
         raise row.reader.error(text)
+
+
+def kinds_of(row: Row, key: str, known: str) -> None:
+    """Refuse a config that lists other kinds of layers."""
+    other = next((kind for kind in row.reader.items(key) if kind not in known.split()), None)
+    if other is not None:
+        raise row.reader.error(f"{key} contains {str(other)[:40]!r}: only {' and '.join(known.split())} is supported")
 
 
 def multiple(row: Row, name: str, whole: int, key: str) -> int:
@@ -119,9 +121,9 @@ def round_up(width: float, multiple: int) -> int:
 # Attention.
 
 
-def head_width(row: Row, heads: int) -> int:
-    """head_dim, or hidden_size divided by the heads."""
-    return row.reader.head_dim(row["hidden_size"], heads)
+def head_width(row: Row, heads: int, hidden_size: int = 0) -> int:
+    """head_dim, or the model's width divided by the heads."""
+    return row.reader.head_dim(hidden_size or row["hidden_size"], heads)
 
 
 def theta(row: Row, key: str = "rope_theta", default: float = 10_000.0) -> float:
@@ -136,9 +138,9 @@ def grouped(
     return grouped_shape(row.reader, head_dim=head_dim, rotary=rotary, rope_theta=theta)._replace(**own)
 
 
-def latent(row: Row, *, least_rope: int = 1, **own: Any) -> AttentionShape:
+def latent(row: Row, v_head_dim: int | None = None, *, least_rope: int = 1, **own: Any) -> AttentionShape:
     """The shape of MLA that the usual keys state, with `own` in place of what they say."""
-    return latent_shape(row.reader, least_rope=least_rope)._replace(**own)
+    return latent_shape(row.reader, least_rope=least_rope, v_head_dim=v_head_dim)._replace(**own)
 
 
 def shaped(row: Row, heads: int, kv_heads: int, width: int, hidden_size: int = 0, **own: Any) -> AttentionShape:
@@ -160,10 +162,10 @@ def changed(shape: AttentionShape, **own: Any) -> AttentionShape:
     return shape._replace(**own)
 
 
-def latent_indexer(row: Row, head_dim: int, more: tuple[Weight, ...]) -> Indexer:
-    """The indexer of MLA, whose keys have another width, and which has more weights."""
+def latent_indexer(row: Row, head_dim: int = 0, more: tuple[Weight, ...] = ()) -> Indexer:
+    """The indexer of MLA. Its keys may be wider than its queries, and it may have more weights."""
     own = indexer(row.reader, row["shape"])
-    return Indexer(own.num_heads, head_dim, (*own.weights, *more))
+    return Indexer(own.num_heads, head_dim or own.head_dim, (*own.weights, *more))
 
 
 def step_heads(row: Row) -> int:
@@ -236,6 +238,64 @@ def domynedge(row: Row) -> list[tuple[int, int | None]]:
             raise config.error("the widths of heads and the windows must be numbers")
         found.append((width, window + 1 if window > 0 else None))
     return found
+
+
+def dots_window(row: Row) -> AttentionShape:
+    """The shape of Dots' layers with a window: from per_layer_config, which Transformers saves, or the swa_ keys."""
+    config, kinds = row.reader, row["order"]
+    stated, defaults = config.per_layer(len(kinds)), defaults_of("_dots3_note_window")
+    if stated is None:
+        own = {**defaults, **config.shares({f"swa_{key}": key for key in defaults})}
+        rope = config.optional_integer("swa_qk_rope_head_dim")
+    else:
+        layers = [layer for layer, kind in zip(stated, kinds) if kind == "sliding_attention"]
+        if any(layer != layers[0] for layer in layers):
+            raise config.error("per_layer_config: all layers with a window must be alike")
+        own = {**defaults, **config.shares({key: key for key in defaults}), **(layers[0] if layers else {})}
+        rope = ConfigReader(own, config.name, config.source).optional_integer("qk_rope_head_dim")
+    merged = config.with_values(own)
+    width = rope or merged.integer("head_dim") - merged.integer("qk_nope_head_dim")
+    own_width = merged.without("qk_rope_head_dim").with_defaults({"qk_rope_head_dim": width})
+    return latent_shape(own_width)._replace(head_gate=True)
+
+
+def dots_draft(row: Row) -> tuple[Mixer, ...]:
+    """The mixers of the layers that draft."""
+    known = ("full_attention", "indexed_attention", "sliding_attention")
+    kinds = {str(kind) for kind in row.reader.items("mtp_layer_types")} or {"sliding_attention"}
+    if len(kinds) > 1 or not kinds <= {*known}:
+        raise row.reader.error(f"mtp_layer_types: all layers must be alike, and one of {', '.join(known)}")
+    kind = "sliding_attention" if kinds == {"sliding_attention"} else "full_attention"
+    return (row.value(row.facts["kinds"][kind]),)
+
+
+def keeps_latent(row: Row) -> list[bool]:
+    """Whether every layer keeps a latent, and reads no earlier one."""
+    number = row["num_layers"]
+    sources = row.reader.integers("kv_source_layers", most=number - 1) or [*range(number)]
+    if len(sources) != number:
+        raise row.reader.error(f"kv_source_layers must have one number for each of {number} layers")
+    return [source == layer for layer, source in enumerate(sources)]
+
+
+def own_indexers(row: Row) -> list[bool]:
+    """Whether every layer has an indexer of its own."""
+    return has_indexer(row.reader, row["model_type"], row["num_layers"])
+
+
+def longcat_layers(row: Row) -> int:
+    """Two attention layers in each of the blocks."""
+    blocks = row.reader.num_layers("num_layers")
+    stated = row.reader.optional_integer("num_hidden_layers")
+    if stated not in (None, blocks, 2 * blocks):
+        raise row.reader.error(f"num_layers is {blocks} but num_hidden_layers is {stated}")
+    return 2 * blocks
+
+
+def first_of(row: Row, keys: str) -> int:
+    """The number of layers under the first key that is there."""
+    names = keys.split("|")
+    return row.reader.num_layers(next((key for key in names if row.reader.has(key)), names[0]))
 
 
 def nemotron_blocks(row: Row) -> None:
@@ -328,10 +388,11 @@ def step_sparse(row: Row) -> Collection[int]:
 OF_A_ROW: Mapping[str, Callable[..., Any]] = {
     found.__name__: found
     for found in (
-        attention, domynedge, equal, every, expanded, experts, flag, gated_delta, grouped, head_width, integer,
-        integers, is_set, kimi_delta, latent, latent_indexer, lfm2_width, listed_sparse, minimax_m3_sparse, multiple,
-        narrowed, nemotron_blocks, number, optional, place, plamo3_window, product, shaped, short_convolutions,
-        stated_layers, step_heads, step_sparse, theta, time_step_rank, times,
+        attention, domynedge, dots_draft, dots_window, equal, every, expanded, experts, first_of, flag, gated_delta,
+        grouped, head_width, integer, integers, is_set, keeps_latent, kimi_delta, kinds_of, latent, latent_indexer,
+        lfm2_width, listed_sparse, longcat_layers, minimax_m3_sparse, multiple, narrowed, nemotron_blocks, number,
+        optional, own_indexers, place, plamo3_window, product, shaped, short_convolutions, stated_layers, step_heads,
+        step_sparse, theta, time_step_rank, times,
     )
 }  # fmt: skip
 """Functions that also take the row."""

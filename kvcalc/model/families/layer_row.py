@@ -28,12 +28,20 @@ class Row(dict[str, Any]):
         elif name in self.called:
             self[name] = partial(self.called[name], self)
         elif name == "num_layers":
-            self[name] = self.reader.num_layers(*self.facts.get("layers", ["num_hidden_layers"]))
+            stated = self.facts.get("layers", ["num_hidden_layers"])
+            self[name] = self.value(stated) if isinstance(stated, str) else self.reader.num_layers(*stated)
         elif name == "shape":
             self[name] = self.value(self.facts.get("shape", "grouped()"))
         else:
             self[name] = self.reader.integer(name)
         return self[name]
+
+    def inside(self, path: str) -> ConfigReader:
+        """The object at a path, such as `attn_config`; empty is the config itself."""
+        reader = self.reader
+        for key in path.split(".") if path else ():
+            reader = reader.nested(key)
+        return reader
 
     def value(self, formula: Any) -> Any:
         """The value of a formula, or a value that is stated as it is."""

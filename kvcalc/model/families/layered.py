@@ -26,12 +26,12 @@ FIELDS = (
 ).split()
 """What a row may have."""
 FORMULAS = (
-    "assume check where shape kinds each order then spec dense sparse of_kind more outer rows sparse_layers".split()
-)
+    "assume instead check where shape kinds each order then spec dense sparse of_kind more outer rows sparse_layers"
+).split()
 """The parts with formulas, of a row or of its body."""
 BODY = (
-    "assume dense embedding experts last more norm_bias norms of_kind only outer prefix rows sparse sparse_layers tied "
-    "uncounted"
+    "assume check dense embedding experts has_head last more norm_bias norms of_kind only outer prefix rows sparse "
+    "sparse_layers tied uncounted"
 ).split()
 """What its body may have."""
 CALLED = {**OF_A_ROW, **ORDERS}
@@ -47,8 +47,8 @@ def row_of(name: str) -> Mapping[str, Any]:
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """Read a config of a type that has a row: the mixers of every layer are those of its kind."""
     facts = row_of(model_type)
-    for key, other in facts.get("instead", {}).items():
-        if config.has(key):
+    for other, condition in facts.get("instead", {}).items():
+        if Row(facts, config, FUNCTIONS, CALLED).value(condition):
             return read(config, other)
     stated = {}
     for key, names in facts.get("nested", {}).items():
@@ -56,19 +56,26 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     config = with_defaults(config, {**defaults_of(model_type), **stated})
     first = Row(facts, config, FUNCTIONS, CALLED)
     config = config.with_defaults({key: first.value(one) for key, one in facts.get("assume", {}).items()})
-    for key, why in facts.get("refuse", {}).items():
-        config.refuse(key, why)
-    for key, values in facts.get("only", {}).items():
-        config.refuse_other(key, *values)
     row = Row(facts, config, FUNCTIONS, CALLED)
     row["model_type"] = model_type
-    row.all_of(facts.get("check", []))
+    _check(row, facts, "refuse")
     order = _order(row)
     spec = config.model(
         facts.get("as", model_type), _mixers(row, order), _counted(row, order), attention=row["shape"],
         positions=tuple(facts.get("positions", ["max_position_embeddings"])),
     )  # fmt: skip
     return spec._replace(**{field: row.value(one) for field, one in facts.get("spec", {}).items()})
+
+
+def _check(row: Row, facts: Mapping[str, Any], refused: str) -> None:
+    """Refuse what a row or its body does not support."""
+    for key, why in facts.get(refused, {}).items():
+        if why is not None:
+            row.reader.refuse(key, why)
+    for path, values in facts.get("only", {}).items():
+        of, _, key = path.rpartition(".")
+        row.inside(of).refuse_other(key, *values)
+    row.all_of(facts.get("check", []))
 
 
 def _order(row: Row) -> list[str]:
@@ -104,13 +111,11 @@ def _counted(row: Row, order: list[str]) -> Any:
 
 def _body(row: Row, stated: Mapping[str, Any], order: list[str]) -> Body:
     """The weights outside the mixers."""
-    for key, why in stated.get("uncounted", {}).items():
-        row.reader.refuse(key, why)
-    for key, values in stated.get("only", {}).items():
-        row.reader.refuse_other(key, *values)
+    _check(row, stated, "uncounted")
     config = row.reader.with_defaults({key: row.value(one) for key, one in stated.get("assume", {}).items()})
-    if isinstance(stated.get("tied"), str):
-        config = config.with_values({"tie_word_embeddings": row.value(stated["tied"])})
+    has_head = stated.get("has_head", True)
+    if isinstance(stated.get("tied"), str) or not has_head:
+        config = config.with_values({"tie_word_embeddings": not has_head or row.value(stated["tied"])})
     row = Row(row.facts, config, FUNCTIONS, CALLED)
     if "of_kind" in stated:
         by_kind = {kind: row.weights(stated["of_kind"].get(kind, [])) for kind in dict.fromkeys(order)}
@@ -122,10 +127,11 @@ def _body(row: Row, stated: Mapping[str, Any], order: list[str]) -> Body:
         config, mlps, *row.weights(stated.get("outer", [])), norms=stated.get("norms", NORMS),
         tied=stated.get("tied") is True, **passed,
     )  # fmt: skip
-    if "rows" in stated and body.around is not None:
-        table = body.around.embedding._replace(rows=row.value(stated["rows"]))
-        body = body._replace(around=body.around._replace(embedding=table))
-    return body._replace(norms=(*body.norms, *row.weights(stated.get("more", []))))
+    norms, around = (*body.norms, *row.weights(stated.get("more", []))), body.around
+    if around is not None:
+        rows = row.value(stated.get("rows", around.embedding.rows))
+        around = around._replace(embedding=around.embedding._replace(rows=rows), tied=around.tied and has_head)
+    return Body(around, body.mlps, norms)
 
 
 def _mlps(row: Row, stated: Mapping[str, Any]) -> list[tuple[Weight, ...]]:

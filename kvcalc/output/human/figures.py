@@ -43,6 +43,11 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
+def share(value: float) -> str:
+    """A share as a percentage with a decimal."""
+    return f"{value:.1%}"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds with three digits in a suitable unit, such as `840 us` and `11.4 ms`, or a dash for None."""
     if seconds is None:

@@ -52,22 +52,17 @@ def render(document: documents.FitDocument, console: Console) -> None:
         layout = f"--tp {smallest['tensor_parallel_size']}" + (f" --pp {stages}" if stages > 1 else "")
         layout += f" --dp {replicas}" if replicas > 1 else ""
         console.print(f"it fits on {count(smallest['num_devices'])} of these devices: {layout}")
-    if document["offload"]:
-        _offload(document["offload"], console)
+    if offload := document["offload"]:
+        for moved, option in ((offload["n_gpu_layers"], "-ngl"), (offload["n_cpu_moe"], "--n-cpu-moe")):
+            if moved is not None:
+                held = format_size(moved["host_bytes"])
+                console.print(f"it fits with {option} {moved['value']}: {held} are then in host memory")
     if "sources" in document:
         from kvcalc.output.human.explained import print_reserve, print_sources
 
         console.print()
         print_sources(document["sources"], document["engine"], console)
         print_reserve(document, console)
-
-
-def _offload(offload: documents.HostOffload, console: Console) -> None:
-    """Print the options with which the rest of the model is in host memory."""
-    for moved, option in ((offload["n_gpu_layers"], "-ngl"), (offload["n_cpu_moe"], "--n-cpu-moe")):
-        if moved is not None:
-            held = format_size(moved["host_bytes"])
-            console.print(f"it fits with {option} {moved['value']}: {held} are then in host memory")
 
 
 def print_verdict(document: Answered, fit: documents.Fit, console: Console) -> None:

@@ -83,7 +83,7 @@ def finalist_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def print_finalists(document: dict[str, Any], console: Console) -> None:
+def print_finalists(document: Mapping[str, Any], console: Console) -> None:
     """Print the simulated layouts with their number of requests, and whether each meets the targets."""
     rows = finalist_rows(document)
     if not rows:

@@ -21,8 +21,10 @@ def render(document: documents.Measure, console: Console) -> None:
     layers = "1 attention layer" if model["num_layers"] == 1 else f"{count(model['num_layers'])} attention layers"
     built = f"{layers} on {device['kind']} ({device['name']})"
     console.print(Text.assemble((model["name"], "bold"), f"  {built}"))
-    load = describe_lengths(lengths) if (lengths := workload.get("lengths")) else describe_workload(workload)
-    asked = [*load, workload["dtype"], f"{workload['steps']} steps"]
+    asked = [*describe_workload(workload), workload["dtype"], f"{workload['steps']} steps"]
+    if lengths := workload.get("lengths"):
+        spread = f"{count(len(lengths))} sequences of {count(min(lengths))} to {count(max(lengths))} tokens"
+        asked[:2] = [spread, f"{count(sum(lengths))} in all"]
     kept = _kept(workload)
     console.print(", ".join(asked) + (f"; cache: {kept}" if kept else ""))
     if workload["tensor_parallel_size"] > 1:
@@ -44,12 +46,6 @@ def render(document: documents.Measure, console: Console) -> None:
         _capacity(document["capacity"], console)
     for skip in document["skipped"]:
         console.print(f"{skip['attention'].upper()} skipped: {skip['reason']}", style="dim")
-
-
-def describe_lengths(lengths: list[int]) -> list[str]:
-    """Sequences of different lengths as text."""
-    return [f"{count(len(lengths))} sequences of {count(min(lengths))} to {count(max(lengths))} tokens",
-            f"{count(sum(lengths))} in all"]  # fmt: skip
 
 
 def _curve(rows: list[documents.CurveRow], console: Console) -> None:
@@ -199,20 +195,18 @@ def _bare(value: Any) -> str:
 # Human output of `kvcalc measure --profile`: attention of one layer at every point, measured and predicted.
 
 
-def render_profile(document: dict[str, Any], console: Console) -> None:
+def render_profile(document: documents.MeasureProfile, console: Console) -> None:
     """Print the profile document."""
     device, roof, launch = document["device"], document["roof"], document["launch"]
     console.print(Text.assemble(("profile", "bold"), f" of {device['kind']} ({device['name']})"))
-    rate = f"{roof['matmul_flop_per_second'] / 1e12:,.3g} TFLOP/s in {roof['matmul_dtype']}"
+    multiplied = f"{roof['matmul_flop_per_second'] / 1e12:,.3g} TFLOP/s in {roof['matmul_dtype']}"
     replayed = launch["replayed_seconds"]
     graph = "" if replayed is None else f", {duration(replayed)} in a graph"
-    console.print(f"reads {byte_rate(roof['read_bytes_per_second'])}, multiplies {rate}", style="dim")
+    console.print(f"reads {byte_rate(roof['read_bytes_per_second'])}, multiplies {multiplied}", style="dim")
     console.print(f"a launch takes {duration(launch['launched_seconds'])}{graph}", style="dim")
-    for row in document["all_reduces"]:
-        taken = duration(row["seconds"])
-        console.print(
-            f"an all-reduce of {format_size(row['bytes'])} on {row['ranks']} ranks takes {taken}", style="dim"
-        )
+    for one in document["all_reduces"]:
+        summed, taken = format_size(one["bytes"]), duration(one["seconds"])
+        console.print(f"an all-reduce of {summed} on {one['ranks']} ranks takes {taken}", style="dim")
     console.print()
     has_predictions = any(row["predicted_layer_seconds"] for row in document["points"])
     predicted = (">predicted", ">error") if has_predictions else ()
@@ -221,24 +215,20 @@ def render_profile(document: dict[str, Any], console: Console) -> None:
     )
     for row in document["points"]:
         measured, expected, rate = row["layer_seconds"], row["predicted_layer_seconds"], row["kv_read_bytes_per_second"]
-        beside = (_time(expected), f"{expected / measured - 1:+.0%}" if expected and measured else "-")
+        beside = (duration(expected), f"{expected / measured - 1:+.0%}" if expected and measured else "-")
         table.add_row(
             row["model"],
             row["attention"].upper(),
             row["kv_dtype"],
             count(row["context_tokens"]),
             count(row["batch_size"]),
-            _time(measured),
+            duration(measured),
             *(beside if has_predictions else ()),
             byte_rate(rate) if rate else "-",
             f"{percent(row['fraction_of_binding_roof'])} {row['binding_roof']}" if row["binding_roof"] else "-",
             row["backend"],
         )
     console.print(table)
-    for row in document["skipped"]:
-        load = f"{count(row['context_tokens'])} tokens, batch {count(row['batch_size'])}"
-        console.print(f"{row['model']}, {load}, was not measured: {row['reason']}", style="dim")
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else duration(seconds)
+    for left_out in document["skipped"]:
+        load = f"{count(left_out['context_tokens'])} tokens, batch {count(left_out['batch_size'])}"
+        console.print(f"{left_out['model']}, {load}, was not measured: {left_out['reason']}", style="dim")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import attention, count, name_engine, rate, size, text
@@ -47,10 +47,10 @@ def render(document: documents.Models, console: Console) -> None:
         console.print("* your own; kvcalc models show NAME shows its file")
 
 
-def render_fit(document: dict[str, Any], console: Console) -> None:
+def render_fit(document: documents.ModelsFit, console: Console) -> None:
     """Print what all rows have in common, then the models that fit."""
     hardware, engine, tokens = document["hardware"], document["engine"], document["context_tokens"]
-    if hardware is None:
+    if hardware is None or engine is None:
         console.print("no model fits")
         return
     common = [f"{hardware['num_devices']} x {hardware['name']}"]

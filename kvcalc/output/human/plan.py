@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console, print_table
 from kvcalc.output.human.figures import count, duration, percent, rate, span, text
@@ -22,12 +22,16 @@ from kvcalc.output.human.layouts import (
 from kvcalc.output.human.tables import Column, Text
 from kvcalc.writing import shell
 
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
 _WIDTH = 78
 
 
-def render(document: dict[str, Any], console: Console) -> None:
+def render(document: documents.Plan, console: Console) -> None:
     """Print the layouts side by side, the reasons why devices have none, and the commands of the best layout."""
-    rows, best = document["plans"], document["best"]
+    rows = document["plans"]
+    best: Any = document["best"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f"  {question_of(document)}"))
     if wanted := targets_text(document["targets"]):
         console.print(f"{wanted}, {judged_text(document)}")
@@ -53,18 +57,18 @@ def render(document: dict[str, Any], console: Console) -> None:
             on = "" if role == "router" else f", on {best['disaggregated'][role]['gpu']}"
             _print_command(f"{role}{on}:", command, console)
     elif best is not None:
-        for place, row in enumerate(document["commands"]):
-            each = f", each of {row['replicas']} replicas" if row["replicas"] > 1 else ""
-            where = f"or {row['gpu']} with {row['engine']}" if place else row["gpu"]
-            if row["nodes"] is None:
-                _print_command(f"{where}{each}:", row["command"], console)
-            for number, command in enumerate(row["nodes"] or ()):
+        for place, one in enumerate(document["commands"]):
+            each = f", each of {one['replicas']} replicas" if one["replicas"] > 1 else ""
+            where = f"or {one['gpu']} with {one['engine']}" if place else one["gpu"]
+            if one["nodes"] is None:
+                _print_command(f"{where}{each}:", one["command"], console)
+            for number, command in enumerate(one["nodes"] or ()):
                 _print_command(f"{where}{each}, machine node-{number}:", command, console)
-            if row["router"] is not None:
-                _print_command("router, in front of replica-0, replica-1, ...:", row["router"], console)
+            if one["router"] is not None:
+                _print_command("router, in front of replica-0, replica-1, ...:", one["router"], console)
 
 
-def _layouts(document: dict[str, Any], console: Console) -> None:
+def _layouts(document: documents.Plan, console: Console) -> None:
     rows, best = document["plans"], document["best"]
     fitting = [row for row in rows if row["fits"]]
     has_choice = len(rows) > 1
@@ -117,9 +121,9 @@ def _layouts(document: dict[str, Any], console: Console) -> None:
             console.print(f"{document['gives_up']}; --max-ttft and --max-tpot set limits", style="dim")
 
 
-def _front(document: dict[str, Any], console: Console) -> None:
+def _front(document: documents.Plan, console: Console) -> None:
     """Print the Pareto front, the fastest for one user first."""
-    rows = [{**row, "layout": row.get("layout") or replica_split(row)} for row in document["pareto"]]
+    rows = [{**row, "layout": row.get("layout") or replica_split(row)} for row in document["pareto"] or ()]
     columns: list[Column] = [("", "gpu", text)]
     if len(document["engines"]) > 1:
         columns.append(("engine", "engine", text))
@@ -134,7 +138,7 @@ def _front(document: dict[str, Any], console: Console) -> None:
     print_table(rows, columns, console, ["ttft_seconds"])
 
 
-def _reasons(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+def _reasons(rows: list[documents.PlanRow]) -> dict[str, list[str]]:
     """Each reason why a row does not fit, with the devices it applies to."""
     several = len({row["engine"] for row in rows}) > 1
     found: dict[str, list[str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.output.human.console import Console, print_table
-from kvcalc.output.human.figures import count, duration, percent, size, split, text
+from kvcalc.output.human.figures import count, duration, percent, share, size, split, text
 from kvcalc.output.human.tables import Column, Text
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def render(document: documents.Prefix, console: Console) -> None:
         console.print(_setup(model["name"], engine, document["hardware"]))
     console.print()
     amount = size(knee["cache_bytes"]) if has_bytes else f"{count(knee['cache_tokens'])} tokens"
-    found = f"finds {_rate(knee['hit_rate'])} of the prompt tokens"
-    limit = f"without a limit, {_rate(unlimited['hit_rate'])}"
+    found = f"finds {share(knee['hit_rate'])} of the prompt tokens"
+    limit = f"without a limit, {share(unlimited['hit_rate'])}"
     console.print(Text.assemble(("knee: ", "bold"), f"a cache of {amount} {found}; {limit}"))
     if prefill is not None:
         saved = f"the knee saves {duration(knee['saved_ttft_seconds'])} of it ({percent(knee['saved_prefill_share'])})"
@@ -67,16 +67,16 @@ def _curve(document: documents.Prefix, console: Console, has_bytes: bool) -> Non
         {
             **row,
             "bar": "#" * round(_BAR * row["hit_rate"] / highest),
-            "range": f"{_rate(row['hit_rate_low'])} to {_rate(row['hit_rate_high'])}",
+            "range": f"{share(row['hit_rate_low'])} to {share(row['hit_rate_high'])}",
         }
         for row in rows
     ]
     columns: list[Column] = [(">cache", "cache_bytes", size)] if has_bytes else []
     if any(row["cache_bytes"] != row["cache_bytes_per_device"] for row in rows):
         columns.append((">per device", "cache_bytes_per_device", size))
-    columns += [(">tokens", "cache_tokens", count), (">hits", "hit_rate", _rate)]
+    columns += [(">tokens", "cache_tokens", count), (">hits", "hit_rate", share)]
     if any(row["optimal_hit_rate"] is not None for row in rows):
-        columns.append((">best possible", "optimal_hit_rate", _rate))
+        columns.append((">best possible", "optimal_hit_rate", share))
     if document["trace"]["sampling_rate"] < 1:
         columns.append((">99% range", "range", text))
     columns.append(("", "bar", str))
@@ -97,14 +97,10 @@ def _tiers(tiers: list[documents.PrefixTier], devices: int, console: Console) ->
     each = f"device, each of {devices}" if devices > 1 else "device"
     shown = [{**tier, "name": each if tier["name"] == "device" else tier["name"]} for tier in tiers]
     columns: list[Column] = [
-        ("tier", "name", text), (">memory", "memory_bytes", size), (">hits", "hit_rate", _rate),
+        ("tier", "name", text), (">memory", "memory_bytes", size), (">hits", "hit_rate", share),
         (">prefill of the hits", "prefill_seconds", duration), (">loading them", "load_seconds", duration),
     ]  # fmt: skip
     print_table(shown, columns, console, ())
-
-
-def _rate(value: float) -> str:
-    return f"{value:.1%}"
 
 
 def _money(value: float | None) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvcalc.output.human.figures import byte_rate, count, describe_workload, duration, percent, rate, size, text
+from kvcalc.output.human.figures import byte_rate, count, describe_workload, duration, percent, rate, share, size, text
 from kvcalc.output.paths import scalars
 from kvcalc.output.report.charts import Axis, Line, bars, lines
 from kvcalc.output.report.deployment import check, money, plan
 from kvcalc.output.report.load import load_section
-from kvcalc.output.report.page import Answer, Facts, Figure, Section, Table, Text
+from kvcalc.output.report.page import Answer, Part, Section, Table, facts, figure, paragraph
 from kvcalc.output.report.parts import (
     Document,
     facts_of,
@@ -25,6 +25,7 @@ from kvcalc.output.report.parts import (
 from kvcalc.output.report.simulation import simulation
 from kvcalc.output.report.sweep import TOKENS, sweep
 from kvcalc.writing.cells import bare
+from kvcalc.writing.html import Markup
 
 # The most rows of a table, and the most scalars of a document without a report of its own.
 _MOST_ROWS = 1000
@@ -42,7 +43,7 @@ def _estimate(document: Document) -> Answer:
     sections = []
     if fit is not None:
         sections.append(memory_section(fit))
-    formulas = [Text(f"{row['numbers']} = {count(row['bytes'])} bytes stored") for row in cache["formulas"]]
+    formulas = [paragraph(f"{row['numbers']} = {count(row['bytes'])} bytes stored") for row in cache["formulas"]]
     totals = facts_of(
         [
             ("total", f"{size(cache['total_bytes'])} ({count(cache['total_bytes'])} bytes)"),
@@ -74,7 +75,7 @@ def _estimate(document: Document) -> Answer:
     )  # fmt: skip
 
 
-def _settings(engine: Mapping[str, Any]) -> Facts:
+def _settings(engine: Mapping[str, Any]) -> Markup:
     values = ((key.replace("_", " "), value) for key, value in engine.items() if not isinstance(value, list))
     return facts_of((name, None if value is None else _setting(value)) for name, value in values)
 
@@ -101,7 +102,7 @@ def _measure(document: Document) -> Answer:
     sections = []
     if runs:
         svg = bars("Time of a step", [(row["attention"].upper(), row["step"]) for row in rows], duration)
-        sections.append(Section("Runs", [Figure(svg, table_of("Predicted and measured", rows, columns))]))
+        sections.append(Section("Runs", [figure(svg, table_of("Predicted and measured", rows, columns))]))
     if document["curve"]:
         sections.append(Section("Over the context", [_measured_curve(document["curve"])]))
     roof = document["roof"]
@@ -116,7 +117,7 @@ def _measure(document: Document) -> Answer:
     )  # fmt: skip
 
 
-def _measured_curve(rows: list[Document]) -> Figure | Table:
+def _measured_curve(rows: list[Document]) -> Part:
     columns: list[Any] = [
         ("attention", "attention", str.upper), (">tokens", "context_tokens", count), (">batch", "batch_size", count),
         (">step p50", "decode_step_seconds", duration), (">tokens/s", "tokens_per_second", rate),
@@ -129,7 +130,7 @@ def _measured_curve(rows: list[Document]) -> Figure | Table:
         series.setdefault(label, []).append((row["context_tokens"], row["decode_step_seconds"]))
     drawn = [Line(label, points) for label, points in series.items()]
     svg = lines("Time of a step over the context", TOKENS, Axis("time of a step", duration), drawn)
-    return Figure(svg, table) if svg else table
+    return figure(svg, table) if svg else table
 
 
 def _prefix(document: Document) -> Answer:
@@ -140,13 +141,13 @@ def _prefix(document: Document) -> Answer:
     columns: list[Any] = [
         (">cache", "cache_bytes", size), (">per device", "cache_bytes_per_device", size),
         (">tokens", "cache_tokens", count),
-        (">hits", "hit_rate", _share), (">prefill saved", "saved_prefill_share", _share),
+        (">hits", "hit_rate", share), (">prefill saved", "saved_prefill_share", share),
         (">saved per prompt", "saved_ttft_seconds", duration), (">saved GPU seconds", "saved_gpu_seconds", rate),
         (">device cost", "device_cost_per_gpu_second", money), (">cpu cost", "cpu_cost_per_gpu_second", money),
         (">disk cost", "disk_cost_per_gpu_second", money),
     ]  # fmt: skip
     if trace["sampling_rate"] < 1:
-        columns[4:4] = [(">low", "hit_rate_low", _share), (">high", "hit_rate_high", _share)]
+        columns[4:4] = [(">low", "hit_rate_low", share), (">high", "hit_rate_high", share)]
     rows = document["curve"]
     table = table_of("What a cache of each size finds", rows, columns)
     # The knee is a point of the line.
@@ -158,19 +159,19 @@ def _prefix(document: Document) -> Answer:
     svg = lines(
         "Hit rate over the size of the cache", across, Axis("hits", percent), series, marks=[("knee", float(knee[key]))]
     )
-    sections = [Section("Hits", [Figure(svg, table) if svg else table])]
+    sections = [Section("Hits", [figure(svg, table) if svg else table])]
     if document["tiers"]:
         tiers = table_of(
             "What each tier finds that the ones before it do not", document["tiers"],
-            [("tier", "name", text), (">memory", "memory_bytes", size), (">hits", "hit_rate", _share),
+            [("tier", "name", text), (">memory", "memory_bytes", size), (">hits", "hit_rate", share),
              (">prefill of the hits", "prefill_seconds", duration), (">loading them", "load_seconds", duration)],
         )  # fmt: skip
         sections.append(Section("Tiers", [tiers]))
     names = [document["model"]["name"], document["engine"]["name"]] if document["model"] is not None else []
     subtitle = ", ".join([f"{count(trace['num_requests'])} requests", *names])
     verdict = (
-        f"A cache of {amount} finds {_share(knee['hit_rate'])} of the prompt tokens; "
-        f"without a limit, {_share(unlimited['hit_rate'])}."
+        f"A cache of {amount} finds {share(knee['hit_rate'])} of the prompt tokens; "
+        f"without a limit, {share(unlimited['hit_rate'])}."
     )
     return Answer(trace["file"], subtitle, verdict, "plain", sections, warnings_of(document))
 
@@ -190,11 +191,7 @@ def _any(document: Document) -> Answer:
         elif key != "warnings":
             rest[key] = value
     rows = [(path, bare(value)) for path, value in scalars(rest)][:_MOST_ROWS]
-    return Answer(title, "", "", "plain", [*sections, Section("Figures", [Facts(rows)])], warnings_of(document))
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
+    return Answer(title, "", "", "plain", [*sections, Section("Figures", [facts(rows)])], warnings_of(document))
 
 
 _ANSWERS: dict[str, Callable[[Document], Answer]] = {

@@ -26,7 +26,7 @@ from kvcalc.output.human.layouts import (
     targets_text,
 )
 from kvcalc.output.report.load import load_section
-from kvcalc.output.report.page import Answer, Code, Section, Text
+from kvcalc.output.report.page import Answer, Section, code, paragraph
 from kvcalc.output.report.parts import Document, facts_of, memory_section, subtitle_of, table_of, warnings_of
 
 
@@ -66,7 +66,7 @@ def plan(document: Document) -> Answer:
     lost = [
         f"{row['gpu']}, not {other}." for row in plans for other in (row["next_layout"], row.get("next_mode")) if other
     ]
-    parts += map(Text, lost)
+    parts += map(paragraph, lost)
     sections.append(Section("Alternatives", parts))
     if document["finalists"]:
         title = "Each layout at the end of the range that is judged"
@@ -85,7 +85,7 @@ def plan(document: Document) -> Answer:
             command for row in document["commands"]
             for command in (*(row["nodes"] or [row["command"]]), row["router"]) if command is not None
         )  # fmt: skip
-        commands = [Code(command) for command in (*own.values(), *started)]
+        commands = [code(command) for command in (*own.values(), *started)]
         each = f", each of {count(best['replicas'])} replicas" if (best["replicas"] or 1) > 1 else ""
         sections.append(Section(f"Commands for {best['gpu']}{each}", commands))
     verdict, tone = "Nothing fits.", "bad"

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvcalc.output.human.figures import OVERLOADED, duration, rate
 from kvcalc.output.report.charts import Axis, Line, lines
-from kvcalc.output.report.page import Figure, Part, Section, Table, Text
+from kvcalc.output.report.page import Part, Section, Table, figure, paragraph
 
 _METRICS = {"ttft": "TTFT", "tpot": "TPOT"}
 _STATISTICS = ("mean", "p99")
@@ -49,10 +49,10 @@ def load_section(
             f"{name} over the load", Axis(unit, rate, is_linear=True), Axis(name, duration, is_linear=True), series,
             limited, marks,
         )  # fmt: skip
-        parts.append(Figure(svg, table if metric == "tpot" else None))
+        parts.append(figure(svg, table if metric == "tpot" else None))
     if len(known) < len(rows):
         most, next_one = (rate(row["load"]) for row in (known[-1], rows[len(known)]))
-        parts.append(Text(f"It keeps up with {most} {unit}. With {next_one} it is {OVERLOADED}."))
+        parts.append(paragraph(f"It keeps up with {most} {unit}. With {next_one} it is {OVERLOADED}."))
     return Section("Times over the load", parts)
 
 

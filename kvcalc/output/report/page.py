@@ -15,12 +15,6 @@ from kvcalc.writing.html import Markup, element, joined, page
 _MOST_UNFOLDED, _LONGEST_CELL = 12, 24
 
 
-class Facts(NamedTuple):
-    """Pairs of a name and a value."""
-
-    rows: Sequence[tuple[str, str]]
-
-
 class Table(NamedTuple):
     """A table. Columns whose heading starts with `>` are numbers, aligned at the right. `marked` is a row's index."""
 
@@ -32,26 +26,7 @@ class Table(NamedTuple):
     swatches: Sequence[str] = ()
 
 
-class Figure(NamedTuple):
-    """A chart, as SVG, and the table with its figures, unless another chart has it."""
-
-    svg: Markup
-    table: Table | None
-
-
-class Code(NamedTuple):
-    """Text to copy, such as commands."""
-
-    text: str
-
-
-class Text(NamedTuple):
-    """A paragraph."""
-
-    text: str
-
-
-Part = Union[Facts, Table, Figure, Code, Text]
+Part = Union[Table, Markup]
 
 
 class Section(NamedTuple):
@@ -76,7 +51,7 @@ def make_page(answer: Answer, kind: str, command: str) -> str:
     """The whole page."""
     sections = [*answer.sections]
     if answer.warnings:
-        sections.append(Section("Notes", [Text(text) for text in answer.warnings]))
+        sections.append(Section("Notes", [paragraph(text) for text in answer.warnings]))
     header = [
         element("h1", answer.title),
         element("p", answer.subtitle, class_="subtitle"),
@@ -84,7 +59,7 @@ def make_page(answer: Answer, kind: str, command: str) -> str:
     ]
     footer = [
         element("h2", "Repeat this"),
-        _code(command),
+        code(command),
         element("p", f"kvcalc {__version__}, document {kind}, schema version {SCHEMA_VERSION}"),
     ]
     parts = [_around("header", header), *map(_section, sections), _around("footer", footer)]
@@ -97,30 +72,30 @@ def _around(name: str, parts: Iterable[str], **attributes: object) -> Markup:
 
 
 def _section(section: Section) -> Markup:
-    return _around("section", [element("h2", section.title), *map(_part, section.parts)])
+    parts = (_table(part) if isinstance(part, Table) else part for part in section.parts)
+    return _around("section", [element("h2", section.title), *parts])
 
 
-def _part(part: Part) -> Markup:
-    if isinstance(part, Facts):
-        return _around("dl", (joined([element("dt", name), element("dd", value)], "") for name, value in part.rows))
-    if isinstance(part, Table):
-        return _table(part)
-    if isinstance(part, Figure):
-        return _around("figure", [part.svg, *([_folded(part.table)] if part.table else [])])
-    if isinstance(part, Code):
-        return _code(part.text)
-    return element("p", part.text)
+def paragraph(text: str) -> Markup:
+    """A paragraph."""
+    return element("p", text)
 
 
-def _folded(table: Table) -> Markup:
-    """The figures of a chart, which a reader opens if there are many."""
-    if len(table.rows) <= _MOST_UNFOLDED:
-        return _table(table)
-    summary = element("summary", f"{table.caption}: {len(table.rows):,} rows")
-    return _around("details", [summary, _table(table)])
+def facts(rows: Iterable[tuple[str, str]]) -> Markup:
+    """Pairs of a name and a value."""
+    return _around("dl", (joined([element("dt", name), element("dd", value)], "") for name, value in rows))
 
 
-def _code(text: str) -> Markup:
+def figure(svg: Markup, table: Table | None) -> Markup:
+    """A chart and the table with its figures, unless another chart has it. A reader opens one with many rows."""
+    parts = [svg, *([] if table is None else [_table(table)])]
+    if table is not None and len(table.rows) > _MOST_UNFOLDED:
+        summary = element("summary", f"{table.caption}: {len(table.rows):,} rows")
+        parts[1] = _around("details", [summary, parts[1]])
+    return _around("figure", parts)
+
+
+def code(text: str) -> Markup:
     """Text to copy. A line breaks between words, never at the hyphens of an option."""
     lines = ([element("span", word) if "-" in word else word for word in line.split(" ")] for line in text.split("\n"))
     return element("pre", element("code", joined(joined(words, " ") for words in lines)))

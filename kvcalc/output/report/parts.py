@@ -21,7 +21,8 @@ from kvcalc.output.human.figures import (
 )
 from kvcalc.output.human.speed import name_of_part
 from kvcalc.output.report.charts import bar
-from kvcalc.output.report.page import Facts, Figure, Section, Table
+from kvcalc.output.report.page import Section, Table, facts, figure
+from kvcalc.writing.html import Markup
 
 Document = Mapping[str, Any]
 Column = tuple[str, str, Callable[[Any], str]]
@@ -38,9 +39,9 @@ def table_of(caption: str, rows: Iterable[Document], columns: Sequence[Column], 
     return Table(caption, [heading for heading, _, _ in shown], cells, marked)
 
 
-def facts_of(rows: Iterable[tuple[str, str | None]]) -> Facts:
+def facts_of(rows: Iterable[tuple[str, str | None]]) -> Markup:
     """Names and values. Values that are None are left out."""
-    return Facts([(name, value) for name, value in rows if value is not None])
+    return facts((name, value) for name, value in rows if value is not None)
 
 
 def warnings_of(document: Document) -> list[str]:
@@ -78,7 +79,7 @@ def memory_section(fit: Document) -> Section:
     """The bar of a device's memory, and the limits."""
     limits = facts_of(
         [
-            ("longest context", _tokens(fit["max_context_tokens"])),
+            ("longest context", None if (most := fit["max_context_tokens"]) is None else f"{count(most)} tokens"),
             ("largest batch", None if fit["max_batch_size"] is None else f"{count(fit['max_batch_size'])} sequences"),
         ]
     )
@@ -99,7 +100,7 @@ def memory_section(fit: Document) -> Section:
     ]
     caption = f"One device of {room(device)}"
     table = Table(caption, ["part", ">size", ">bytes", ">share"], rows, swatches=classes)
-    return Section("Memory of one device", [Figure(bar("Memory of one device", drawn, device), table), limits])
+    return Section("Memory of one device", [figure(bar("Memory of one device", drawn, device), table), limits])
 
 
 def _range(times: Mapping[str, Any], metric: str) -> str:
@@ -128,7 +129,7 @@ def step_section(throughput: Document) -> Section:
                 ("bound by", throughput["bound_by"]),
             ]
         ),
-        Figure(svg, table),
+        figure(svg, table),
     ]
     serving = throughput["serving"]
     if serving is not None:
@@ -145,10 +146,6 @@ def step_section(throughput: Document) -> Section:
             )
         )
     return Section("Speed, with the 80 % range", found)
-
-
-def _tokens(value: int | None) -> str | None:
-    return None if value is None else f"{count(value)} tokens"
 
 
 def round_size(value: float) -> str:

@@ -8,7 +8,7 @@ from kvcalc.output.human.figures import count, duration, duration_or_overloaded,
 from kvcalc.output.human.simulate import NAMES, describe_limits, describe_load, describe_state, shown_times
 from kvcalc.output.report.charts import Axis, Line, lines
 from kvcalc.output.report.load import load_section
-from kvcalc.output.report.page import Answer, Figure, Section, Table, Text
+from kvcalc.output.report.page import Answer, Part, Section, Table, figure, paragraph
 from kvcalc.output.report.parts import Document, devices_of, facts_of, table_of, warnings_of
 
 _TIME = Axis("time from the first arrival", duration, is_linear=True)
@@ -43,7 +43,7 @@ def simulation(document: Document) -> Answer:
             ("prompt tokens found in the cache", count(results["cached_tokens"]) if results["cached_tokens"] else None),
         ]
     )
-    state = [Text(f"{text[0].upper()}{text[1:]}.") for text in describe_state(document)]
+    state = [paragraph(f"{text[0].upper()}{text[1:]}.") for text in describe_state(document)]
     sections = [
         Section("Rates", [facts]),
         Section("Times", [table_of("What clients see", shown_times(document), _PERCENTILES)]),
@@ -77,7 +77,7 @@ def _verdict(document: Document) -> tuple[str, str]:
     return f"{good / requests:.1%} of the requests meet {describe_limits(document['limits'])}.", tone
 
 
-def _charts(document: Document) -> list[Figure | Table]:
+def _charts(document: Document) -> list[Part]:
     """The requests over time, and the used blocks, each with a table of the same figures."""
     rows, engine = document["timeline"], document["engine"]
     requests = table_of(
@@ -100,9 +100,9 @@ def _charts(document: Document) -> list[Figure | Table]:
 def _chart(
     title: str, unit: str, table: Table, rows: list[Document], names: tuple[str, ...],
     limits: list[tuple[str, float]] | None = None,
-) -> Figure | Table:  # fmt: skip
+) -> Part:  # fmt: skip
     keys = {"waiting": "waiting_requests", "running": "running_requests", "used": "used_blocks"}
     series = [Line(name, [(row["seconds"], row[keys[name]]) for row in rows]) for name in names]
     up = Axis(unit, lambda value: f"{value:,.4g}" if value < 1 else f"{value:,.0f}", is_linear=True)
     svg = lines(title, _TIME, up, series, limits or ())
-    return Figure(svg, table) if svg else table
+    return figure(svg, table) if svg else table

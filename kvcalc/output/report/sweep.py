@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcalc.output.human.figures import count, duration, rate, room, size, text
 from kvcalc.output.report.charts import Axis, Line, lines
-from kvcalc.output.report.page import Answer, Figure, Section
+from kvcalc.output.report.page import Answer, Section, figure
 from kvcalc.output.report.parts import Document, round_size, table_of, warnings_of
 from kvcalc.writing.html import Markup
 
@@ -50,5 +50,5 @@ def sweep(document: Document) -> Answer:
     svg = memory_chart(document["chart"]) if document.get("chart") else None
     fitting = [point for point in points if point["fits"]]
     verdict = f"{count(len(fitting))} of the points shown fit." if any(p["fits"] is not None for p in points) else ""
-    section = Section("Memory over the context", [Figure(svg, table) if svg else table])
+    section = Section("Memory over the context", [figure(svg, table) if svg else table])
     return Answer(document["model"]["name"], subtitle, verdict, "plain", [section], warnings_of(document))

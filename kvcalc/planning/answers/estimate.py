@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import KvcalcError, ModelError
@@ -217,16 +218,10 @@ def _describe_variants(case: Case, figures: CacheFigures) -> list[documents.Vari
     """
     model = bind_workload(case.model, case.workload)
     rows = _variants_of(model, case.question.what_if, case.question.speculative is not None)
-    mha_bytes = _mha_bytes(rows[0].spec, case.workload)
+    mha, mha_bytes = rows[0].spec, 0
+    with suppress(KvcalcError):  # MHA may not be possible in this dtype
+        mha_bytes = 0 if mha is None else _variant_bytes(mha, case.workload)
     return [_describe_variant(row, mha_bytes, case, figures) for row in rows]
-
-
-def _mha_bytes(mha: ModelSpec | None, workload: Workload) -> int:
-    """The bytes of the MHA variant, which the others are compared with. 0 if MHA is not possible in this dtype."""
-    try:
-        return 0 if mha is None else _variant_bytes(mha, workload)
-    except KvcalcError:
-        return 0
 
 
 def _variant_bytes(spec: ModelSpec, workload: Workload) -> int:
@@ -258,21 +253,15 @@ def _variant(kind: str, spec: ModelSpec, model: ModelSpec, drafts: bool) -> _Var
         from kvcalc.model.drafting import with_drafter
 
         spec = with_drafter(spec, None)
-    return _Variant(
-        spec,
-        {
-            "attention": cast(Any, kind),
-            "own": own,
-            "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
-            "kv_lora_rank": shape.kv_lora_rank or None,
-            "qk_rope_head_dim": shape.qk_rope_head_dim or None,
-            "bytes_per_token": None,
-            "total_bytes": None,
-            "ratio_to_mha": None,
-            "attention_parameters_per_layer": layer_parameters(spec),
-            "reason": None,
-        },
-    )
+    row = _refused(kind, None)
+    row.update({
+        "own": own,
+        "num_kv_heads": None if shape.is_latent else shape.num_kv_heads,
+        "kv_lora_rank": shape.kv_lora_rank or None,
+        "qk_rope_head_dim": shape.qk_rope_head_dim or None,
+        "attention_parameters_per_layer": layer_parameters(spec),
+    })  # fmt: skip
+    return _Variant(spec, row)
 
 
 def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: CacheFigures) -> documents.Variant:
@@ -296,7 +285,8 @@ def _describe_variant(variant: _Variant, mha_bytes: int, case: Case, figures: Ca
     return row
 
 
-def _refused(kind: str, reason: str) -> documents.Variant:
+def _refused(kind: str, reason: str | None) -> documents.Variant:
+    """A row without figures."""
     return {
         "attention": cast(Any, kind), "own": False, "num_kv_heads": None, "kv_lora_rank": None,
         "qk_rope_head_dim": None, "bytes_per_token": None, "total_bytes": None, "ratio_to_mha": None,

@@ -88,8 +88,10 @@ def audit(
         log = log.saying("version", release)
     spec = model or _model_of(log, name)
     reader = log_reader(log.engine)
+    if context_tokens is None and (length := log.text("context_tokens")) is not None:
+        context_tokens = parse_vllm_tokens(length, "the log's length")
     run = Run(
-        log.engine, spec, context_tokens or _context(log), tensor_parallel_size or reader.tensor_parallel_size(log),
+        log.engine, spec, context_tokens, tensor_parallel_size or reader.tensor_parallel_size(log),
         reader.pipeline_parallel_size(log), _dtype(log, "dtype"),
         (_dtype(log, "kv_dtype") or "auto") if kv_dtype is None else kv_dtype, log.release,
     )  # fmt: skip
@@ -206,11 +208,6 @@ def _explanation(log: Log, run: Run, answer: Answer) -> str | None:
             # The size does not divide the model, or the engine does not support the type.
             continue
     return f"all numbers are equal with {' or with '.join(held)}" if held else None
-
-
-def _context(log: Log) -> int | None:
-    text = log.text("context_tokens")
-    return None if text is None else parse_vllm_tokens(text, "the log's length")
 
 
 def _dtype(log: Log, fact: str) -> str | None:

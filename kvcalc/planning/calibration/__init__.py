@@ -68,7 +68,8 @@ class Calibration:
         factors = found.factors
         if not is_own:
             what = "another model" if nearness == 1 else "another type of weights"
-            text = f"--calibrate: the runs are of {what}; only {_listed(OF_ENGINE)} carry over, and the range stays"
+            those = f"{', '.join(OF_ENGINE[:-1])} and {OF_ENGINE[-1]}"
+            text = f"--calibrate: the runs are of {what}; only {those} carry over, and the range stays"
             notes.append(Note("calibration", "other-model", text))
         document = _describe(found_records, "all" if is_own else "partly", found, observed)
         near = [with_factors(base, near).model for near in neighbours(factors)] if is_own else ()
@@ -112,7 +113,9 @@ class Calibration:
             except KvcalcError as error:
                 notes.append(Note("calibration", "refused", f"{run.file}, run {run.point.run}: {error.message}"))
                 continue
-            nearness = 2 if _dtype_of(own) != speed.weight_dtype else 0 if _is_same(own.model, case.model) else 1
+            other = speed_of(without_calibration(own), [])
+            is_other_type = isinstance(other, str) or other.weight_dtype != speed.weight_dtype
+            nearness = 2 if is_other_type else 0 if _is_same(own.model, case.model) else 1
             found[nearness].extend(seen)
         for (code, what), times in unused.items():
             runs = "1 run is" if times == 1 else f"{times} runs are"
@@ -252,17 +255,8 @@ def _is_same(one: ModelSpec, other: ModelSpec) -> bool:
     return one is other or one.name == other.name or (one.layers, one.attention) == (other.layers, other.attention)
 
 
-def _dtype_of(case: Case) -> str | None:
-    speed = speed_of(without_calibration(case), [])
-    return None if isinstance(speed, str) else speed.weight_dtype
-
-
 def _with_record(speed: Speed, record: Measured | None) -> Speed:
     return speed if record is None else speed._replace(model=record.apply(speed.model, speed.weight_dtype))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _describe(records: Records, applied: str, found: Fit | None, observed: Sequence[Observed]) -> documents.Calibration:

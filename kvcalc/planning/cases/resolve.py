@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcalc.engines import engine_class, load_engine, resolve_kv_dtype
 from kvcalc.engines.allocation import PLAIN, Allocation, Drafts, Requests
@@ -21,29 +21,23 @@ from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.releases import release_of
 
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Devices
+
 
 def checked(question: Question) -> Question:
     """The question with names in lower case. UsageError (exit 2) if the engine cannot choose the context."""
     given = question.engine_settings or {}
-    if question.fits_context:
-        _check_auto_context(question, given)
-    return question._replace(engine=question.engine.casefold(), engine_settings=setting_texts(given))
-
-
-def _check_auto_context(question: Question, settings: Mapping[str, Any]) -> None:
-    """Raise UsageError (exit 2) if the engine does not choose a context, or has nothing to choose it from."""
     engine = question.engine.casefold()
-    engine_class(engine).check_auto_context(settings, release_of(engine))
-    if question.devices is None:
-        raise UsageError(
-            "--context auto needs a device, whose memory decides", "for example --gpu rtx-4090; or give --context N"
-        )
-    if question.serves_requests:
-        raise UsageError("--context auto: with requests to serve, the context is that of a request", "remove --context")
-
-
-if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Devices
+    if question.fits_context:
+        engine_class(engine).check_auto_context(given, release_of(engine))
+        if question.devices is None:
+            hint = "for example --gpu rtx-4090; or give --context N"
+            raise UsageError("--context auto needs a device, whose memory decides", hint)
+        if question.serves_requests:
+            text = "--context auto: with requests to serve, the context is that of a request"
+            raise UsageError(text, "remove --context")
+    return question._replace(engine=engine, engine_settings=setting_texts(given))
 
 
 class Types(NamedTuple):

@@ -127,9 +127,10 @@ def server_of(
         if place is not None:
             number = _mpi_ranks(words[:place])
             return [Server(reader, words[place:], environment, files, None, _release(image), number)]
-    own = None if image is None or is_program else _of_image(image)
-    if own is not None:
-        return [Server(own, words, environment, files, release=_release(image))]
+    if image is not None and not is_program:
+        for reader in readers():
+            if any(name in image for name in reader.words.images):
+                return [Server(reader, words, environment, files, release=_release(image))]
     return []
 
 
@@ -159,10 +160,6 @@ def _mpi_ranks(words: Sequence[str]) -> int | None:
     """The processes that mpirun starts, one for each device."""
     after = pairwise(words) if words and os.path.basename(words[0]) in ("mpirun", "mpiexec") else ()
     return next((int(number) for word, number in after if word in ("-n", "-np") and number.isdecimal()), None)
-
-
-def _of_image(image: str) -> Reader | None:
-    return next((reader for reader in readers() if any(name in image for name in reader.words.images)), None)
 
 
 def _release(image: str | None) -> str | None:

@@ -125,7 +125,8 @@ def _budgets_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[object, ...], B
 
 def _budget(case: Case) -> Budget | str:
     spec, workload = case.spec, case.workload
-    ranks, tables = workload.tensor_parallel_size, _has_tables_on_host(case)
+    ranks = workload.tensor_parallel_size
+    tables = case.engine_class.keeps_tables_on_host and not _shares_memory(case)
     spread = spread_of(spec, case.engine, workload)
     own_layers = _has_own_layers(case)
     stages = () if own_layers else case.stages
@@ -222,9 +223,9 @@ def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budg
     return found[fullest]._replace(devices=rooms)
 
 
-def _has_tables_on_host(case: Case) -> bool:
-    """Whether the input embedding takes no memory of the device. Devices with LPDDR memory share it with the host."""
-    return case.engine_class.keeps_tables_on_host and not (case.devices.gpu.memory_type or "").startswith("LPDDR")
+def _shares_memory(case: Case) -> bool:
+    """Whether the device has the host's memory, as devices with LPDDR memory do."""
+    return (case.devices.gpu.memory_type or "").startswith("LPDDR")
 
 
 def _divide(
@@ -264,7 +265,7 @@ def _divide(
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,
         has_sparse_latent=_has_sparse_latent(spec),
-        shares_memory=(gpu.memory_type or "").startswith("LPDDR"),
+        shares_memory=_shares_memory(case),
         tensor_parallel_size=workload.tensor_parallel_size,
         multimodal=case.model.multimodal,
         keeps_tokens=_keeps_tokens(spec),

@@ -37,7 +37,8 @@ def checkpoint_of(spec: ModelSpec, dtype: str | None = None) -> Checkpoint:
     asked = parse_weight_dtype(dtype)
     if asked is None or found.name == YOURS:
         return found
-    own = _own_dtype(spec)
+    model_dtype = parse_dtype(spec.torch_dtype or "bf16", "torch_dtype")
+    own = describe_weights(spec, spec, None, model_dtype, [])["dtype"]
     if asked.name in _FLOATS and own in _FLOATS:
         return found._replace(dtype=asked.name)
     if asked.name == own:
@@ -131,10 +132,3 @@ def _on_hub(source: str) -> str | None:
     """`org/name` if the source is on the Hugging Face Hub, else None."""
     parts = source.removeprefix(_HUB).removeprefix("hf:").partition("@")[0].split("/")
     return "/".join(parts[:2]) if source.startswith((_HUB, "hf:")) and len(parts) >= 2 else None
-
-
-def _own_dtype(spec: ModelSpec) -> str | None:
-    """The type of the checkpoint's weights, or None if it is not known."""
-    model_dtype = parse_dtype(spec.torch_dtype or "bf16", "torch_dtype")
-    found: str | None = describe_weights(spec, spec, None, model_dtype, [])["dtype"]
-    return found

@@ -4,7 +4,7 @@ buffers that an engine keeps for LoRA adapters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.options import SettingsReader
@@ -70,19 +70,7 @@ def device_weights(
     if weights is None or described["bytes"] is None:
         asked = reason or "the dtype of the weights is not modelled; --dtype overrides it"
         return DeviceWeights(None, 0, None, asked)
-    asked_dtype = parse_weight_dtype(dtype)
-
-    def size_of(part: ModelWeights) -> int:
-        _, size = bytes_of(part, spec, asked_dtype, model_dtype, [])
-        return 0 if size is None else size[0]
-
-    parts = [weights]
-    if len(stages) > 1:
-        parts = stage_weights(weights, stages)
-    if tables_on_host:
-        from kvcalc.engines.placement import without_tables
-
-        parts = [without_tables(part, number == len(parts)) for number, part in enumerate(parts, 1)]
+    size_of, parts = _sizer(spec, dtype, model_dtype), _parts(weights, stages, tables_on_host)
     sizes = [(size_of(shard(part, ranks, spread)), size_of(part), part) for part in parts]
     share, whole, part = max(sizes, key=lambda row: row[:2])
     # The bytes that all ranks hold: what is left of a share beyond its part of the weights that are split.
@@ -95,6 +83,27 @@ def device_weights(
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None)
 
 
+def _sizer(spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> Callable[[ModelWeights], int]:
+    """The bytes of parts of the weights as a function. 0 if they are not known."""
+    asked = parse_weight_dtype(dtype)
+
+    def size_of(part: ModelWeights) -> int:
+        _, size = bytes_of(part, spec, asked, model_dtype, [])
+        return 0 if size is None else size[0]
+
+    return size_of
+
+
+def _parts(weights: ModelWeights, stages: Bounds, tables_on_host: bool) -> list[ModelWeights]:
+    """The weights of every pipeline stage."""
+    parts = stage_weights(weights, stages) if len(stages) > 1 else [weights]
+    if not tables_on_host:
+        return parts
+    from kvcalc.engines.placement import without_tables
+
+    return [without_tables(part, number == len(parts)) for number, part in enumerate(parts, 1)]
+
+
 def stage_sizes(
     model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype, stages: Bounds, tables_on_host: bool
 ) -> list[int] | str:
@@ -102,23 +111,18 @@ def stage_sizes(
 
     The arguments are as in `device_weights`. A GGUF file is divided by its tensors.
     """
-    last = len(stages) - 1
     if spec.gguf is not None:
         held = spec.gguf.weights.parts if spec.gguf.weights is not None and dtype is None else None
         if held is None:
             return "the file does not say which weights belong to which layer"
         sizes = [sum(map(sum, held.layers[first : end + 1])) for first, end in stages]
-        sizes[last] += held.output + held.tied_head
-        sizes[0] += 0 if tables_on_host else held.input - (held.tied_head if last == 0 else 0)
+        sizes[-1] += held.output + held.tied_head
+        sizes[0] += 0 if tables_on_host else held.input - (held.tied_head if len(sizes) == 1 else 0)
         return sizes
     weights, reason = known_weights(model, spec)
     if weights is None:
         return reason or "the weights are not known"
-    parts = stage_weights(weights, stages)
-    if tables_on_host:
-        from kvcalc.engines.placement import without_tables
-
-        parts = [without_tables(part, number == last) for number, part in enumerate(parts)]
+    parts = _parts(weights, stages, tables_on_host)
     return part_bytes(model, spec, dtype, model_dtype, parts) or "the bytes of the weights are not known"
 
 
@@ -160,12 +164,7 @@ def part_bytes(
     weights, _ = known_weights(model, spec)
     if weights is None or described["bytes"] is None:
         return None
-    asked = parse_weight_dtype(dtype)
-
-    def size_of(part: ModelWeights) -> int:
-        _, size = bytes_of(part, spec, asked, model_dtype, [])
-        return 0 if size is None else size[0]
-
+    size_of = _sizer(spec, dtype, model_dtype)
     whole, table = size_of(weights), size_of(ModelWeights(weights.embedding, weights.tied, ()))
     none = weights.embedding._replace(rows=0)
     sizes = [

@@ -103,20 +103,14 @@ class _Reader:
             if len(self._records) <= _MOST_RECORDS and all(len(found) <= _LONGEST_NUMBER for found in parts.values()):
                 record = Record(name, line.number, parts)
                 earlier = self._passes.earlier(record)
-                if earlier:
-                    self._drop(earlier)
+                if earlier:  # the engine prints these records again
+                    again, kept = self._passes.names, self._records.items()
+                    self._records = {k: one for k, one in kept if not (one.name in again and one.line in earlier)}
                 self._records.setdefault((name, tuple(parts.items())), record)
         if not is_read and len(self._unread) < _MOST_UNREAD and not line.needles.isdisjoint(self._pool_words):
             text = "".join(filter(str.isprintable, line.text)).strip()
             if _SIZE.search(text):
                 self._unread.append(Unread(line.number, text[:_LONGEST_UNREAD]))
-
-    def _drop(self, lines: range) -> None:
-        """Drop the records of these lines that the engine prints again."""
-        again = self._passes.names
-        self._records = {
-            key: one for key, one in self._records.items() if not (one.name in again and one.line in lines)
-        }
 
     def found(self, num_lines: int) -> Log:
         records = list(self._records.values())

@@ -10,6 +10,7 @@ away again as long as all targets are met.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from kvcalc.errors import UsageError
@@ -27,6 +28,7 @@ from kvcalc.search import smallest_where
 # The layouts of one kind of device that are simulated: at least as many as the default search tries at once.
 DEFAULT_FINALISTS = 8
 L = TypeVar("L", "OnePool", "TwoPools")
+_RANK = attrgetter("rank")
 
 
 def find_simulated(
@@ -51,7 +53,7 @@ def find_simulated(
         left, larger = list(layouts), list[L]()
         while left:
             for layout in left:
-                best = min(met, key=_rank, default=None)
+                best = min(met, key=_RANK, default=None)
                 try:
                     found = smallest_of(judge, layout, best)
                 except UsageError as error:  # a layout that is not simulated, such as DP ranks
@@ -62,7 +64,7 @@ def find_simulated(
                 else:
                     (met if found.missed is None else missed).append(found)
             left = []
-            while met and (first := min(met, key=_rank)) is not (confirmed := judge.confirm(first)):
+            while met and (first := min(met, key=_RANK)) is not (confirmed := judge.confirm(first)):
                 met.remove(first)
                 if confirmed.missed is None:
                     met.append(confirmed)
@@ -77,7 +79,7 @@ def find_simulated(
                 if left:
                     break
         if met:
-            best, *others = sorted(met, key=_rank)
+            best, *others = sorted(met, key=_RANK)
             why = _why_next(best, others, missed, larger)
             won: L = best.layout._replace(next_layout=why or (None if trouble is None else trouble.reason))
             return won
@@ -170,10 +172,6 @@ def _one_more(judge: Judge, found: Finalist) -> Finalist | None:
     return judge.at(layout, (more,)) if more <= layout.most_replicas(layout.kind.max_devices) else None
 
 
-def _rank(one: Finalist) -> tuple[float, float]:
-    return one.rank
-
-
 def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], larger: Sequence[Layout]) -> str | None:
     """Why the next layout lost: one that meets the targets, else one that does not, else one that was not simulated."""
     if others:
@@ -185,7 +183,7 @@ def _why_next(best: Finalist, others: list[Finalist], missed: list[Finalist], la
         return f"{second}: {second.layout.why_more(best.layout) or less}"
     if missed:
         # Pairs of layouts are in the order in which the closed form prefers them.
-        second = min(missed, key=_rank) if isinstance(best.layout, OnePool) else missed[0]
+        second = min(missed, key=_RANK) if isinstance(best.layout, OnePool) else missed[0]
         return f"{second}: {second.missed}"
     if larger and isinstance(larger[0], OnePool):
         one = larger[0]._replace(replicas=larger[0].least_replicas)
@@ -236,7 +234,9 @@ def _simulated_pools(
 ) -> TwoPools | Trouble:  # fmt: skip
     guesses = _guesses(known, joined, judge, most or DEFAULT_PAIRS)
     candidates = ([], guesses) if isinstance(guesses, Trouble) else (guesses, None)
-    return find_simulated(judge, [candidates], _fewest_instances, _more_instances)
+    return find_simulated(
+        judge, [candidates], _fewest_instances, lambda judge, found: _larger(judge, found.layout, found, None)
+    )
 
 
 def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, keep: int) -> list[TwoPools] | Trouble:
@@ -306,10 +306,6 @@ def _larger(judge: Judge, guess: TwoPools, found: Finalist, most: float | None) 
             return one
         best = best or one
     return best
-
-
-def _more_instances(judge: Judge, found: Finalist) -> Finalist | None:
-    return _larger(judge, found.layout, found, None)
 
 
 def _with_fewer(judge: Judge, guess: TwoPools, found: Finalist, role: int) -> Finalist:

@@ -239,7 +239,10 @@ def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief
     served = replica.speed_asked._replace(
         input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running
     )
-    answer_of = brief_answer if is_brief else _whole
+
+    def answer_of(case: Case, needs_speed: bool) -> Answer:
+        return (brief_answer(case, needs_speed) if is_brief else None) or answer_case(case)
+
     case = make_case(replica._replace(speed=served))
     if case.engine.placement is not None:
         from kvcalc.planning.device.offload import place_layers
@@ -293,10 +296,6 @@ def _at_random(serving: documents.Serving) -> documents.Serving:
     }
 
 
-def _whole(case: Case, needs_speed: bool) -> Answer:
-    return answer_case(case)
-
-
 def too_slow(targets: Targets, lengths: Lengths, serving: documents.Serving) -> Trouble | None:
     """The first target that these times miss, as `Targets.judged` says.
 
@@ -336,18 +335,12 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
-def brief_answer(case: Case, needs_speed: bool) -> Answer:
-    """The estimate of a case with requests to serve, whose batch is final.
+def brief_answer(case: Case, needs_speed: bool) -> Answer | None:
+    """The estimate of a case with requests to serve, whose batch is final. None if only the whole estimate knows.
 
     Its document may have only `fits`, `free_bytes` and `free_low_bytes` of `fit`, `serving` of `throughput`, and the
     size of expert parallelism. `throughput` is null without `needs_speed`, and may be null if it does not fit.
     """
-    found = _brief(case, needs_speed)
-    return answer_case(case) if found is None else found
-
-
-def _brief(case: Case, needs_speed: bool) -> Answer | None:
-    """None if only the whole estimate knows."""
     room = budget(case)
     if not isinstance(room, Budget) or room.devices or room.host is not None:
         return None

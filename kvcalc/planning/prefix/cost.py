@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvcalc.engines.prefixes import Prefixes
@@ -130,8 +129,3 @@ def parse_memory_price(text: str) -> tuple[str, float] | None:
     if not 0 <= price < 1e9:
         raise UsageError(f"--price {text[:40]!a}: not a price", "for example --price cpu=0.003, for one GiB per hour")
     return name.strip().casefold(), price
-
-
-def reach_of(case: Case, blocks: Sequence[int]) -> list[int]:
-    """The number of blocks that are found in each tier or one before it. `blocks` are the tiers' own sizes."""
-    return list(accumulate(blocks, max if case.engine_class.reuse().copies_at_once else None))

@@ -6,6 +6,7 @@ They follow from the prompts of the trace, run through the stack of a prefix cac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines.reuse import CPU, DISK
@@ -13,7 +14,7 @@ from kvcalc.errors import UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.budget import Budget, budget
-from kvcalc.planning.prefix.cost import BlockBytes, PrefillTime, Prices, reach_of
+from kvcalc.planning.prefix.cost import BlockBytes, PrefillTime, Prices
 from kvcalc.planning.reuse import tier_rate
 from kvcalc.records import NamedTuple
 from kvcalc.traces import Trace
@@ -55,7 +56,8 @@ def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> document
     if setup is not None and setup.prefill is not None:
         saved = setup.prefill.seconds(reuse.hit_tokens, reuse.hit_squares)
         gpu_seconds = saved * setup.block.devices
-        costs = {name: _each(cost, gpu_seconds) for name, cost in _memory_costs(setup, blocks).items()}
+        for name, cost in _memory_costs(setup, blocks).items() if gpu_seconds else ():
+            costs[name] = None if cost is None else cost / gpu_seconds
     share = None
     if saved is not None and setup is not None and setup.prefill is not None:
         share = saved / setup.prefill.seconds(total, stack.counted_squares)
@@ -90,10 +92,6 @@ def _memory_costs(setup: Setup, blocks: int) -> dict[str, float | None]:
         CPU: prices.of_tier(CPU, held, seconds),
         DISK: prices.of_tier(DISK, held, seconds),
     }
-
-
-def _each(cost: float | None, number: float) -> float | None:
-    return None if cost is None or not number else cost / number
 
 
 def describe_trace(found: Profile) -> documents.PrefixTrace:
@@ -156,8 +154,8 @@ def describe_tiers(
     sizes = [memory or 0, *(size for _, size in offload)]
     per_block = [block.per_device, *(block.in_tier for _ in offload)]
     own = [size // max(each, 1) for size, each in zip(sizes, per_block)]
-    reach = reach_of(setup.case, own)
-    found = stack.at(reach)
+    # What is found in each tier or one before it.
+    found = stack.at(list(accumulate(own, max if setup.case.engine_class.reuse().copies_at_once else None)))
     rows: list[documents.PrefixTier] = []
     before = Reuse(0, 0.0, 0.0, 0.0, 0.0)
     for name, size, blocks, reuse in zip(names, sizes, own, found):

@@ -57,12 +57,6 @@ def check_reuse(reuse: CacheReuse, has_device: bool) -> None:
         raise UsageError("--transfer-bandwidth needs a device", "for example --gpu h100")
 
 
-def _asked_cache(reuse: CacheReuse) -> str | None:
-    """The option that asks about the prefix cache. None for a transfer alone, which needs no such cache."""
-    asked = {"--prefix-tokens": reuse.prefix_tokens, "--turns": reuse.turns, "--offload": reuse.offload}
-    return next(filter(asked.get, asked), None)
-
-
 def check_tiers(offload: Sequence[tuple[str, int]], bandwidths: Sequence[tuple[str, int]]) -> None:
     """Raise UsageError (exit 2) for an unknown tier, a bad size or rate, or the rate of a tier without a size."""
     for option, rows in (("--offload", offload), ("--offload-bandwidth", bandwidths)):
@@ -111,7 +105,10 @@ def resolve(
 
     UsageError (exit 2) if the prefix is longer than the prompt, or if the rate given is lower.
     """
-    given, option, engine = speed.prefix_hit_rate, _asked_cache(reuse), allocation.engine
+    given, engine = speed.prefix_hit_rate, allocation.engine
+    asked = {"--prefix-tokens": reuse.prefix_tokens, "--turns": reuse.turns, "--offload": reuse.offload}
+    # A transfer alone needs no prefix cache.
+    option = next(filter(asked.get, asked), None)
     if option is not None:
         check_caching(engine, option)
     if not (reuse.prefix_tokens or reuse.turns):
@@ -213,11 +210,6 @@ def tokens_kept(memory_bytes: int, bytes_of: Callable[[int], int], tokens: int, 
         return None
     rest = max(memory_bytes, 0) - whole * bytes_of(tokens)
     return whole * tokens + longest_kept(rest, bytes_of, tokens, step)
-
-
-def move_seconds(num_bytes: float, bytes_per_second: float) -> float:
-    """The seconds to move bytes over a link at its rate. Several links that work at once need the bytes of one."""
-    return num_bytes / bytes_per_second
 
 
 def break_even_tokens(

@@ -30,7 +30,6 @@ from kvcalc.planning.reuse import (
     break_even_tokens,
     contexts_kept,
     longest_kept,
-    move_seconds,
     prompt_tokens_of,
     tier_rate,
     tokens_kept,
@@ -280,7 +279,7 @@ def _describe_tier(
     def load(count: int) -> float:
         moved = store.moved_bytes(store.found(count))
         # Every device has its own link to host memory. A disk or a network is one link for all copies.
-        return move_seconds(moved if tier.name == CPU else moved * store.copies, rate or 1)
+        return (moved if tier.name == CPU else moved * store.copies) / (rate or 1)
 
     break_even = None
     if rate is not None and model is not None:

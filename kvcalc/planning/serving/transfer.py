@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.cases.case import Case
-from kvcalc.planning.reuse import move_seconds, prompt_tokens_of
+from kvcalc.planning.reuse import prompt_tokens_of
 from kvcalc.throughput.links import link_bytes_per_second as bytes_per_second_to_peers
 from kvcalc.units import network_bytes_per_second, network_names
 
@@ -29,7 +29,7 @@ def describe_transfer(case: Case, ttft_seconds: float | None) -> documents.KvTra
     rate = asked if isinstance(asked, int) else link_bytes_per_second(asked, case.devices.gpu)
     prompt = prompt_tokens_of(case.question.speed, workload)
     sent = case.prefixes().sent_bytes(prompt)
-    seconds = move_seconds(sent, rate)
+    seconds = sent / rate
     return {
         "link": asked if isinstance(asked, str) else None,
         "bandwidth_bytes_per_second": rate,

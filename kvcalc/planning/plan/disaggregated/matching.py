@@ -138,16 +138,13 @@ class Pair(NamedTuple):
 
         def with_all(decodes: int) -> bool:
             # As many prefill instances as there are requests: none waits.
-            found = self.times(self._many(decodes, load), decodes, load)
+            many = self._least_prefills(decodes, load) + (load.concurrency or _MANY)
+            found = self.times(many, decodes, load)
             return found is not None and meets(found)
 
         if low is None or last < low or not with_all(last):
             return None
         return smallest_where(with_all, low, last)
-
-    def _many(self, decodes: int, load: Load) -> int:
-        least = self._least_prefills(decodes, load)
-        return least + (load.concurrency or _MANY)
 
     def fewest_prefills(self, decodes: int, load: Load, meets: Judge, last: int) -> Match | None:
         """The fewest prefill instances, at most `last`, for a number of decode instances. None if none serve it."""

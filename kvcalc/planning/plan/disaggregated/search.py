@@ -19,7 +19,6 @@ from kvcalc.planning.plan.replicas import as_many_devices, shapes_of
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
-from kvcalc.planning.reuse import move_seconds
 
 
 class Instances:
@@ -117,7 +116,7 @@ def candidates_of(known: Instances, kinds: PoolPlatforms, targets: Targets) -> l
 def pair_of(prefill: Instance, decode: Instance, link: Link) -> tuple[Pair, int]:
     """The times of two instances, and the bytes that the busiest device sends or receives for a request."""
     moved = transfer_bytes(prefill.sent, decode.sent)
-    return Pair(prefill.rates, decode.rates, move_seconds(moved, link.bytes_per_second)), moved
+    return Pair(prefill.rates, decode.rates, moved / link.bytes_per_second), moved
 
 
 def _instances(
