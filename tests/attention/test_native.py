@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -249,6 +250,18 @@ def test_every_width_of_vectors(
             torch.testing.assert_close(
                 backend.decode(query, cache).float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
             )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("gcc"), reason="needs gcc for x86-64")
+@pytest.mark.parametrize("flag", ["-march=haswell", at_night("-march=skylake-avx512")])
+def test_gcc_keeps_the_vectors_in_registers(flag: str) -> None:
+    """Vectors wider than the processor's were kept on the stack: 18,158 moves for 1,334 multiply-adds with AVX2."""
+    command = ["gcc", *compiled._FLAGS, "-fopenmp", flag, "-S", "-o", "-", str(compiled.SOURCE)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    multiplied = sum(bool(re.match(r"\s*vfn?m(add|sub)\d+ps", line)) for line in lines)
+    moved = sum(bool(re.match(r"\s*vmov.*%[xyz]mm.*", line) and re.search(r"\(%r[sb]p\)", line)) for line in lines)
+    assert multiplied > 200
+    assert moved < multiplied
 
 
 @pytest.mark.usefixtures("has_compiler")
