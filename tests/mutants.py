@@ -57,10 +57,10 @@ def _engine(name: str, *own: str) -> tuple[str, ...]:
     )
     planned = (
         "larger_share auto_context allocations device_defaults start_limit prompt_ranks sglang_prompt_ranks "
-        "prefix_hits drafted_reuse dp_attention engines check_plans"
+        "prefix_hits drafted_reuse dp_attention engines"
     ).split()
-    recorded = _recorded("memory", name) + _recorded("loads", name)
-    return (*_tests("engines", *own, *of_all), *recorded, *_tests("planning", *planned), *_tests("cli", "check"))
+    slow = (*_recorded("loads", name), *_tests("cli", "check"), *_tests("planning", "check_plans"))
+    return (*_tests("engines", *own, *of_all), *_recorded("memory", name), *_tests("planning", *planned), *slow)
 
 
 _LOGS = _tests("engines", "stated_facts", "logs", "log_pools", "log_reader", "log_drafting", "log_settings") + _tests(
@@ -74,28 +74,24 @@ _CHECKS = (
     *_tests("planning", "check_plans"),
 )
 _REUSE = (
-    *_tests("planning", "cache_tiers", "reused_sessions"),
+    *_tests("planning", "cache_tiers", "reused_sessions", "drafted_reuse", "prefix_hits"),
     *_tests("cli", "reuse"),
-    *_tests("planning", "prefix_hits", "drafted_reuse", "prefix"),
+    *_tests("planning", "prefix"),
     *_LOADS,
 )
 _SIMULATED = (
-    *_tests("simulation", "reports", "load_curve", "conservation", "engine_schedules", "prefix_cache"),
-    *_LOADS,
-    *_tests("simulation", "distinct_prompts", "coupled", "common_prefix"),
+    *_tests("simulation", "load_curve", "pace", "reports", "cold", "conservation", "engine_schedules"),
+    *_tests("simulation", "distinct_prompts", "prefix_cache", "common_prefix"),
     *_tests("cli", "simulate"),
-    *_tests("simulation", "lock_step", "pools", "reference", "routed"),
+    *_tests("simulation", "coupled", "lock_step", "reference"),
+    *_LOADS,
+    *_tests("simulation", "pools", "routed"),
 )
-_SPLIT = _recorded("pools") + _tests(
-    "planning",
-    "pool_platforms",
-    "disaggregated_limits",
-    "disaggregated_matching",
-    "disaggregated_rules",
-    "disaggregated",
-    "disaggregated_mixed",
-    "split_finalists",
-    "split_traffic",
+_SPLIT = (
+    *_tests("planning", "disaggregated_limits", "pool_platforms", "disaggregated_matching", "disaggregated_rules"),
+    *_tests("planning", "disaggregated_mixed", "split_finalists", "disaggregated"),
+    *_recorded("pools"),
+    *_tests("planning", "split_traffic"),
 )
 _PLANS = (
     *_tests("planning", "plan_parts", "refused_plans", "fewest_finalists", "running_requests"),

@@ -165,7 +165,7 @@ class SpeedModel:
         A mean of 8.3 sequences is 8 in 70% of the steps and 9 in 30%.
         """
         replicas, most = self.layout.data_parallel_size, batch if busiest is None else busiest
-        if self.layout.prompt_ranks > 1 and not self.layout.divides_decode:
+        if not self.layout.divides_decode:
             # Every copy attends with every request.
             replicas //= self.layout.prompt_ranks
         if replicas > 1 and busiest is None:

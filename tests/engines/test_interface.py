@@ -13,7 +13,8 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.spec import distinct_caches, windows
 from tests.conftest import PLAIN_PRESETS
 from tests.documents import estimate
-from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse
+from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
+from tests.engines.shapes import minimax_m3, t5
 
 # Decoder presets without a window. For these, Transformers holds exactly what the formula stores.
 SPECS = {name: kvcalc.load_model(name) for name in PLAIN_PRESETS}
@@ -36,6 +37,21 @@ def test_transformers_keeps_one_token_less_than_the_window(tokens: int) -> None:
     spec = kvcalc.load_model("mistral-7b-v0.1")
     assert held(spec, tokens) == 32 * 2 * 8 * 128 * 2 * min(tokens, 4095)
     assert held(spec, tokens, cache="static") == 32 * 2 * 8 * 128 * 2 * min(tokens, 4096)
+
+
+def test_without_windows_the_storage_is_what_the_cache_holds() -> None:
+    for config, encoder_tokens in ((plain(), None), (sparse(), None), (gated_delta(), None), (t5(), 70)):
+        found = ask(config, "transformers", 100, 3, encoder_tokens=encoder_tokens)
+        assert found["engine"]["storage_bytes"] == found["kv_cache"]["total_bytes"]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_static_indexer_has_a_counter_for_the_whole_batch(batch: int) -> None:
+    """MiniMaxM3VLSparseStaticCacheLayer: 3 of 4 layers have an indexer of 128, beside K and V of 4 heads of 128."""
+    config = {**minimax_m3(4, 1), "model_type": "minimax_m3_vl_text"}
+    rows = batch * 100 * (4 * 2 * 4 * 128 + 3 * 128) * 2
+    assert total(config, "transformers", 100, batch) == rows
+    assert total(config, "transformers", 100, batch, settings={"cache": "static"}) == rows + 3 * 8
 
 
 def test_transformers_slope_ends_with_the_window() -> None:

@@ -46,7 +46,7 @@ def devices_of(layers: int, offloaded: int, free: list[int]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_every_number_of_a_log_follows_from_the_rules(seed: int) -> None:
     random = Random(seed)
     layers, heads, width = random.randint(2, 40), random.choice((1, 2, 3, 8)), random.choice((64, 96, 128))
@@ -67,6 +67,8 @@ def test_every_number_of_a_log_follows_from_the_rules(seed: int) -> None:
     }
     all_k, all_v = (layers * tensor_bytes(heads * width, kind, cells * streams, "CPU") for kind in (k, v))
     log = [f"using device CUDA{number} (GPU) - {size} MiB free" for number, size in enumerate(free)]
+    if seed % 2 and len(free) > 1:  # without it, llama-server may have changed the split
+        log.append(f"llama-server --tensor-split {','.join(map(str, free))}")
     log += [
         f"load_tensors: offloaded {offloaded}/{layers + 1} layers to GPU",
         f"llama_context: n_seq_max     = {slots}",
@@ -92,6 +94,22 @@ def test_every_number_of_a_log_follows_from_the_rules(seed: int) -> None:
             assert read("\n".join([*log[:place], wrong, *log[place + 1 :]]), config)["unexplained"] == 1
 
 
+@pytest.mark.parametrize("backend", ["CUDA", "ROCm", "MUSA", "SYCL", "CANN", "Vulkan", "CPU"])
+def test_some_backends_lengthen_the_last_row_of_a_quantized_tensor(backend: str) -> None:
+    """Copies of ggml's CUDA backend, and those of SYCL and CANN, have the same MATRIX_ROW_PADDING."""
+    is_padded = backend not in ("Vulkan", "CPU")
+    size = 24 * 2 * tensor_bytes(128, "q8_0", 4096, "CUDA" if is_padded else backend)
+    log = f"""
+    llama_context: n_ctx = 4096
+    llama_context: flash_attn = 1
+    llama_kv_cache: {backend}{"" if backend == "CPU" else 0} KV buffer size = {size / MIB:.2f} MiB
+    llama_kv_cache: size = 25.50 MiB (4096 cells, 24 layers, 1/1 seqs), K (q8_0): 12.75 MiB, V (q8_0): 12.75 MiB
+    """
+    assert (size / MIB > 25.51) == is_padded
+    rows = read(log, plain(24, 2, 2, 64))["figures"]
+    assert [(row["verdict"], row["computed"]) for row in rows if row["name"] == "buffer_bytes"] == [("equal", size)]
+
+
 def test_the_sum_after_the_buffers_tells_which_cache_they_are_of() -> None:
     """gpt-oss-20b: 12 layers with a window of 128, and 12 without. The log does not announce its caches."""
     log = """
@@ -105,3 +123,38 @@ def test_the_sum_after_the_buffers_tells_which_cache_they_are_of() -> None:
     """
     buffers = [row for row in read(log, gpt_oss())["figures"] if row["name"] == "buffer_bytes"]
     assert [(row["verdict"], row["computed"]) for row in buffers] == [("equal", 192 * MIB), ("equal", 18 * MIB)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_states_are_where_their_layers_are_for_every_slot_and_drafted_token(seed: int) -> None:
+    """Qwen3.6-27B: 48 of 64 layers keep 10,240 channels x 3 inputs and 48 heads of 128 x 128, in fp32."""
+    random = Random(seed)
+    slots, drafted = random.randint(1, 4), random.choice((0, 0, 3))
+    free = [random.randint(4000, 24000) for _ in range(random.randint(1, 3))]
+    offloaded = random.choice((65, random.randint(10, 65)))
+    of_states = [device for layer, device in enumerate(devices_of(64, offloaded, free)) if layer % 4 != 3]
+    inputs, elements = (slots * (1 + drafted) * size * 4 for size in (10240 * 3, 48 * 128 * 128))
+    sizes = {device: of_states.count(device) * (inputs + elements) for device in dict.fromkeys(of_states)}
+    log = [f"using device CUDA{number} (GPU) - {size} MiB free" for number, size in enumerate(free)]
+    if seed % 2 and len(free) > 1:
+        log.append(f"llama-server --tensor-split {','.join(map(str, free))}")
+    log += [
+        f"load_tensors: offloaded {offloaded}/65 layers to GPU",
+        f"llama_context: n_seq_max     = {slots}",
+        *(f"llama_memory_recurrent: {name} RS buffer size = {size / MIB:8.2f} MiB" for name, size in sizes.items()),
+        f"llama_memory_recurrent: size = {48 * (inputs + elements) / MIB:7.2f} MiB ({slots:6} cells,  64 layers, "
+        f"{slots:2} seqs {drafted:2} rs_seq), R (f32): {48 * inputs / MIB:7.2f} MiB, "
+        f"S (f32): {48 * elements / MIB:7.2f} MiB",
+    ]  # fmt: skip
+    found = audit("\n".join(log), "log", model=kvcalc.load_model("qwen3.6-27b"), engine="llama.cpp")
+    assert [(row["name"], row["computed"]) for row in found["figures"] if row["verdict"] == "equal"] == [
+        *(("state_buffer_bytes", size) for size in sizes.values()), ("slots", slots), ("layers", 64),
+        ("state_bytes", 48 * (inputs + elements)), ("r_bytes", 48 * inputs), ("s_bytes", 48 * elements),
+    ]  # fmt: skip
+    for place, line in enumerate(log):
+        if "buffer size" in line:
+            size = float(line.split()[-2])
+            wrong = line.replace(f"{size:.2f}", f"{size + 0.4 * (inputs + elements) / MIB:.2f}")
+            lines = "\n".join([*log[:place], wrong, *log[place + 1 :]])
+            document = audit(lines, "log", model=kvcalc.load_model("qwen3.6-27b"), engine="llama.cpp")
+            assert document["unexplained"] == 1

@@ -22,7 +22,7 @@ from kvcalc.engines.tensorrt_llm.pools import (
 )
 from kvcalc.errors import ModelError
 from tests.engines.models import ask, gated_delta, sparse
-from tests.engines.shapes import gemma4, minimax_m3
+from tests.engines.shapes import gemma4, minimax_m3, t5
 
 MIB = 2**20
 TYPICAL = (Sequences(1500, 0, 5), Sequences(0, 0, 1))
@@ -42,6 +42,11 @@ def slots_of(group: Group, batch: Sequence[Sequences], block: int) -> int:
     )
 
 
+def most_of(window: int, block: int) -> int:
+    """The most blocks that a running request has in its window."""
+    return max(blocks_with(length - window, length, block) for length in range(1, 2 * window + block + 1))
+
+
 def test_a_window_keeps_the_blocks_with_one_of_its_tokens() -> None:
     """The next token reads the window before it, and tokens beyond the history are new."""
     random = Random(1)
@@ -53,8 +58,7 @@ def test_a_window_keeps_the_blocks_with_one_of_its_tokens() -> None:
         assert blocks_of(None, of, block) == blocks_with(0, capacity, block)
         assert blocks_of(window, of, block) == blocks_with(history + 1 - window, capacity, block)
         assert blocks_of(STATE, of, block) == most_blocks(STATE, capacity, block) == 1
-        running = [blocks_with(length - window, length, block) for length in range(1, 2 * window + block + 1)]
-        assert most_blocks(window, 2 * window + block, block) == max(running)
+        assert most_blocks(window, 2 * window + block, block) == most_of(window, block)
         assert most_blocks(None, capacity, block) == blocks_with(0, capacity, block)
 
 
@@ -70,6 +74,9 @@ def test_a_group_has_at_least_what_each_batch_takes_and_room_to_grow() -> None:
             for _ in range(random.randint(1, 3))
         ]
         for group, alone, least in zip(groups, least_slots(groups, block), least_slots(groups, block, batches)):
+            each = [1 if window == STATE else most_of(window, block) for window in group.windows if window is not None]
+            largest = max((most_of(window, block) for one in groups for window in one.windows if window), default=1)
+            assert alone == sum(each) + group.windows.count(None) * largest
             full = Fraction(1) if STATE in group.windows else Fraction(95, 100)
             assert least == max(alone, *(ceil(slots_of(group, batch, block) / full) for batch in batches))
 
@@ -164,6 +171,20 @@ def test_the_tokens_of_a_hybrid_and_its_states_fill_95_percent() -> None:
     """32,768 tokens and 4 states are 467 pages, of which the blocks have 2 in 125: 7 pages."""
     found = ask(gated_delta(), "tensorrt-llm@1.3.0rc24", 100, 3, settings={"max-tokens": "32768"})["engine"]
     assert found["num_gpu_blocks"] == 7 * 2 * MIB // 655_360
+
+
+def test_without_layers_that_keep_all_tokens_the_smallest_pool_counts() -> None:
+    settings = {"max-attention-window": "512,512,512,512,512,64"}
+    found = ask(gemma4(), "tensorrt-llm", 4096, settings=settings, kv_memory_bytes=1 << 30)["engine"]
+    blocks = [pool["num_gpu_blocks"] for pool in found["window_pools"]]
+    assert len(set(blocks)) == 2
+    assert found["num_gpu_blocks"] == min(blocks)
+
+
+def test_an_encoders_output_has_no_pool() -> None:
+    for engine in ("tensorrt-llm", "tensorrt-llm@1.2"):
+        with pytest.raises(ModelError, match="layout of cross attention is not modelled"):
+            ask(t5(), engine, 32)
 
 
 def test_an_indexer_belongs_to_a_latent_in_every_layer() -> None:

@@ -12,11 +12,19 @@ from typing import Any
 
 import pytest
 
-from kvcalc.engines import engine_class
+from kvcalc.engines import engine_class, load_engine
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import FullAttention, LatentAttention, RecurrentState, SlidingWindowAttention
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.model.caches import (
+    FullAttention,
+    IndexerKeys,
+    LatentAttention,
+    RecurrentState,
+    SlidingWindowAttention,
+)
 from kvcalc.model.hf_config import is_remote, known_types, read_config
 from kvcalc.model.layers import LayerGroup
+from kvcalc.model.spec import all_caches
 from kvcalc.model.type_tables import REFUSED
 from tests.documents import estimate
 from tests.rows import every_row
@@ -33,6 +41,18 @@ def test_a_small_model_keeps_what_transformers_keeps(row: dict[str, Any]) -> Non
         spec, context_tokens=13, dtype=row["dtype"], engine="transformers", encoder_tokens=row["encoder_tokens"]
     )  # fmt: skip
     assert answer["kv_cache"]["total_bytes"] == row["bytes"]
+
+
+def test_a_token_more_takes_an_entry_more() -> None:
+    kinds, bf16 = set(), DTYPES["bf16"]
+    for row in ROWS:
+        rules = load_engine("transformers", read_config(row["config"], "small", "small"))
+        for cache in all_caches(rules.spec):
+            if cache.window is None and isinstance(cache, (FullAttention, LatentAttention, IndexerKeys)):
+                held = [rules.cache_bytes(cache, 4096 * number, bf16) for number in (1, 2)]
+                assert held[1] - held[0] == 4096 * sum(rules.entry_sizes(cache, bf16)), row["config"]
+                kinds.add(cache.kind)
+    assert len(kinds) == 3
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

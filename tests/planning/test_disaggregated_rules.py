@@ -10,19 +10,19 @@ import pytest
 
 import kvcalc
 from kvcalc.engines import disaggregation_of
-from kvcalc.errors import ModelError
+from kvcalc.errors import LayoutError, ModelError
 from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.disaggregated import search
-from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, prefill_instance, sent_of
+from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, decode_instance, prefill_instance, sent_of
 from kvcalc.planning.plan.disaggregated.matching import Load
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, join_caches, same_kind
-from kvcalc.planning.plan.disaggregated.rows import SplitPlan, split_points
+from kvcalc.planning.plan.disaggregated.rows import SplitPlan, _find, split_points
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
 from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, ttft_range
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
-from kvcalc.planning.plan.traffic import Platform, Traffic
+from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from kvcalc.throughput.power import mean_watts
@@ -282,3 +282,27 @@ def test_no_pools_cost_less_than_the_bound_of_their_layouts(load: dict[str, Any]
         found = search.find_split(known, [kinds])
         assert isinstance(found, TwoPools)
         assert found.weight == min(best)
+
+
+@pytest.mark.parametrize(
+    ("engine", "prefill", "decode"), [("vllm", False, False), ("sglang", True, False), ("tensorrt-llm", True, True)]
+)
+def test_instances_have_pipeline_stages_if_the_engine_sends_caches_between_them(
+    engine: str, prefill: bool, decode: bool
+) -> None:
+    for make, is_allowed in ((prefill_instance, prefill), (decode_instance, decode)):
+        asked = traffic_of("llama-3.1-8b"), Platform(H100, 2, engine), Shape(1, 2)
+        if is_allowed:
+            assert not isinstance(make(*asked), Trouble)
+        else:
+            with pytest.raises(LayoutError, match="no pipeline stages"):
+                make(*asked)
+
+
+def test_without_a_simulation_the_closed_form_decides_alone() -> None:
+    known, joined = Instances(traffic_of("llama-3.1-8b")), [same_kind(Platform(H100, 4, "vllm"), LINK)]
+    plan: Any = SplitPlan(known, LINK, 4, checkpoint=None)  # type: ignore[arg-type]
+    found, alone = _find(plan, joined, None), search.find_split(known, joined)
+    assert isinstance(found, TwoPools)
+    assert isinstance(alone, TwoPools)
+    assert str(found) == str(alone)

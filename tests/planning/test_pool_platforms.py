@@ -9,8 +9,10 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.cases.lengths import one_length
-from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms
+from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, joined_kinds
+from kvcalc.planning.plan.disaggregated.rows import _in_order
 from kvcalc.planning.plan.disaggregated.split import describe_energy
+from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.power import kwh_per_million, mean_watts
@@ -89,3 +91,52 @@ def test_the_power_of_both_pools(tdp: bool) -> None:
     assert decoding is not None
     assert energy["watts"] == pytest.approx(prefill + decoding)
     assert energy["kwh_per_million_output_tokens"] == pytest.approx(kwh_per_million((prefill + decoding) / 600))
+
+
+def row_of(devices: int | None, tpot: float | None, tokens: float | None) -> Any:
+    return {"fits": devices is not None, "num_devices": devices, "tpot_seconds": tpot, "tokens_per_second": tokens,
+            "reason": "it does not fit", "next_mode": None}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "rate", "first", "why"),
+    [
+        (row_of(4, 0.02, 900.0), row_of(6, 0.01, 999.0), True, 0, "two pools: 6 devices instead of 4"),
+        (row_of(6, 0.02, 900.0), row_of(4, 0.03, 800.0), False, 1, "one pool: 6 devices instead of 4"),
+        # With a given rate, a shorter TPOT is better, and with clients more tokens.
+        (row_of(4, 0.02, 900.0), row_of(4, 0.01, 800.0), True, 1, "same number of devices, TPOT 20 ms, not 10 ms"),
+        (row_of(4, 0.02, 900.0), row_of(4, 0.01, 800.0), False, 0, "800 tokens per second, not 900"),
+        (row_of(4, 0.02, 900.0), row_of(4, 0.01, 950.0), False, 1, "900 tokens per second, not 950"),
+        (row_of(4, 0.02, 900.0), row_of(None, None, None), False, 0, "it does not fit"),
+        (row_of(None, None, None), row_of(4, 0.02, 900.0), True, 1, "it does not fit"),
+        (row_of(None, None, None), row_of(None, None, None), True, 0, None),
+    ],
+)  # fmt: skip
+def test_one_pool_or_two_whichever_takes_fewer_devices(
+    one: Any, two: Any, rate: bool, first: int, why: str | None
+) -> None:
+    targets = Targets(None, 3.0, None, None) if rate else Targets(8, None, None, None)
+    rows = [dict(one), dict(two)]
+    found = _in_order(Platform(H100, 8, "vllm"), rows[0], rows[1], targets)  # type: ignore[arg-type]
+    assert found == [rows[first], rows[1 - first]]
+    assert (found[0]["next_mode"] is None) == (why is None)
+    assert why is None or str(found[0]["next_mode"]).endswith(why.partition(": ")[2] or why)
+    assert found[1]["next_mode"] is None
+
+
+@pytest.mark.parametrize(
+    ("prices", "weights"),
+    [((2.0, 3.0), [(2.0, 3.0), (3.0, 2.0)]), ((None, 3.0), [(1.0, 1.0)] * 2), ((2.0, None), [(1.0, 1.0)] * 2)],
+)
+def test_pairs_are_compared_by_cost_if_all_kinds_have_a_price(
+    prices: tuple[float | None, float | None], weights: list[tuple[float, float]]
+) -> None:
+    kinds = [Platform(gpu, most, "vllm", True, price) for gpu, most, price in zip((H100, H200), (64, 8), prices)]
+    found = joined_kinds(kinds, "infiniband-400g", 40)
+    assert [pair.names for pair in found] == [("h100-sxm", "h200-sxm"), ("h200-sxm", "h100-sxm")]
+    assert [pair.weights for pair in found] == weights
+    assert [pair.most for pair in found] == [(64, 8, 40), (8, 64, 40)]
+    assert joined_kinds(kinds, "nvlink", 40) == joined_kinds(kinds[:1], 50 << 30, 40) == []
+    # The slower link of both joins them, and connects no more than one box over PCIe.
+    (over_pcie, _) = joined_kinds([kind._replace(max_devices=64) for kind in kinds], "pcie", 40)
+    assert over_pcie.most == (8, 8, 8)

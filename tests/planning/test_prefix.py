@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +16,10 @@ import kvcalc as api
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.prefix import KNEE_SHARE
-from kvcalc.planning.prefix.cost import parse_memory_price
+from kvcalc.planning.prefix.cost import PrefillTime, parse_memory_price, prefill_time
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
-from kvcalc.throughput.hardware import find_devices
+from kvcalc.throughput.hardware import Devices, find_devices
 from tests.test_schema import check
 from tests.traces.test_reuse import LruCache, Prompt, best_hits, tree_of_prompts
 
@@ -93,6 +97,78 @@ def test_the_prefill_of_windows_is_fitted_with_a_stated_error(trace: str) -> Non
     assert found["prefill"] is not None
     assert 0 < found["prefill"]["worst_error"] < 0.1
     assert "uneven-blocks" in {warning["code"] for warning in found["warnings"]}
+    plain = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
+    assert "uneven-blocks" not in {warning["code"] for warning in plain["warnings"]}
+
+
+def test_without_a_known_speed_the_hits_are_counted_all_the_same(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
+    monkeypatch.setattr("kvcalc.planning.serving.throughput.speed_of", lambda *_: "the reason")
+    found = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
+    assert (found["prefill"], found["unlimited"]["saved_prefill_seconds"]) == (None, None)
+    assert ("throughput", "the reason") in {(warning["part"], warning["text"]) for warning in found["warnings"]}
+    assert found["unlimited"]["hit_rate"] == known["unlimited"]["hit_rate"]
+
+
+def test_each_device_loads_its_part_from_the_cpu_and_one_drive_loads_all(trace: str, prompts: list[Prompt]) -> None:
+    tiers = {"cpu": 12 * 1024**3, "disk": 40 * 1024**3}
+    found = api.prefix_curve(
+        trace, "llama-3.1-8b", engine="vllm", devices=find_devices("h100x2"), tensor_parallel_size=2,
+        offload_bytes=tiers, kv_memory_bytes=4 * 1024**3,
+    )  # fmt: skip
+    assert found["trace"]["answer_tokens"] == 10 * len(prompts)
+    for tier, parts in zip(found["tiers"][1:], (2, 1)):
+        moved = tier["hit_rate"] * found["trace"]["prompt_tokens"] * 32 * 8 * 128 * 2 * 2 / parts
+        assert tier["bandwidth_bytes_per_second"]
+        assert tier["load_seconds"] == pytest.approx(moved / tier["bandwidth_bytes_per_second"])
+        assert moved > 0
+
+
+@pytest.mark.parametrize("longest", [300, 5000, 100_000])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-27b"])
+def test_the_stated_error_of_the_fit_is_the_largest(model: str, longest: int) -> None:
+    speed = speed_of(make_case(Question(api.load_model(model), engine="vllm", devices=H100)), [])
+    assert isinstance(speed, Speed)
+    fitted = prefill_time(speed.model, longest)
+    ends = [abs(fitted.seconds(n, n * n) / speed.model.prefill_work(n).seconds - 1) for n in (256, longest)]
+    assert max(ends) <= fitted.worst_error * (1 + 1e-9) + 1e-12
+    assert (fitted.worst_error < 1e-9) == (model == "llama-3.1-8b" or longest == 300)
+
+
+@pytest.mark.parametrize(("longest", "shortest", "number"), [(5000, 256, 12), (256, 256, 1), (100, 100, 1)])
+def test_the_fit_is_of_twelve_lengths_in_even_steps(longest: int, shortest: int, number: int) -> None:
+    asked: list[int] = []
+
+    def work(tokens: int) -> Any:
+        asked.append(tokens)
+        return SimpleNamespace(seconds=3e-5 * tokens + 2e-9 * tokens**2)
+
+    model: Any = SimpleNamespace(prefill_work=work)
+    fitted = prefill_time(model, longest)
+    assert (len(asked), min(asked), max(asked)) == (number, shortest, longest)
+    assert max(after / before for before, after in pairwise(asked)) < 1.35 if number > 1 else True
+    assert fitted.seconds(longest, longest**2) == pytest.approx(work(longest).seconds)
+    assert number == 1 or (fitted.per_token, fitted.per_square) == pytest.approx((3e-5, 2e-9))
+
+
+def test_the_sizes_double_from_the_largest_prompt_to_all_blocks(trace: str) -> None:
+    for found in (api.prefix_curve(trace), api.prefix_curve(trace, "llama-3.1-8b", engine="vllm")):
+        unit = 1 if found["engine"] is None else found["engine"]["bytes_per_trace_block"]
+        power, expected = 1, list[int]()
+        while not expected or expected[-1] < found["trace"]["distinct_blocks"]:
+            if power >= found["trace"]["largest_request_blocks"] * unit:
+                expected.append(power // unit)
+            power *= 2
+        assert [row["cache_blocks"] for row in found["curve"]] == expected
+
+
+def test_a_fit_that_is_off_by_more_than_two_percent_is_worth_a_remark(
+    trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, is_said in ((0.019, False), (0.021, True)):
+        monkeypatch.setattr("kvcalc.planning.prefix.prefill_time", lambda *_, e=error: PrefillTime(1e-5, 0.0, e))
+        found = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
+        assert ("fitted-prefill" in {warning["code"] for warning in found["warnings"]}) == is_said
 
 
 def test_the_knee_is_the_smallest_cache_with_nine_tenths_of_the_hits(trace: str) -> None:
@@ -141,10 +217,12 @@ def test_a_latent_is_on_every_device_and_once_in_a_tier(trace: str) -> None:
     assert engine["bytes_per_trace_block"] == 8 * one
 
 
-def test_prices_are_for_the_time_of_the_trace(trace: str) -> None:
+@pytest.mark.parametrize("devices", [H100, find_devices("h100x2")])
+def test_prices_are_for_the_time_of_the_trace_and_the_bytes_of_all_devices(trace: str, devices: Devices) -> None:
     found = api.prefix_curve(
-        trace, "llama-3.1-8b", engine="vllm", devices=H100, price_per_hour=2.5,
+        trace, "llama-3.1-8b", engine="vllm", devices=devices, price_per_hour=2.5,
         memory_prices_per_gib_hour={"cpu": 0.004, "disk": 0.0002}, cache_memory_bytes=[8 * 1024**3],
+        tensor_parallel_size=devices.num_devices,
     )  # fmt: skip
     (row,) = found["curve"]
     hours, saved = 399 / 3600, row["saved_gpu_seconds"]
@@ -153,6 +231,25 @@ def test_prices_are_for_the_time_of_the_trace(trace: str) -> None:
     assert row["disk_cost_per_gpu_second"] == pytest.approx(8 * 0.0002 * hours / saved)
     share = 8 * 1024**3 / H100.gpu.memory_bytes
     assert row["device_cost_per_gpu_second"] == pytest.approx(share * 2.5 * hours / saved)
+
+
+def test_the_time_of_a_trace_begins_with_its_first_request(tmp_path: Path, prompts: list[Prompt]) -> None:
+    asked: dict[str, Any] = {"devices": H100, "price_per_hour": 2.5, "cache_tokens": [100 * BLOCK]}
+    early, late = tmp_path / "early.jsonl", tmp_path / "late.jsonl"
+    rows = [json.loads(line) for line in write_trace(early, prompts).read_text().splitlines()]
+    late.write_text("".join(json.dumps({**row, "timestamp": row["timestamp"] + 10**7}) + "\n" for row in rows))
+    found = [api.prefix_curve(str(path), "llama-3.1-8b", **asked)["curve"] for path in (early, late)]
+    assert found[0] == found[1]
+
+
+def test_a_trace_on_standard_input_is_read_once(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(trace).read_bytes())))
+    assert api.prefix_curve("-")["curve"] == api.prefix_curve(trace)["curve"]
+
+
+def test_without_a_device_only_the_tiers_have_a_row(trace: str) -> None:
+    found = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", offload_bytes={"cpu": 12 * 1024**3})
+    assert [tier["name"] for tier in found["tiers"]] == ["cpu"]
 
 
 def test_rows_that_contradict_others_are_skipped_and_named(tmp_path: Path) -> None:
@@ -175,6 +272,8 @@ def test_a_trace_of_token_ids_has_the_blocks_of_the_engine(tmp_path: Path) -> No
         assert found["unlimited"]["device_cost_per_gpu_second"] is None
         assert found["trace"]["duration_seconds"] is None
         check(dict(found), "prefix")
+    # Without an engine, the blocks are vLLM's.
+    assert api.prefix_curve(str(path))["trace"]["block_tokens"] == 16
 
 
 def test_after_a_warm_up_rates_and_times_are_those_of_the_other_requests(tmp_path: Path, prompts: list[Prompt]) -> None:
@@ -248,7 +347,8 @@ def test_a_trace_without_blocks_is_refused(tmp_path: Path) -> None:
 
 def test_the_price_of_memory() -> None:
     assert parse_memory_price("cpu=0.003") == ("cpu", 0.003)
+    assert parse_memory_price(" CPU =999999999") == ("cpu", 999_999_999)
     assert parse_memory_price("h100=2") is None
-    for text in ("cpu=x", "disk=-1", "cpu=nan", "cpu=inf"):
+    for text in ("cpu=x", "disk=-1", "cpu=nan", "cpu=1e9"):
         with pytest.raises(UsageError, match="not a price"):
             parse_memory_price(text)

@@ -192,6 +192,7 @@ def test_a_rate_of_hits_is_no_lower_than_what_the_prefix_gives() -> None:
     [
         (CacheReuse(turns=1001), {}, "--turns 1001: must be at most 1,000"),
         (CacheReuse(15_000, 4), {}, "--turns 4: a turn has 346 tokens, and its answer 384"),
+        (CacheReuse(15_800, 2), {}, "--turns 2: a turn has 292 tokens, and its answer 384"),
         (CacheReuse(17_000), {}, "--prefix-tokens 17000: the prompt has 16,000 tokens"),
         (CacheReuse(offload=(("tape", GIB),)), {}, "--offload 'tape': not a tier"),
         (CacheReuse(offload=(("cpu", GIB),), bandwidths=(("cpu", GIB), ("disk", GIB))), {},
@@ -218,3 +219,13 @@ def test_a_transfer_needs_a_device() -> None:
     spec = kvcalc.load_model("llama-3.1-8b")
     with pytest.raises(UsageError, match="--transfer-bandwidth needs a device"):
         estimate(spec, engine="vllm", reuse=CacheReuse(transfer="nvlink"))
+
+
+def test_a_prefix_and_turns_of_nothing_leave_the_hit_rate_as_it_is() -> None:
+    asked: dict[str, Any] = {"contexts": [4096, 16_384], "engine": "vllm", "gpus": ["h100"]}
+
+    def prefills(rate: float, reuse: CacheReuse | None) -> list[Any]:
+        points: Any = kvcalc.sweep("llama-3.1-8b", **asked, speed=SpeedQuestion(prefix_hit_rate=rate), reuse=reuse)
+        return [point["prefill_seconds"] for point in points["points"]]
+
+    assert prefills(0.5, CacheReuse()) == prefills(0.5, None) < prefills(0.0, CacheReuse()) == prefills(0.0, None)

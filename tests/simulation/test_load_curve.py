@@ -9,7 +9,7 @@ import pytest
 from kvcalc import load_model
 from kvcalc.planning.plan.targets import Simulated, Targets
 from kvcalc.question.question import Question
-from kvcalc.simulation.load_curve import curve_of_server
+from kvcalc.simulation.load_curve import curve_of_server, curve_of_simulation
 from kvcalc.simulation.planned import PlannedLoad
 
 TIMES = {"mean": 1.0, "p50": 1.0, "p90": 1.0, "p95": 1.0, "p99": 2.0}
@@ -50,3 +50,26 @@ def test_a_rate_grows_until_the_server_is_overloaded() -> None:
     rows = curve(Recorded(12.0), Targets(None, 10.0))
     assert [row["load"] for row in rows] == pytest.approx([0.5, 1, 2, 4, 6, 8, 10, 12, 15])
     assert [row["ttft_mean_seconds"] for row in rows] == [1.0] * 8 + [None]
+
+
+@pytest.mark.parametrize(
+    ("is_open", "shares"),
+    [
+        (True, [0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4]),
+        (False, [0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.5]),
+    ],
+)
+def test_a_simulation_is_asked_for_the_shares_of_its_kind_of_load(
+    is_open: bool, shares: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def ask(share: float) -> Any:
+        asked.append(share)
+        return {"load": {"concurrency": None, "requests_per_second": 10 * share}}
+
+    served = Simulated(dict.fromkeys(("ttft", "tpot", "e2e"), TIMES), 100, 0, 8, None)
+    monkeypatch.setattr("kvcalc.simulation.load_curve.simulated_of", lambda *_, **__: served)
+    rows: list[Any] = list(curve_of_simulation(ask, is_open=is_open))
+    assert asked == pytest.approx(shares)
+    assert [row["load"] for row in rows] == pytest.approx([10 * share for share in shares])

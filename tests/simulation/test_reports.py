@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from statistics import mean, pstdev
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.results import describe_timeline
-from kvcalc.simulation.simulate import simulate
+from kvcalc.simulation.simulate import describe_load, simulate
 from kvcalc.traces.request import TraceRequest
 from tests.simulation.cases import SCHEDULES, PieceTimes
 
@@ -86,3 +87,28 @@ def test_requests_take_as_long_if_only_sums_are_kept(model: str, gpus: str, dp: 
     differ = [row["metric"] for row, other in zip(brief["times"], known["times"]) if row != other]
     assert differ == ["itl"]
     assert brief["times"][2]["mean_seconds"] is None
+
+
+def test_the_load_is_described_as_it_was_asked_for_and_as_it_was_drawn() -> None:
+    prompt, answer = lengths_of("uniform:100..200", "prompt"), lengths_of(50, "answer")
+    asked = Load(prompt, answer, requests_per_second=3.0, burstiness=2.0, seed=4)
+    requests = [Request(0, 0.0, 120, 50), Request(1, 0.5, 170, 56), Request(2, 0.9, 190, 44)]
+    found = describe_load(asked, requests, 5)
+    assert (found["prompt_tokens"], found["answer_tokens"]) == ("uniform:100..200", "50")
+    assert (found["mean_prompt_tokens"], found["mean_answer_tokens"]) == (160.0, 50.0)
+    assert (found["requests"], found["refused_requests"], found["seed"], found["burstiness"]) == (3, 5, 4, 2.0)
+    assert (found["trace"], found["scale_rate"], found["concurrency"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("deviation", [0.3, 0.5, 0.8])
+def test_drawn_lengths_have_the_mean_and_the_deviation_that_were_asked_for(deviation: float) -> None:
+    """The deviation is a share of the mean."""
+    lengths, random = lengths_of(f"lognormal:1000,{deviation}", "prompt"), Random(1)
+    assert lengths is not None
+    drawn = [lengths.draw(random) for _ in range(20_000)]
+    assert mean(drawn) == pytest.approx(1000, rel=0.02) == lengths.mean_tokens
+    assert pstdev(drawn) / mean(drawn) == pytest.approx(deviation, rel=0.04)
+    even = lengths_of("uniform:10..12", "prompt")
+    assert even is not None
+    assert {even.draw(random) for _ in range(100)} == {10, 11, 12}
+    assert (even.mean_tokens, even.longest_tokens) == (11, 12)

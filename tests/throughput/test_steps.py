@@ -115,6 +115,8 @@ def test_kernels_and_steps_cost_once_and_each_sequence() -> None:
     assert decode(batch=507, busy_sequence_seconds=3.0).overhead == about(7 * 3)
     # Each token's hidden state of ten 16-bit numbers, five times in each of four layers.
     assert decode(batch=7, activation_passes=5.0).overhead == about(7 * 5 * 4 * 10 * 2 / 1000)
+    # A token that is checked as a draft moves as much as the first one of its sequence.
+    assert model(activation_passes=5.0).decode(7, 50, 3).overhead == about(3 * 7 * 5 * 4 * 10 * 2 / 1000)
     # Each of two experts of a token moves six 16-bit numbers five times.
     moving = COUNTS._replace(experts=(COUNTS.experts[0]._replace(moved=6.0),))
     passed = SpeedModel(moving, GPU, IDEAL._replace(expert_passes=5.0))
@@ -150,6 +152,20 @@ def test_two_all_reduces_a_layer_move_each_byte_twice_less_a_devices_share() -> 
         latency = {"all_reduce_seconds": 3.0, "all_reduce_device_seconds": 5.0}
         waiting = decode(layout=(size, 1, 1), batch=7, **latency).communication
         assert waiting == about(7 * sent + 2 * 4 * (3 + 5 * (size - 2)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "all_reduces"),
+    [
+        # Two in each of 4 layers, and one more in the 3 with attention if ranks divide the tokens of the cache or of a
+        # prompt. DP ranks exchange the tokens of the 2 layers with experts instead.
+        (Layout(2), 8), (Layout(2, token_ranks=2), 11), (Layout(2, token_ranks=1, prompt_ranks=2), 11),
+        (Layout(2, data_parallel_size=2), 6), (Layout(2, data_parallel_size=2, prompt_ranks=2), 9),
+    ],
+)  # fmt: skip
+def test_all_reduces_follow_what_the_ranks_divide(layout: Layout, all_reduces: int) -> None:
+    latency = SpeedModel(COUNTS._replace(layout=layout), GPU, IDEAL._replace(all_reduce_seconds=1e6)).costs.latency
+    assert latency == about(all_reduces * 1e6)
 
 
 def test_an_all_reduce_between_nodes_sends_only_a_share_of_the_bytes_over_the_network() -> None:
@@ -202,6 +218,8 @@ def test_devices_without_a_fast_link_have_constants_of_their_own() -> None:
     sent = 2 * 80 * 2 * (1 / 2) / 25
     slow = {"pcie_all_reduce_seconds": 3.0, "pcie_all_reduce_device_seconds": 5.0, "pcie_overhead": 7.0}
     assert decode(layout=(2, 1, 1), gpu=alone, **slow).communication == about(7 * sent + 2 * 4 * 3)
+    latency = decode(layout=(4, 1, 1), gpu=alone, **slow).communication - 7 * 2 * 80 * 2 * (3 / 4) / 25
+    assert latency == about(2 * 4 * (3 + 2 * 5))
     assert decode(layout=(2, 1, 1), **slow).communication == decode(layout=(2, 1, 1)).communication
 
 
@@ -412,3 +430,48 @@ def test_dp_ranks_send_the_tokens_of_their_prompts_to_the_experts() -> None:
 
 def test_a_slower_device_takes_longer_for_all_that_it_computes_of_a_prompt() -> None:
     assert model(device_overhead=2.0).prefill_work(20).compute == about(2 * model().prefill_work(20).compute)
+
+
+def test_attention_alone_is_a_step_without_matrices() -> None:
+    bare = COUNTS._replace(dense=(), head=(), experts=(), moe_layers=0)
+    for layout in (Layout(), Layout(pipeline_parallel_size=2)):
+        found = SpeedModel(bare._replace(layout=layout), GPU, IDEAL._replace(roof_power=2.0, kv_overhead=1.5))
+        for batch, context in ((1, 50), (7, 200)):
+            assert found.attention_seconds(batch, context) == about(found.decode(batch, context).seconds)
+
+
+def test_copies_that_divide_prompts_may_divide_the_requests_of_a_step_too() -> None:
+    """Four copies in two groups: eight requests are two for each, or four for both copies of a group."""
+
+    def of(replicas: int, **divided: Any) -> SpeedModel:
+        layout = Layout(data_parallel_size=replicas, expert_parallel_size=replicas, **divided)
+        return SpeedModel(COUNTS._replace(layout=layout), GPU, IDEAL)
+
+    each, whole = of(4, prompt_ranks=2), of(4, prompt_ranks=2, divides_decode=False)
+    assert each.attention_seconds(8, 50) == of(4).attention_seconds(8, 50)
+    assert whole.attention_seconds(8, 50) == of(2).attention_seconds(8, 50) == about(2 * each.attention_seconds(8, 50))
+    # Three prompts on two groups are two for one of them, and each copy computes half of both.
+    assert [found.share_of_prompts(3) for found in (each, whole, of(2), of(4))] == [1 / 3, 1 / 3, 2 / 3, 1 / 3]
+
+
+def test_a_step_waits_for_the_rank_with_most_sequences() -> None:
+    layout = Layout(data_parallel_size=4, expert_parallel_size=4)
+    found = SpeedModel(COUNTS._replace(layout=layout), GPU, IDEAL)
+    assert found.decode(8, 50, busiest=2) == found.decode(8, 50)
+    assert found.decode(8, 50, busiest=5).kv == about(5 / 2 * found.decode(8, 50).kv)
+
+
+def test_a_prompt_on_dp_ranks_pays_for_all_reduces_and_for_the_exchange() -> None:
+    layout = Layout(2, data_parallel_size=2, expert_parallel_size=4)
+    found = SpeedModel(COUNTS._replace(layout=layout), GPU, IDEAL)
+    assert found.exchange is not None
+    reduced, exchanged = 20 * found.costs.prompt_transfer, found.exchange.prompt_seconds(20)
+    assert min(reduced, exchanged) > 0
+    # Both ranks compute a prompt at the same time, so that each takes half of theirs.
+    assert found.prefill_work(40).communication == about(reduced + exchanged)
+
+
+def test_a_prompt_waits_for_the_host_if_launching_its_kernels_takes_longer() -> None:
+    """17 kernels of 3 s."""
+    waits = [model(prompt_launch_seconds=3.0).launch_wait(seconds) for seconds in (0.0, 40.0, 51.0, 60.0)]
+    assert waits == [51, 11, 0, 0]

@@ -21,7 +21,7 @@ from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of, parse_weight_dtype
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.memory.sharding import longer_first
-from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, IndexerKeys, LatentAttention
+from kvcalc.model.caches import SELF_ATTENTION_CACHES, Cache, IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
 from kvcalc.notes import Note
@@ -184,14 +184,14 @@ def _refuse(spec: ModelSpec) -> None:
     if spec.model_type in _WITHOUT_CLASS:
         raise ModelError(f"{spec.name}: TensorRT-LLM has no class for {spec.model_type} (_torch/models)")
     caches = all_caches(spec)
-    rows = {(c.k_head_dim, c.v_head_dim) for c in caches if isinstance(c, HEADS_CACHES)}
+    rows = {(c.k_head_dim, c.v_head_dim) for c in caches if isinstance(c, SELF_ATTENTION_CACHES)}
     if len(rows) > 1:
         raise not_established(spec, "TensorRT-LLM", "head dims that differ between layers (KVCacheManagerV2)")
     has_latent = any(isinstance(cache, LatentAttention) for cache in caches)
     if not caches or (spec.model_type not in _HEADS_BY_LAYER and any(not group.caches for group in spec.layers)):
         raise not_established(spec, "TensorRT-LLM", "layers without a cache")
     for cache in caches:
-        if isinstance(cache, CrossAttention) or not isinstance(cache, (*HEADS_CACHES, LatentAttention, IndexerKeys)):
+        if not isinstance(cache, (*SELF_ATTENTION_CACHES, LatentAttention, IndexerKeys)):
             raise not_established(spec, "TensorRT-LLM", cache.kind)
     if any(k != v for k, v in rows) or (rows and has_latent):
         raise ModelError(f"{spec.name}: TensorRT-LLM has one head_dim for K and V of all layers; the model has several")

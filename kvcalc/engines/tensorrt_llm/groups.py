@@ -33,7 +33,7 @@ from kvcalc.engines.tensorrt_llm.pools import (
 from kvcalc.errors import LayoutError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_at_slope, stored_cache_bytes
-from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, reading_at_most
+from kvcalc.model.caches import SELF_ATTENTION_CACHES, Cache, reading_at_most
 from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, all_caches, windows
 from kvcalc.notes import Note
@@ -80,7 +80,7 @@ class LayerGroups(TensorrtLlm):
     def check_model(self) -> None:
         spec = self.spec
         for cache in all_caches(spec):
-            if isinstance(cache, CrossAttention) or not isinstance(cache, HEADS_CACHES):
+            if not isinstance(cache, SELF_ATTENTION_CACHES):
                 raise not_established(spec, "TensorRT-LLM", cache.kind)
         if self.bounds and spec.model_type in _ALWAYS:
             raise LayoutError(

@@ -19,7 +19,7 @@ from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm, row_bytes, token_byt
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
-from kvcalc.model.caches import HEADS_CACHES, Cache, CrossAttention, RecurrentState
+from kvcalc.model.caches import Cache, FullAttention, RecurrentState
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
 from kvcalc.notes import Note
 
@@ -45,10 +45,9 @@ class Hybrid(TensorrtLlm):
 
     def check_model(self) -> None:
         caches = all_caches(self.spec)
-        widths = {(c.k_head_dim, c.v_head_dim) for c in caches if isinstance(c, HEADS_CACHES)}
+        widths = {(c.k_head_dim, c.v_head_dim) for c in caches if isinstance(c, FullAttention)}
         for cache in caches:
-            is_known = isinstance(cache, RecurrentState) or (isinstance(cache, HEADS_CACHES) and cache.window is None)
-            if not is_known or isinstance(cache, CrossAttention):
+            if not isinstance(cache, (RecurrentState, FullAttention)):
                 raise not_established(self.spec, "TensorRT-LLM", cache.kind)
         if len(widths) != 1 or len(set(*widths)) != 1:
             raise not_established(self.spec, "TensorRT-LLM", "heads of several widths")

@@ -80,8 +80,7 @@ def prefix_curve(
     """
     notes: list[Note] = []
     case = None if question is None else make_case(question)
-    prefixes = None if case is None else prefixes_of(case)
-    step = 1 if prefixes is None else prefixes.block_tokens
+    step = 1 if case is None else prefixes_of(case).block_tokens
     check_tiers(offload, tuple((bandwidths or {}).items()))
     if case is not None:
         check_engine_tiers(case.engine.name, offload)
@@ -90,7 +89,7 @@ def prefix_curve(
             raise UsageError(f"{name} needs a model", "for example kvcalc prefix TRACE llama-3-70b")
     if max(len(sizes.memory_bytes), len(sizes.tokens)) > _MOST_ROWS:
         raise UsageError(f"more than {_MOST_ROWS:,} sizes", "use fewer")
-    read = partial(read_trace, path, format, block_tokens, _TOKEN_ID_BLOCK if prefixes is None else step)
+    read = partial(read_trace, path, format, block_tokens, _TOKEN_ID_BLOCK if case is None else step)
     if after and path == "-":
         raise UsageError(
             "--after: a share needs a file, because the length of a trace from stdin is not known", "use a file"
@@ -98,8 +97,9 @@ def prefix_curve(
     warm_up = int(after * sum(1 for _ in read())) if after else 0
     found = profile(read(), step, most_blocks, report, warm_up, optimal)
     setup = None
-    if case is not None and prefixes is not None:
+    if case is not None:
         notes += case.notes
+        prefixes = prefixes_of(case)
         mean = found.stack.num_tokens // found.stack.num_requests
         block = block_bytes(case, prefixes, found.stack.block_tokens, mean, notes)
         setup = Setup(case, prefixes, block, _prefill_of(case, found, notes), prices, found)
@@ -154,12 +154,11 @@ def _prefill_of(case: Case, found: Profile, notes: list[Note]) -> PrefillTime | 
 
 def _sizes(sizes: Sizes, found: Profile, setup: Setup | None) -> list[int]:
     """The sizes of the curve, in blocks."""
-    stack = found.stack
-    if sizes.memory_bytes and setup is not None:
-        return [size // max(setup.block.of_replica, 1) for size in sizes.memory_bytes]
+    stack, unit = found.stack, 1 if setup is None else max(setup.block.of_replica, 1)
+    if sizes.memory_bytes:
+        return [size // unit for size in sizes.memory_bytes]
     if sizes.tokens:
         return [tokens // stack.block_tokens for tokens in sizes.tokens]
-    unit = 1 if setup is None else max(setup.block.of_replica, 1)
     size, blocks = 1, []
     while size < stack.largest_request * unit:
         size *= 2

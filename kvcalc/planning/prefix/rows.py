@@ -82,10 +82,10 @@ def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> document
 
 def _memory_costs(setup: Setup, blocks: int) -> dict[str, float | None]:
     """What keeping these blocks for the time of the trace costs, in each kind of memory."""
-    seconds, gpu, prices = setup.profile.counted_seconds, setup.gpu, setup.prices
+    seconds, prices = setup.profile.counted_seconds, setup.prices
     if not seconds:
         return dict.fromkeys((DEVICE, CPU, DISK))
-    share = 0.0 if gpu is None else blocks * setup.block.per_device / gpu.memory_bytes
+    share = blocks * setup.block.per_device / setup.case.devices.gpu.memory_bytes
     held = blocks * setup.block.in_tier
     return {
         DEVICE: prices.of_device(share * setup.block.devices, seconds),
