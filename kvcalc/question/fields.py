@@ -14,7 +14,6 @@ from typing import Any
 
 from kvcalc.errors import UsageError, nearest
 from kvcalc.model.presets import shipped_mapping
-from kvcalc.question.lengths import parse_request_tokens
 from kvcalc.units import (
     check_count,
     check_text,
@@ -118,9 +117,18 @@ def _check_count_or_text(value: object, name: str) -> None:
         check_count(value, name)
 
 
+def _parse_request_tokens(text: str, option: str) -> int | str:
+    """A number of tokens, or the text of a distribution."""
+    if ":" not in text:
+        return parse_tokens(text, option)
+    from kvcalc.question.lengths import parse_distribution
+
+    return parse_distribution(text, option).text
+
+
 def _check_request_tokens(value: object, name: str) -> None:
     if isinstance(value, str) and ":" in value:
-        parse_request_tokens(value, name)
+        _parse_request_tokens(value, name)
     else:
         check_count(value, name)
 
@@ -243,7 +251,7 @@ TYPES = {
     "router": ValueType(_check_router, _parse_router), "link": ValueType(_check_count_or_text, _parse_link),
     "network": ValueType(_COUNT.check, parse_network),
     "lengths": ValueType(_check_count_or_text),
-    "request_tokens": ValueType(_check_request_tokens, parse_request_tokens),
+    "request_tokens": ValueType(_check_request_tokens, _parse_request_tokens),
     "pixels": ValueType(_COUNT.check, _parse_pixels),
     "flag": ValueType(_check_flag),
     # Lists and mappings.

@@ -64,12 +64,6 @@ def parse_distribution(text: str, option: str) -> Distribution:
     raise UsageError(f"{option} {text[:60]!a}: not a length or a distribution", _EXAMPLE)
 
 
-def parse_request_tokens(text: str, option: str) -> int | str:
-    """A number of tokens, or the text of a distribution. UsageError (exit 2) for anything else."""
-    found = parse_distribution(text, option)
-    return found.text if ":" in found.text else int(found.mean_tokens)
-
-
 def drawn(prompt: Distribution, answer: Distribution, seed: int) -> Iterator[tuple[int, int]]:
     """The prompt and answer tokens of requests, without end. The same seed draws the same ones."""
     random = Random(seed + 1)  # noqa: S311 - not for secrets
@@ -82,11 +76,6 @@ def longest_of(prompt: int | str, answer: int | str, number: int) -> int:
     """The tokens of the longest of the first `number` requests that `kvcalc simulate` draws by default."""
     first, second = _known(prompt), _known(answer)
     return max(map(sum, islice(drawn(first, second, 0), number)))
-
-
-def mean_of(tokens: int | str | None) -> int | None:
-    """The mean length, rounded. None if there is none."""
-    return round(_known(tokens).mean_tokens) if isinstance(tokens, str) else tokens
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
-from kvcalc.question.lengths import longest_of, mean_of
 from kvcalc.records import NamedTuple
 from kvcalc.units import Number
 
@@ -51,12 +50,12 @@ class SpeedQuestion(NamedTuple):
     @property
     def prompt_tokens(self) -> int | None:
         """The mean tokens of a prompt."""
-        return mean_of(self.input_tokens)
+        return _mean_of(self.input_tokens)
 
     @property
     def answer_tokens(self) -> int | None:
         """The mean tokens of an answer."""
-        return mean_of(self.output_tokens)
+        return _mean_of(self.output_tokens)
 
     @property
     def is_drawn(self) -> bool:
@@ -74,6 +73,7 @@ class SpeedQuestion(NamedTuple):
             return None
         if isinstance(prompt, int) and isinstance(answer, int):
             return prompt + answer
+        from kvcalc.question.lengths import longest_of
         from kvcalc.throughput.serving import default_requests
 
         return longest_of(prompt, answer, default_requests(self.concurrency))
@@ -153,6 +153,15 @@ class Question(NamedTuple):
     def asks_several(self) -> bool:
         """Whether the engine is `all` or a list."""
         return self.engine == "all" or "," in self.engine
+
+
+def _mean_of(tokens: int | str | None) -> int | None:
+    """The mean length, rounded. None if there is none."""
+    if not isinstance(tokens, str):
+        return tokens
+    from kvcalc.question.lengths import parse_distribution
+
+    return round(parse_distribution(tokens, "tokens").mean_tokens)
 
 
 def setting_texts(given: Mapping[str, Any]) -> dict[str, str]:
