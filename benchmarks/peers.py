@@ -188,7 +188,7 @@ def _serving(asks: Questions, row: Row) -> Seconds:
     named = [f"{row.engine}@{release}" for release in (row.version, row.date) if release]
     for engine in (*named, row.engine):
         try:
-            question = question_of(asks.given({**row.question, "engine": engine}), asks.models.model_of)
+            question = question_of(asks.given("estimate", {**row.question, "engine": engine}), asks.models.model_of)
             document = describe_throughput(at_load(make_case(question)), [])
         except KvcalcError:
             continue  # not a release

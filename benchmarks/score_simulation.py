@@ -85,7 +85,7 @@ def _case(asks: Questions, row: Row) -> Case:
                 break
         except KvcalcError:
             continue
-    question = question_of(asks.given(fields), asks.models.model_of)
+    question = question_of(asks.given("estimate", fields), asks.models.model_of)
     return at_load(make_case(question))
 
 

@@ -254,7 +254,7 @@ def _row(asks: Questions, point: dict[str, Any]) -> Row | None:
     """The row of a point, or None if kvcalc has no answer."""
     fields = {key: value for key, value in point["question"].items() if value is not None}
     try:
-        question = question_of(asks.given(fields), asks.models.model_of)
+        question = question_of(asks.given("estimate", fields), asks.models.model_of)
         case = at_load(make_case(question))
         speed = speed_of(case, [])
     except KvcalcError:

@@ -41,8 +41,8 @@ def plan(
     model: ModelSpec | str,
     gpus: Sequence[str | Gpu | Devices],
     *,
-    input_tokens: int | None = None,
-    output_tokens: int | None = None,
+    input_tokens: int | str | None = None,
+    output_tokens: int | str | None = None,
     concurrency: int | None = None,
     requests_per_second: float | None = None,
     trace: str | None = None,
@@ -87,7 +87,8 @@ def plan(
 ) -> Plan:
     """The document of `kvcalc plan`: for each kind of device, the smallest layout that serves the requests.
 
-    Give `input_tokens` and `output_tokens` with either `concurrency` or `requests_per_second`, or `trace`, the path of
+    Give `input_tokens` and `output_tokens` (numbers, or distributions as in `simulate`) with either `concurrency` or
+    `requests_per_second`, or `trace`, the path of
     a file with the times and lengths of its requests, as in `simulate`. With a `confidence` of 80, times are judged at
     the upper end of their range, with 50 at the point estimate. A time limits the mean, or the percentile that is given
     for it: 50, 90, 95 or 99. Percentiles are simulated, with `burstiness`, `requests`, `seed` and `router` as in
@@ -100,7 +101,7 @@ def plan(
     the options of the command.
     """
     from kvcalc.planning.answers.axis import parse_engines
-    from kvcalc.planning.cases.lengths import one_length
+    from kvcalc.planning.cases.lengths import drawn_rows, one_length, pairs_of, parse_lengths
     from kvcalc.planning.plan.document import plan as ask
     from kvcalc.planning.plan.targets import Targets, check_percentiles
     from kvcalc.throughput.hardware import find_gpu
@@ -113,6 +114,7 @@ def plan(
     )  # fmt: skip
     check_percentiles(targets)
     simulation: PlannedLoad | None = None
+    pairs: list[tuple[int, int]] | None = None
     if trace is not None:
         from kvcalc.simulation.planned import planned_trace
 
@@ -120,10 +122,13 @@ def plan(
         lengths, targets = simulation.lengths, simulation.rated(targets)
     elif input_tokens is None or output_tokens is None:
         raise UsageError("plan needs input_tokens and output_tokens, or a trace")
-    else:
+    elif isinstance(input_tokens, int) and isinstance(output_tokens, int):
         lengths = one_length(input_tokens, output_tokens)
+    else:
+        text, name = drawn_rows(input_tokens, output_tokens)
+        lengths, pairs = parse_lengths(text, name), list(pairs_of(text, name))
     if trace is None and (targets.highest_percentile is not None or simulate is not None):
-        simulation = _at_random(lengths, burstiness, seed, requests)
+        simulation = _at_random(lengths, pairs, burstiness, seed, requests)
     _check_simulated(simulation is not None, burstiness, requests, seed)
     if simulation is not None:
         simulation = simulation._replace(router=router)
@@ -134,14 +139,16 @@ def plan(
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
         all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
         simulation=simulation, num_simulated=simulate, headroom=headroom, spare_replicas=spare_replicas,
-        confirm=lambda: _at_random(lengths, burstiness, seed)._replace(router=router),
+        confirm=lambda: _at_random(lengths, pairs, burstiness, seed)._replace(router=router),
     )  # fmt: skip
 
 
-def _at_random(lengths: Lengths, burstiness: float, seed: int, requests: int | None = None) -> PlannedLoad:
+def _at_random(
+    lengths: Lengths, pairs: Sequence[tuple[int, int]] | None, burstiness: float, seed: int, requests: int | None = None
+) -> PlannedLoad:
     from kvcalc.simulation.planned import PlannedLoad
 
-    return PlannedLoad(lengths, None, burstiness, seed, requests)
+    return PlannedLoad(lengths, pairs, burstiness, seed, requests)
 
 
 def _check_simulated(is_simulated: bool, burstiness: float, requests: int | None, seed: int) -> None:
@@ -224,8 +231,8 @@ def simulate(
     """
     from functools import partial
 
+    from kvcalc.question.lengths import lengths_of
     from kvcalc.simulation.loads.load import Load
-    from kvcalc.simulation.loads.requests import lengths_of
     from kvcalc.simulation.results import Limits
     from kvcalc.simulation.simulate import simulate as simulate_replicas
     from kvcalc.throughput.hardware import find_devices, find_gpu

@@ -180,7 +180,7 @@ class Questions:
         parts = split(fields)
         case = None if parts is None else self.models.cases.find(parts)
         if case is None:
-            question = question_of(self._given("estimate", fields), self.models.model_of)
+            question = question_of(self.given("estimate", fields), self.models.model_of)
             if question.asks_several:
                 return answer(question)[0]
             case = make_case(question)
@@ -199,7 +199,7 @@ class Questions:
         if command not in ("plan", "simulate"):
             text = f"command {str(command)[:60]!r}: not a command of batch"
             raise UsageError(text, "estimate, plan, simulate or check")
-        given = self._given(command, others)
+        given = self.given(command, others)
         if given.get("trace") is not None:
             raise UsageError("trace: batch reads no traces", f"use kvcalc {command} --trace")
         if given["model"] is None:
@@ -215,10 +215,10 @@ class Questions:
         server = fields.get("server")
         if not isinstance(server, str):
             raise UsageError("server is missing", 'for example "server": "vllm serve Qwen/Qwen3-8B"')
-        asked = self._given("check", {field: value for field, value in fields.items() if field != "server"})
+        asked = self.given("check", {field: value for field, value in fields.items() if field != "server"})
         return check.answer(asked, of_release(choose_server(server, None), asked["release"]))
 
-    def _given(self, command: str, fields: Mapping[str, Any]) -> Values:
+    def given(self, command: str, fields: Mapping[str, Any]) -> Values:
         """The parameters of a command, with the values that the equivalent command line would give."""
         if command not in self._of_commands:
             self._of_commands[command] = parameters_of(import_module(f"kvcalc.cli.{command}").app)

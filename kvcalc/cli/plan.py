@@ -170,9 +170,9 @@ def _of_emitted(given: Mapping[str, Any], kind: Optional[str], *, is_default: bo
 
 
 def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":
-    """The lengths of the requests, and the text of the file that has them, or None."""
+    """The lengths of the requests, and the text of a file that has them, or None."""
     from kvcalc.model.files import read_text
-    from kvcalc.planning.cases.lengths import MAX_LENGTHS_BYTES, one_length, parse_lengths
+    from kvcalc.planning.cases.lengths import MAX_LENGTHS_BYTES, drawn_rows, one_length, parse_lengths
 
     prompt, answer = (value_of(given, name) for name in ("input_tokens", "output_tokens"))
     if given["lengths"] is not None:
@@ -186,6 +186,9 @@ def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":
     if prompt is None or answer is None:
         missing = "--input-tokens" if prompt is None else "--output-tokens"
         raise UsageError(f"{missing} is missing", "--input-tokens 2k --output-tokens 500, or --lengths FILE.csv")
+    if isinstance(prompt, str) or isinstance(answer, str):
+        text, name = drawn_rows(prompt, answer)
+        return parse_lengths(text, name), text
     return one_length(prompt, answer), None
 
 
@@ -214,7 +217,7 @@ def _load_of(given: Mapping[str, Any], text: Optional[str], lengths: "Lengths") 
     from kvcalc.planning.cases.lengths import pairs_of
     from kvcalc.simulation.planned import PlannedLoad
 
-    pairs = None if text is None else list(pairs_of(text, given["lengths"]))
+    pairs = None if text is None else list(pairs_of(text, lengths.file or ""))
     burstiness, seed, number = (value_of(given, name) for name in ("burstiness", "seed", "requests"))
     return PlannedLoad(lengths, pairs, burstiness, seed, number, router=value_of(given, "router"))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvcalc.output.sink import Output
     from kvcalc.planning.calibration import Calibration
     from kvcalc.planning.cases.layout import Devices, Figures
-    from kvcalc.question.question import CacheReuse, ImagesAsked, Question, SpeedQuestion
+    from kvcalc.question.question import CacheReuse, ImagesAsked, Question, Serves, SpeedQuestion
 
 _Parsed = TypeVar("_Parsed")
 _Given = Mapping[str, Any]
@@ -130,14 +130,15 @@ def question_of(given: _Given, model_of: ModelOf | None = None, own: str = "") -
     assume = given.get("assume_full_attention", False)
     spec, what_if = find(given["model"], what_if_of(left), flags_of(left), assume)
     fits_context = _asks_auto_context(left)
-    context_tokens = None if fits_context else context_of(left)
+    context_tokens, speed = None if fits_context else context_of(left), _speed_of(left, given)
     return Question(**{
         **values_of(Question, {**left, "context": None}),
         "model": spec,
         "context_tokens": context_tokens,
         "engine_settings": settings_of(given),
         "devices": devices_of(left),
-        "speed": _speed_of(left, given),
+        "speed": speed,
+        "serves": _serves(speed),
         "what_if": what_if,
         "speculative": _speculation_of(left, lambda name: find(name, WhatIf(), {}, False)[0]),
         "fits_context": fits_context,
@@ -205,6 +206,15 @@ def _speed_of(left: _Given, given: _Given) -> SpeedQuestion | None:
     if calibration is not None:
         values["calibration"] = calibration
     return SpeedQuestion(**values) if values else None
+
+
+def _serves(speed: SpeedQuestion | None) -> Serves | None:
+    """What serves the requests of a load whose lengths are drawn."""
+    if speed is None or not speed.is_drawn:
+        return None
+    from kvcalc.simulation.drawn import serve_drawn
+
+    return serve_drawn
 
 
 def _images_of(given: _Given) -> ImagesAsked | None:

@@ -119,8 +119,8 @@ def _engine_of(given: Mapping[str, Any]) -> str:
 
 
 def _load_of(given: Mapping[str, Any]) -> "Load":
+    from kvcalc.question.lengths import parse_distribution
     from kvcalc.simulation.loads.load import Load
-    from kvcalc.simulation.loads.requests import parse_distribution
 
     burstiness, scale = value_of(given, "burstiness"), value_of(given, "scale_rate")
     prompt, answer = (

@@ -488,7 +488,12 @@ class Serving(TypedDict):
     """requests served at the same time by one replica"""
 
     input_tokens: Count
+    """mean tokens of a prompt"""
     output_tokens: Count
+    input_lengths: str | None
+    """distribution from which simulated requests were drawn, such as fixed:1000; null for the closed form, whose
+    lengths vary by about a third"""
+    output_lengths: str | None
     concurrency: Count
     """concurrent requests; if not given, as many as run at once"""
     running_requests: Count

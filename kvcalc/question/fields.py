@@ -117,6 +117,27 @@ def _check_count_or_text(value: object, name: str) -> None:
         check_count(value, name)
 
 
+def _parse_request_tokens(text: str, option: str) -> int | str:
+    """A number of tokens, or the text of a distribution."""
+    if ":" not in text:
+        return parse_tokens(text, option)
+    from kvcalc.question.lengths import parse_distribution
+
+    return parse_distribution(text, option).text
+
+
+def _check_request_tokens(value: object, name: str) -> None:
+    if isinstance(value, str) and ":" in value:
+        _parse_request_tokens(value, name)
+    else:
+        check_count(value, name)
+
+
+def _check_function(value: object, name: str) -> None:
+    if not callable(value):
+        raise UsageError(f"{name} {shown(value)}: must be a function")
+
+
 def _check_list(check: Check) -> Check:
     """A check of a list and of each of its items."""
 
@@ -229,7 +250,9 @@ TYPES = {
     "stripped": ValueType(check_text, lambda text, option: text.strip().casefold()),
     "router": ValueType(_check_router, _parse_router), "link": ValueType(_check_count_or_text, _parse_link),
     "network": ValueType(_COUNT.check, parse_network),
-    "lengths": ValueType(_check_count_or_text), "pixels": ValueType(_COUNT.check, _parse_pixels),
+    "lengths": ValueType(_check_count_or_text),
+    "request_tokens": ValueType(_check_request_tokens, _parse_request_tokens),
+    "pixels": ValueType(_COUNT.check, _parse_pixels),
     "flag": ValueType(_check_flag),
     # Lists and mappings.
     "texts": ValueType(_check_list(check_text)), "counts": ValueType(_CHECK_COUNTS),
@@ -241,7 +264,7 @@ TYPES = {
     # Models, devices and records.
     "model": ValueType(lambda value, name: None if isinstance(value, str) else _check_model(value, name)),
     "model_spec": ValueType(_check_model), "devices": ValueType(check_devices),
-    "calibration": ValueType(_check_calibration),
+    "calibration": ValueType(_check_calibration), "function": ValueType(_check_function),
     "speed": ValueType(_check_record("question.question", "SpeedQuestion")),
     "images": ValueType(_check_record("question.question", "ImagesAsked")),
     "reuse": ValueType(_check_record("question.question", "CacheReuse")),

@@ -23,28 +23,60 @@ if TYPE_CHECKING:
             The types are those of `planning.cases.case` and `planning.serving.throughput`, which need this module.
             """
 
+    class Serves(Protocol):
+        """Serves a load whose lengths are drawn (`simulation.drawn`)."""
+
+        def __call__(self, case: Any, model: Any, notes: list[Any], /) -> Any:
+            """The `Served` of a `Case` with a `SpeedModel`, or None, with a note, if it is not known."""
+
 
 class SpeedQuestion(NamedTuple):
     """The options for throughput, in addition to the workload.
 
     With `input_tokens` and `output_tokens`, requests are served, `concurrency` of them at once (None: as many as fit).
+    A length is the mean of lengths that vary by about a third, or the text of a distribution such as `fixed:1000`
+    (`kvcalc.question.lengths`), whose requests are simulated; a number beside a distribution is fixed too.
     `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
     `expert_parallel_size` is by default all devices of a stage if there are DP ranks, else 1.
     """
 
     expert_parallel_size: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: int | str | None = None
+    output_tokens: int | str | None = None
     concurrency: int | None = None
     calibration: Calibrates | None = None
     prefix_hit_rate: float = 0.0
 
     @property
+    def prompt_tokens(self) -> int | None:
+        """The mean tokens of a prompt."""
+        return _mean_of(self.input_tokens)
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """The mean tokens of an answer."""
+        return _mean_of(self.output_tokens)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether a length is a distribution, from which requests are drawn."""
+        return isinstance(self.input_tokens, str) or isinstance(self.output_tokens, str)
+
+    @property
     def request_tokens(self) -> int | None:
-        """The tokens of one request's prompt and answer together. None if no requests are served."""
-        if self.input_tokens is None or self.output_tokens is None:
+        """The tokens of a request, prompt and answer together, or of the longest one that is drawn.
+
+        None if no requests are served.
+        """
+        prompt, answer = self.input_tokens, self.output_tokens
+        if prompt is None or answer is None:
             return None
-        return self.input_tokens + self.output_tokens
+        if isinstance(prompt, int) and isinstance(answer, int):
+            return prompt + answer
+        from kvcalc.question.lengths import longest_of
+        from kvcalc.throughput.serving import default_requests
+
+        return longest_of(prompt, answer, default_requests(self.concurrency))
 
 
 class CacheReuse(NamedTuple):
@@ -84,6 +116,7 @@ class Question(NamedTuple):
     are drafted, or is None if they are not. `data_parallel_size` is the number of DP ranks. With
     `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.serving.load`). `reuse`
     says how a cache is used again, and `images` are those in every request, whose tokens are a part of the context.
+    `serves` answers a load whose lengths are drawn.
     """
 
     model: ModelSpec
@@ -105,6 +138,7 @@ class Question(NamedTuple):
     fits_context: bool = False
     reuse: CacheReuse | None = None
     images: ImagesAsked | None = None
+    serves: Serves | None = None
 
     @property
     def serves_requests(self) -> bool:
@@ -119,6 +153,15 @@ class Question(NamedTuple):
     def asks_several(self) -> bool:
         """Whether the engine is `all` or a list."""
         return self.engine == "all" or "," in self.engine
+
+
+def _mean_of(tokens: int | str | None) -> int | None:
+    """The mean length, rounded. None if there is none."""
+    if not isinstance(tokens, str):
+        return tokens
+    from kvcalc.question.lengths import parse_distribution
+
+    return round(parse_distribution(tokens, "tokens").mean_tokens)
 
 
 def setting_texts(given: Mapping[str, Any]) -> dict[str, str]:

@@ -7,13 +7,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.notes import Note
-from kvcalc.planning.cases.lengths import Lengths as PlannedLengths
+from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan.targets import Pools, Simulated, Targets
+from kvcalc.question.lengths import Distribution, lengths_of
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.recorded import Recording, record
-from kvcalc.simulation.loads.requests import Lengths, lengths_of
 from kvcalc.simulation.simulate import simulate
 from kvcalc.traces import read_trace
 
@@ -34,7 +34,7 @@ class PlannedLoad(NamedTuple):
     of each run.
     """
 
-    lengths: PlannedLengths
+    lengths: Lengths
     pairs: Sequence[tuple[int, int]] | None = None
     burstiness: float = 1.0
     seed: int | None = 0
@@ -120,7 +120,7 @@ class PlannedLoad(NamedTuple):
             return load._replace(concurrency=targets.concurrency, burstiness=self.burstiness)
         return load._replace(requests_per_second=targets.requests_per_second, burstiness=self.burstiness)
 
-    def _distributions(self) -> tuple[Lengths | None, Lengths | None]:
+    def _distributions(self) -> tuple[Distribution | None, Distribution | None]:
         if self.pairs is None:
             lengths = self.lengths
             return lengths_of(lengths.input_tokens, "input_tokens"), lengths_of(lengths.output_tokens, "output_tokens")
@@ -158,7 +158,7 @@ def _recorded(recording: Recording, are_alone: bool) -> Load:
     return Load(trace=requests, trace_name=recording.name, scale_rate=scale)
 
 
-def _drawn_together(pairs: Sequence[tuple[int, int]], lengths: PlannedLengths) -> tuple[Lengths, Lengths]:
+def _drawn_together(pairs: Sequence[tuple[int, int]], lengths: Lengths) -> tuple[Distribution, Distribution]:
     """The prompts and the answers of `pairs`. A load draws a prompt and then its answer."""
     answer = 0
 
@@ -169,6 +169,6 @@ def _drawn_together(pairs: Sequence[tuple[int, int]], lengths: PlannedLengths) -
 
     name = lengths.file or ""
     return (
-        Lengths(name, lengths.input_tokens, None, draw_prompt),
-        Lengths(name, lengths.output_tokens, None, lambda _: answer),
+        Distribution(name, lengths.input_tokens, None, draw_prompt),
+        Distribution(name, lengths.output_tokens, None, lambda _: answer),
     )

@@ -52,6 +52,11 @@ def ttft_of(request: Request) -> float:
     return _since(request, request.first_token) + request.lag
 
 
+def mean_ttft(requests: Sequence[Request]) -> float:
+    """The mean seconds until the clients have the first tokens."""
+    return sum(map(ttft_of, requests)) / len(requests)
+
+
 def e2e_of(request: Request) -> float:
     """The seconds until the client has the whole answer."""
     return _since(request, request.finish) + request.lag

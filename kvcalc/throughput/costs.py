@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import BUSY_SEQUENCES, Constants
 from kvcalc.throughput.counts import distinct_experts
-from kvcalc.throughput.links import NCCL_SECONDS, NETWORK_OVERHEAD, NETWORK_SECONDS, PROMPT_NETWORK_OVERHEAD, all_reduce
+from kvcalc.throughput.links import (
+    NCCL_SECONDS,
+    NETWORK_OVERHEAD,
+    NETWORK_SECONDS,
+    PROMPT_NETWORK_OVERHEAD,
+    all_reduce,
+    stage_network,
+)
 
 if TYPE_CHECKING:
     from kvcalc.throughput.counts import Counts, Matrices
@@ -20,6 +27,9 @@ if TYPE_CHECKING:
 # The most devices of one link in kernel tables.
 _LINKED_DEVICES = 8
 _ACTIVATION_BYTES = 2  # hidden states are transferred in 16 bits
+# A stage sends the hidden states and the residual to the next one (IntermediateTensors in vLLM, PPProxyTensors in
+# SGLang), and each device of --tp a part of them (send_tensor_dict with all_gather_group).
+_STAGE_TENSORS = 2
 
 
 class MatrixTimes(NamedTuple):
@@ -47,9 +57,10 @@ class Times(NamedTuple):
 
     The fit uses it with arrays instead of numbers. `one_pass` is the time to read or write the hidden state of a token
     in all layers once, and `move` the same for what the dense layers have inside. `transfer` is the time to send what
-    all all-reduces of a token send over the link, and `network` the same between nodes. `is_linked` is 1 if the devices
-    have a fast link, else 0. `devices` are those of one DP rank and stage in one node, which all-reduce. `sends` are
-    the sends between nodes of one all-reduce that wait for each other.
+    all all-reduces of a token send over the link, `network` the same between nodes, and `passed` the time to send what
+    a token passes on to stages in other nodes. `is_linked` is 1 if the devices have a fast link, else 0. `devices` are
+    those of one DP rank and stage in one node, which all-reduce. `sends` are the sends between nodes of one all-reduce
+    that wait for each other.
     """
 
     dense: tuple[MatrixTimes, ...]
@@ -63,6 +74,7 @@ class Times(NamedTuple):
     move: float
     transfer: float
     network: float
+    passed: float
     is_linked: float
     devices: float
     sends: float
@@ -141,6 +153,8 @@ def costs_of(t: Times, c: Constants) -> Costs:
     pcie = c.pcie_overhead + c.pcie_overhead_per_device * (t.devices - 2)
     transfer = t.transfer * (t.is_linked * c.link_overhead + (1 - t.is_linked) * pcie)
     further = smaller(t.devices, _LINKED_DEVICES) - 2
+    # Between stages there is one send, of the bytes of all tokens.
+    passed = t.passed * PROMPT_NETWORK_OVERHEAD
     linked = c.prompt_link_overhead + c.prompt_link_overhead_per_device * further
     prompt_transfer = t.transfer * (t.is_linked * linked + (1 - t.is_linked) * pcie)
     return Costs(
@@ -154,8 +168,8 @@ def costs_of(t: Times, c: Constants) -> Costs:
         busy_sequence=c.busy_sequence_seconds,
         context=t.attention_layers * c.kv_token_seconds,
         latency=_latency(t, c),
-        transfer=transfer + t.network * NETWORK_OVERHEAD,
-        prompt_transfer=prompt_transfer + t.network * PROMPT_NETWORK_OVERHEAD,
+        transfer=transfer + t.network * NETWORK_OVERHEAD + passed,
+        prompt_transfer=prompt_transfer + t.network * PROMPT_NETWORK_OVERHEAD + passed,
         prompt=dense[1] * c.prefill_overhead,
         prompt_sequence=c.sequence_seconds,
         moved=moved,
@@ -279,6 +293,7 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
         _ACTIVATION_BYTES * counts.moved / bandwidth,
         all_reduces * hidden_bytes * way.link,
         all_reduces * hidden_bytes * way.network,
+        _STAGE_TENSORS * hidden_bytes * stage_network(gpu, layout),
         float(gpu.interconnect is not None),
         way.devices,
         way.sends,

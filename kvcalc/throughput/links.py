@@ -14,6 +14,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import node_devices
 
 if TYPE_CHECKING:
+    from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.hardware import Gpu
 
 # PCIe 4.0 x16 in one direction, used if the device's own rate is not known.
@@ -53,6 +54,15 @@ def all_reduce(gpu: Gpu, size: int) -> AllReduce:
     link = 2 * (devices - 1) / devices / link_bytes_per_second(gpu, size if found == 1 else devices)
     network = 2 * (found - 1) / found / devices / network_bytes_per_second(gpu)
     return AllReduce(devices, 2 * (found - 1).bit_length(), link, network)
+
+
+def stage_network(gpu: Gpu, layout: Layout) -> float:
+    """The ideal seconds per byte of what pipeline stages pass on to stages in other nodes.
+
+    The devices of a stage each send their part over a network port of their own.
+    """
+    crossings = min(layout.pipeline_parallel_size, nodes(gpu, layout.devices)) - 1
+    return crossings / layout.tensor_parallel_size / network_bytes_per_second(gpu)
 
 
 def nodes(gpu: Gpu, size: int) -> int:

@@ -52,11 +52,20 @@ _MOST_ROUNDS = 8
 REQUESTS_PER_CLIENT = 15
 # The fewest requests of a benchmark. With one client, 15 are too few.
 FEWEST_REQUESTS = 60
+# The requests of other loads, and the most that are simulated.
+DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
 
 
 def requests_per_client(clients: float) -> float:
     """The requests that each of `clients` clients sends in a benchmark."""
     return max(REQUESTS_PER_CLIENT, FEWEST_REQUESTS / clients)
+
+
+def default_requests(concurrency: int | None) -> int:
+    """The requests that are simulated by default: those of a benchmark with that many clients, or of another load."""
+    if concurrency is None:
+        return DEFAULT_REQUESTS
+    return min(round(requests_per_client(concurrency) * concurrency), MOST_REQUESTS)
 
 
 class Serving(NamedTuple):
@@ -189,10 +198,15 @@ def serve(
             decoding = max(1.0, found)
             break
         decoding, last = _closer(decoding, found, last), (decoding, found)
+    if replicas > 1 and not rules.mixes and queued:
+        # Prompts go first: a request that has memory has its prompt too, and stands still instead of waiting for steps.
+        still = max(0.0, min(queued, running - rate * (again * prompts.lone + decode + mean_step)))
+        steady, decode, queued = steady - still / rate, decode + still / rate, queued - still
+        tpot, stall = tpot + still / rate / output_tokens, stall + still / rate / output_tokens
     prefill_share = stall / tpot
     if is_full:
         # A request waits in the queue before its first token, and again when it was preempted.
-        queue = max(0.0, concurrency / rate - decode - steady - paused * held) / (1 + requeued)
+        queue = max(0.0, concurrency / running * held - decode - steady - paused * held) / (1 + requeued)
         steady += queue
         tpot += (requeued * queue + paused * held) / output_tokens
     return Serving(

@@ -318,7 +318,8 @@ def test_a_drafting_engine_admits_requests_like_itself(engine: str, reserves: bo
         found = ask("llama-3.1-8b", asked, "h100", engine=engine, speed=load, engine_settings=settings)
         assert found["workload"]["batch_size"] < 200
         running = found["throughput"]["serving"]["running_requests"]
-        assert (running == found["workload"]["batch_size"]) == reserves
+        # Long answers hold their places for longer than the mean, so slightly fewer run.
+        assert (running == pytest.approx(found["workload"]["batch_size"], rel=0.04)) == reserves
 
 
 def test_sglang_runs_48_requests_if_it_drafts_and_no_limit_is_given() -> None:

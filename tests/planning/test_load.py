@@ -67,8 +67,9 @@ def test_engines_that_do_not_reserve_the_answer_run_requests_of_mean_length(engi
     # A request of full length has 9,216 tokens, and one of mean length 5,120. SGLang keeps 9.8 % of the answers still
     # to come free, 401 tokens of each request, and most of one request.
     mean = 5521 if engine == "sglang" else 5120
-    expected = batch if reserves else pytest.approx((batch * 9216 - (engine == "sglang") * 8302) / mean, rel=0.03)
-    assert running == expected
+    # Long answers hold their places for longer, and some requests wait although the mean of all ages fits.
+    expected = batch if reserves else (batch * 9216 - (engine == "sglang") * 8302) / mean
+    assert running == pytest.approx(expected, rel=0.03)
 
 
 def test_the_mean_is_that_of_prompt_and_half_of_the_answer() -> None:

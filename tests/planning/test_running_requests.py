@@ -8,9 +8,9 @@ import pytest
 
 import kvcalc
 from kvcalc.model.drafting import Speculation
+from kvcalc.question.lengths import lengths_of
 from kvcalc.question.question import CacheReuse, Question, SpeedQuestion
 from kvcalc.simulation.loads.load import Load
-from kvcalc.simulation.loads.requests import lengths_of
 from kvcalc.simulation.simulate import simulate
 from tests.documents import estimate
 

@@ -260,3 +260,20 @@ def test_one_remark_about_several_points_is_one_line() -> None:
     assert sum(note.code == "not-fitted" for note in found.notes) == 1
     (refused,) = (note.text for note in found.notes if note.code == "refused")
     assert refused == "--tp 3 does not divide the 32 attention heads"
+
+
+def test_defaults_that_depend_on_the_context_are_those_of_each_point() -> None:
+    """Without chunked prefill, vLLM's step is as long as the context, and its memory is not for the cache."""
+    devices = Devices(find_gpu("h100"), 1)
+    asked: dict[str, Any] = {"engine": "vllm", "engine_settings": {"no-enable-chunked-prefill": True}}
+    found = kvcalc.sweep("llama-3.1-8b", contexts=[4096, 65_536], batches=[1, 4], gpus=[devices], **asked)
+    for point in found["points"]:
+        tokens, batch = point["context_tokens"], point["batch_size"]
+        alone = kvcalc.estimate("llama-3.1-8b", context_tokens=tokens, batch_size=batch, devices=devices, **asked)
+        assert alone["fit"] is not None
+        assert alone["throughput"] is not None
+        assert (point["free_bytes"], point["fits"]) == (alone["fit"]["free_bytes"], alone["fit"]["fits"])
+        assert point["decode_step_seconds"] == alone["throughput"]["decode_step_seconds"]
+    free = [point["free_bytes"] or 0 for point in found["points"] if point["batch_size"] == 1]
+    cache = 61_440 * 131_072
+    assert free[0] - free[1] > 1.1 * cache, "the longer step also takes memory"

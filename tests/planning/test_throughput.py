@@ -65,7 +65,9 @@ def test_serving_answers_for_requests_in_flight(kvcalc: Any) -> None:
     most = throughput(kvcalc, "llama-3-70b", *options)["serving"]
     assert most["concurrency"] == most["running_requests"] > 32
     full = throughput(kvcalc, "llama-3-70b", *options, "--concurrency", "5000")["serving"]
-    assert full["running_requests"] == most["running_requests"] < full["concurrency"]
+    # With a queue, slightly fewer run on average: not always does a place that is free fit the next request.
+    assert full["running_requests"] == pytest.approx(most["running_requests"], rel=0.01)
+    assert full["running_requests"] < full["concurrency"]
     assert full["ttft_seconds"] > 10 * most["ttft_seconds"]
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.question.lengths import lengths_of
 from kvcalc.question.question import Question
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.recorded import Recording
-from kvcalc.simulation.loads.requests import Request, lengths_of
+from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+import kvcalc
+from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import find_gpu, own_gpu
-from kvcalc.throughput.links import all_reduce, link_bytes_per_second, nodes
+from kvcalc.throughput.links import all_reduce, link_bytes_per_second, nodes, stage_network
 from kvcalc.units import network_bytes_per_second, network_names
 
 
@@ -134,3 +136,36 @@ def test_other_names_are_no_networks(name: str) -> None:
 
 def test_all_listed_networks_are_known() -> None:
     assert all(network_bytes_per_second(name) for name in network_names())
+
+
+def test_stages_in_other_nodes_get_the_hidden_states_over_the_network() -> None:
+    """Two nodes have one boundary, four have three; each device of a stage sends its part. None within a node."""
+    h100 = find_gpu("h100")
+    port = h100.network_bytes_per_second
+    assert stage_network(h100, Layout(4, 2)) == 0.0
+    assert stage_network(h100, Layout(8, 2)) == pytest.approx(1 / 8 / port)
+    assert stage_network(h100, Layout(8, 4)) == pytest.approx(3 / 8 / port)
+    # Of eight stages in two nodes, only one has its successor in the other node.
+    assert stage_network(h100, Layout(2, 8)) == pytest.approx(1 / 2 / port)
+    assert stage_network(h100, Layout(16, 1)) == 0.0
+
+
+def test_a_slow_network_between_stages_makes_long_prompts_slower() -> None:
+    """8,192 tokens of 5,120 numbers, twice in 16 bits: 168 MB, which take 14 ms at 12.5 GB/s and 107 % of that."""
+    model = kvcalc.load_model("qwen3-32b")
+
+    def prefill(network: str) -> float:
+        devices = kvcalc.find_devices("dgx-sparkx2")
+        gpu = devices.gpu._replace(network_bytes_per_second=network_bytes_per_second(network) or 0)
+        found = kvcalc.estimate(
+            model, devices=devices._replace(gpu=gpu), engine="vllm", pipeline_parallel_size=2, context_tokens=8192
+        )
+        assert found["throughput"] is not None
+        return found["throughput"]["prefill_seconds"]
+
+    sent = 8192 * 5120 * 2 * 2 * 1.07
+    rates = network_bytes_per_second("ethernet-100g"), network_bytes_per_second("ethernet-25g")
+    assert rates[0]
+    assert rates[1]
+    expected = sent / rates[1] - sent / rates[0]
+    assert prefill("ethernet-25g") - prefill("ethernet-100g") == pytest.approx(expected, rel=1e-6)

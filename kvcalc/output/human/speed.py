@@ -104,7 +104,10 @@ def _range(low: float | None, high: float | None, text: Callable[[float], str] |
 def _serving(serving: documents.Serving, console: Console) -> None:
     console.print()
     requests = f"{count(serving['concurrency'])} requests of {count(serving['input_tokens'])} + "
-    console.print(Text.assemble(("serving", "bold"), f"  {requests}{count(serving['output_tokens'])} tokens"))
+    requests += f"{count(serving['output_tokens'])} tokens"
+    if serving["input_lengths"] is not None:
+        requests += f", {serving['input_lengths']} + {serving['output_lengths']}, simulated"
+    console.print(Text.assemble(("serving", "bold"), f"  {requests}"))
     table = plain_table("", ">", "")
     spread = _range(serving["tpot_low_seconds"], serving["tpot_high_seconds"])
     table.add_row("  time per output token", duration(serving["tpot_seconds"]), spread)

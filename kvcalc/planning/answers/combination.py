@@ -7,6 +7,8 @@ engine's bytes come from its own functions. Speed is computed from a SpeedModel 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from itertools import chain
 from typing import Any
 
 from kvcalc.errors import KvcalcError, SettingError
@@ -43,7 +45,7 @@ class Combination(NamedTuple):
     read, if they are piecewise linear. `memory` gives the cache memory of a device at a context and batch, and `speed`
     gives the columns of `SPEED`; both are None if not asked for. `also_fits` says whether the part of the model in host
     memory fits there, or whether the engine starts. It is None if neither is a question. `refusal` says why the
-    combination has no figures.
+    combination has no figures. `at_context` is the combination at another context, if that decides defaults.
     """
 
     model: str
@@ -59,6 +61,7 @@ class Combination(NamedTuple):
     speed: Callable[[int, int], Row] | None = None
     also_fits: Callable[[int, int], bool] | None = None
     refusal: KvcalcError | None = None
+    at_context: Callable[[int], Combination] | None = None
 
     @property
     def alike(self) -> dict[str, Any]:
@@ -68,6 +71,8 @@ class Combination(NamedTuple):
 
     def rows(self, contexts: Iterable[int], batches: Iterable[int]) -> tuple[tuple[str, ...], Iterator[Row], bool]:
         """The names of the columns that vary, their values row by row, and whether all values are whole numbers."""
+        if self.at_context is not None:
+            return CHECKED, chain.from_iterable(map(partial(self._rows_at, batches), contexts)), False
         if self.refusal is not None:
             return NUMBERS, ((c, b, *_NO_FIGURES) for c in contexts for b in batches), False
         if self.curves is None:
@@ -76,6 +81,13 @@ class Combination(NamedTuple):
         if self.memory is None and self.speed is None:
             return NUMBERS, rows, True
         return CHECKED, self._checked(rows), False
+
+    def _rows_at(self, batches: Iterable[int], tokens: int) -> Iterator[Row]:
+        """The rows of one context, of which the engine makes a combination of its own."""
+        own = self if self.at_context is None else self.at_context(tokens)
+        if own.refusal is None:
+            return own._checked(own._counted_rows((tokens,), batches))
+        return ((tokens, b, *_NO_FIGURES, None, None, *_NO_SPEED, own.refusal.message) for b in batches)
 
     def _straight_rows(
         self, contexts: Iterable[int], batches: Iterable[int], stored: Curve, device: Curve, read: Curve
@@ -122,6 +134,8 @@ class Combination(NamedTuple):
 
     def device_bytes(self, tokens: int, batch: int) -> int | None:
         """The bytes of the batch's cache on one device; None if the point is refused."""
+        if self.at_context is not None:
+            return self.at_context(tokens).device_bytes(tokens, batch)
         if self.curves is not None:
             return -(-batch // self.data_parallel_size) * self.curves[1].bytes_at(tokens)
         try:
@@ -130,10 +144,13 @@ class Combination(NamedTuple):
             return None
 
 
-def combine(question: Question, largest_batch: int, notes: list[Note]) -> Combination:
+def combine(
+    question: Question, largest_batch: int, notes: list[Note], *, varies_by_context: bool = False
+) -> Combination:
     """How the points of one combination are computed, or its refusal. Remarks for the user are appended to `notes`.
 
-    `question` has the shortest context and one sequence.
+    `question` has the shortest context and one sequence. With `varies_by_context`, defaults of the engine depend on the
+    context, so each one has a combination of its own.
     """
     devices = question.devices
     found = Combination(
@@ -142,11 +159,19 @@ def combine(question: Question, largest_batch: int, notes: list[Note]) -> Combin
         question.data_parallel_size,
     )  # fmt: skip
     try:
-        return _combine(found, question, largest_batch, notes)
+        found = _combine(found, question, largest_batch, notes)
     except SettingError:
         raise
     except KvcalcError as error:
-        return found._replace(refusal=error)
+        found = found._replace(refusal=error)
+    if not varies_by_context:
+        return found
+
+    @lru_cache(maxsize=1)
+    def at(tokens: int) -> Combination:
+        return combine(question._replace(context_tokens=tokens), largest_batch, [])
+
+    return found._replace(at_context=at)
 
 
 def _combine(found: Combination, question: Question, largest_batch: int, notes: list[Note]) -> Combination:

@@ -207,12 +207,11 @@ def sweep(
     found: list[tuple[Combination, Devices | None, list[Note]]] = []
     for engine in engines:
         asked_engine = question._replace(engine=engine, engine_settings=settings_of(engine, settings))
-        if contexts.smallest != contexts.largest and context_decides(asked_engine):
-            raise UsageError(f"these defaults of {engine} depend on the context", "ask for one context at a time")
+        varies = contexts.smallest != contexts.largest and context_decides(asked_engine)
         for kv_dtype in kv_dtypes:
             for one in _layouts(gpus, tensor_parallel_sizes, asked_engine._replace(kv_dtype=kv_dtype)):
                 own: list[Note] = []
-                found.append((combine(one, batches.largest, own), one.devices, own))
+                found.append((combine(one, batches.largest, own, varies_by_context=varies), one.devices, own))
     combinations = [combination for combination, _, _ in found]
     refusals = [c.refusal for c in combinations if c.refusal is not None]
     if len(refusals) == len(combinations):

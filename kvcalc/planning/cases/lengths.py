@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from kvcalc.errors import UsageError
+from kvcalc.question.lengths import drawn, lengths_of
 from kvcalc.records import NamedTuple
 
 MAX_LENGTHS_BYTES = 256 * 1024 * 1024
 _LONGEST_NUMBER = 12
+# The requests that a plan draws from a distribution.
+_DRAWN = 1000
 _EXAMPLE = "write prompt tokens and answer tokens in each row: 2048,500"
 
 
@@ -33,10 +37,22 @@ class Lengths(NamedTuple):
         return self.input_tokens if self.num_requests == 1 else self.longest_tokens
 
 
-def one_length(input_tokens: int, output_tokens: int) -> Lengths:
-    """Requests that all have the same lengths."""
+def one_length(input_tokens: int | str, output_tokens: int | str) -> Lengths:
+    """Requests that all have the same lengths. UsageError (exit 2) for a distribution."""
+    if isinstance(input_tokens, str) or isinstance(output_tokens, str):
+        text = next(one for one in (input_tokens, output_tokens) if isinstance(one, str))
+        raise UsageError(f"{text}: a distribution is simulated by kvcalc estimate, plan and simulate", "give a number")
     total = input_tokens + output_tokens
     return Lengths(input_tokens, output_tokens, total, total, 1)
+
+
+def drawn_rows(input_tokens: int | str, output_tokens: int | str) -> tuple[str, str]:
+    """Requests drawn from distributions as the text of a file that `parse_lengths` reads, and a name for it."""
+    prompt, answer = lengths_of(input_tokens, "input_tokens"), lengths_of(output_tokens, "output_tokens")
+    if prompt is None or answer is None:
+        raise ValueError("no lengths")
+    rows = islice(drawn(prompt, answer, 0), _DRAWN)
+    return "\n".join(f"{one},{other}" for one, other in rows), f"{prompt.text} + {answer.text}"
 
 
 def parse_lengths(text: str, name: str) -> Lengths:

@@ -72,7 +72,7 @@ def check_tiers(offload: Sequence[tuple[str, int]], bandwidths: Sequence[tuple[s
 
 def prompt_tokens_of(speed: SpeedQuestion | None, workload: Workload) -> int:
     """The tokens of a prompt. Without requests to serve, the whole context is one."""
-    given = None if speed is None else speed.input_tokens
+    given = None if speed is None else speed.prompt_tokens
     return workload.context_tokens if given is None else given
 
 

@@ -7,7 +7,7 @@ With equal lengths, requests that start together keep in step, and more are pree
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, expm1, tanh
 from typing import Any
 
 from kvcalc.engines.scheduler import NewTokenRatio, Schedule
@@ -34,26 +34,33 @@ _FEW = 12
 
 
 class Served(NamedTuple):
-    """The load, and the closed form's answer to it. `running` is the mean number of requests that have memory."""
+    """The load, and the answer to it. `running` is the mean number of requests that have memory.
+
+    `lengths` are the distributions of prompts and answers of a simulated load.
+    """
 
     input_tokens: int
     output_tokens: int
     concurrency: int
     running: float
     serving: Serving
+    lengths: tuple[str | None, str | None] = (None, None)
 
 
 def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     """The requests of a case at its load. None if it serves none. Adds notes about what only a simulation follows."""
-    question = case.question.speed_asked
-    prompt, answer = question.input_tokens, question.output_tokens
+    question, serves = case.question.speed_asked, case.question.serves
+    prompt, answer = question.prompt_tokens, question.answer_tokens
     if prompt is None or answer is None:
         return None
+    if serves is not None and question.is_drawn:
+        followed: Served | None = serves(case, model, notes)
+        return followed
     accept_prompts(case, prompt, notes)
     found_budget, schedule = budget(case), case.engine.schedule()
     most = most_at_once(case, found_budget)
     wanted = wanted_requests(case, most)
-    running, may_preempt = running_requests(case, wanted)
+    running, may_preempt, growth = running_requests(case, wanted)
     concurrency = question.concurrency or int(running)
     running = min(running, concurrency)
     cached = question.prefix_hit_rate * prompt
@@ -61,8 +68,8 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     if schedule is not None:
         waits["parts"] = schedule.prompt_parts(prompt, int(cached))
         if running < concurrency and may_preempt:
-            waits |= preemption(schedule, prompt, answer, running, concurrency)._asdict()
-        elif schedule.new_tokens is not None and case.workload.batch_size < wanted and isinstance(found_budget, Budget):
+            waits |= preemption(schedule, prompt, answer, growth, running, concurrency)._asdict()
+        if schedule.new_tokens is not None and case.workload.batch_size < wanted and isinstance(found_budget, Budget):
             waits["late_steps"] = _late_steps(schedule.new_tokens, found_budget, prompt, answer, running)
     found = serve(model, prompt, answer, concurrency, running, cached, step_rules(case, most), **waits)
     if may_preempt:
@@ -91,8 +98,12 @@ class Preemption(NamedTuple):
     paused: float = 0.0
 
 
-def preemption(schedule: Schedule, prompt: int, answer: int, running: float, concurrency: int) -> Preemption:
+def preemption(
+    schedule: Schedule, prompt: int, answer: int, growth: float, running: float, concurrency: int
+) -> Preemption:
     """The preemptions of `concurrency` requests, of which `running` hold their cache, and which start too early.
+
+    `growth` is the memory that an answer takes, relative to that of its prompt.
 
     With a ratio of new tokens, those with the shortest answers so far are retracted, and wait at the end of the queue.
     Between the ends of two requests, the others take one answer on average, and that is free besides the share of all
@@ -103,16 +114,17 @@ def preemption(schedule: Schedule, prompt: int, answer: int, running: float, con
     between the ends of two requests, and nearly a whole answer is preempted for the prompts that started. If they are
     short, a prompt rarely fits too early.
     """
-    ratio = answer / prompt
+    ratio = growth
     if schedule.new_tokens is not None:
         ruin = exp(-_ruin(1 + 1 / ratio) * schedule.new_tokens.least / 2 * running)
         times = 0.4 * ratio / (ratio + 4) * max(min(1.0, 1.6 * ruin), min(1.0, ratio**3))
         return Preemption(times * (prompt + 0.3 * answer), requeued=times)
-    paused = 0.4 * ratio**2 / (ratio**2 + 25) + 0.8 * ratio / running
-    # No more can be paused than wait at all, and some of those are new.
-    waiting = concurrency / running - 1
-    paused = min(0.75 * waiting, paused * (1 - exp(-waiting / paused)))
-    return Preemption(0.8 * answer * ratio / (ratio + 1 / 3), paused=paused)
+    # The more wait, the smaller is the share of those that are paused. The others are new.
+    waiting, power = concurrency / running - 1, ratio**1.5
+    most, share = 0.7 * power / (power + 24) + ratio / running, 0.65 * ratio / (ratio + 3) + 10 / (running + 13)
+    paused = most * tanh(min(1.0, share) * waiting / most)
+    again = 0.8 * answer * ratio / (ratio + 1 / 3)
+    return Preemption(again * -expm1(-28 * waiting / ratio**0.7), paused=paused)
 
 
 def _ruin(jump: float) -> float:

@@ -186,6 +186,8 @@ def _describe_serving(
     return {
         "input_tokens": load.input_tokens,
         "output_tokens": load.output_tokens,
+        "input_lengths": load.lengths[0],
+        "output_lengths": load.lengths[1],
         "concurrency": load.concurrency,
         "running_requests": round(load.running),
         "tpot_seconds": found.tpot_seconds,

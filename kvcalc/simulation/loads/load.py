@@ -8,14 +8,14 @@ from random import Random
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import BAD_ROWS, Note
+from kvcalc.question.lengths import Distribution, drawn
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import poisson_times
-from kvcalc.simulation.loads.requests import Lengths, Request
+from kvcalc.simulation.loads.requests import Request
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.serving import requests_per_client
+from kvcalc.throughput.serving import MOST_REQUESTS, default_requests
 from kvcalc.traces import Trace, TraceRequest, rows_text
 
-DEFAULT_REQUESTS, MOST_REQUESTS = 1000, 1_000_000
 # InferenceX sends 10 requests per client to a server that has just started.
 _FEW_PER_CLIENT = 10
 
@@ -41,8 +41,8 @@ class Load(NamedTuple):
     None means that no prompt is sent twice. `router` says which replica gets a request (`simulation.routed`).
     """
 
-    prompt: Lengths | None = None
-    answer: Lengths | None = None
+    prompt: Distribution | None = None
+    answer: Distribution | None = None
     requests_per_second: float | None = None
     concurrency: int | None = None
     burstiness: float = 1.0
@@ -176,24 +176,17 @@ def _drawn(load: Load) -> list[Row]:
     if load.prompt is None or load.answer is None:
         raise ValueError("check_load was not called")
     # Times and lengths have generators of their own, so that another rate gets the same requests.
-    times, lengths = Random(load.seed), Random(load.seed + 1)  # noqa: S311 - not for secrets
-    number = load.num_requests or _default_requests(load)
+    times, lengths = Random(load.seed), drawn(load.prompt, load.answer, load.seed)  # noqa: S311 - not for secrets
+    number = load.num_requests or default_requests(load.concurrency)
     arrivals: Iterable[float] = [0.0] * number
     if load.requests_per_second is not None:
         arrivals = islice(poisson_times(load.requests_per_second, times, load.burstiness), number)
     rows: list[Row] = []
-    for seconds in arrivals:
-        prompt, answer = load.prompt.draw(lengths), load.answer.draw(lengths)
+    for seconds, (prompt, answer) in zip(arrivals, lengths):
         if load.distinct_prompts is not None and len(rows) >= load.distinct_prompts:
             prompt = rows[-load.distinct_prompts][1]
         rows.append((seconds, prompt, answer, ()))
     return rows
-
-
-def _default_requests(load: Load) -> int:
-    if load.concurrency is None:
-        return DEFAULT_REQUESTS
-    return min(round(requests_per_client(load.concurrency) * load.concurrency), MOST_REQUESTS)
 
 
 def split_concurrency(concurrency: int | None, replicas: int) -> list[int | None]:

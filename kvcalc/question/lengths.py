@@ -1,0 +1,114 @@
+"""The lengths of prompts and answers: a number, or a distribution from which requests are drawn.
+
+In `kvcalc simulate` a number is the length of every request. Elsewhere it is the mean of lengths that vary by about a
+third, as in most benchmarks, which a closed form answers. `fixed:1000` says that all lengths are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import islice
+from math import exp, log, sqrt
+from random import Random
+
+from kvcalc.errors import UsageError
+from kvcalc.records import NamedTuple
+from kvcalc.units import Number, check_count, parse_tokens
+
+Draw = Callable[[Random], int]
+"""Draws one length in tokens."""
+
+_EXAMPLE = "write 1000, fixed:1000, uniform:100..2000, or lognormal:1000,0.5 (the mean, and its relative deviation)"
+# A length is cut here, so that a wide distribution does not draw one that no model has.
+_LONGEST = 2**27
+
+
+class Distribution(NamedTuple):
+    """A distribution of lengths as it was written, its mean, its longest length, and how to draw from it."""
+
+    text: str
+    mean_tokens: float
+    longest_tokens: int | None
+    draw: Draw
+
+
+def lengths_of(tokens: int | str | None, name: str) -> Distribution | None:
+    """The distribution of a number or of text (`parse_distribution`). None if there is none."""
+    if isinstance(tokens, int):
+        check_count(tokens, name)
+        return _fixed(tokens)
+    return None if tokens is None else parse_distribution(tokens, name)
+
+
+def parse_distribution(text: str, option: str) -> Distribution:
+    """The distribution in `1000`, `fixed:1000`, `uniform:100..2000` or `lognormal:1000,0.5`.
+
+    UsageError (exit 2) for anything else.
+    """
+    if isinstance(text, Number):
+        return _fixed(parse_tokens(text, option))
+    kind, colon, rest = text.strip().partition(":")
+    if not colon:
+        return _fixed(parse_tokens(text, option))
+    if kind == "fixed":
+        return _fixed(parse_tokens(rest, option))._replace(text=text)
+    if kind == "uniform":
+        low, dots, high = rest.partition("..")
+        if dots:
+            return _uniform(parse_tokens(low, option), parse_tokens(high, option), text, option)
+    elif kind == "lognormal":
+        mean, comma, spread = rest.partition(",")
+        if comma:
+            return _lognormal(parse_tokens(mean, option), _spread(spread, text, option), text)
+    raise UsageError(f"{option} {text[:60]!a}: not a length or a distribution", _EXAMPLE)
+
+
+def drawn(prompt: Distribution, answer: Distribution, seed: int) -> Iterator[tuple[int, int]]:
+    """The prompt and answer tokens of requests, without end. The same seed draws the same ones."""
+    random = Random(seed + 1)  # noqa: S311 - not for secrets
+    while True:
+        yield prompt.draw(random), answer.draw(random)
+
+
+@lru_cache(maxsize=64)
+def longest_of(prompt: int | str, answer: int | str, number: int) -> int:
+    """The tokens of the longest of the first `number` requests that `kvcalc simulate` draws by default."""
+    first, second = _known(prompt), _known(answer)
+    return max(map(sum, islice(drawn(first, second, 0), number)))
+
+
+@lru_cache(maxsize=64)
+def _known(tokens: int | str) -> Distribution:
+    """The distribution of a value that was checked."""
+    return _fixed(tokens) if isinstance(tokens, int) else parse_distribution(tokens, "tokens")
+
+
+def _fixed(tokens: int) -> Distribution:
+    return Distribution(str(tokens), tokens, tokens, lambda _: tokens)
+
+
+def _uniform(low: int, high: int, text: str, option: str) -> Distribution:
+    if low > high:
+        raise UsageError(f"{option} {text[:60]!a}: the first length is longer than the second", _EXAMPLE)
+    return Distribution(text, (low + high) / 2, high, lambda random: random.randint(low, high))
+
+
+def _lognormal(mean: int, spread: float, text: str) -> Distribution:
+    sigma = sqrt(log(1 + spread * spread))
+    middle = log(mean) - sigma * sigma / 2
+
+    def draw(random: Random) -> int:
+        return min(max(1, round(exp(random.gauss(middle, sigma)))), _LONGEST)
+
+    return Distribution(text, mean, None, draw)
+
+
+def _spread(text: str, whole: str, option: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 100:
+        raise UsageError(f"{option} {whole[:60]!a}: the deviation must be above 0 and at most 100", _EXAMPLE)
+    return found

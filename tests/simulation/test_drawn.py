@@ -1,0 +1,120 @@
+"""A load whose lengths have a distribution is answered by the simulation, however it is asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import kvcalc
+from kvcalc.errors import UsageError
+from kvcalc.question.lengths import parse_distribution
+
+MODEL = "llama-3.1-8b"
+EQUAL, UNEQUAL = ("fixed:1000", "fixed:200"), ("uniform:100..3000", "lognormal:300,1")
+MIXED = {"enable-mixed-chunk": True}
+
+
+def served(engine: str, lengths: tuple[Any, Any], clients: int | None, settings: Any = None) -> Any:
+    asked = kvcalc.SpeedQuestion(input_tokens=lengths[0], output_tokens=lengths[1], concurrency=clients)
+    found = kvcalc.estimate(
+        MODEL, devices=kvcalc.find_devices("h100"), engine=engine, engine_settings=settings, speed=asked
+    )
+    assert found["throughput"] is not None
+    return found["throughput"]["serving"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings"),
+    [("vllm", {}), ("sglang", {}), ("sglang", MIXED), ("tensorrt-llm", {}), ("llama.cpp", {"parallel": 24})],
+)
+@pytest.mark.parametrize("lengths", [EQUAL, UNEQUAL])
+def test_an_estimate_is_the_simulation(engine: str, settings: Any, lengths: tuple[str, str]) -> None:
+    found = served(engine, lengths, 24, settings)
+    simulated = kvcalc.simulate(
+        MODEL, "h100", engine=engine, engine_settings=settings, prompt_tokens=lengths[0], answer_tokens=lengths[1],
+        concurrency=24,
+    )  # fmt: skip
+    times = {row["metric"]: row["mean_seconds"] for row in simulated["times"]}
+    assert found["ttft_seconds"] == pytest.approx(times["ttft"], rel=1e-9)
+    assert found["tpot_seconds"] == pytest.approx(times["tpot"], rel=1e-9)
+    assert found["steady_ttft_seconds"] == pytest.approx(simulated["results"]["steady_ttft_seconds"], rel=1e-9)
+    assert found["requests_per_second"] == pytest.approx(simulated["results"]["requests_per_second"], rel=1e-9)
+    assert (found["input_lengths"], found["output_lengths"]) == lengths
+
+
+def test_equal_lengths_move_in_step_and_a_number_is_a_mean() -> None:
+    """With SGLang, all requests of equal lengths wait for all prompts again, which those that vary do not."""
+    equal, varying = served("sglang", EQUAL, 64), served("sglang", (1000, 200), 64)
+    assert varying["input_lengths"] is None
+    assert equal["steady_ttft_seconds"] > 2 * varying["steady_ttft_seconds"]
+
+
+def test_a_number_beside_a_distribution_is_the_length_of_all() -> None:
+    assert served("vllm", (1000, "fixed:200"), 8)["ttft_seconds"] == served("vllm", EQUAL, 8)["ttft_seconds"]
+
+
+def test_the_context_is_that_of_the_longest_request_and_the_lengths_are_means() -> None:
+    asked = kvcalc.SpeedQuestion(input_tokens="uniform:100..3000", output_tokens="fixed:200", concurrency=16)
+    found = kvcalc.estimate(MODEL, devices=kvcalc.find_devices("h100"), engine="vllm", speed=asked)
+    assert 3000 < found["workload"]["context_tokens"] <= 3200
+    assert (found["workload"]["input_tokens"], found["workload"]["output_tokens"]) == (1550, 200)
+
+
+def test_without_a_number_of_clients_as_many_run_as_fit() -> None:
+    found = served("vllm", ("fixed:30000", "fixed:100"), None)
+    assert found["concurrency"] == served("vllm", (30_000, 100), None)["concurrency"]
+
+
+def test_an_engine_whose_scheduler_is_not_known_has_no_times() -> None:
+    asked = kvcalc.SpeedQuestion(input_tokens="fixed:1000", output_tokens="fixed:200", concurrency=4)
+    found = kvcalc.estimate(MODEL, devices=kvcalc.find_devices("h100"), engine="transformers", speed=asked)
+    assert found["throughput"] is not None
+    assert found["throughput"]["serving"] is None
+    assert "not-simulated" in {note["code"] for note in found["warnings"]}
+
+
+def test_all_ways_of_asking_give_the_same_answer(kvcalc: Any, tmp_path: Any) -> None:
+    fields = {"model": MODEL, "gpu": "h100", "engine": "vllm", "concurrency": 8}
+    lengths = {"input_tokens": "fixed:1000", "output_tokens": "fixed:200"}
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps({**fields, **lengths}) + "\n", encoding="utf-8")
+    options = "--gpu h100 --engine vllm --concurrency 8 --input-tokens fixed:1000 --output-tokens fixed:200 --json"
+    typed = kvcalc("estimate", MODEL, *options.split())
+    assert json.loads(kvcalc("batch", str(file)).out)["throughput"] == json.loads(typed.out)["throughput"]
+    screen = kvcalc("estimate", MODEL, *options.split()[:-1]).out
+    assert "8 requests of 1,000 + 200 tokens, fixed:1000 + fixed:200, simulated" in " ".join(screen.split())
+
+
+def test_a_plan_is_made_for_drawn_requests(kvcalc: Any) -> None:
+    options = (
+        "--gpu h100 --requests-per-second 4 --max-ttft 2s@p90 --input-tokens uniform:500..4000 --output-tokens 200"
+    )
+    found = kvcalc("plan", MODEL, *options.split(), "--requests", "300", "--json").json
+    assert found["lengths"]["num_requests"] == 1000
+    assert found["lengths"]["file"] == "uniform:500..4000 + 200"
+    assert 3900 < found["lengths"]["longest_tokens"] <= 4200
+
+
+@pytest.mark.parametrize("text", ["fixd:10", "fixed:", "uniform:5", "fixed:0", "lognormal:10"])
+def test_other_texts_are_refused_everywhere(kvcalc: Any, text: str) -> None:
+    found = kvcalc("estimate", MODEL, "--gpu", "h100", "--input-tokens", text, "--output-tokens", "5")
+    assert (found.status, found.out) == (2, "")
+    with pytest.raises(UsageError):
+        served("vllm", (text, 5), 4)
+
+
+def test_check_takes_a_number(kvcalc: Any) -> None:
+    found = kvcalc(
+        "check", "vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--input-tokens", "fixed:10",
+        "--output-tokens", "5",
+    )  # fmt: skip
+    assert found.status == 2
+    assert "fixed:10" in found.err
+
+
+def test_a_fixed_length_is_that_number() -> None:
+    found, plain = parse_distribution("fixed:2k", "tokens"), parse_distribution("2048", "tokens")
+    assert (found.mean_tokens, found.longest_tokens) == (plain.mean_tokens, plain.longest_tokens) == (2048, 2048)
+    assert (found.text, plain.text) == ("fixed:2k", "2048")
