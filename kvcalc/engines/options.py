@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from kvcalc.engines.declarations import OPTIONS, Option
 from kvcalc.errors import SettingError, UsageError, nearest
@@ -12,6 +12,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count
 
 _JOINTS = str.maketrans("", "", "-_")
+_Settings = TypeVar("_Settings")
 NO_ENGINE = "logical"
 """What stands for the formulas alone, in place of an engine. The default of most questions."""
 
@@ -68,6 +69,24 @@ class SettingsReader(NamedTuple):
 
     engine: str
     settings: Mapping[str, str]
+
+    def fill(self, made: Callable[..., _Settings], **own: Any) -> _Settings:
+        """The named tuple `made` of an engine's settings: the values in `own`, and in other fields those of options.
+
+        The option has the field's name and declares how it is read: a flag is given or not, N is a count (None without
+        a default), words are a choice, and other texts are as given.
+        """
+        fields = cast(Any, made)._fields
+        return made(*(own[name] if name in own else self._value(name.replace("_", "-")) for name in fields))
+
+    def _value(self, name: str) -> Any:
+        metavar = self._option(name).metavar
+        if metavar is None:
+            return name in self.settings
+        if metavar == "N":
+            has_default = (self._option(name).default or "").isdecimal()
+            return self.count(name) if has_default else self.optional_count(name)
+        return self.choice(name) if "|" in metavar else self.settings.get(name)
 
     def count(self, name: str, otherwise: int | None = None) -> int:
         """A whole number of at least 1, and at most the bound that the option declares."""

@@ -85,7 +85,8 @@ class Words(NamedTuple):
     that take several words. `harmless` are options without an effect on the memory or the speed, `former` those of
     older releases, and `default_on` flags that are on anyway. A name that ends in `!` takes no value.
 
-    `keys` are the keys without an effect in a file of settings. `config` is whether --config names a YAML file with
+    `names` are sets of names that the engine's own reader tells apart. `keys` are the keys without an effect in a file
+    of settings. `config` is whether --config names a YAML file with
     the command's own options.
 
     `others` are words after a program with which it is no server of a model.
@@ -109,6 +110,7 @@ class Words(NamedTuple):
     lists: str = ""
     former: str = ""
     default_on: str = ""
+    names: Mapping[str, str] = {}
     keys: str = ""
     config: bool = False
     others: str = ""
@@ -133,6 +135,7 @@ class Reader:
         self.fields = {name: field for field, names in self.words.fields.items() for name in names.split()}
         self.values = {**self.words.values, "dtype": float_types()}
         self.special = self.words.special.replace("!", "").split()
+        self.names = {kind: names.split() for kind, names in self.words.names.items()}
 
     @cached_property
     def known(self) -> dict[str, bool]:
@@ -269,7 +272,7 @@ class Reader:
             found.fields[field] = self.values.get(field, {}).get(text, text)
         elif name in self.special:
             if key:
-                found.left[name] = json.dumps({**_object(found.left.get(name, "{}"), name), key: _scalar(text)})
+                found.left[name] = json.dumps({**json_object(found.left.get(name, "{}"), name), key: _scalar(text)})
             else:
                 found.left[name] = text
         elif name in self.known:
@@ -303,7 +306,8 @@ def _scalar(text: str) -> Any:
         return text
 
 
-def _object(text: str, name: str) -> dict[str, Any]:
+def json_object(text: str, name: str) -> dict[str, Any]:
+    """The mapping in an option's JSON. UsageError (exit 2) for another text."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -311,9 +315,6 @@ def _object(text: str, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f"--{name} {text[:40]!a}: not a JSON object", "JSON has double quotes: '{\"key\": 1}'")
     return found
-
-
-json_object = _object
 
 
 def inverse(table: Mapping[str, str]) -> dict[str, str]:

@@ -18,9 +18,8 @@ from kvcalc.memory.quantization.formats import Format
 from kvcalc.memory.quantization.schemes import Scheme, UnknownSchemeError, read_scheme
 from kvcalc.memory.sharding import Spread
 from kvcalc.memory.workload import Workload
-from kvcalc.model.caches import IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, weights_of
+from kvcalc.model.spec import ModelSpec, is_sparse, latent_of, weights_of
 from kvcalc.model.tensors import LINEAR, WHOLE, ModelWeights, Weight
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, parse_release
@@ -78,7 +77,7 @@ class Rules(NamedTuple):
     - `padded`: the same, on NVIDIA's GPUs alone.
     - `groups`: the methods of which a device must have whole groups of inputs that share a scale, but for experts.
     - `backends`: what the backends of --attention-backend take (`attention_backends.py`). Others are not judged.
-    - `no_stages`: the types of models that have no pipeline stages.
+    - `no_stages`: the types of models that have no pipeline stages; false for those that have them again.
     - `needs_experts`: whether a model without experts is refused with expert parallelism.
     - `latent_fp8`: the compute capabilities with a kernel for a latent in fp8 (MLA that is not sparse), times ten.
       Empty means any.
@@ -99,7 +98,7 @@ class Rules(NamedTuple):
     padded: Mapping[str, Sequence[str]] = {}
     groups: Sequence[str] = ()
     backends: Mapping[str, Mapping[str, Any]] = {}
-    no_stages: Sequence[str] = ()
+    no_stages: Mapping[str, bool] = {}
     needs_experts: bool = False
 
     def ends_unchecked(self, model_type: str, is_on_nvidia: bool) -> tuple[str, ...]:
@@ -112,13 +111,15 @@ class Rules(NamedTuple):
 def _releases(engine: str) -> list[tuple[Release | None, Rules]]:
     """The rules of an engine and the release since which they count, the oldest first.
 
-    A release has the facts of the one before it, but for those that it names. The facts of a backend are whole.
+    A release has the facts of the one before it, but for those that it names, also of single backends and types.
     """
     found, rules = [], Rules()
     for row in table(engine, "starts")["releases"]:
         since, facts = row.get("since"), {name: fact for name, fact in row.items() if name != "since"}
-        for name in ("capabilities", "backends"):
+        for name in ("capabilities", "no_stages"):
             facts[name] = {**getattr(rules, name), **facts.get(name, {})}
+        changed = {name: {**rules.backends.get(name, {}), **own} for name, own in facts.get("backends", {}).items()}
+        facts["backends"] = {**rules.backends, **changed}
         rules = rules._replace(**facts)
         found.append((since and parse_release(engine, since).release, rules))
     return found
@@ -137,9 +138,10 @@ def check(start: Start, rules: Rules, engine: str, backend: str | None = None) -
     """
     for reason, hint in (
         *_of_device(start, rules), *_of_layout(start, rules), *_of_backend(start, rules, backend),
-        *_of_matrices(start, rules),
     ):  # fmt: skip
         raise LayoutError(f"{engine} does not start: {reason}", hint)
+    if (partial := _partial(start, rules)) is not None:
+        raise LayoutError(f"{engine} does not start: {partial}", _hint(start, rules))
 
 
 def _of_device(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
@@ -155,12 +157,14 @@ def _of_device(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
             yield f"{what} a compute capability of {_shown(least)}, and {has}", None
     if start.dtype == "bf16" and capability < rules.bf16:
         yield f"--dtype bf16 needs a compute capability of {_shown(rules.bf16)}, and {has}", "--dtype fp16"
-    if capability < rules.fp8_cache and is_fp8(start.workload.kv_dtype.name):
+    has_fp8, has_sparse = is_fp8(start.workload.kv_dtype.name), is_sparse(start.spec)
+    reads_all = latent_of(start.spec) is not None and not has_sparse
+    if capability < rules.fp8_cache and has_fp8:
         yield f"a cache in fp8 needs a compute capability of {_shown(rules.fp8_cache)}, and {has}", None
-    elif rules.latent_fp8 and capability not in rules.latent_fp8 and _has_latent_fp8(start):
+    elif rules.latent_fp8 and capability not in rules.latent_fp8 and has_fp8 and reads_all:
         known = ", ".join(map(_shown, rules.latent_fp8))
         yield f"MLA has kernels for a cache in fp8 for compute capability {known}, and {has}", "--kv-dtype bf16"
-    if rules.sparse_latent and capability // 10 not in rules.sparse_latent and _is_sparse(start.spec):
+    if rules.sparse_latent and capability // 10 not in rules.sparse_latent and has_sparse:
         known = ", ".join(f"{major}.x" for major in rules.sparse_latent)
         yield f"sparse latent attention has kernels for compute capability {known}, and {has}", None
 
@@ -189,24 +193,6 @@ def scheme_of(spec: ModelSpec) -> Scheme | None:
         return read_scheme(spec.quantization, 2)
     except UnknownSchemeError:
         return None
-
-
-@remembered
-def _is_sparse(spec: ModelSpec) -> bool:
-    """Whether attention chooses the rows of a latent that it reads (DeepSeek-V3.2, GLM-5)."""
-    caches = {type(cache) for group in spec.layers for cache in group.caches}
-    return spec.attention.is_latent and IndexerKeys in caches
-
-
-def _has_latent_fp8(start: Start) -> bool:
-    """Whether attention reads all rows of a latent in fp8."""
-    return is_fp8(start.workload.kv_dtype.name) and _has_latent(start.spec) and not _is_sparse(start.spec)
-
-
-@remembered
-def _has_latent(spec: ModelSpec) -> bool:
-    """Whether the engine keeps a latent. A model may have one that it expands."""
-    return any(isinstance(cache, LatentAttention) for group in spec.layers for cache in group.caches)
 
 
 def quantized_matrices(spec: ModelSpec, weights: ModelWeights | None) -> Iterator[tuple[Weight, Format, int]]:
@@ -244,7 +230,7 @@ def _blocks_of(spec: ModelSpec) -> list[tuple[str, Weight, tuple[int, int]]]:
 
 def _of_layout(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
     workload, model_type = start.workload, start.spec.model_type
-    if workload.pipeline_parallel_size > 1 and model_type in rules.no_stages:
+    if workload.pipeline_parallel_size > 1 and rules.no_stages.get(model_type):
         yield f"--pp {workload.pipeline_parallel_size}: its {model_type} has no pipeline stages", "use --tp"
     if rules.needs_experts and workload.expert_parallel_size > 1 and not _has_experts(start.spec):
         yield f"--ep {workload.expert_parallel_size}: {start.spec.name} has no experts", "leave it out"
@@ -274,12 +260,6 @@ def _has_experts(spec: ModelSpec) -> bool:
     """Whether the model has experts, or may have some because its weights are not known."""
     weights = weights_of(spec)
     return weights is None or any(weight.copies > 1 for block in weights.blocks for weight in block.weights)
-
-
-def _of_matrices(start: Start, rules: Rules) -> Iterator[tuple[str, str | None]]:
-    reason = _partial(start, rules)
-    if reason is not None:
-        yield reason, _hint(start, rules)
 
 
 def _partial(start: Start, rules: Rules) -> str | None:

@@ -20,6 +20,7 @@ from kvcalc.model.caches import (
     RecurrentState,
     TokenCache,
     read_entries,
+    share_of_device,
     stored_elements,
 )
 from kvcalc.model.memo import remembered
@@ -137,12 +138,8 @@ def decode_read_bytes(spec: ModelSpec, dtype: Dtype, context_tokens: int, batch_
 
 @remembered
 def on_device(spec: ModelSpec, tensor_parallel_size: int) -> ModelSpec:
-    """The share of `spec`'s caches that each of `tensor_parallel_size` devices holds.
-
-    KV heads are divided over the devices. If there are more devices than KV heads, each device holds one head and the
-    heads are replicated. Every device holds the whole latent of MLA.
-    """
-    return map_caches(spec, lambda cache: cache.on_device(tensor_parallel_size))
+    """The share of `spec`'s caches that each of `tensor_parallel_size` devices holds."""
+    return map_caches(spec, lambda cache: share_of_device(cache, tensor_parallel_size))
 
 
 class Growth(NamedTuple):

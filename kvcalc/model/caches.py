@@ -54,13 +54,6 @@ class FullAttention(NamedTuple):
         """Elements of each row that one token adds: K, then V. The block of a block-scaled dtype must divide each."""
         return (self.num_kv_heads * self.k_head_dim, self.num_kv_heads * self.v_head_dim)
 
-    def on_device(self, tensor_parallel_size: int) -> FullAttention:
-        """Return the share of one of `tensor_parallel_size` devices.
-
-        The heads are divided among the devices. If there are more devices than heads, the heads are replicated.
-        """
-        return self._replace(num_kv_heads=max(1, self.num_kv_heads // tensor_parallel_size))
-
 
 class SlidingWindowAttention(NamedTuple):
     """K and V of the last `window` tokens, including the current one (Mistral-7B v0.1, section 2)."""
@@ -80,9 +73,6 @@ class SlidingWindowAttention(NamedTuple):
 
     def token_rows(self) -> tuple[int, ...]:
         return (self.num_kv_heads * self.k_head_dim, self.num_kv_heads * self.v_head_dim)
-
-    def on_device(self, tensor_parallel_size: int) -> SlidingWindowAttention:
-        return self._replace(num_kv_heads=max(1, self.num_kv_heads // tensor_parallel_size))
 
 
 class ChunkedAttention(NamedTuple):
@@ -108,9 +98,6 @@ class ChunkedAttention(NamedTuple):
     def token_rows(self) -> tuple[int, ...]:
         return (self.num_kv_heads * self.k_head_dim, self.num_kv_heads * self.v_head_dim)
 
-    def on_device(self, tensor_parallel_size: int) -> ChunkedAttention:
-        return self._replace(num_kv_heads=max(1, self.num_kv_heads // tensor_parallel_size))
-
 
 class IndexerKeys(NamedTuple):
     """One key per token, in addition to the layer's other cache. Sparse attention uses it to pick the tokens it reads.
@@ -133,9 +120,6 @@ class IndexerKeys(NamedTuple):
 
     def token_rows(self) -> tuple[int, ...]:
         return (self.head_dim,)
-
-    def on_device(self, tensor_parallel_size: int) -> IndexerKeys:
-        return self
 
 
 class LatentAttention(NamedTuple):
@@ -161,10 +145,6 @@ class LatentAttention(NamedTuple):
 
     def token_rows(self) -> tuple[int, ...]:
         return (self.kv_lora_rank + self.qk_rope_head_dim,)
-
-    def on_device(self, tensor_parallel_size: int) -> LatentAttention:
-        """Every device holds the whole latent: its up-projections are split by head, but the latent has no heads."""
-        return self
 
 
 class CompressedAttention(NamedTuple):
@@ -223,10 +203,6 @@ class CompressedAttention(NamedTuple):
     def token_rows(self) -> tuple[int, ...]:
         return (self.head_dim, self.index_head_dim) if self.index_head_dim else (self.head_dim,)
 
-    def on_device(self, tensor_parallel_size: int) -> CompressedAttention:
-        """All heads share the cache, so every device holds it."""
-        return self
-
 
 class CrossAttention(NamedTuple):
     """K and V of the encoder's output, computed once and read at every step (T5, Whisper).
@@ -255,9 +231,6 @@ class CrossAttention(NamedTuple):
 
     def token_rows(self) -> tuple[int, ...]:
         return (self.num_kv_heads * self.k_head_dim, self.num_kv_heads * self.v_head_dim)
-
-    def on_device(self, tensor_parallel_size: int) -> CrossAttention:
-        return self._replace(num_kv_heads=max(1, self.num_kv_heads // tensor_parallel_size))
 
 
 class RecurrentState(NamedTuple):
@@ -328,6 +301,19 @@ def stored_elements(cache: TokenCache, tokens: int) -> int:
     if isinstance(cache, CompressedAttention):
         return sum(value for _, value in cache.stored_parts(tokens))
     return prod(value for _, value in cache.stored_factors(tokens))
+
+
+def share_of_device(cache: Cache, tensor_parallel_size: int) -> Cache:
+    """Return the share of one of `tensor_parallel_size` devices.
+
+    KV heads are divided among the devices. If there are more devices than heads, the heads are replicated. All heads
+    share a latent, an indexer's keys and compressed entries, so every device holds them.
+    """
+    if isinstance(cache, RecurrentState):
+        return cache.on_device(tensor_parallel_size)
+    if isinstance(cache, HEADS_CACHES):
+        return cache._replace(num_kv_heads=max(1, cache.num_kv_heads // tensor_parallel_size))
+    return cache
 
 
 READ_PARTS = ("window", "compressed", "index keys")

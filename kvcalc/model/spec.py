@@ -10,6 +10,7 @@ from kvcalc.model.caches import (
     Cache,
     CompressedAttention,
     CrossAttention,
+    IndexerKeys,
     LatentAttention,
     RecurrentState,
 )
@@ -200,6 +201,12 @@ def windows(spec: ModelSpec) -> list[int]:
 def latent_of(spec: ModelSpec) -> LatentAttention | None:
     """Return the latent cache of an MLA model, or None."""
     return next((cache for cache in all_caches(spec) if isinstance(cache, LatentAttention)), None)
+
+
+def is_sparse(spec: ModelSpec) -> bool:
+    """Whether attention over a latent chooses the rows that it reads by index keys (DeepSeek-V3.2, GLM-5)."""
+    kinds = {type(cache) for cache in all_caches(spec)}
+    return IndexerKeys in kinds and LatentAttention in kinds
 
 
 def has_compressed(spec: ModelSpec) -> bool:

@@ -56,20 +56,18 @@ def rows_of(table: str) -> dict[str, Any]:
 
 @cache
 def row_of(table: str, name: str) -> dict[str, Any]:
-    """A row of a table, with what it has from the rows that it is `like`. Empty if there is no such row."""
-    own = dict(rows_of(table).get(name, {}))
+    """A row of a table, as `joined` makes it. Empty if there is no such row."""
+    rows = rows_of(table)
+    return joined(rows, name) if name in rows else {}
+
+
+def joined(rows: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A row with what it adds to the rows that it is `like`, part by part. KeyError if there is none."""
     found: dict[str, Any] = {}
-    for other in own.pop("like", "").split():
-        found.update(row_of(table, other))
-    return {**found, **own}
-
-
-def joined(rows: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A row with what it adds to the one that it is `like`, part by part. KeyError if there is none."""
-    own = dict(rows[name])
-    found = dict(joined(rows, own.pop("like"))) if "like" in own else {}
-    for part, value in own.items():
-        found[part] = {**(found.get(part) or {}), **value} if isinstance(value, dict) else value
+    for row in (*(joined(rows, other) for other in rows[name].get("like", "").split()), rows[name]):
+        for part, value in row.items():
+            found[part] = {**(found.get(part) or {}), **value} if isinstance(value, dict) else value
+    found.pop("like", None)
     return found
 
 

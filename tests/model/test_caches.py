@@ -13,6 +13,7 @@ from kvcalc.model.caches import (
     LatentAttention,
     SlidingWindowAttention,
     read_entries,
+    share_of_device,
     stored_elements,
 )
 
@@ -59,12 +60,12 @@ def test_rows_of_one_token_are_what_one_token_stores(cache: Plain) -> None:
 
 @pytest.mark.parametrize(("devices", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1)])
 def test_heads_are_divided_and_then_replicated(devices: int, heads: int) -> None:
-    assert FullAttention(8, 64, 32).on_device(devices) == FullAttention(heads, 64, 32)
-    assert SlidingWindowAttention(9, 8, 64, 32).on_device(devices) == SlidingWindowAttention(9, heads, 64, 32)
+    assert share_of_device(FullAttention(8, 64, 32), devices) == FullAttention(heads, 64, 32)
+    assert share_of_device(SlidingWindowAttention(9, 8, 64, 32), devices) == SlidingWindowAttention(9, heads, 64, 32)
 
 
 def test_a_latent_is_whole_on_every_device() -> None:
-    assert LatentAttention(512, 64).on_device(8) == LatentAttention(512, 64)
+    assert share_of_device(LatentAttention(512, 64), 8) == LatentAttention(512, 64)
 
 
 def test_kinds_and_windows_are_named() -> None:

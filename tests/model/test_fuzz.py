@@ -23,8 +23,7 @@ from kvcalc.model.reader import TOWER_KEYS
 from kvcalc.model.towers import towers_of
 from kvcalc.model.towers.images import image_tokens
 from kvcalc.model.towers.rules import spelled_out
-from kvcalc.model.towers.weights import row_of
-from kvcalc.model.type_tables import FAMILIES, REMOTE_FAMILIES, rows_of
+from kvcalc.model.type_tables import FAMILIES, REMOTE_FAMILIES, row_of, rows_of
 from kvcalc.model.wrappers import WRAPPERS
 from tests.conftest import ROOT
 from tests.model.test_hybrid_families import DELTA, MLA, NEMOTRON, SMALL
@@ -109,7 +108,7 @@ def keys_of_towers(rule: str) -> list[str]:
     """The keys that a rule of towers reads: the strings of its module, or the words of its row."""
     module, dot, _ = rule.partition(".")
     names = ("blocks", "bodies", "image_rule", "__init__", *([module] if dot else []))
-    own = set() if dot else {*re.findall(r"[a-z]\w+", str(row_of(rule)))}
+    own = set() if dot else {*re.findall(r"[a-z]\w+", str(row_of("tower_weights", rule)))}
     return sorted(own | {key for name in names for key in words(MODEL / "towers" / f"{name}.py")})
 
 

@@ -31,8 +31,8 @@ from kvcalc.engines.placement import count_placed_layers, without_tables
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, gguf_type, pair, parse_dtype
 from kvcalc.memory.sharding import bounds_of, stage_weights, stages_of
-from kvcalc.model.caches import Cache, LatentAttention
-from kvcalc.model.spec import ModelSpec, all_caches, has_cross_attention, has_states, weights_of
+from kvcalc.model.caches import Cache
+from kvcalc.model.spec import ModelSpec, has_cross_attention, has_states, latent_of, weights_of
 from kvcalc.notes import Note
 from kvcalc.releases import Release, parse_release
 from kvcalc.units import format_size
@@ -242,5 +242,4 @@ class LlamaCpp(Engine):
             raise UsageError("--cache-type-v: K and V have the same type in llama.cpp if V is a view of K (MLA)")
 
     def _views_v(self, share: ModelSpec) -> bool:
-        latent = any(isinstance(cache, LatentAttention) for cache in all_caches(share))
-        return latent and not self.chosen.is_before(NO_V)
+        return latent_of(share) is not None and not self.chosen.is_before(NO_V)

@@ -38,8 +38,8 @@ class Settings(NamedTuple):
     swa_full: bool
     flash_attn: str
     before_pull: int | None
-    draft_max: int = 0
-    starts_four_slots: bool = True
+    draft_max: int
+    starts_four_slots: bool
 
     def is_before(self, pull: int) -> bool:
         """Whether the build lacks this pull request."""
@@ -88,20 +88,13 @@ class Settings(NamedTuple):
 def parse_settings(settings: Mapping[str, str], build: Release | None = None) -> Settings:
     """Parse and check the given options of a build (None: the newest). Raises UsageError (exit 2)."""
     given = SettingsReader("llama.cpp", settings)
-    flash_attn, before = given.choice("flash-attn"), given.optional_count("before-pull")
-    if before is not None and before not in _PULLS:
+    found = given.fill(Settings, draft_max=given.count("draft-max", 0), starts_four_slots=True)
+    if found.before_pull is not None and found.before_pull not in _PULLS:
         known = ", ".join(map(str, _PULLS))
-        raise UsageError(f"--before-pull {before}: no known change of memory in this pull", f"one of {known}")
+        raise UsageError(
+            f"--before-pull {found.before_pull}: no known change of memory in this pull", f"one of {known}"
+        )
     for name in ("fit-target", "fit-ctx"):  # used with --context auto only, but checked always
         given.optional_count(name)
-    found = Settings(
-        given.optional_count("parallel"),
-        "kv-unified" in settings,
-        given.count("ubatch-size"),
-        "swa-full" in settings,
-        flash_attn,
-        before,
-        given.count("draft-max", 0),
-    )
     has_one_slot = found.is_before(SLOTS) or (build is not None and build <= _LAST_WITH_ONE_SLOT)
     return found._replace(starts_four_slots=not has_one_slot)

@@ -76,7 +76,8 @@ class Mlx(Engine):
         if self.max_kv_size is not None and makes_own_cache(spec):
             text = f"mlx-lm ignores --max-kv-size for {spec.model_type}, whose class makes its own cache"
             notes.append(Note("engine", "max-kv-size", text))
-        if not rotates(spec) and any(cache.window is not None for cache in all_caches(spec) if not _is_chunked(cache)):
+        slides = any(cache.window is not None and not isinstance(cache, ChunkedAttention) for cache in all_caches(spec))
+        if slides and not rotates(spec):
             text = f"mlx-lm keeps all tokens in the windowed layers of {spec.model_type}"
             notes.append(Note("engine", "whole-windows", text))
         self.notes = tuple(notes)
@@ -163,10 +164,6 @@ class Mlx(Engine):
                 if width % group:
                     hint = f"try --kv-group-size {next((g for g in (64, 32) if width % g == 0), 32)}"
                     raise UsageError(f"--kv-bits: groups of {group} do not divide a head of {width}", hint)
-
-
-def _is_chunked(cache: Cache) -> bool:
-    return isinstance(cache, ChunkedAttention)
 
 
 def _quantized(settings: Mapping[str, str]) -> Dtype:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 from kvcalc.engines.checkpoint import published_cache, quantized_cache
 from kvcalc.engines.place import Place
-from kvcalc.engines.sglang.models import is_sparse
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, is_sparse
 
 
 def default_cache(spec: ModelSpec, dtype: str | None, place: Place) -> tuple[str, str | None]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from kvcalc.engines.account import (
     BatchLine,
     BlockPool,
-    DeviceDefault,
     Line,
     PoolFigures,
     PoolLimit,
@@ -21,22 +20,22 @@ from kvcalc.engines.account import (
     lines_of,
 )
 from kvcalc.engines.declarations import types_of
-from kvcalc.engines.engine import Engine, Resolved
+from kvcalc.engines.engine import Engine, Resolved, part_of
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, RAW_FP8, Place, is_fp8
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
-from kvcalc.engines.sglang.models import MINIMAX_M3, check_model, is_sparse
+from kvcalc.engines.sglang.models import MINIMAX_M3, check_model
 from kvcalc.engines.sglang.pools import DraftSlot, Pools, draft_slot, most_requests, pools_of, profiled_tokens
 from kvcalc.engines.sglang.settings import (
     Settings,
     check_copies,
     check_devices,
     device_defaults,
+    device_settings,
     keeps_mlps,
     parse_settings,
-    steps_by_memory,
     strategy_of,
 )
 from kvcalc.engines.sglang.states import DRAFTING_REQUESTS, memory_after_states, num_states, states_of_request
@@ -47,9 +46,9 @@ from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.drafting import EAGLE, EAGLE1, MTP
-from kvcalc.model.spec import ModelSpec, has_states, weights_of
+from kvcalc.model.spec import ModelSpec, has_states, is_sparse, weights_of
 from kvcalc.notes import Note
-from kvcalc.releases import Release, parse_release
+from kvcalc.releases import parse_release
 from kvcalc.units import Number
 
 if TYPE_CHECKING:
@@ -80,6 +79,7 @@ class Sglang(Engine):
     """
 
     name = "sglang"
+    device_settings, device_defaults = staticmethod(device_settings), staticmethod(device_defaults)
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -155,17 +155,6 @@ class Sglang(Engine):
         """Remaining layers go to the last ranks, one each (get_pp_indices, srt/distributed/utils.py)."""
         return longer_last(num_layers, stages)
 
-    @staticmethod
-    def device_settings(
-        memory_bytes: int, device_name: str, device_class: str | None, release: Release | None,
-        given: Mapping[str, str], spec: ModelSpec | None = None,
-    ) -> dict[str, str]:  # fmt: skip
-        return {"chunked-prefill-size": str(steps_by_memory(memory_bytes, release)[0])}
-
-    @staticmethod
-    def device_defaults(release: Release | None) -> list[DeviceDefault]:
-        return device_defaults(release)
-
     @classmethod
     def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:
         """--cp-strategy."""
@@ -211,27 +200,15 @@ class Sglang(Engine):
         return [Entries(layer.cache, layer.num_layers, (layer.bytes,)) for layer in layers if layer.stores]
 
     def held_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
-        pools = pools_of(share, dtype)
-        return self._bytes(share, dtype, pools, tokens, batch, *self._pool_tokens(pools, tokens, batch))
+        return self.rows_bytes(share, dtype, tokens, batch, *self._pool_tokens(pools_of(share, dtype), tokens, batch))
 
     def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
         """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
-        return self._bytes(share, dtype, pools_of(share, dtype), tokens, batch, full, window)
-
-    def _bytes(
-        self, share: ModelSpec, dtype: Dtype, pools: Pools, tokens: int, batch: int, full: int, window: int
-    ) -> int:
-        page = self.page
-        rows = (full + page) * pools.full
+        pools, page = pools_of(share, dtype), self.page
+        rows = (full + page) * pools.full + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
         if pools.window:
             rows += (window + page) * pools.window
-        if pools.state:
-            rows += (self._num_states(batch) + 1) * pools.state
-        if self.chosen.max_running_requests is not None:
-            rows += self.table_bytes(tokens)
-        if self.chosen.speculative_num_draft_tokens is not None:
-            rows += self._draft_bytes(share, dtype, batch)
-        return rows
+        return rows + ((self._num_states(batch) + 1) * pools.state if pools.state else 0)
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         pools = pools_of(share, dtype)
@@ -244,9 +221,8 @@ class Sglang(Engine):
         return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
 
     def prefixes(self, share: ModelSpec, dtype: Dtype, whole: bool = False) -> Prefixes:
-        from kvcalc.engines.sglang.reuse import SglangPrefixes
-
-        return SglangPrefixes(self, share, dtype)
+        found: Prefixes = part_of(self.name, "reuse").SglangPrefixes(self, share, dtype)
+        return found
 
     def growth_tokens(self, share: ModelSpec, dtype: Dtype) -> int:
         return self.page * self.ratio.denominator
@@ -398,10 +374,9 @@ class Sglang(Engine):
         sizes["dummy page"] = page * (pools.full + pools.window)
         sizes["dummy state"] = pools.state
         sizes["request table"] = self.table_bytes(tokens)
-        if self.chosen.speculative_num_draft_tokens is not None:
-            slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
-            sizes["states for checking drafts"] = requests * slot.states
-            sizes["convolution inputs for checking drafts"] = requests * slot.inputs
+        slot, requests = self._draft_slot(share, dtype), self._draft_requests(batch)
+        sizes["states for checking drafts"] = requests * slot.states
+        sizes["convolution inputs for checking drafts"] = requests * slot.inputs
         return lines_of(sizes)
 
     def _draft_slot(self, share: ModelSpec, dtype: Dtype) -> DraftSlot:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from kvcalc.engines.declarations import types_of
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.engines.sglang.models import GEMMA4, MINIMAX_M3, check_model
-from kvcalc.engines.sglang.models import is_sparse as is_sparse
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, Dtype, bytes_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
@@ -27,7 +26,7 @@ from kvcalc.model.caches import (
     SlidingWindowAttention,
 )
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches
+from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, is_sparse
 from kvcalc.records import NamedTuple
 
 FULL, WINDOW, STATE = "full", "window", "state"

@@ -11,7 +11,7 @@ from typing import Any
 from kvcalc.engines.declarations import FACTS, types_of
 from kvcalc.engines.engine import not_established
 from kvcalc.errors import ModelError
-from kvcalc.model.caches import CompressedAttention, CrossAttention, IndexerKeys, LatentAttention
+from kvcalc.model.caches import CompressedAttention, CrossAttention, LatentAttention
 from kvcalc.model.spec import ModelSpec, all_caches, kv_head_counts
 
 GEMMA4 = ("gemma4_text", "gemma4_unified_text")
@@ -35,12 +35,6 @@ def check_model(spec: ModelSpec) -> None:
     problem = _misread(spec)
     if problem:
         raise ModelError(f"{spec.name}: SGLang {FACTS['sglang']['version']} {problem}")
-
-
-def is_sparse(spec: ModelSpec) -> bool:
-    """Whether the model has MLA with an indexer (DeepSeek sparse attention)."""
-    caches = all_caches(spec)
-    return any(isinstance(c, IndexerKeys) for c in caches) and any(isinstance(c, LatentAttention) for c in caches)
 
 
 def _misread(spec: ModelSpec) -> str | None:

@@ -17,14 +17,13 @@ Source, SGLang 0.5.23:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 from math import ceil
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.prefixes import PLAIN, Matching, Prefixes, in_use, refuse_encoder_decoder
 from kvcalc.engines.reuse import OF_HIDDEN_STATES, TIERS, Reuse, is_latent
 from kvcalc.engines.rounding import round_up
-from kvcalc.engines.sglang.pools import Pools, pools_of
+from kvcalc.engines.sglang.pools import pools_of
 from kvcalc.engines.sglang.states import DRAFTING_REQUESTS
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype
@@ -33,6 +32,9 @@ from kvcalc.model.drafting import Speculation
 from kvcalc.model.spec import ModelSpec, has_states
 from kvcalc.notes import Note
 from kvcalc.releases import Release
+
+if TYPE_CHECKING:
+    from kvcalc.engines.sglang.engine import Sglang
 
 
 class SglangReuse(Reuse):
@@ -81,24 +83,10 @@ class SglangReuse(Reuse):
 _STATE_TOKENS = 64
 
 
-class SizesPools(Protocol):
-    """What the prefixes need of the engine. `ratio` is that of the tokens in the window's pool to all tokens."""
-
-    page: int
-    ratio: Fraction
-    spec: ModelSpec
-
-    def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
-        """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""
-
-    def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
-        """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
-
-
 class SglangPrefixes(Prefixes):
     """The pools of one device's share."""
 
-    def __init__(self, engine: SizesPools, share: ModelSpec, dtype: Dtype) -> None:
+    def __init__(self, engine: Sglang, share: ModelSpec, dtype: Dtype) -> None:
         refuse_encoder_decoder(share, "SGLang")
         self._engine, self._share, self._dtype = engine, share, dtype
         self._pools, self._whole = pools_of(share, dtype), pools_of(whole_of(share), dtype)

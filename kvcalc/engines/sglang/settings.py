@@ -48,26 +48,13 @@ def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Setti
     """Parse and check the given options. Raises UsageError (exit 2)."""
     given = SettingsReader("sglang", settings)
     context = parse_tokens(settings["context-length"], "--context-length") if "context-length" in settings else None
-    return Settings(
-        given.count("page-size", default_page_size),
-        given.share("swa-full-tokens-ratio"),
-        given.optional_count("max-running-requests"),
-        context,
-        given.optional_count("max-mamba-cache-size"),
-        given.ratio("mamba-full-memory-ratio"),
-        given.choice("mamba-radix-cache-strategy", "a strategy"),
-        "disable-radix-cache" in settings,
-        given.optional_count("speculative-num-draft-tokens"),
-        given.count("speculative-eagle-topk"),
-        given.optional_count("chunked-prefill-size"),
-        given.count("attn-cp-size"),
-        given.count("max-prefill-tokens"),
-        given.optional_count("max-total-tokens"),
-        given.ratio("schedule-conservativeness"),
-        "enable-mixed-chunk" in settings,
-        "disable-overlap-schedule" in settings,
-        given.count("scheduler-recv-interval"),
-    )
+    return given.fill(
+        Settings, page_size=given.count("page-size", default_page_size), context_length=context,
+        swa_full_tokens_ratio=given.share("swa-full-tokens-ratio"),
+        mamba_full_memory_ratio=given.ratio("mamba-full-memory-ratio"),
+        mamba_radix_cache_strategy=given.choice("mamba-radix-cache-strategy", "a strategy"),
+        schedule_conservativeness=given.ratio("schedule-conservativeness"),
+    )  # fmt: skip
 
 
 # The defaults that SGLang chooses by the memory of a device: the tokens in a prefill step, and the graphs.
@@ -96,6 +83,14 @@ _BY_MEMORY = {
     Release.of(0, 4, 8): (_Steps(35, 2048, 8, 80), _Steps(160, 8192, 160, 160), _LARGEST),
     Release.of(0): (_Steps(25_000 / 1024, 2048, 8, 80), _Steps(inf, 8192, 160, 160)),
 }
+
+
+def device_settings(
+    memory_bytes: int, device_name: str, device_class: str | None, release: Release | None,
+    given: Mapping[str, str], spec: ModelSpec | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """The default number of tokens in a prefill step."""
+    return {"chunked-prefill-size": str(steps_by_memory(memory_bytes, release)[0])}
 
 
 def device_defaults(release: Release | None) -> list[DeviceDefault]:

@@ -23,7 +23,7 @@ from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.memory.sharding import longer_first
 from kvcalc.model.caches import SELF_ATTENTION_CACHES, Cache, IndexerKeys, LatentAttention
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, windows
+from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, latent_of, windows
 from kvcalc.notes import Note
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TensorrtLlm(Engine):
     def check_model(self) -> None:
         """Raise ModelError (exit 3) or UsageError (exit 2) if the layout of the model is not modelled."""
         _refuse(self.spec)
-        if self._has_window_pools and any(isinstance(cache, LatentAttention) for cache in all_caches(self.spec)):
+        if self._has_window_pools and latent_of(self.spec) is not None:
             raise UsageError("--max-attention-window: MLA has one pool", "give one window, or leave it out")
 
     @classmethod
@@ -187,7 +187,7 @@ def _refuse(spec: ModelSpec) -> None:
     rows = {(c.k_head_dim, c.v_head_dim) for c in caches if isinstance(c, SELF_ATTENTION_CACHES)}
     if len(rows) > 1:
         raise not_established(spec, "TensorRT-LLM", "head dims that differ between layers (KVCacheManagerV2)")
-    has_latent = any(isinstance(cache, LatentAttention) for cache in caches)
+    has_latent = latent_of(spec) is not None
     if not caches or (spec.model_type not in _HEADS_BY_LAYER and any(not group.caches for group in spec.layers)):
         raise not_established(spec, "TensorRT-LLM", "layers without a cache")
     for cache in caches:

@@ -189,7 +189,8 @@ class LayerGroups(TensorrtLlm):
             sizes["stored"] += stored
             sizes["different layout or dtype"] += batch * kept * row - stored
             beside["blocks rounded up"] += held - batch * kept * row
-        beyond = self._block_bytes(layout, tokens, batch) - sum(sizes.values()) - sum(beside.values())
+        blocks = sum(n * size for n, size in zip(self._slots(layout, tokens, batch), layout.division.sizes))
+        beyond = blocks - sum(sizes.values()) - sum(beside.values())
         found = {**sizes, **beside, "in-flight tokens beyond the window": beyond}
         rest = self.held_bytes(share, dtype, tokens, batch) - sum(found.values())
         is_one = len(layout.division.groups) == 1
@@ -211,9 +212,6 @@ class LayerGroups(TensorrtLlm):
         """
         blocks = ceil_div(tokens, self.block)
         return sum(blocks - most_blocks(window, tokens, self.block) for window in group.windows)
-
-    def _block_bytes(self, layout: Layout, tokens: int, batch: int) -> int:
-        return sum(n * size for n, size in zip(self._slots(layout, tokens, batch), layout.division.sizes))
 
     def _quota_of_tokens(self, layout: Layout, tokens: int) -> int:
         """The bytes for `tokens` tokens (_get_quota_from_max_tokens, kv_cache_manager_v2.py)."""

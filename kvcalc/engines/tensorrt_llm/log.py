@@ -103,11 +103,6 @@ def _check_available(log: Log, token: int, block: int, from_memory: bool) -> lis
     return figures
 
 
-def _may_be_smaller(log: Log) -> bool:
-    """Whether the pool may be smaller than the default share of the free memory, for a reason not in the log."""
-    return log.text("memory_fraction") is None or log.text("max_tokens") is not None
-
-
 def _num_blocks(log: Log, block: int) -> int | None:
     """The blocks of the pool, or None if the log has neither them nor the pool's tokens."""
     for record in log.named("blocks", "pool"):
@@ -139,7 +134,9 @@ class TensorrtLlmLog(LogReader):
         """
         stated = log.text("tokens_per_block")
         blocks = _BLOCKS if stated is None else (stated,)
-        froms = (True, False) if log.named("available") and _may_be_smaller(log) else (True,)
+        # The pool may be smaller than the default share of the free memory, for a reason that is not in the log.
+        may_be_smaller = log.text("memory_fraction") is None or log.text("max_tokens") is not None
+        froms = (True, False) if log.named("available") and may_be_smaller else (True,)
         for from_memory, block, (release, words) in product(froms, blocks, _releases(log, spec)):
             taken = () if stated is not None else (f"{block} tokens per block",)
             checked = partial(best_stage, partial(check, from_memory))

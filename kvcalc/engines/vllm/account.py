@@ -86,7 +86,10 @@ class Plan:
         return any(page.kind in (SLIDING, CHUNKED) for pages, _ in self._other_kinds for page in pages)
 
     def running_blocks(self, tokens: int, in_flight_tokens: int | None) -> int:
-        """The blocks of a running request of `tokens` tokens. None in flight: the most tokens that can be."""
+        """The blocks of a running request of `tokens` tokens. None in flight: the most tokens that can be, of a prompt.
+
+        `request_blocks` has what vLLM reserves for a request at the start: the most that it may hold at any time.
+        """
         demand = self.demand(tokens)
         if in_flight_tokens is not None:
             demand = demand._replace(max_in_flight_tokens=in_flight_tokens)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import lcm
 
 from kvcalc.engines.place import Place
-from kvcalc.engines.rounding import ceil_div, round_up
+from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.vllm.defaults import V41
 from kvcalc.engines.vllm.pages import MLA, RING, SLIDING, Page
 from kvcalc.errors import ModelError, UsageError
@@ -74,16 +74,12 @@ def v41_pages(
     if rows is _NVFP4 and spec.attention.num_heads < _MEGA_HEADS:
         raise ModelError(f"{spec.name}: vLLM's layout with less than {_MEGA_HEADS} heads per device is not modelled")
 
-    def aligned(page: Page) -> Page:
-        padded = round_up(page.own_bytes, rows.alignment)
-        return page._replace(padded_bytes=padded) if padded != page.own_bytes else page
-
-    pages = [("window", aligned(Page(SLIDING, _WINDOW_BLOCK, rows.window, cache.window, stride=stride)))]
+    pages = [("window", Page(SLIDING, _WINDOW_BLOCK, rows.window, cache.window, stride=stride).aligned(rows.alignment))]
     if not (rate := cache.compress_rate):
         return pages
     key_bytes = cache.index_head_dim + ceil_div(cache.index_head_dim, 128) * 4
-    pages.append(("compressed", aligned(Page(MLA, block_size, rows.entry, rate=rate))))
-    pages.append(("index keys", aligned(Page(MLA, block_size, key_bytes, rate=rate))))
+    pages.append(("compressed", Page(MLA, block_size, rows.entry, rate=rate).aligned(rows.alignment)))
+    pages.append(("index keys", Page(MLA, block_size, key_bytes, rate=rate).aligned(rows.alignment)))
     if rate > 1:
         tokens = max(_LEAST_RING, 1 << (drafted + 1).bit_length())
         pages.append(("buffers", Page(RING, tokens, 2 * cache.head_dim * 4)))

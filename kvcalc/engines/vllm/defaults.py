@@ -16,9 +16,9 @@ from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place, is_fp8
 from kvcalc.engines.reserve import GIB, NEWEST
 from kvcalc.errors import LayoutError
-from kvcalc.model.caches import HEADS_CACHES, IndexerKeys, LatentAttention
+from kvcalc.model.caches import HEADS_CACHES
 from kvcalc.model.memo import remembered
-from kvcalc.model.spec import ModelSpec, all_caches, has_compressed, has_states, latent_of
+from kvcalc.model.spec import ModelSpec, all_caches, has_compressed, has_states, is_sparse, latent_of
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
 
@@ -51,12 +51,6 @@ def has_raw_rows(spec: ModelSpec, place: Place) -> bool:
     FlashMLA. Before 0.18, every fp8 cache of sparse attention was packed.
     """
     return place.is_sm100 and place.since(0, 18) and is_sparse(spec)
-
-
-def is_sparse(spec: ModelSpec) -> bool:
-    """Whether attention over a latent selects tokens by index keys."""
-    kinds = {type(cache) for cache in all_caches(spec)}
-    return IndexerKeys in kinds and LatentAttention in kinds
 
 
 # The default size of a block, which the kernels of attention decide by model, cache type and device.

@@ -7,7 +7,6 @@ releases.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from math import gcd
 from typing import TYPE_CHECKING, Any, cast
 
@@ -83,8 +82,7 @@ class Vllm(Engine):
         super().__init__(spec, settings, 1, release)
         self.rules = rules_of(release)
         self.place = Place(None if release is None else parse_release("vllm", release).release)
-        chosen, self.states = parse_settings(settings, spec, self.rules, self.place)
-        chosen = chosen._replace(pipeline_parallel_size=stages)
+        chosen, self.states = parse_settings(settings, spec, self.rules, self.place, stages)
         check_partition(chosen.pp_layer_partition, spec.num_layers, stages)
         shown = {name: value for name, value in chosen._asdict().items() if name != "overlaps_stages"}
         if not chosen.enable_prefix_caching:
@@ -254,8 +252,7 @@ class Vllm(Engine):
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine:
         plan = self.plan(share, dtype)
-        start = plan.checked_bytes(tokens) if plan.checked_block_bytes > plan.block_bytes else 0
-        return BatchLine(0, plan.request_blocks(tokens) * plan.block_bytes, start)
+        return BatchLine(0, plan.request_blocks(tokens) * plan.block_bytes, self.start_bytes(share, dtype, tokens))
 
     def all_stages_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int) -> int:
         # Every stage takes the same number of blocks. On each stage a block is as large as the largest group there.
@@ -316,31 +313,18 @@ class Vllm(Engine):
         """The blocks in the pool (may_override_num_blocks, v1/core/kv_cache_planning.py)."""
         return self.chosen.num_gpu_blocks_override or memory // plan.block_bytes
 
-    def running_blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, *, decodes: bool) -> int:
-        """The blocks of a running request of `tokens` tokens. In windows, a prompt holds those of steps in flight too.
-
-        `blocks` has what vLLM reserves for a request at the start: the most that it may hold at any time.
-        """
-        return self.plan(share, dtype).running_blocks(tokens, self.chosen.steps_in_flight - 1 if decodes else None)
-
     def most_running(
         self, share: ModelSpec, dtype: Dtype, memory: int, prompt_tokens: int, tokens: int, shared_tokens: int = 0
     ) -> int | None:
-        plan = self.plan(share, dtype)
+        plan, in_flight = self.plan(share, dtype), self.chosen.steps_in_flight - 1
         if not plan.gives_back:
             return None
-        of_prompt, decoding = (
-            self.running_blocks(share, dtype, prompt_tokens, decodes=decodes) for decodes in (False, True)
-        )
-        # One block is never given to a request (null_block, v1/core/block_pool.py).
-        left = self._num_blocks(plan, memory) - 1 - (of_prompt - decoding)
-        if not shared_tokens:
-            return max(left // self.running_blocks(share, dtype, tokens, decodes=True), 0)
         from kvcalc.engines.vllm.reuse import VllmPrefixes
 
-        held = VllmPrefixes(plan, plan.block_bytes).running_blocks(
-            shared_tokens, tokens, self.chosen.steps_in_flight - 1
-        )
+        beyond = plan.running_blocks(prompt_tokens, None) - plan.running_blocks(prompt_tokens, in_flight)
+        # One block is never given to a request (null_block, v1/core/block_pool.py).
+        left = self._num_blocks(plan, memory) - 1 - beyond
+        held = VllmPrefixes(plan, plan.block_bytes).running_blocks(shared_tokens, tokens, in_flight)
         return max((left - held.shared) // held.own, 0)
 
     def lookahead_tokens(self, num_tokens: int, *, is_longest: bool, by_ngrams: bool) -> int:
@@ -348,16 +332,15 @@ class Vllm(Engine):
         return 0 if is_longest else num_tokens
 
     def running_pool(self, share: ModelSpec, dtype: Dtype, longest_tokens: int, batch: int, memory: int) -> RunningPool:
-        size = self.block_tokens(share, dtype)
+        plan, size = self.plan(share, dtype), self.block_tokens(share, dtype)
         # One block is never given to a request (null_block, v1/core/block_pool.py).
-        capacity = self._num_blocks(self.plan(share, dtype), memory) - 1
+        capacity = self._num_blocks(plan, memory) - 1
 
-        def table_of(numbers: int, *, decodes: bool) -> list[int]:
-            running = partial(self.running_blocks, share, dtype, decodes=decodes)
-            return block_table(running, size, numbers, capacity)
+        def table_of(numbers: int, in_flight: int | None) -> list[int]:
+            return block_table(lambda tokens: plan.running_blocks(tokens, in_flight), size, numbers, capacity)
 
-        prompts = table_of(-(-longest_tokens // size) + 2, decodes=False)
-        table = table_of(len(prompts) - 1, decodes=True)
+        prompts = table_of(-(-longest_tokens // size) + 2, None)
+        table = table_of(len(prompts) - 1, self.chosen.steps_in_flight - 1)
         if table == prompts:
             even = range(0, len(table) * table[1], table[1])
             return RunningPool(capacity, size, even if table == list(even) else table)

@@ -402,23 +402,18 @@ def compressed_pages(
     rate = cache.compress_rate
     if cache.head_dim != _HEAD_DIM or spec.attention.rope_dim != _ROPE_DIM or rate not in (0, *_STATE_BLOCKS):
         raise ModelError(f"{spec.name}: vLLM's kernels need head_dim 512, qk_rope_head_dim 64 and rates of 4 or 128")
-    pages = [("window", _aligned(Page(SLIDING, _WINDOW_BLOCK, _ROW_BYTES, cache.window)))]
+    pages = [("window", Page(SLIDING, _WINDOW_BLOCK, _ROW_BYTES, cache.window).aligned(_ALIGNMENT))]
     if not rate:
         return pages
     runs = 2 if cache.index_head_dim else 1
-    pages.append(("compressed", _aligned(Page(MLA, block_size, _ROW_BYTES, rate=rate))))
+    pages.append(("compressed", Page(MLA, block_size, _ROW_BYTES, rate=rate).aligned(_ALIGNMENT)))
     widths = [("buffers", cache.head_dim)]
     if cache.index_head_dim:
         # In fp8, with an fp32 scale per 128 elements.
         key_bytes = cache.index_head_dim + ceil_div(cache.index_head_dim, 128) * 4
-        pages.append(("index keys", _aligned(Page(MLA, block_size, key_bytes, rate=rate))))
+        pages.append(("index keys", Page(MLA, block_size, key_bytes, rate=rate).aligned(_ALIGNMENT)))
         widths.append(("", cache.index_head_dim))
     for part, width in widths:
         state_bytes = 2 * runs * width * 4
-        pages.append((part, _aligned(Page(SLIDING, _STATE_BLOCKS[rate], state_bytes, runs * rate))))
+        pages.append((part, Page(SLIDING, _STATE_BLOCKS[rate], state_bytes, runs * rate).aligned(_ALIGNMENT)))
     return pages
-
-
-def _aligned(page: Page) -> Page:
-    padded = round_up(page.own_bytes, _ALIGNMENT)
-    return page._replace(padded_bytes=padded) if padded != page.own_bytes else page

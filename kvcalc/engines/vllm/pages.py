@@ -5,6 +5,7 @@ Source: kv_cache_interface.py and core/kv_cache_planning.py, vLLM 0.33.0.
 
 from __future__ import annotations
 
+from kvcalc.engines.rounding import round_up
 from kvcalc.records import NamedTuple
 
 FULL, SLIDING, CHUNKED, MLA, STATE, CROSS, RING = "full", "sliding", "chunked", "mla", "state", "cross", "ring"
@@ -57,6 +58,11 @@ class Page(NamedTuple):
     @property
     def bytes(self) -> int:
         return self.padded_bytes or self.own_bytes
+
+    def aligned(self, step: int) -> Page:
+        """The page padded to a multiple of `step` bytes."""
+        padded = round_up(self.own_bytes, step)
+        return self._replace(padded_bytes=padded) if padded != self.own_bytes else self
 
     def tokens(self, demand: Demand) -> int:
         """The most tokens whose rows a request may hold in this layer, before rounding to blocks.

@@ -14,28 +14,8 @@ from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import DRAFT, MTP
 from kvcalc.model.spec import ModelSpec
 
-# Methods of --quantization that convert a checkpoint while it is loaded, to fp8 or to other types. The others name what
-# its config says anyway (QuantizationMethods, model_executor/layers/quantization/__init__.py).
-_FP8 = ("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "ptpc_fp8")
-# Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing. Both run with `moe_wna16`.
-_OF_CHECKPOINTS = {
-    "awq": ("awq", "awq_marlin", "auto_awq"),
-    "gptq": ("gptq", "gptq_marlin", "auto_gptq", "gptq_bitblas"),
-    "compressed-tensors": ("compressed-tensors",),
-    "modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed"),
-    "fp8": (),
-}
-# Keys of --attention-config and of --compilation-config that choose kernels and passes and change no memory that is
-# counted (config/attention.py, config/compilation.py). Mode 3 is the default.
-_KERNELS = (
-    "flash_attn_version", "use_trtllm_attention", "use_cudnn_prefill", "use_trtllm_ragged_deepseek_prefill",
-    "disable_flashinfer_prefill", "disable_flashinfer_q_quantization", "mla_prefill_backend",
-    "use_prefill_query_quantization", "use_prefill_decode_attention",
-)  # fmt: skip
-_PASSES = ("pass_config", "custom_ops", "splitting_ops", "use_inductor", "use_inductor_graph_partition")
-_CONVERTS = (
-    "bitsandbytes", "experts_int8", "torchao", "humming", "int8_per_channel_weight_only", "nvfp4_per_token", "mxfp8",
-)  # fmt: skip
+# Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing (`names` of `reading.yaml`).
+_OF_CHECKPOINTS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
 
 
 class VllmReader(Reader):
@@ -59,9 +39,9 @@ class VllmReader(Reader):
                 )
                 raise LayoutError(text, f"--max-cpu-loras {loras}")
         quantization = left.get("quantization") or left.get("q")
-        if quantization in _FP8:
+        if quantization in self.names["to fp8"]:
             found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded
-        elif quantization in _CONVERTS:
+        elif quantization in self.names["converts"]:
             found.unknown.append(f"quantization {quantization}")
         if "VLLM_PP_LAYER_PARTITION" in environment:
             found.settings["pp-layer-partition"] = environment["VLLM_PP_LAYER_PARTITION"]
@@ -78,7 +58,7 @@ class VllmReader(Reader):
     def check_model(self, found: Read, spec: ModelSpec) -> None:
         """_verify_quantization (config/model.py) and get_quant_config (model_loader/weight_utils.py)."""
         asked = found.left.get("quantization") or found.left.get("q") or ""
-        needed = next((own for own, names in _OF_CHECKPOINTS.items() if asked in names), None)
+        needed = next((own for own in _OF_CHECKPOINTS if asked in self.names.get(own, ())), None)
         stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
         own = "" if stated is None else str(stated.get("quant_method", "modelopt"))
         if stated is None and needed is not None:
@@ -93,7 +73,7 @@ class VllmReader(Reader):
         for key, value in config.items():
             if key == "backend":
                 found.settings.setdefault("attention-backend", str(value))
-            elif key not in _KERNELS:
+            elif key not in self.names["kernels"]:
                 found.unknown.append(f"attention-config {key}")
 
     def _graphs(self, found: Read, config: str) -> None:
@@ -103,7 +83,7 @@ class VllmReader(Reader):
         ):
             if key == "cudagraph_mode" and isinstance(value, str):
                 found.settings["cudagraph-mode"] = value.casefold()
-            elif key.split(".")[0] not in _PASSES and not (key in ("mode", "level") and value == 3):
+            elif key.split(".")[0] not in self.names["passes"] and not (key in ("mode", "level") and value == 3):
                 found.unknown.append(f"compilation-config {key}")
 
     def _drafting(self, found: Read, config: Mapping[str, Any]) -> None:

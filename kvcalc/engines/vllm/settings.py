@@ -34,7 +34,7 @@ class Settings(NamedTuple):
     """`max_num_batched_tokens` is the number of tokens in one step.
 
     One step per pipeline stage is in flight. With async scheduling it is one more (max_concurrent_batches,
-    config/vllm.py), if `overlaps_stages` or there is one stage. The number of stages comes from the workload.
+    config/vllm.py), if `overlaps_stages` or there is one stage. The number of `stages` comes from the workload.
     `gdn_prefill_backend` is None for models without gated delta nets of Qwen's class.
     """
 
@@ -46,17 +46,17 @@ class Settings(NamedTuple):
     decode_context_parallel_size: int
     mamba_cache_mode: str
     gdn_prefill_backend: str | None
-    pp_layer_partition: str | None = None
-    disable_hybrid_kv_cache_manager: bool = False
-    mamba_cache_dtype: str = "auto"
-    mamba_ssm_cache_dtype: str = "auto"
-    kv_cache_dtype_skip_layers: str | None = None
-    pipeline_parallel_size: int = 1
-    prefill_context_parallel_size: int = 1
-    overlaps_stages: bool = True
-    num_gpu_blocks_override: int | None = None
-    enable_chunked_prefill: bool = True
-    cudagraph_mode: str = "full_and_piecewise"
+    pp_layer_partition: str | None
+    disable_hybrid_kv_cache_manager: bool
+    mamba_cache_dtype: str
+    mamba_ssm_cache_dtype: str
+    kv_cache_dtype_skip_layers: str | None
+    pipeline_parallel_size: int
+    prefill_context_parallel_size: int
+    overlaps_stages: bool
+    num_gpu_blocks_override: int | None
+    enable_chunked_prefill: bool
+    cudagraph_mode: str
 
     @property
     def steps_in_flight(self) -> int:
@@ -70,7 +70,7 @@ class Settings(NamedTuple):
 
 
 def parse_settings(
-    settings: Mapping[str, str], spec: ModelSpec, rules: Rules, place: Place = ANYWHERE
+    settings: Mapping[str, str], spec: ModelSpec, rules: Rules, place: Place = ANYWHERE, stages: int = 1
 ) -> tuple[Settings, States]:
     """Parse and check the given options for a model, with the defaults of a release. Returns also the states it keeps.
 
@@ -91,26 +91,15 @@ def parse_settings(
     if block_of_state is not None and not caching:
         raise UsageError("--mamba-block-size needs prefix caching", "use --enable-prefix-caching")
     states = states_of(spec, rules, caching, prefill, drafted, mode, block_of_state, place)
-    found = Settings(
-        block_size,
-        given.count(STEP, DEFAULT_BATCHED_TOKENS * times_of(given)),
-        rules.two_steps and "no-async-scheduling" not in settings,
-        caching,
-        drafted,
-        given.count("decode-context-parallel-size", 1),
-        states.mode,
-        prefill,
-        settings.get("pp-layer-partition"),
-        "disable-hybrid-kv-cache-manager" in settings,
-        _state_dtype(given, "mamba-cache-dtype", place),
-        _state_dtype(given, "mamba-ssm-cache-dtype", place),
-        settings.get("kv-cache-dtype-skip-layers"),
-        prefill_context_parallel_size=given.count("prefill-context-parallel-size", 1),
-        overlaps_stages=rules.overlaps_stages,
-        num_gpu_blocks_override=given.optional_count("num-gpu-blocks-override"),
-        enable_chunked_prefill="no-enable-chunked-prefill" not in settings,
-        cudagraph_mode=given.choice("cudagraph-mode"),
-    )
+    found = given.fill(
+        Settings, max_num_batched_tokens=given.count(STEP, DEFAULT_BATCHED_TOKENS * times_of(given)),
+        block_size=block_size, enable_prefix_caching=caching,
+        async_scheduling=rules.two_steps and "no-async-scheduling" not in settings,
+        num_speculative_tokens=drafted, mamba_cache_mode=states.mode, gdn_prefill_backend=prefill,
+        mamba_cache_dtype=_state_dtype(given, "mamba-cache-dtype", place),
+        mamba_ssm_cache_dtype=_state_dtype(given, "mamba-ssm-cache-dtype", place), pipeline_parallel_size=stages,
+        overlaps_stages=rules.overlaps_stages, enable_chunked_prefill="no-enable-chunked-prefill" not in settings,
+    )  # fmt: skip
     check_requests(given, found.max_num_batched_tokens)
     return found, states
 

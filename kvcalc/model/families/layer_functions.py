@@ -9,14 +9,12 @@ from kvcalc.model import tensors
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import listed_sparse_layers, moe
 from kvcalc.model.families.common import grouped_shape, hyper_connection, latent_shape
-from kvcalc.model.families.indexers import has_indexer, indexer
+from kvcalc.model.families.indexers import indexer
 from kvcalc.model.families.layer_row import Row
-from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer, Projections
 from kvcalc.model.mixers.recurrent import Recurrence, delta_attention, delta_net, mamba, mamba2, short_convolution
-from kvcalc.model.reader import MAX_INTEGER, MAX_LAYERS, ConfigReader
+from kvcalc.model.reader import MAX_INTEGER, MAX_LAYERS
 from kvcalc.model.tensors import Weight, gated_mlp, linear, lookup, norm, other, plain_mlp, replicated, router, weights
-from kvcalc.model.type_tables import defaults_of
 
 # What a config says. `a|b` is a key and its other name, and `of` the path of the object that the key is in.
 
@@ -168,21 +166,6 @@ def latent_indexer(row: Row, head_dim: int = 0, more: tuple[Weight, ...] = ()) -
     return Indexer(own.num_heads, head_dim or own.head_dim, (*own.weights, *more))
 
 
-def step_heads(row: Row) -> int:
-    """The query heads of Step's layers with a window.
-
-    attention_other_setting may also state KV heads and a head width. They must be the same as in the other layers.
-    """
-    other, shape = row.reader.nested("attention_other_setting"), row["shape"]
-    groups, width = other.optional_integer("num_attention_groups"), other.optional_integer("head_dim")
-    if groups not in (None, shape.num_kv_heads) or width not in (None, shape.qk_head_dim):
-        raise row.reader.error("attention_other_setting changes K and V of the sliding layers: not supported")
-    stated = row.reader.optional_integer("num_sliding_attention_heads") or other.optional_integer("num_attention_heads")
-    heads: int = stated or shape.num_heads
-    row.reader.check_groups(heads, shape.num_kv_heads)
-    return heads
-
-
 # Recurrences.
 
 
@@ -198,128 +181,10 @@ def kimi_delta(row: Row, heads: int, head_dim: int, low_ranks: str = "fg") -> Re
     return delta_attention(heads, head_dim, row["linear_conv_kernel_dim"], row["hidden_size"], low_ranks)
 
 
-def short_convolutions(row: Row, shape: AttentionShape, kernel: int, reach: int) -> Recurrence:
-    """Inkling's convolutions over keys, values and two outputs, with its weights of distances up to `reach`."""
-    width, extent = row["hidden_size"], row["rel_extent"]
-    channels = 2 * shape.num_kv_heads * shape.qk_head_dim + 2 * width
-    weights = (
-        linear("self_attn.r_proj", width, shape.num_heads * row["d_rel"]),
-        other("self_attn.rel_logits_proj", row["d_rel"], min(reach, extent)),
-        other("sconv", channels, kernel),
-    )
-    return Recurrence(RecurrentState(channels, kernel, 0, conv_dtype="fp32"), "none", weights=weights)
-
-
-# The window, or the width, of single families.
-
-
-def plamo3_window(row: Row) -> int:
-    """Older configs state the window for all layers, or in a list with null for the layers without one."""
-    config = row.reader
-    windows = [window for window in config.items("sliding_window") if window is not None]
-    if config.is_list("sliding_window"):
-        if not windows or any(window != windows[0] for window in windows):
-            raise config.error("sliding_window: all layers with a window must have the same one")
-        config = config.with_values({"sliding_window": windows[0]})
-    return config.optional_integer("sliding_window") or config.integer("window_size")
-
-
-def domynedge(row: Row) -> list[tuple[int, int | None]]:
-    """The width of the heads and the window of every layer."""
-    config, num_layers = row.reader, row["num_layers"]
-    stated, own = config.per_layer(num_layers), config.optional_integer("head_dim")
-    widths = [layer.get("head_dim", own) for layer in stated] if stated else config.integers("head_sizes", least=1)
-    firsts = [pair[0] if isinstance(pair, list) and pair else None for pair in config.items("window_sizes")]
-    if not len(widths) == len(firsts) == num_layers:
-        raise config.error(f"the widths and window_sizes must list {num_layers} layers")
-    found: list[tuple[int, int | None]] = []
-    for width, window in zip(widths, firsts):
-        if not isinstance(width, int) or not isinstance(window, int):
-            raise config.error("the widths of heads and the windows must be numbers")
-        found.append((width, window + 1 if window > 0 else None))
-    return found
-
-
-def dots_window(row: Row) -> AttentionShape:
-    """The shape of Dots' layers with a window: from per_layer_config, which Transformers saves, or the swa_ keys."""
-    config, kinds = row.reader, row["order"]
-    stated, defaults = config.per_layer(len(kinds)), defaults_of("_dots3_note_window")
-    if stated is None:
-        own = {**defaults, **config.shares({f"swa_{key}": key for key in defaults})}
-        rope = config.optional_integer("swa_qk_rope_head_dim")
-    else:
-        layers = [layer for layer, kind in zip(stated, kinds) if kind == "sliding_attention"]
-        if any(layer != layers[0] for layer in layers):
-            raise config.error("per_layer_config: all layers with a window must be alike")
-        own = {**defaults, **config.shares({key: key for key in defaults}), **(layers[0] if layers else {})}
-        rope = ConfigReader(own, config.name, config.source).optional_integer("qk_rope_head_dim")
-    merged = config.with_values(own)
-    width = rope or merged.integer("head_dim") - merged.integer("qk_nope_head_dim")
-    own_width = merged.without("qk_rope_head_dim").with_defaults({"qk_rope_head_dim": width})
-    return latent_shape(own_width)._replace(head_gate=True)
-
-
-def dots_draft(row: Row) -> tuple[Mixer, ...]:
-    """The mixers of the layers that draft."""
-    known = ("full_attention", "indexed_attention", "sliding_attention")
-    kinds = {str(kind) for kind in row.reader.items("mtp_layer_types")} or {"sliding_attention"}
-    if len(kinds) > 1 or not kinds <= {*known}:
-        raise row.reader.error(f"mtp_layer_types: all layers must be alike, and one of {', '.join(known)}")
-    kind = "sliding_attention" if kinds == {"sliding_attention"} else "full_attention"
-    return (row.value(row.facts["kinds"][kind]),)
-
-
-def keeps_latent(row: Row) -> list[bool]:
-    """Whether every layer keeps a latent, and reads no earlier one."""
-    number = row["num_layers"]
-    sources = row.reader.integers("kv_source_layers", most=number - 1) or [*range(number)]
-    if len(sources) != number:
-        raise row.reader.error(f"kv_source_layers must have one number for each of {number} layers")
-    return [source == layer for layer, source in enumerate(sources)]
-
-
-def own_indexers(row: Row) -> list[bool]:
-    """Whether every layer has an indexer of its own."""
-    return has_indexer(row.reader, row["model_type"], row["num_layers"])
-
-
-def longcat_layers(row: Row) -> int:
-    """Two attention layers in each of the blocks."""
-    blocks = row.reader.num_layers("num_layers")
-    stated = row.reader.optional_integer("num_hidden_layers")
-    if stated not in (None, blocks, 2 * blocks):
-        raise row.reader.error(f"num_layers is {blocks} but num_hidden_layers is {stated}")
-    return 2 * blocks
-
-
 def first_of(row: Row, keys: str) -> int:
     """The number of layers under the first key that is there."""
     names = keys.split("|")
     return row.reader.num_layers(next((key for key in names if row.reader.has(key)), names[0]))
-
-
-def nemotron_blocks(row: Row) -> None:
-    """Refuse a Puzzle model whose layers differ in what they keep."""
-    keys = "num_attention_heads num_key_value_heads head_dim mamba_num_heads mamba_head_dim n_groups ssm_state_size"
-    for block in row.reader.objects("block_configs"):
-        for key in (*keys.split(), "conv_kernel"):
-            block.refuse(key, "of a single layer is not supported")
-
-
-def lfm2_width(row: Row) -> int:
-    """Two thirds of the stated width, times a factor, rounded up to a multiple. Source: Lfm2MLP."""
-    config = row.reader
-    inner = config.optional_integer("block_ff_dim") or config.optional_integer("intermediate_size") or 12288
-    if not config.boolean("block_auto_adjust_ff_dim", default=True):
-        return inner
-    inner = 2 * inner // 3
-    if config.mentions("block_ffn_dim_multiplier") and not config.has("block_ffn_dim_multiplier"):
-        return inner
-    inner = int(config.number("block_ffn_dim_multiplier", default=1.0) * inner)
-    return round_up(inner, config.optional_integer("block_multiple_of") or 256)
-
-
-# Weights outside the mixers.
 
 
 def experts(row: Row) -> tuple[Weight, ...]:
@@ -327,17 +192,7 @@ def experts(row: Row) -> tuple[Weight, ...]:
     return moe(row.reader, row.rule, row["hidden_size"])  # type: ignore[arg-type]  # a row that calls it has a rule
 
 
-def narrowed(row: Row, found: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """The experts, of which the routed ones read routed_expert_hidden_size elements, if the config states it."""
-    width = row["hidden_size"]
-    names = {width: optional(row, "routed_expert_hidden_size", width)}
-    return tuple(
-        each._replace(rows=names.get(each.rows, each.rows), columns=names.get(each.columns, each.columns))
-        if each.copies > 1 else each for each in found
-    )  # fmt: skip
-
-
-# The layers with experts.
+# Weights outside the mixers, and the layers with experts.
 
 
 def every(row: Row, step: int, first: int, experts: int = 1) -> Collection[int]:
@@ -359,40 +214,12 @@ def listed_sparse(row: Row, first: int, flags: str = "") -> Collection[int]:
     return listed_sparse_layers(config, number, default)
 
 
-def minimax_m3_sparse(row: Row) -> Collection[int]:
-    """All layers, unless mlp_layer_types or moe_layer_freq says otherwise.
-
-    Some published configs have first_k_dense_replace instead. Transformers ignores it, so their weights are not
-    counted.
-    """
-    config = row.reader
-    if not any(map(config.has, ("mlp_layer_types", "moe_layer_freq"))) and config.is_set("first_k_dense_replace"):
-        raise config.error("first_k_dense_replace without moe_layer_freq: Transformers reads only the latter")
-    return listed_sparse(row, 0, "moe_layer_freq")
-
-
-def step_sparse(row: Row) -> Collection[int]:
-    """moe_layers_enum lists the layers with experts, or is a text with commas; by default all but the first three."""
-    config, number = row.reader, row["num_layers"]
-    if config.is_list("moe_layers_enum"):
-        found = config.integers("moe_layers_enum", most=MAX_LAYERS)
-    else:
-        stated = {f"{layer}": layer for layer in range(number)}
-        words = (config.word("moe_layers_enum") or "").replace(" ", "").split(",")
-        found = [stated[word] for word in words if word in stated]
-    first = config.optional_integer("first_k_dense_replace", least=0)
-    default = found or range(min(3 if first is None else first, number), number)
-    return listed_sparse_layers(config, number, default)
-
-
 OF_A_ROW: Mapping[str, Callable[..., Any]] = {
     found.__name__: found
     for found in (
-        attention, domynedge, dots_draft, dots_window, equal, every, expanded, experts, first_of, flag, gated_delta,
-        grouped, head_width, integer, integers, is_set, keeps_latent, kimi_delta, kinds_of, latent, latent_indexer,
-        lfm2_width, listed_sparse, longcat_layers, minimax_m3_sparse, multiple, narrowed, nemotron_blocks, number,
-        optional, own_indexers, place, plamo3_window, product, shaped, short_convolutions, stated_layers, step_heads,
-        step_sparse, theta, time_step_rank, times,
+        attention, equal, every, expanded, experts, first_of, flag, gated_delta, grouped, head_width, integer, integers,
+        is_set, kimi_delta, kinds_of, latent, latent_indexer, listed_sparse, multiple, number, optional, place, product,
+        shaped, stated_layers, theta, time_step_rank, times,
     )
 }  # fmt: skip
 """Functions that also take the row."""

@@ -1,17 +1,18 @@
 """Read families whose layers are of a few kinds, by their rows in presets/types/layers.yaml, which says what a row has.
 
-A row's formulas may name the functions of `layer_functions`, the names of its `where`, and keys of the config, which
-must then be integers.
+A row's formulas may name the functions of `layer_functions`, `layer_orders` and `family_functions`, the names of its
+`where`, and keys of the config, which must then be integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from kvcalc.model.experts import choose, sparse_layers, with_defaults
 from kvcalc.model.families.common import NORMS, decoder_body
+from kvcalc.model.families.family_functions import OF_FAMILIES
 from kvcalc.model.families.layer_functions import FUNCTIONS, OF_A_ROW
 from kvcalc.model.families.layer_orders import ORDERS
 from kvcalc.model.families.layer_row import Row
@@ -19,7 +20,7 @@ from kvcalc.model.layers import Mixer
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight
-from kvcalc.model.type_tables import defaults_of, joined, made, rows_of
+from kvcalc.model.type_tables import defaults_of, made, row_of
 
 FIELDS = (
     "like instead as layers nested assume refuse only check where shape kinds each order then positions spec body"
@@ -34,19 +35,13 @@ BODY = (
     "sparse_layers tied uncounted"
 ).split()
 """What its body may have."""
-CALLED = {**OF_A_ROW, **ORDERS}
+CALLED = {**OF_A_ROW, **ORDERS, **OF_FAMILIES}
 """Functions of formulas that also take the row."""
-
-
-@cache
-def row_of(name: str) -> Mapping[str, Any]:
-    """A row of the table, with what it adds to the one that it is `like`."""
-    return joined(rows_of("layers"), name)
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """Read a config of a type that has a row: the mixers of every layer are those of its kind."""
-    facts = row_of(model_type)
+    facts = row_of("layers", model_type)
     for other, condition in facts.get("instead", {}).items():
         if Row(facts, config, FUNCTIONS, CALLED).value(condition):
             return read(config, other)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from kvcalc.errors import ModelError
 from kvcalc.model.reader import ConfigReader
 from kvcalc.model.towers.blocks import Counted, added, integer, projection
-from kvcalc.model.towers.weights import count, row_of
+from kvcalc.model.towers.weights import count
+from kvcalc.model.type_tables import row_of
 
 _WIDEST = 10**6
 
@@ -45,5 +46,7 @@ def phi4mm(audio: ConfigReader, text: int, outer: ConfigReader) -> Counted:
         "bias_symmetric": bias.boolean("t5_bias_symmetric", False),
         "nemo_conv_channels": channels.optional_integer("conv_channels"),
     }
-    counted = count(row_of("phi4_multimodal_audio"), stated.renamed(names).with_values(more), text, outer)
+    counted = count(
+        row_of("tower_weights", "phi4_multimodal_audio"), stated.renamed(names).with_values(more), text, outer
+    )
     return added(counted, (0, 2 * integer(stated, 80, "input_size")))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
-from kvcalc.model.type_tables import made, rows_of
+from kvcalc.model.type_tables import made, row_of, rows_of
 
 
 @cache
@@ -25,9 +25,9 @@ def rule_of(table: str, outer: str, kind: str) -> Any:
 
 
 def _counted(row: str) -> Any:
-    from kvcalc.model.towers.weights import count, row_of  # images need none of it
+    from kvcalc.model.towers.weights import count  # images need none of it
 
-    return partial(count, row_of(row))
+    return partial(count, row_of("tower_weights", row))
 
 
 def spelled_out(rows: Mapping[str, Any]) -> Iterator[tuple[str, list[str], dict[str, Any] | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from kvcalc.model.formulas import value_of
@@ -21,7 +21,6 @@ from kvcalc.model.towers.bodies import (
     vit_layers,
     whisper,
 )  # fmt: skip
-from kvcalc.model.type_tables import joined, rows_of
 
 PARTS = frozenset(("like", "tower", "model", "nested", "assume", "force", "where", "layers", "split", "whole"))
 """What a row may have."""
@@ -52,12 +51,6 @@ def count(row: Mapping[str, Any], tower: ConfigReader, text: int, outer: ConfigR
     split = row.get("layers", [])
     parts = [value_of(one, names) for one in (split if isinstance(split, list) else [split])]
     return added(*parts, (value_of(row.get("split", 0), names), value_of(row["whole"], names)))
-
-
-@cache
-def row_of(name: str) -> Mapping[str, Any]:
-    """A row of the table, as `joined` makes it."""
-    return joined(rows_of("tower_weights"), name)
 
 
 def _functions_of(tower: ConfigReader, outer: ConfigReader) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from itertools import product
 from kvcalc.engines.log import Reading, Setup, best_stage
 from kvcalc.engines.log_lines import Figure, Log, Record, count_equal, parse_printed
 from kvcalc.engines.sglang.deepseek_v4 import DEFAULT_RATIO, RULES, Rules, bytes_per_token, rings_of
-from kvcalc.engines.sglang.layers import FULL, WINDOW, Layer, is_sparse, layers_of
+from kvcalc.engines.sglang.layers import FULL, WINDOW, Layer, layers_of
 from kvcalc.engines.sglang.pools import slot_of
 from kvcalc.memory.kv_cache import stored_cache_bytes
 from kvcalc.model.caches import HEADS_CACHES, IndexerKeys
-from kvcalc.model.spec import ModelSpec, has_states
+from kvcalc.model.spec import ModelSpec, has_states, is_sparse
 from kvcalc.records import NamedTuple
 
 # Tried if the log has no page size, and no type of the states.
@@ -46,7 +46,8 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     If the model has an indexer, also readings without the indexer's keys.
     """
     if spec.model_type == "deepseek_v4":
-        yield from _of_deepseek_v4()
+        for rules, words in _RULES.items():
+            yield Reading({}, (words,), partial(best_stage, partial(_check, rules)))
         return
     ratio, sparse = log.text("swa_full_tokens_ratio"), is_sparse(spec)
     settings = {} if ratio is None else {"swa-full-tokens-ratio": ratio}
@@ -214,7 +215,7 @@ def _check_states(record: Record, log: Log, layers: list[Layer]) -> list[Figure]
 
 
 # Checks SGLang's numbers for DeepSeek-V4: the bytes of a token, and the sizes of its pools.
-# Source: DSV4PoolConfigurator, model_executor/pool_configurator.py, SGLang 0.5.12 to 0.5.23.
+# Source: DSV4PoolConfigurator, model_executor/pool_configurator.py, SGLang 0.5.12 to 0.5.23. The newest rules first.
 _RULES = {
     Rules(256, True, True, False): "windows for the requests that may run",
     Rules(256, True, False, False): "windows for a share of the tokens",
@@ -222,12 +223,6 @@ _RULES = {
     RULES[0, 5, 15]: "windows for a share of the tokens, pages without padding, and states for 128 tokens",
     RULES[0,]: "windows for a share of the tokens, pages without padding, and all states for 128 tokens",
 }
-
-
-def _of_deepseek_v4() -> Iterator[Reading]:
-    """The newest rules first."""
-    for rules, words in _RULES.items():
-        yield Reading({}, (words,), partial(best_stage, partial(_check, rules)))
 
 
 def _check(rules: Rules, log: Log, setup: Setup) -> list[Figure]:

@@ -9,7 +9,6 @@ from itertools import product
 
 from kvcalc.engines.log import Reading
 from kvcalc.engines.log_lines import Log
-from kvcalc.engines.vllm.defaults import is_sparse
 from kvcalc.engines.vllm.log.pool import check_v0, check_v1
 from kvcalc.engines.vllm.releases import RELEASES, Rules
 from kvcalc.engines.vllm.settings import XPU_BLOCK
@@ -17,7 +16,7 @@ from kvcalc.engines.vllm.states import caches_prefixes, keeps_states, uses_qwen_
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
 from kvcalc.model.drafting import EAGLE, drafter_of, with_drafter
-from kvcalc.model.spec import ModelSpec, has_compressed, latent_of, map_caches, windows
+from kvcalc.model.spec import ModelSpec, has_compressed, is_sparse, latent_of, map_caches, windows
 from kvcalc.releases import parse_release
 
 _V1_DEFAULT = (0, 8, 0)
