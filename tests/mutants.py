@@ -83,6 +83,7 @@ _SIMULATED = (
     *_tests("simulation", "load_curve", "pace", "reports", "cold", "conservation", "engine_schedules"),
     *_tests("simulation", "distinct_prompts", "prefix_cache", "common_prefix"),
     *_tests("cli", "simulate"),
+    *_tests("planning", "start_limit"),
     *_tests("simulation", "coupled", "lock_step", "reference"),
     *_LOADS,
     *_tests("simulation", "pools", "routed"),

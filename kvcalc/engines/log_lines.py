@@ -263,6 +263,6 @@ class Passes:
         """Whether the fact `name` in this line replaces the one of line `said`, which is of an earlier pass."""
         return False
 
-    def earlier(self, record: Record) -> range:
+    def earlier(self, record: Record) -> range | None:
         """The lines that are only of earlier passes, as soon as this record tells that the model is loaded."""
-        return range(0)
+        return None

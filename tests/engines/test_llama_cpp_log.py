@@ -126,6 +126,12 @@ def test_llama_servers_own_slots_are_read() -> None:
     assert "4 slots, which llama-server starts by default" in document["engine"]["rules"]
 
 
+def test_slots_that_llama_server_starts_by_default_share_one_stream() -> None:
+    log = "llama_context: n_ctx = 8192\nllama_context: kv_unified = {}\ncreating non-SWA KV cache, size = {} cells\n"
+    for unified, cells, verdict in (("true", 8192, "equal"), ("false", 8192, "equal"), ("false", 2048, "unexplained")):
+        assert [row[:2] for row in figures(log.format(unified, cells), GEMMA)] == [("cells", verdict)]
+
+
 def test_a_stated_number_of_slots_is_not_replaced() -> None:
     one = OWN_SLOTS.replace("n_parallel = 4", "n_parallel = 1").replace("n_slots = 4", "n_slots = 1")
     assert [row[:2] for row in figures(one, GEMMA)] == [

@@ -50,3 +50,22 @@ def test_two_devices_without_the_lines_of_the_context() -> None:
     log = lines.format("0.00", "0.00") + lines.format("9216.00", "7168.00")
     document = read(log, "llama.cpp", "qwen3.6-27b", context_tokens=262144)
     assert verdicts(document) == [("buffer_bytes", "equal")] * 2
+
+
+def test_the_caches_that_the_loaded_model_announces_count() -> None:
+    """gpt-oss-20b announces a cache for all tokens and one for windows, when it is measured and when it is loaded."""
+    text = """\
+llama_context: n_seq_max     = 1
+llama_context: n_ctx         = {n}
+llama_kv_cache_iswa: creating non-SWA KV cache, size = {n} cells
+llama_kv_cache:      CUDA0 KV buffer size =   {full:.2f} MiB
+llama_kv_cache_iswa: creating     SWA KV cache, size = 768 cells
+llama_kv_cache:      CUDA0 KV buffer size =    {window:.2f} MiB
+"""
+    log = text.format(n=32768, full=0, window=0) + text.format(n=8192, full=192, window=18)
+    document = read(log, "llama.cpp", "gpt-oss-20b")
+    assert [(row["name"], row["verdict"], row["computed"]) for row in document["figures"]] == [
+        ("cells", "equal", 8192), ("buffer_bytes", "equal", 192 * 2**20), ("cells", "equal", 768),
+        ("buffer_bytes", "equal", 18 * 2**20),
+    ]  # fmt: skip
+    assert not [rule for rule in document["engine"]["rules"] if "stream" in rule], "one slot has one stream"

@@ -71,7 +71,7 @@ def test_every_number_of_a_log_follows_from_the_rules(seed: int) -> None:
         log.append(f"llama-server --tensor-split {','.join(map(str, free))}")
     log += [
         f"load_tensors: offloaded {offloaded}/{layers + 1} layers to GPU",
-        f"llama_context: n_seq_max     = {slots}",
+        *([f"llama_context: n_seq_max     = {slots}"] if seed % 3 else []),  # the line of the cache has it too
         f"llama_context: n_ctx         = {cells * streams}",
         "llama_context: flash_attn    = 1",
         f"llama_context: kv_unified    = {str(streams == 1).lower()}",
@@ -86,6 +86,7 @@ def test_every_number_of_a_log_follows_from_the_rules(seed: int) -> None:
         ("cells", cells), ("layers", layers), ("cache_bytes", all_k + all_v), ("k_bytes", all_k), ("v_bytes", all_v),
     ]  # fmt: skip
     assert found["unexplained"] == 0
+    assert all(": layers " in row["rule"] for row in found["figures"] if row["name"] == "buffer_bytes")
     # A buffer that is not a number of whole layers.
     for place, line in enumerate(log):
         if "buffer size" in line:
@@ -151,6 +152,8 @@ def test_states_are_where_their_layers_are_for_every_slot_and_drafted_token(seed
         *(("state_buffer_bytes", size) for size in sizes.values()), ("slots", slots), ("layers", 64),
         ("state_bytes", 48 * (inputs + elements)), ("r_bytes", 48 * inputs), ("s_bytes", 48 * elements),
     ]  # fmt: skip
+    rules = [row["rule"] for row in found["figures"] if row["name"] == "state_buffer_bytes"]
+    assert all(": layers " in rule for rule in rules)
     for place, line in enumerate(log):
         if "buffer size" in line:
             size = float(line.split()[-2])
@@ -158,3 +161,16 @@ def test_states_are_where_their_layers_are_for_every_slot_and_drafted_token(seed
             lines = "\n".join([*log[:place], wrong, *log[place + 1 :]])
             document = audit(lines, "log", model=kvcalc.load_model("qwen3.6-27b"), engine="llama.cpp")
             assert document["unexplained"] == 1
+
+
+@pytest.mark.parametrize("model", ["qwen3.6-27b", "qwen3-8b"])
+def test_a_buffer_of_states_is_checked_only_with_the_line_of_all_states(model: str) -> None:
+    """A model without states has none to check, whatever the log says."""
+    line = "llama_memory_recurrent: {} RS buffer size = {} MiB\n"
+    total = "llama_memory_recurrent: size = 149.62 MiB (1 cells, 64 layers, 1 seqs)\n"
+    spec = kvcalc.load_model(model)
+    logs = [line.format("CUDA0", 149.62), line.format("CUDA0", 149.62) + total]
+    alone, whole = (audit("n_seq_max = 1\n" + log, "log", model=spec, engine="llama.cpp")["figures"] for log in logs)
+    assert not alone
+    checked = [row["verdict"] for row in whole if row["name"] == "state_buffer_bytes"]
+    assert checked == (["equal"] if model == "qwen3.6-27b" else [])

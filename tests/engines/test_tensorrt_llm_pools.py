@@ -187,6 +187,13 @@ def test_an_encoders_output_has_no_pool() -> None:
             ask(t5(), engine, 32)
 
 
+def test_states_of_requests_without_tokens_need_no_blocks() -> None:
+    """In 1 MiB each pool has its least: the blocks one, in a page of 2 MiB, whatever number of states there is."""
+    settings = {"max-batch-size": "64"}
+    found = ask(gated_delta(), "tensorrt-llm@1.3.0rc24", 64, settings=settings, kv_memory_bytes=MIB)["engine"]
+    assert found["num_gpu_blocks"] == 2 * MIB // 655_360
+
+
 def test_an_indexer_belongs_to_a_latent_in_every_layer() -> None:
     assert ask(sparse(), "tensorrt-llm", 32)["kv_cache"]["total_bytes"]
     for dense in (0, 1):

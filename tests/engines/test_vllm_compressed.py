@@ -272,3 +272,12 @@ def test_what_vllm_refuses_for_inkling() -> None:
     for release, ranks, match in (("", 16, "KV heads"), ("@0.32", 1, r"before 0\.33")):
         with pytest.raises(KvcalcError, match=match):
             start("inkling", 8192, release, tensor_parallel_size=ranks)
+
+
+def test_the_states_of_compressors_have_a_line_of_their_own() -> None:
+    """They are in fp32 and take the same blocks as windows, whatever the type of the cache. GPT-OSS has none."""
+    name = "full compressor states in fp32"
+    for model, has_states in ((V4, True), ("gpt-oss-20b", False)):
+        found = estimate(kvcalc.load_model(model), engine="vllm", context_tokens=8192)["engine"]
+        sizes = {line["name"]: line["bytes"] for line in found["request_lines"]}
+        assert (sizes.get(name, 0) > 0) is has_states

@@ -6,12 +6,16 @@ and the backends' customize_spec), for 131,072 tokens and two steps of 8,192 in 
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kvcalc
+from kvcalc.engines.vllm.layers import _glm5_pages
+from kvcalc.engines.vllm.settings import is_number_of_layers
 from kvcalc.errors import KvcalcError
+from kvcalc.model.caches import IndexerKeys
 from kvcalc.model.presets import find_preset
 from tests.documents import estimate
 from tests.engines.test_vllm_states import GIB, start
@@ -155,3 +159,22 @@ def test_turboquant_beside_states_skips_no_layer() -> None:
     assert found["bytes_per_block"] == 16 * found["block_size"] * 4 * (130 + 132)
     with pytest.raises(KvcalcError, match="not modelled beside recurrent states"):
         start("qwen3.6-27b", 32_768, "@0.21", **asked)
+
+
+@pytest.mark.parametrize(
+    ("word", "is_number"), [("0", True), ("61", True), ("999999", True), ("1000000", False), ("", False), ("-1", False),
+                            ("\u00b2", False), ("\u0663", False), ("sliding_window", False)]
+)  # fmt: skip
+def test_layers_are_numbered_in_plain_digits(word: str, is_number: bool) -> None:
+    assert is_number_of_layers(word) is is_number
+
+
+@pytest.mark.parametrize(
+    ("rate", "drafts", "ring"), [(4, 0, 4), (4, 1, 8), (4, 4, 8), (4, 5, 16), (4, 12, 16), (4, 13, 32), (2, 3, 8)]
+)
+def test_the_ring_of_open_pools_is_a_power_of_two_of_pools(rate: int, drafts: int, ring: int) -> None:
+    """The tokens of the open pool, and those that are drafted beside them (Glm5NextTailCache)."""
+    spec: Any = SimpleNamespace(stated={"index_kpool": rate})
+    settings: Any = SimpleNamespace(num_speculative_tokens=drafts, block_size=64)
+    pages = _glm5_pages(spec, IndexerKeys(257), settings)
+    assert [(page.block_size, page.token_bytes) for page, _ in pages] == [(64, 132), (ring, 2 * 128 * 2)]

@@ -71,17 +71,18 @@ def test_without_load_nothing_waits() -> None:
     assert times.requests_per_second == pytest.approx(1 / (times.ttft_seconds + 99 * 0.02))
 
 
+@pytest.mark.parametrize("host", [0.0, 2.0])
 @pytest.mark.parametrize("clients", [2, 17, 80])
-def test_the_clients_are_all_somewhere(clients: int) -> None:
+def test_the_clients_are_all_somewhere(clients: int, host: float) -> None:
     """Little's law: the rate times what a request goes through is the number of clients."""
-    pair = Pair(PREFILL, DECODE._replace(most=40), 0.1)
+    pair = Pair(PREFILL._replace(host_seconds=host), DECODE._replace(most=40), 0.1)
     match = pair.cheapest(Load(concurrency=clients), lambda _: True, (100, 100, 100))
     assert match is not None
     times = match.times
     stay = times.ttft_seconds + 99 * times.tpot_seconds
     assert times.requests_per_second * stay == pytest.approx(clients, rel=1e-6)
     # The pool of prefills is no smaller than what the clients ask for if none waits.
-    alone = clients / (0.5 + 0.1 + 100 * 0.02)
+    alone = clients / (host + 0.5 + 0.1 + 100 * 0.02)
     assert match.prefills == -(-alone * 0.5 // 1)
 
 

@@ -17,7 +17,8 @@ from kvcalc.planning.plan.document import parse_confidence, parse_price, refuse_
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, why_not
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Limit, Targets, check_percentiles, limits_in
-from kvcalc.planning.plan.traffic import Probe, Trouble, describe_cost, range_of, too_slow
+from kvcalc.planning.plan.traffic import Platform, Probe, Trouble, _why_not, describe_cost, range_of, too_slow
+from kvcalc.throughput.hardware import find_gpu
 
 Range = tuple[float | None, float | None]
 Range3 = tuple[float, float | None, float | None]
@@ -361,3 +362,16 @@ def test_an_empty_plan_says_why_for_the_first_device_and_how_many_more_there_are
         "no layout serves this load: a: x; 2 more without a layout"
     )  # fmt: skip
     refuse_empty({"best": {}, "plans": []})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(
+    ("running", "free", "said"),
+    [
+        (1, -(3 << 30), "a request of 500 tokens does not fit: 3.00 GiB more is needed per device"),
+        (1, 5, "vllm does not run a request of 500 tokens at once in this memory"),
+        (1200, 0, "vllm does not run 1,200 requests of 500 tokens at once in this memory"),
+    ],
+)
+def test_why_requests_do_not_run_together(running: int, free: int, said: str) -> None:
+    fit: Any = {"free_bytes": free}
+    assert _why_not(Platform(find_gpu("h100"), 8, "vllm"), running, 500, fit) == said

@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import load_engine
 from kvcalc.errors import LayoutError, UsageError
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.planning.reuse import prefix_hit_notes
+from kvcalc.planning.reuse.document import Store
 from kvcalc.question.question import CacheReuse, SpeedQuestion
 from tests.documents import estimate, texts
 
@@ -229,3 +233,20 @@ def test_a_prefix_and_turns_of_nothing_leave_the_hit_rate_as_it_is() -> None:
         return [point["prefill_seconds"] for point in points["points"]]
 
     assert prefills(0.5, CacheReuse()) == prefills(0.5, None) < prefills(0.0, CacheReuse()) == prefills(0.0, None)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
+def test_some_of_each_prompt_is_always_computed(rate: float) -> None:
+    spec = kvcalc.load_model("llama-3.1-8b")
+    with pytest.raises(UsageError, match="must be at least 0 and below 1"):
+        prefix_hit_notes(rate, load_engine("vllm", spec), spec)
+
+
+def test_a_unit_of_a_tier_takes_what_a_context_of_its_length_takes() -> None:
+    """In vLLM, a window of 128 tokens keeps no more of a second unit of 256."""
+    for model, windowed in (("gpt-oss-20b", True), ("llama-3.1-8b", False)):
+        rules = load_engine("vllm", kvcalc.load_model(model))
+        prefixes = rules.prefixes(rules.spec, DTYPES["bf16"])
+        store = Store(prefixes, 256, 1, False, 1)
+        assert store.unit_bytes == prefixes.tier_bytes(256)
+        assert (prefixes.tier_bytes(512) < 2 * store.unit_bytes) == windowed

@@ -9,7 +9,7 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.cases.lengths import one_length
-from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, smallest
+from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, shapes_of, smallest
 from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
@@ -129,3 +129,14 @@ def test_the_front_of_all_layouts_has_the_parts_of_each(kvcalc: Any) -> None:
     assert any(point["data_parallel_size"] > 1 for point in document["pareto"])
     out = kvcalc(*words, "--gpu", "h100", "--all-layouts", "--pareto", "--format", "human").out
     assert "dp " in out
+
+
+@pytest.mark.parametrize(("model", "dp"), [("llama-3.3-70b", 1), ("qwen3-30b-a3b", 2)])
+def test_without_experts_or_with_dp_ranks_that_were_asked_for_only_the_usual_shapes_are_tried(
+    model: str, dp: int
+) -> None:
+    question = Question(kvcalc.load_model(model), data_parallel_size=dp)
+    traffic = Traffic(question, one_length(2048, 500), Targets(8, None), False)
+    usual = [shape for shapes in usual_shapes(H100, dp) for shape in shapes if shape.devices <= 32]
+    assert shapes_of(traffic, Platform(H100, 32, "vllm")) == usual
+    assert {shape.dp_ranks for shape in usual} == {dp}

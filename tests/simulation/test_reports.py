@@ -18,7 +18,7 @@ from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules
-from kvcalc.simulation.results import describe_timeline
+from kvcalc.simulation.results import Limits, describe_timeline, is_good
 from kvcalc.simulation.simulate import describe_load, simulate
 from kvcalc.traces.request import TraceRequest
 from tests.simulation.cases import SCHEDULES, PieceTimes
@@ -112,3 +112,13 @@ def test_drawn_lengths_have_the_mean_and_the_deviation_that_were_asked_for(devia
     assert even is not None
     assert {even.draw(random) for _ in range(100)} == {10, 11, 12}
     assert (even.mean_tokens, even.longest_tokens) == (11, 12)
+
+
+def test_a_request_that_just_keeps_its_limits_is_good() -> None:
+    request = Request(0, 1.0, 100, 11)
+    request.first_token, request.finish = 3.0, 8.0
+    for first, each, is_kept in ((2.0, 0.5, True), (1.99, 0.5, False), (2.0, 0.49, False), (None, None, True)):
+        assert is_good(request, Limits(first, each)) is is_kept
+    # An answer of one token has no time per token.
+    request.answer_tokens = 1
+    assert is_good(request, Limits(2.0, 0.001))

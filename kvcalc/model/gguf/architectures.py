@@ -114,12 +114,17 @@ def _with_keys(build: Build | None, row: Mapping[str, Any], facts: Facts, config
 def functions_of(facts: Facts) -> dict[str, Any]:
     """What formulas may call, and the number of layers."""
     heads = partial(facts.by_layer, "attention.head_count_kv")
+
+    def leading(dense: object, rest: object) -> list[object]:
+        number = facts.optional("leading_dense_block_count", most=facts.num_layers) or 0
+        return [dense] * number + [rest] * (facts.num_layers - number)
+
     return {
         "integer": facts.integer, "by_layer": facts.by_layer, "num_layers": facts.num_layers,
         "optional": lambda key: facts.optional(key) or None,
         "otherwise": lambda key, value: facts.optional(key, least=1) or value,
         "in_all": lambda kind: [kind] * facts.num_layers,
-        "kv_heads": lambda: layers.attending(facts)[0],
+        "leading": leading, "kv_heads": lambda: layers.attending(facts)[0],
         "kinds": lambda attends, other: [attends if number else other for number in heads()],
         "states": partial(layers.layer_types_of_states, facts), "ssm": partial(layers.state_size, facts),
     }  # fmt: skip

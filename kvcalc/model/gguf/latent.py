@@ -47,14 +47,6 @@ def latent(facts: Facts, config: Config) -> Config:
     }  # fmt: skip
 
 
-def indexed(facts: Facts, config: Config) -> Config:
-    """DeepSeek V3.2: an indexer in every layer."""
-    return {
-        **latent(facts, config), "index_head_dim": facts.integer("attention.indexer.key_length"),
-        "index_topk": facts.integer("attention.indexer.top_k"),
-    }  # fmt: skip
-
-
 def glm_dsa(facts: Facts, config: Config) -> Config:
     """GLM-5 and later.
 
@@ -69,8 +61,8 @@ def glm_dsa(facts: Facts, config: Config) -> Config:
     elif facts.integer("context_length") < 1_048_576:
         kinds = {"indexer_types": ["full"] * facts.num_layers}
     else:
-        return {**indexed(facts, config), "index_topk_freq": 4, "index_skip_topk_offset": 3}
-    return {**indexed(facts, config), **kinds}
+        return {**latent(facts, config), "index_topk_freq": 4, "index_skip_topk_offset": 3}
+    return {**latent(facts, config), **kinds}
 
 
 def deepseek4(facts: Facts, config: Config) -> Config:
@@ -85,17 +77,4 @@ def deepseek4(facts: Facts, config: Config) -> Config:
         ), "qk_rope_head_dim": facts.integer("rope.dimension_count"),
         "index_head_dim": facts.integer("attention.indexer.key_length"),
         "index_topk": facts.integer("attention.indexer.top_k"),
-    }  # fmt: skip
-
-
-def minimax_m3(facts: Facts, config: Config) -> Config:
-    """MiniMax-M3: the dense layers at the start have no indexer."""
-    dense = facts.optional("leading_dense_block_count", most=facts.num_layers) or 0
-    kinds = ["full_attention"] * dense + ["minimax_m3_sparse"] * (facts.num_layers - dense)
-    experts = [int(number >= dense) for number in range(facts.num_layers)]
-    return {
-        **config, "layer_types": kinds, "moe_layer_freq": experts,
-        "index_head_dim": facts.integer("attention.indexer.key_length"),
-        "index_block_size": facts.integer("attention.indexer.block_size"),
-        "index_topk_blocks": facts.integer("attention.indexer.top_k"),
     }  # fmt: skip

@@ -34,18 +34,18 @@ class MeasuringPasses(Passes):
         self._context = line
         return self._loaded < said < self._measured < line
 
-    def earlier(self, record: Record) -> range:
+    def earlier(self, record: Record) -> range | None:
         if record.name != "buffer":
-            return range(0)
+            return None
         if not float(record.parts["size"].split()[0].replace(",", ".")):
             self._measured = record.line
             if self._first is None:
                 # Without the line of its context, a pass after a model was loaded begins here.
                 self._first = self._context if self._context >= self._loaded else record.line
-            return range(0)
+            return None
         first, self._first, self._loaded = self._first, None, record.line
         if first is None:
-            return range(0)
+            return None
         return range(first, self._context if self._context > self._measured else record.line)
 
 

@@ -268,8 +268,6 @@ def _on_device(log: Log, buffer: Buffer, part: Part, bounds: tuple[int, int], se
     line = buffer.total or buffer.record
     (stage,) = stages_of(setup.share, (bounds,))
     layers = layers_of(stage, parse_settings(setup.settings))
-    if not layers.caches:
-        return None
     found = parts_of(log, line, layers, setup, dtype_of(line, setup))
     return next((one for one in found if one.name == part.name), None)
 

@@ -182,7 +182,7 @@ class Pair(NamedTuple):
 
     def _open(self, decodes: int, rate: float) -> Callable[[int], Times | None]:
         largest, each = self.decode.largest(self.transfer), rate / decodes
-        if not largest or self.decode.rate(largest) * (1 + TINY) < each:
+        if self.decode.rate(largest) * (1 + TINY) < each:
             return lambda prefills: None
         decoding = self.decode.decoding(each)
         return lambda prefills: self._timed((prefills, decodes), rate, decoding, None)
