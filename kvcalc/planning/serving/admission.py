@@ -102,7 +102,9 @@ def running_requests(case: Case, wanted: int) -> Running:
     if schedule.new_tokens is not None:
         limit = min(limit, max(fitting, _running_beside_answers(schedule.new_tokens, found, prompt, answer)))
     most: float = max(fitting, min(wanted, limit))
-    if may_preempt and waits:
+    # If requests wait for a place, one starts when one ends, and not several short ones for a long one.
+    waits_for_places = question is not None and wanted < (question.concurrency or 0) and wanted <= limit
+    if may_preempt and waits and not waits_for_places:
         unsteady = _unsteady(wanted / limit, growth, most, keeps_free=schedule.new_tokens is not None)
         most = max(fitting, most / (1 + unsteady))
     return Running(most, may_preempt, growth)

@@ -68,7 +68,7 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     if schedule is not None:
         waits["parts"] = schedule.prompt_parts(prompt, int(cached))
         if running < concurrency and may_preempt:
-            waits |= preemption(schedule, prompt, answer, growth, running, concurrency)._asdict()
+            waits |= preemption(schedule, prompt, answer, growth, running, min(wanted, concurrency))._asdict()
         if schedule.new_tokens is not None and case.workload.batch_size < wanted and isinstance(found_budget, Budget):
             waits["late_steps"] = _late_steps(schedule.new_tokens, found_budget, prompt, answer, running)
     found = serve(model, prompt, answer, concurrency, running, cached, step_rules(case, most), **waits)
@@ -102,6 +102,8 @@ def preemption(
     schedule: Schedule, prompt: int, answer: int, growth: float, running: float, concurrency: int
 ) -> Preemption:
     """The preemptions of `concurrency` requests, of which `running` hold their cache, and which start too early.
+
+    Those that wait for a place, and not for memory, are not among them.
 
     `growth` is the memory that an answer takes, relative to that of its prompt.
 
