@@ -282,6 +282,7 @@ def test_after_a_warm_up_rates_and_times_are_those_of_the_other_requests(tmp_pat
         path, "llama-3.1-8b", devices=H100, after=0.25, cache_tokens=[50 * BLOCK], optimal=True, price_per_hour=2.5
     )
     assert (found["trace"]["num_requests"], found["trace"]["warm_up_requests"]) == (400, 100)
+    assert found["trace"]["duration_seconds"] == 399
     cache = LruCache(50, BLOCK)
     for number, (blocks, tokens) in enumerate(prompts):
         if number == 100:
