@@ -254,7 +254,7 @@ class MeasureWorkload(TypedDict):
 class MeasureDevice(TypedDict):
     """the device the run used"""
 
-    kind: Literal["cpu", "cuda", "mps"]
+    kind: Literal["cpu", "cuda", "mps", "xpu"]
     name: str
     memory_bytes: Whole
     free_bytes: Whole

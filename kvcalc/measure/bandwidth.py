@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 # Much larger than any last-level cache (an H200 has 60 MB; large EPYC parts have 1 GB in total, 32 MB per core), so
 # that the buffer is read from memory.
-_BUFFER_BYTES = {"cuda": 4 << 30, "cpu": 1 << 30, "mps": 1 << 30}
+_BUFFER_BYTES = {"cuda": 4 << 30, "cpu": 1 << 30, "mps": 1 << 30, "xpu": 4 << 30}
 # Seconds for each way of reading and each matrix, at the start and after a run.
 _REPEATS, _SECONDS, _SECONDS_AGAIN = 7, 0.5, 0.15
 # The widths of square matrices: large enough for the device's best rate, small enough to take less than a second. A CPU
 # that is shared reaches less on small ones, because its threads wait for each other. A prompt has large ones.
-_MATRIX = {"cuda": (8192,), "cpu": (1024, 2048), "mps": (2048,)}
+_MATRIX = {"cuda": (8192,), "cpu": (1024, 2048), "mps": (2048,), "xpu": (8192,)}
 _MATRIX_REPEATS = 25
 
 

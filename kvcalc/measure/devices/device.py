@@ -18,7 +18,11 @@ from kvcalc.errors import UsageError
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
-KINDS = ("auto", "cpu", "cuda", "mps")
+KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
+"""CUDA's functions also serve AMD's GPUs, and XPU is Intel's."""
+
+# The modules of torch with the same functions for memory, names and synchronization.
+_MODULES = {"cuda": torch.cuda, "xpu": torch.xpu}
 
 # AMD's cache between L2 and memory, which torch does not report, by architecture. MI300X and MI325X, MI350X and MI355X:
 # AMD CDNA 3 and CDNA 4 white papers; Radeon RX 6000, 7000 and 9000: AMD's product pages, the largest of each chip.
@@ -26,6 +30,10 @@ _INFINITY_CACHE_MIB = {
     "gfx942": 256, "gfx950": 256, "gfx1030": 128, "gfx1031": 96, "gfx1032": 32, "gfx1100": 96, "gfx1101": 64,
     "gfx1102": 32, "gfx1200": 32, "gfx1201": 64,
 }  # fmt: skip
+
+# The largest L2 of Intel's GPUs, that of the Data Center GPU Max 1550 (its product brief). Older torch does not report
+# one.
+_XPU_CACHE_BYTES = 408 << 20
 
 # Allocators round the size of a tensor up to a multiple of this. Source: kMinBlockSize in torch's
 # c10/cuda/CUDACachingAllocator.cpp. A CUDA block may also keep up to 1 MiB that is not worth splitting off.
@@ -36,7 +44,7 @@ T = TypeVar("T")
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device called `name`. `auto` is the first available one of cuda, mps and cpu, and `cuda:1` the second GPU.
+    """The device called `name`. `auto` is the first available one, and `cuda:1` the second GPU.
 
     Raises UsageError (exit 2) for an unknown name, or a device that this machine or this torch does not have.
     """
@@ -50,8 +58,9 @@ def resolve_device(name: str) -> torch.device:
     devices_here = ["cpu"]
     if torch.backends.mps.is_available():
         devices_here.insert(0, "mps")
-    if torch.cuda.is_available():
-        devices_here.insert(0, "cuda")
+    for kind in ("xpu", "cuda"):
+        if _MODULES[kind].is_available():
+            devices_here.insert(0, kind)
     if name == "auto":
         return torch.device(devices_here[0])
     if name not in KINDS:
@@ -65,8 +74,9 @@ def resolve_device(name: str) -> torch.device:
 
 def describe_device(device: torch.device) -> documents.MeasureDevice:
     """The `device` part of a document: kind, name, memory in bytes, threads (CPU only) and torch's version."""
-    if device.type == "cuda":
-        name, total = torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1]
+    if device.type in _MODULES:
+        gpu = _MODULES[device.type]
+        name, total = gpu.get_device_name(device), gpu.mem_get_info(device)[1]
     else:
         name, total = processor_name(), psutil.virtual_memory().total
     return {
@@ -83,13 +93,13 @@ def describe_device(device: torch.device) -> documents.MeasureDevice:
 def free_bytes(device: torch.device) -> int:
     """Bytes that can be allocated now without swapping.
 
-    For CUDA, this is the device's free memory. Otherwise, it is the smallest of the machine's free memory and all
-    limits.
+    For CUDA and XPU, this is the device's free memory. Otherwise, it is the smallest of the machine's free memory and
+    all limits.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+    if device.type in _MODULES:
+        gpu = _MODULES[device.type]
         # Memory that this process's allocator has reserved but does not use is free too.
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(gpu.mem_get_info(device)[0] + gpu.memory_reserved(device) - gpu.memory_allocated(device))
     free = psutil.virtual_memory().available
     if device.type == "mps":
         return min(free, max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()))
@@ -104,7 +114,7 @@ def last_level_cache_bytes(device: torch.device) -> int:
     that this machine sees: a virtual machine reports the L3 of the whole processor, of which it has a share.
     """
     size = whole_cache_bytes(device)
-    return size if device.type == "cuda" else min(size, (32 << 20) * (psutil.cpu_count() or 1))
+    return size if device.type in _MODULES else min(size, (32 << 20) * (psutil.cpu_count() or 1))
 
 
 def whole_cache_bytes(device: torch.device) -> int:
@@ -113,6 +123,8 @@ def whole_cache_bytes(device: torch.device) -> int:
         found = torch.cuda.get_device_properties(device)
         architecture = str(getattr(found, "gcnArchName", "")).partition(":")[0]
         return max(int(found.L2_cache_size), _INFINITY_CACHE_MIB.get(architecture, 0) << 20)
+    if device.type == "xpu":
+        return int(getattr(torch.xpu.get_device_properties(device), "last_level_cache_size", 0)) or _XPU_CACHE_BYTES
     try:
         with open("/sys/devices/system/cpu/cpu0/cache/index3/size", encoding="utf-8") as file:
             return int(file.read().strip().removesuffix("K")) << 10
@@ -121,14 +133,14 @@ def whole_cache_bytes(device: torch.device) -> int:
 
 
 class MemoryWatch:
-    """The peak memory since this object was created, from the allocator on CUDA or the process on Linux."""
+    """The peak memory since this object was created, from the allocator on CUDA and XPU, or the process on Linux."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._before: int | None = None
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self._before = torch.cuda.memory_allocated(device)
+        if device.type in _MODULES:
+            _MODULES[device.type].reset_peak_memory_stats(device)
+            self._before = _allocated(device)
         elif device.type == "cpu":
             self._before = _resident_peak(reset=True)
 
@@ -138,11 +150,10 @@ class MemoryWatch:
         A value is None if the device or the system does not report it.
         """
         peak = reserved = fragmentation = None
-        if self._device.type == "cuda":
-            peak, reserved = (
-                ask(self._device) for ask in (torch.cuda.max_memory_allocated, torch.cuda.memory_reserved)
-            )
-            unused = reserved - torch.cuda.memory_allocated(self._device)
+        if self._device.type in _MODULES:
+            gpu = _MODULES[self._device.type]
+            peak, reserved = gpu.max_memory_allocated(self._device), gpu.memory_reserved(self._device)
+            unused = reserved - _allocated(self._device)
             fragmentation = unused / reserved if reserved else 0.0
         elif self._before is not None:
             peak = _resident_peak(reset=False)
@@ -164,8 +175,8 @@ def _resident_peak(reset: bool) -> int | None:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type in _MODULES:
+        _MODULES[device.type].synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
 
@@ -175,8 +186,8 @@ def release(device: torch.device) -> None:
     import gc
 
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if device.type in _MODULES:
+        _MODULES[device.type].empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
     elif sys.platform == "linux":
@@ -213,7 +224,9 @@ def storage_bytes(holders: Iterable[object]) -> list[int]:
 
 
 def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else torch.mps.current_allocated_memory()
+    if device.type in _MODULES:
+        return int(_MODULES[device.type].memory_allocated(device))
+    return torch.mps.current_allocated_memory()
 
 
 def processor_name() -> str:

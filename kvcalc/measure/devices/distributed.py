@@ -155,8 +155,8 @@ def device_of(device: torch.device, place: Place) -> torch.device:
     process sees: SLURM and others show each process its own device. Some functions of torch.cuda take no device without
     a number, so a single process gets that of torch's current device. Raises UsageError (exit 2) if there is none.
     """
-    if device.type == "mps" and place.size > 1:
-        raise UsageError("--tp: torch.distributed does not run on Apple's GPU", "use --device cpu")
+    if device.type in ("mps", "xpu") and place.size > 1:
+        raise UsageError(f"--tp: ranks run on CUDA devices and CPUs, not on {device.type}", "use --device cpu")
     if device.type != "cuda":
         return device
     if device.index is None and place.size == 1:

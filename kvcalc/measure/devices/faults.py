@@ -19,9 +19,10 @@ from kvcalc.measure.devices.device import release
 from kvcalc.units import format_size
 
 # torch raises these as plain RuntimeErrors on some devices and in older releases.
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
+              "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")  # fmt: skip
 _LOST = ("CUDA error", "CUDA driver error", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "MPS backend",
-         "device-side assert", "uncorrectable ECC")  # fmt: skip
+         "device-side assert", "uncorrectable ECC", "UR_RESULT_ERROR")  # fmt: skip
 _LOST_RANK = ("NCCL", "gloo/")
 
 

@@ -37,9 +37,9 @@ def _seen_by_torch() -> list[tuple[str, int]] | None:
         import torch
     except ImportError:
         return None
-    if torch.cuda.is_available():
-        count = torch.cuda.device_count()
-        return [(torch.cuda.get_device_name(n), int(torch.cuda.mem_get_info(n)[1])) for n in range(count)]
+    for gpu in (torch.cuda, torch.xpu):
+        if gpu.is_available():
+            return [(gpu.get_device_name(n), int(gpu.mem_get_info(n)[1])) for n in range(gpu.device_count())]
     if torch.backends.mps.is_available():
         import psutil
 

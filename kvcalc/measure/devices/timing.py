@@ -3,7 +3,7 @@
 - CUDA: the work is captured into a graph once (`kvcalc.measure.devices.graphs`) and replayed between two events. The
   device waits in a kernel that does nothing until the host has queued the replay, so that launches are not timed.
 - CPU: wall time, and the process's CPU time.
-- MPS: wall time, synchronised.
+- MPS and XPU: wall time, synchronised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_SPREAD = 0.5
 _WARM_UP_CALLS, _WARM_UP_SECONDS = 3, 0.1
 # The flushing buffer is this many times the last-level cache. GPUs do not replace the least recently used line, so
 # after reading twice the L2 some lines survive.
-FLUSHED_TIMES = {"cuda": 4, "cpu": 2, "mps": 2}
+FLUSHED_TIMES = {"cuda": 4, "cpu": 2, "mps": 2, "xpu": 4}
 # GPUs raise their clocks under load. The call is repeated for this long before it is timed.
 _SETTLE_SECONDS, _MOST_SETTLING = 0.1, 5_000
 # The shortest and the longest wait that covers the launch.

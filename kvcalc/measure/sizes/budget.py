@@ -20,14 +20,14 @@ from kvcalc.units import format_size
 
 # The temporaries of one prefill step, in bytes, and its most tokens, which is also the length of the timed prompt:
 # enough for the best rate of matrix products.
-_WORKSPACE_BYTES = {"cpu": 1 << 30, "mps": 1 << 30, "cuda": 4 << 30}
+_WORKSPACE_BYTES = {"cpu": 1 << 30, "mps": 1 << 30, "cuda": 4 << 30, "xpu": 4 << 30}
 MOST_PROMPT_TOKENS = 2048
 # Recurrences compute several tokens at once with a matrix over all pairs of them.
 _MOST_RECURRENT_TOKENS = 512
 
 # The share of the free memory that a run may use. The rest is for other processes, which may grow during the run. On a
 # CPU, too little free memory means swapping or being killed.
-_USABLE_PERCENT = {"cpu": 85, "mps": 85, "cuda": 95}
+_USABLE_PERCENT = {"cpu": 85, "mps": 85, "cuda": 95, "xpu": 95}
 
 # Additional device memory for kernels' scratch space and the roof's buffer. A CPU's is counted: `resident`.
 _OVERHEAD_BYTES = 512 << 20
