@@ -100,3 +100,9 @@ def test_the_file_of_tensorrt_llm_counts_unless_an_option_says_otherwise() -> No
     assert trtllm(speculative_config=eagle).drafting == ("eagle1", 4, "a/head")
     eagle.update(decoding_type="EAGLE3", speculative_model="b/head")
     assert trtllm(speculative_config=eagle).drafting == ("eagle", 4, "b/head")
+
+
+def test_a_file_that_is_not_here_is_named_and_one_that_is_here_is_not() -> None:
+    missing = choose_server("trtllm-serve a/b --config /nowhere/more.yaml", None).read()
+    assert missing.notes == ["/nowhere/more.yaml is not here, so its settings do not count"]
+    assert trtllm(max_num_tokens=4096).notes == choose_server("trtllm-serve a/b", None).read().notes == []

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import load_engine
 from kvcalc.errors import LayoutError, ModelError, UsageError
+from kvcalc.model.caches import RecurrentState
 from kvcalc.model.drafting import Speculation
 from tests.documents import estimate, texts
 from tests.engines.models import ask, gated_delta, lines, total
@@ -120,3 +122,26 @@ def test_two_stages_have_states_for_the_requests_of_both() -> None:
     named = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
     assert named["states beyond the batch"] == 6 * named["dummy state"]
     assert sum(named.values()) == found["kv_cache"]["bytes_per_device"]
+
+
+@pytest.mark.parametrize(("groups", "refused"), [(1, ()), (2, (4, 8)), (4, (8,)), (6, (4, 8))])
+def test_several_groups_of_a_state_are_divided_and_one_is_on_every_device(
+    groups: int, refused: tuple[int, ...]
+) -> None:
+    spec = kvcalc.load_model("nemotron-3-nano-30b-a3b")
+    cut = tuple(
+        group._replace(
+            caches=tuple(
+                cache._replace(num_groups=groups) if isinstance(cache, RecurrentState) else cache
+                for cache in group.caches
+            )
+        )
+        for group in spec.layers
+    )
+    rules = load_engine(OLD, spec)
+    for ranks in (1, 2, 4, 8):
+        if ranks in refused:
+            with pytest.raises(LayoutError, match=f"does not divide the {groups} groups"):
+                rules.check_ranks(spec._replace(layers=cut), ranks)
+        else:
+            rules.check_ranks(spec._replace(layers=cut), ranks)

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+import kvcalc
+from kvcalc.engines import load_engine
+from kvcalc.engines.tensorrt_llm.engine import cache_buffers
 from kvcalc.engines.tensorrt_llm.pools import (
     STATE,
     Division,
@@ -21,7 +24,9 @@ from kvcalc.engines.tensorrt_llm.pools import (
     page_bytes,
 )
 from kvcalc.errors import ModelError
-from tests.engines.models import ask, gated_delta, sparse
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.model.caches import FullAttention
+from tests.engines.models import ask, gated_delta, plain, sparse
 from tests.engines.shapes import gemma4, minimax_m3, t5
 
 MIB = 2**20
@@ -192,6 +197,18 @@ def test_states_of_requests_without_tokens_need_no_blocks() -> None:
     settings = {"max-batch-size": "64"}
     found = ask(gated_delta(), "tensorrt-llm@1.3.0rc24", 64, settings=settings, kv_memory_bytes=MIB)["engine"]
     assert found["num_gpu_blocks"] == 2 * MIB // 655_360
+
+
+def test_nvfp4_has_a_buffer_for_elements_and_one_for_scales() -> None:
+    """Two elements are a byte, and 16 have an fp8 scale: 256 elements of K and of V take 128 and 16 bytes each."""
+    rows = [cache_buffers(FullAttention(2, 128, 128), DTYPES[name]) for name in ("nvfp4", "fp8", "bf16")]
+    assert rows == [[128, 16] * 2, [256] * 2, [512] * 2]
+
+
+def test_prefixes_in_pools_of_given_windows_are_refused() -> None:
+    spec, given = kvcalc.read_config(plain(), "test", "test"), {"max-attention-window": "128,1024"}
+    with pytest.raises(ModelError, match="reused blocks of several windows"):
+        load_engine("tensorrt-llm", spec, given).prefixes(spec, DTYPES["bf16"])
 
 
 def test_an_indexer_belongs_to_a_latent_in_every_layer() -> None:

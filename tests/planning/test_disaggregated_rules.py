@@ -10,13 +10,13 @@ import pytest
 
 import kvcalc
 from kvcalc.engines import disaggregation_of
-from kvcalc.errors import LayoutError, ModelError
+from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.disaggregated import search
 from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, decode_instance, prefill_instance, sent_of
 from kvcalc.planning.plan.disaggregated.matching import Load
-from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, join_caches, same_kind
+from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, check_joined, join_caches, same_kind
 from kvcalc.planning.plan.disaggregated.rows import SplitPlan, _find, split_points
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
 from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, ttft_range
@@ -306,3 +306,24 @@ def test_without_a_simulation_the_closed_form_decides_alone() -> None:
     assert isinstance(found, TwoPools)
     assert isinstance(alone, TwoPools)
     assert str(found) == str(alone)
+
+
+def test_instances_on_devices_of_two_architectures_cannot_read_each_others_cache() -> None:
+    spec = kvcalc.load_model("llama-3.1-8b")
+    a100, h100, h200, fp8 = (
+        make_case(Question(spec, engine="vllm", devices=find_devices(gpu), context_tokens=1000, kv_dtype=kv_dtype))
+        for gpu, kv_dtype in (("a100", "auto"), ("h100", "auto"), ("h200", "auto"), ("h200", "fp8"))
+    )
+    check_joined(h100, h200)
+    check_joined(a100, a100)
+    with pytest.raises(UsageError, match="has a different layout than that of h100"):
+        check_joined(a100, h100)
+    with pytest.raises(UsageError, match="has another type or other blocks than h200"):
+        check_joined(h100, fp8)
+
+
+def test_what_a_request_lacks_is_named() -> None:
+    found = prefill_instance(traffic_of("llama-3-70b"), Platform(H100, 1, "vllm"), Shape(1, 1))
+    assert isinstance(found, Trouble)
+    assert found.reason.startswith("tp 1: a request of 4,496 tokens does not fit: ")
+    assert found.reason.endswith("GiB more is needed per device")

@@ -98,7 +98,7 @@ def test_the_prefill_of_windows_is_fitted_with_a_stated_error(trace: str) -> Non
     assert 0 < found["prefill"]["worst_error"] < 0.1
     assert "uneven-blocks" in {warning["code"] for warning in found["warnings"]}
     plain = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
-    assert "uneven-blocks" not in {warning["code"] for warning in plain["warnings"]}
+    assert not {"uneven-blocks", "does-not-fit"} & {warning["code"] for warning in plain["warnings"]}
 
 
 def test_without_a_known_speed_the_hits_are_counted_all_the_same(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,14 +278,22 @@ def test_a_trace_of_token_ids_has_the_blocks_of_the_engine(tmp_path: Path) -> No
 
 def test_after_a_warm_up_rates_and_times_are_those_of_the_other_requests(tmp_path: Path, prompts: list[Prompt]) -> None:
     path = str(write_trace(tmp_path / "trace.jsonl", prompts))
-    found = api.prefix_curve(path, "llama-3.1-8b", devices=H100, after=0.25, cache_tokens=[50 * BLOCK], optimal=True)
+    found = api.prefix_curve(
+        path, "llama-3.1-8b", devices=H100, after=0.25, cache_tokens=[50 * BLOCK], optimal=True, price_per_hour=2.5
+    )
     assert (found["trace"]["num_requests"], found["trace"]["warm_up_requests"]) == (400, 100)
+    assert found["trace"]["duration_seconds"] == 399
     cache = LruCache(50, BLOCK)
     for number, (blocks, tokens) in enumerate(prompts):
         if number == 100:
             cache.hit_tokens = 0
         cache.serve(blocks, tokens - 1)
     (row,) = found["curve"]
+    # From the first request that is counted to the last one, 299 s.
+    assert row["saved_gpu_seconds"]
+    assert row["cache_bytes"]
+    cost = row["cache_bytes"] / H100.gpu.memory_bytes * 2.5 * 299 / 3600
+    assert row["device_cost_per_gpu_second"] == pytest.approx(cost / row["saved_gpu_seconds"])
     counted = sum(tokens for _, tokens in prompts[100:])
     assert row["hit_rate"] == cache.hit_tokens / counted
     assert row["optimal_hit_rate"] == best_hits(prompts, 50, BLOCK, 100) / counted > row["hit_rate"]

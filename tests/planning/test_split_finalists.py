@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kvcalc
+from kvcalc.planning.plan.finalists import _larger
 from kvcalc.simulation.planned import PlannedLoad
 from tests.test_schema import check
 
@@ -122,3 +124,24 @@ def test_pools_are_simulated_once_with_the_same_numbers(monkeypatch: pytest.Monk
     planned(**RATE, max_ttft_seconds=0.9, max_tpot_seconds=0.05, confidence=50, simulate=1)
     assert runs
     assert len(set(runs)) == len(runs)
+
+
+@pytest.mark.parametrize(("numbers", "metric", "tried"), [
+    ((1, 1), "ttft", [(2, 1), (1, 2)]), ((3, 2), "tpot", [(3, 3), (4, 2)]), ((9, 17), "ttft", [(11, 17), (9, 21)]),
+])  # fmt: skip
+def test_larger_pools_have_a_quarter_more_of_what_is_missed_first(
+    numbers: tuple[int, int], metric: str, tried: list[tuple[int, int]]
+) -> None:
+    asked: list[tuple[int, int]] = []
+    judged = SimpleNamespace(worst_metric=metric, worst=2.0)
+
+    def at(_: object, numbers: tuple[int, int]) -> Any:
+        asked.append(numbers)
+        return SimpleNamespace(missed="it", judged=SimpleNamespace(worst=1.99), layout=numbers)
+
+    found: Any = SimpleNamespace(layout=SimpleNamespace(numbers=numbers), judged=judged)
+    guess: Any = SimpleNamespace(allows=lambda *_: True)
+    judge: Any = SimpleNamespace(at=at)
+    larger: Any = _larger(judge, guess, found, None)
+    assert asked == tried
+    assert larger.layout == tried[0], "if none helps, the first one"

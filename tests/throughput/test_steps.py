@@ -435,7 +435,9 @@ def test_a_slower_device_takes_longer_for_all_that_it_computes_of_a_prompt() -> 
 def test_attention_alone_is_a_step_without_matrices() -> None:
     bare = COUNTS._replace(dense=(), head=(), experts=(), moe_layers=0)
     for layout in (Layout(), Layout(pipeline_parallel_size=2)):
-        found = SpeedModel(bare._replace(layout=layout), GPU, IDEAL._replace(roof_power=2.0, kv_overhead=1.5))
+        found = SpeedModel(bare._replace(layout=layout), GPU, IDEAL._replace(
+            roof_power=2.0, kv_overhead=1.5, attention_compute_overhead=2.0,
+        ))  # fmt: skip
         for batch, context in ((1, 50), (7, 200)):
             assert found.attention_seconds(batch, context) == about(found.decode(batch, context).seconds)
 
@@ -475,3 +477,13 @@ def test_a_prompt_waits_for_the_host_if_launching_its_kernels_takes_longer() -> 
     """17 kernels of 3 s."""
     waits = [model(prompt_launch_seconds=3.0).launch_wait(seconds) for seconds in (0.0, 40.0, 51.0, 60.0)]
     assert waits == [51, 11, 0, 0]
+
+
+def test_tokens_that_are_checked_share_what_is_read_in_the_ideal_step_too() -> None:
+    """With a fast memory, 3 tokens of each of 7 sequences are as many operations as 21 sequences have."""
+    fast = SpeedModel(COUNTS, GPU._replace(bandwidth_bytes_per_second=10**12), IDEAL)
+    assert fast.roofline(7, 50, 3) == about(fast.roofline(21, 50))
+    # With fast units, they read as much as 7 sequences, and the experts that 21 tokens choose.
+    dense = COUNTS._replace(experts=(), moe_layers=0)
+    slow = SpeedModel(dense, GPU._replace(flops_per_second={"bf16": 10**12}), IDEAL)
+    assert slow.roofline(7, 50, 3) == about(slow.roofline(7, 50))
