@@ -106,3 +106,23 @@ def test_a_file_that_is_not_here_is_named_and_one_that_is_here_is_not() -> None:
     missing = choose_server("trtllm-serve a/b --config /nowhere/more.yaml", None).read()
     assert missing.notes == ["/nowhere/more.yaml is not here, so its settings do not count"]
     assert trtllm(max_num_tokens=4096).notes == choose_server("trtllm-serve a/b", None).read().notes == []
+
+
+@pytest.mark.parametrize(
+    ("config", "drafting"),
+    [
+        ({"model": "a/small", "num_speculative_tokens": 3}, ("draft", 3, "a/small")),
+        ({"method": "deepseek_mtp", "num_speculative_tokens": 2}, ("mtp", 2, None)),
+        ({"method": "eagle3", "model": "a/head", "num_speculative_tokens": 4}, ("eagle", 4, "a/head")),
+        ({"method": "ngram"}, ("ngram", 1, None)),
+        ({"num_speculative_tokens": 3}, None),
+        ({"method": "unheard_of", "num_speculative_tokens": 3}, None),
+    ],
+)
+def test_vllms_drafts_are_named_by_their_method_or_by_a_model(
+    config: dict[str, Any], drafting: tuple[str, int, str | None] | None
+) -> None:
+    """SpeculativeConfig (vllm/config/speculative.py)."""
+    found = choose_server(f"vllm serve a/b --speculative-config '{json.dumps(config)}'", None).read()
+    assert found.drafting == drafting
+    assert bool(found.notes) == (drafting is None)

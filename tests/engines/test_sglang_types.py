@@ -106,6 +106,9 @@ def test_whispers_encoder_stands_in_front_of_the_decoder() -> None:
         "unused rows": (2 * 1500 + 2 * 400 + 4 * 1900) * 1536,
         "dummy page": 8 * 1536,
     }
+    # The rows that stand beside the encoder's layers are on the first of two pipeline stages alone.
+    stages = ask(config, "sglang", 400, pipeline_parallel_size=2)["kv_cache"]
+    assert (stages["bytes_per_device"], stages["devices_total_bytes"]) == (1901 * 6 * 1536, 1901 * 8 * 1536)
     with pytest.raises(ModelError, match="one number of heads"):
         ask({**config, "decoder_attention_heads": 8}, "sglang", 400)
     with pytest.raises(UsageError, match="request table of a model with an encoder"):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.engines.prefixes import PLAIN
+from kvcalc.engines import engine_class
+from kvcalc.engines.prefixes import PLAIN, Matching
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.drafting import Speculation
 from kvcalc.planning.drafting import matching_of
@@ -209,3 +210,15 @@ def test_what_is_moved_is_known_or_refused(
 ) -> None:
     with pytest.raises(UsageError, match=text):
         moved(name, engine, drafts, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("method", "modules", "back"), [("mtp", 3, 3), ("mtp", 1, 1), ("eagle", 3, 1), ("ngram", 3, 0)]
+)
+def test_only_mtp_modules_that_follow_each_other_look_as_far_ahead_as_they_draft(
+    method: str, modules: int, back: int
+) -> None:
+    spec = kvcalc.load_model("deepseek-v3")._replace(num_draft_layers=modules)
+    reuse = engine_class("vllm").reuse()
+    matching = reuse.matching(Speculation(method, 3), spec, None, "")
+    assert matching == (Matching(back) if back else PLAIN)
