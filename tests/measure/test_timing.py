@@ -199,14 +199,14 @@ def test_the_roof_that_binds_is_named(kvcalc: Any, monkeypatch: pytest.MonkeyPat
 
     options = ("--layers", "1", "--context", "64", "--steps", "3", "--device", "cpu", "--hidden-size", "64", "--heads",
                "16", "--head-dim", "16", "--attention", "mqa", "--dtype", "fp32")  # fmt: skip
-    roof = {"read_bytes_per_second": 1e12, "buffer_bytes": 1, "matmul_flop_per_second": 1e9, "matmul_dtype": "float32"}
-    for multiplies, name in ((1e9, "matmul"), (1e15, "read")):
-        given = {**roof, "matmul_flop_per_second": multiplies}
+    roof = {"buffer_bytes": 1, "matmul_dtype": "float32"}
+    for reads, multiplies, name in ((1e15, 1e12, "matmul"), (1e12, 1e15, "read")):
+        given = {**roof, "read_bytes_per_second": reads, "matmul_flop_per_second": multiplies}
         monkeypatch.setattr(runner, "read_roof", lambda *ignored, given=given: given)
         monkeypatch.setattr(runner, "read_again", lambda *ignored: None)
         (found,) = kvcalc("measure", *options, "--json").json["runs"]
         seconds = found["attention_core_seconds"]["p50"]
-        best = 64 * 2 * 16 * 4 / 1e12 if name == "read" else 64 * 16 * 4 * 16 / multiplies
+        best = 64 * 2 * 16 * 4 / reads if name == "read" else 64 * 16 * 4 * 16 / multiplies
         assert found["binding_roof"]["attention_core"] == {"roof": name, "fraction": pytest.approx(best / seconds)}
         shares = {"read": found["fraction_of_roof"], "matmul": found["fraction_of_matmul_roof"]}
         for part in ("attention_core", "step"):
