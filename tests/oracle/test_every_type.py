@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 # Types whose class cannot be built from its own defaults: what is missing.
 INCOMPLETE = {
     "lfm2_moe": "layer_types is missing",
-    "qwen4_exp": "indexer_n_heads is null",
-    "qwen4_exp_text": "indexer_n_heads is null",
+    "qwen4_exp": "indexer_budget is null",
+    "qwen4_exp_text": "indexer_budget is null",
 }
 _MAPPINGS = (
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
