@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kvcalc import estimate
 from kvcalc.engines.reserve import Held, Reserve
 from kvcalc.errors import UsageError
 from kvcalc.memory.sharding import Width
@@ -126,6 +127,31 @@ def test_macos_keeps_a_third_of_a_small_memory_and_a_quarter_of_a_large_one(gib:
     assert whole is not None
     assert apple is not None
     assert whole - apple == -(-gib * GIB // kept)
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [("tensorrt-llm", "max-tokens"), ("sglang", "max-total-tokens"), ("vllm", "num-gpu-blocks-override")],
+)
+def test_a_limited_pool_has_the_bytes_of_the_caches_type_in_every_order(engine: str, option: str) -> None:
+    """The budget of the same model, engine and device is remembered, but its limit in tokens depends on the type."""
+
+    def figures(kv_dtype: str) -> Any:
+        found = estimate(
+            SPEC, context_tokens=1024, kv_dtype=kv_dtype, engine=engine, engine_settings={option: 2000},
+            devices=find_devices("h100"),
+        )["fit"]  # fmt: skip
+        assert found is not None
+        return found["reserve_bytes"], found["max_context_tokens"]
+
+    alone = {}
+    for kv_dtype in ("bf16", "fp8"):
+        forget()
+        alone[kv_dtype] = figures(kv_dtype)
+    assert alone["bf16"][0] < alone["fp8"][0]
+    for order in (("bf16", "fp8"), ("fp8", "bf16")):
+        forget()
+        assert [figures(kv_dtype) for kv_dtype in order] == [alone[kv_dtype] for kv_dtype in order]
 
 
 def test_a_release_has_its_own_reserve_and_a_device_its_own_defaults() -> None:

@@ -95,10 +95,12 @@ def budget(case: Case) -> Budget | str:
     asked, workload = case.question, case.workload
     if case.engine.placement is not None or asked.speculative is not None or _has_own_layers(case):
         return _budget(case)
-    # The engine already belongs to one release, number of stages and set of settings.
+    # The engine already belongs to one release, number of stages and set of settings. Options that limit the pool count
+    # tokens, whose bytes depend on the cache's type, and in the largest stage on the context.
     key = (
         id(case.engine), id(case.devices.gpu), asked.dtype, asked.kv_memory_bytes, workload.model_dtype,
         workload.tensor_parallel_size, workload.data_parallel_size, workload.expert_parallel_size,
+        workload.kv_dtype, workload.context_tokens if case.engine.bounds else None,
     )  # fmt: skip
     known = _budgets_of(case.model, case.spec)
     found = known.get(key)
