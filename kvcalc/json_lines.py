@@ -23,9 +23,9 @@ class Line(NamedTuple):
 
 
 def read_lines(chunks: Iterable[bytes], most_bytes: int) -> Iterator[Line]:
-    """The lines of a file that arrives in `chunks`, each as soon as it ends. Blank lines are skipped but counted.
+    """Yield the lines of a file that arrives in `chunks`, each when it is complete.
 
-    At most one line of `most_bytes` and one chunk are held.
+    Blank lines are counted, but not returned. At most one line of `most_bytes` and one chunk are held.
     """
     number = 0
     rest: list[bytes] = []
@@ -47,7 +47,7 @@ def read_lines(chunks: Iterable[bytes], most_bytes: int) -> Iterator[Line]:
             size = 0
         if last:
             size += len(last)
-            # The rest of a line that is too long is counted but not kept.
+            # Of a line that is too long, only the size is kept.
             rest = [*rest, last] if size <= most_bytes else [b"-"]
     if size > most_bytes:
         yield Line(number + 1, None)

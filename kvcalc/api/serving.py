@@ -88,20 +88,20 @@ def plan(
     """The document of `kvcalc plan`: for each kind of device, the smallest layout that serves the requests.
 
     Give `input_tokens` and `output_tokens` (numbers, or distributions as in `simulate`) with either `concurrency` or
-    `requests_per_second`, or `trace`, the path of
-    a file with the times and lengths of its requests, as in `simulate`. With a `confidence` of 80, times are judged at
-    the upper end of their range, with 50 at the point estimate. A time limits the mean, or the percentile that is given
-    for it: 50, 90, 95 or 99. Percentiles are simulated, with `burstiness`, `requests`, `seed` and `router` as in
-    `simulate`. The load is larger by the share `headroom`, and each layout has `spare_replicas` more than it needs.
-    `simulate` is the number of layouts of each kind of device to simulate. `engines` are several, and "all" is every
-    engine; `engine` is one. `prices` maps the name of a device to its price per hour. `gpus` are names; `Devices` limit
-    the number of their kind. With `disaggregate` there are also rows with prefill and decode on separate instances,
-    joined by the link `transfer`: bytes per second of one device, or a name such as `infiniband-400g`. Of `speed`, only
-    the calibration is used, and of `reuse` the prefix and the turns. The other arguments are those of `estimate` and
-    the options of the command.
+    `requests_per_second`. Or give `trace`, the path of a file with the times and lengths of its requests. With a
+    `confidence` of 80, times are judged at the upper end of their range, with 50 at the point estimate. A time limits
+    the mean, or the percentile that is given for it: 50, 90, 95 or 99. Percentiles are simulated, with `burstiness`,
+    `requests`, `seed` and `router` as in `simulate`. The load is larger by the share `headroom`, and each layout has
+    `spare_replicas` more than it needs. `simulate` is the number of layouts of each kind of device to simulate.
+
+    `engines` are several, and "all" is every engine; `engine` is one. `prices` maps the name of a device to its price
+    per hour. `gpus` are names; `Devices` limit the number of their kind. With `disaggregate` there are also rows with
+    prefill and decode on separate instances, joined by the link `transfer`: bytes per second of one device, or a name
+    such as `infiniband-400g`. Of `speed`, only the calibration is used, and of `reuse` the prefix and the turns. The
+    other arguments are those of `estimate` and the options of the command.
     """
     from kvcalc.planning.answers.axis import parse_engines
-    from kvcalc.planning.cases.lengths import drawn_rows, one_length, pairs_of, parse_lengths
+    from kvcalc.planning.cases.lengths import drawn_lengths, one_length
     from kvcalc.planning.plan.document import plan as ask
     from kvcalc.planning.plan.targets import Targets, check_percentiles
     from kvcalc.throughput.hardware import find_gpu
@@ -125,8 +125,7 @@ def plan(
     elif isinstance(input_tokens, int) and isinstance(output_tokens, int):
         lengths = one_length(input_tokens, output_tokens)
     else:
-        text, name = drawn_rows(input_tokens, output_tokens)
-        lengths, pairs = parse_lengths(text, name), list(pairs_of(text, name))
+        lengths, pairs = drawn_lengths(input_tokens, output_tokens)
     if trace is None and (targets.highest_percentile is not None or simulate is not None):
         simulation = _at_random(lengths, pairs, burstiness, seed, requests)
     _check_simulated(simulation is not None, burstiness, requests, seed)

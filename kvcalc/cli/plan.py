@@ -1,6 +1,6 @@
 """`kvcalc plan`: how many devices does this traffic need, and which command starts the server?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvcalc.planning.cases.lengths import Lengths
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.simulation.planned import PlannedLoad
+
+    _Pairs = Callable[[], Iterable[tuple[int, int]]]
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -61,11 +63,11 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
     simulation: Optional[PlannedLoad]
     if given["trace"] is not None:
         simulation, targets = _load_of_trace(given, _targets_of(given))
-        lengths, text = simulation.lengths, None
+        lengths, pairs = simulation.lengths, None
     else:
-        (lengths, text), targets = _lengths_of(given), _targets_of(given)
+        (lengths, pairs), targets = _lengths_of(given), _targets_of(given)
         _check_load(given, targets)
-        simulation = _simulation_of(given, text, lengths, targets, is_asked=simulated is not None)
+        simulation = _simulation_of(given, pairs, lengths, targets, is_asked=simulated is not None)
     prices = dict(map(parse_price, o.names_of(given["price"], "--price")))
     names = o.names_of(given["gpu"], "--gpu") or list(prices)
     gpus = _gpus_of(given, names) or _gpus_of(given, COMMON_GPUS)
@@ -92,7 +94,7 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
         num_simulated=simulated,
         headroom=value_of(given, "headroom"),
         spare_replicas=value_of(given, "spare_replicas"),
-        confirm=cache(partial(_load_of, given, text, lengths)),
+        confirm=cache(partial(_load_of, given, pairs, lengths)),
     )
 
 
@@ -117,8 +119,8 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     if given["trace"] is not None:
         load, targets = _load_of_trace(given, targets)
     else:
-        lengths, text = _lengths_of(given)
-        load = _simulation_of(given, text, lengths, targets, is_asked=True) or PlannedLoad(lengths)
+        lengths, pairs = _lengths_of(given)
+        load = _simulation_of(given, pairs, lengths, targets, is_asked=True) or PlannedLoad(lengths)
     row = next((one for one in document["commands"] if one["engine"] == best["engine"]), None)
     try:
         asked = question_of(given, own="gpu num-gpus concurrency input-tokens output-tokens transfer-bandwidth engine")
@@ -169,10 +171,10 @@ def _of_emitted(given: Mapping[str, Any], kind: Optional[str], *, is_default: bo
     return given
 
 
-def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":
-    """The lengths of the requests, and the text of a file that has them, or None."""
+def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[_Pairs]]":
+    """The lengths of the requests, and a function for those of each request. None if all are alike."""
     from kvcalc.model.files import read_text
-    from kvcalc.planning.cases.lengths import MAX_LENGTHS_BYTES, drawn_rows, one_length, parse_lengths
+    from kvcalc.planning.cases.lengths import MAX_LENGTHS_BYTES, drawn_lengths, one_length, pairs_of, parse_lengths
 
     prompt, answer = (value_of(given, name) for name in ("input_tokens", "output_tokens"))
     if given["lengths"] is not None:
@@ -182,18 +184,18 @@ def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[str]]":
                 "use --lengths or the other two",
             )
         text = read_text(given["lengths"], MAX_LENGTHS_BYTES)
-        return parse_lengths(text, given["lengths"]), text
+        return parse_lengths(text, given["lengths"]), partial(pairs_of, text, given["lengths"])
     if prompt is None or answer is None:
         missing = "--input-tokens" if prompt is None else "--output-tokens"
         raise UsageError(f"{missing} is missing", "--input-tokens 2k --output-tokens 500, or --lengths FILE.csv")
     if isinstance(prompt, str) or isinstance(answer, str):
-        text, name = drawn_rows(prompt, answer)
-        return parse_lengths(text, name), text
+        lengths, pairs = drawn_lengths(prompt, answer)
+        return lengths, lambda: pairs
     return one_length(prompt, answer), None
 
 
 def _simulation_of(
-    given: Mapping[str, Any], text: Optional[str], lengths: "Lengths", targets: "Targets", is_asked: bool
+    given: Mapping[str, Any], pairs: "Optional[_Pairs]", lengths: "Lengths", targets: "Targets", is_asked: bool
 ) -> "Optional[PlannedLoad]":
     """The requests to simulate if a target has a percentile or --simulate is given, else None.
 
@@ -210,16 +212,15 @@ def _simulation_of(
         return None
     if burstiness != 1 and targets.requests_per_second is None:
         raise UsageError("--burstiness needs --requests-per-second")
-    return _load_of(given, text, lengths)
+    return _load_of(given, pairs, lengths)
 
 
-def _load_of(given: Mapping[str, Any], text: Optional[str], lengths: "Lengths") -> "PlannedLoad":
-    from kvcalc.planning.cases.lengths import pairs_of
+def _load_of(given: Mapping[str, Any], pairs: "Optional[_Pairs]", lengths: "Lengths") -> "PlannedLoad":
     from kvcalc.simulation.planned import PlannedLoad
 
-    pairs = None if text is None else list(pairs_of(text, lengths.file or ""))
     burstiness, seed, number = (value_of(given, name) for name in ("burstiness", "seed", "requests"))
-    return PlannedLoad(lengths, pairs, burstiness, seed, number, router=value_of(given, "router"))
+    each = None if pairs is None else list(pairs())
+    return PlannedLoad(lengths, each, burstiness, seed, number, router=value_of(given, "router"))
 
 
 # Options that say what the trace says.

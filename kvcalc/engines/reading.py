@@ -29,7 +29,7 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 # What a script or a manual has instead of a name: a variable, or dots.
 _PLACEHOLDER = re.compile(r".*\$.*|\.\.\.|…")
 _LARGEST_FILE = 1 << 20
-# The texts of a variable that set a flag (is_truthy, common/arg.cpp of llama.cpp).
+# Values of a variable that turn a flag on (is_truthy, common/arg.cpp of llama.cpp).
 _TRUE = ("1", "on", "enabled", "true")
 # kvcalc's options that an engine may have under another name.
 _OPTIONS = {

@@ -140,7 +140,7 @@ def scaled(model: ModelSpec, run: ModelSpec, request: Request, taken: Timings) -
 
 
 def above_roof(run: documents.Run, most: float = 1.0) -> list[tuple[str, str, float]]:
-    """(part, `read` or `matmul`, share) of every part of a run that was faster than `most` times this roof."""
+    """The parts of a run above `most` times a roof: the part, the roof (`read` or `matmul`), and its share of that."""
     shares = (("read", run["fraction_of_roof"]), ("matmul", run["fraction_of_matmul_roof"]))
     return [
         (part, name, share)

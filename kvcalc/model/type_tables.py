@@ -31,7 +31,7 @@ def keys_of(family: str) -> frozenset[str]:
 
 
 def ignored_by_transformers(family: str) -> list[str]:
-    """The keys of a family that Transformers' class ignores."""
+    """The config keys of a family that its class in Transformers ignores."""
     return _FAMILIES.get(family, {}).get("ignored", "").split()
 
 

@@ -80,7 +80,7 @@ def longest_of(prompt: int | str, answer: int | str, number: int) -> int:
 
 @lru_cache(maxsize=64)
 def _known(tokens: int | str) -> Distribution:
-    """The distribution of a value that was checked."""
+    """The distribution of a value that has already been checked."""
     return _fixed(tokens) if isinstance(tokens, int) else parse_distribution(tokens, "tokens")
 
 

@@ -86,7 +86,7 @@ def _quantized(query: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
 
 
 def _of_heads(scales: Tensor, cache: Cache, batch: int) -> Tensor:
-    """The scales of a cache that has one for each head, or one in all, as (batch, KV heads)."""
+    """The scales (batch, KV heads) of a cache with one scale per head, or one per tensor."""
     heads_first = cache.table is None and not cache.is_ragged
     one = scales[0, :, 0, 0] if heads_first else scales.flatten(0, -3)[0, :, 0]
     return one.expand(batch, -1)

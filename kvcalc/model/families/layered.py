@@ -40,7 +40,7 @@ CALLED = {**OF_A_ROW, **ORDERS, **OF_FAMILIES}
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """Read a config of a type that has a row: the mixers of every layer are those of its kind."""
+    """Read a config of a type that has a row. Layers of the same kind have the same mixers."""
     facts = row_of("layers", model_type)
     for other, condition in facts.get("instead", {}).items():
         if Row(facts, config, FUNCTIONS, CALLED).value(condition):

@@ -7,8 +7,7 @@ engine's bytes come from its own functions. Speed is computed from a SpeedModel 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial
-from itertools import chain
+from functools import lru_cache
 from typing import Any
 
 from kvcalc.errors import KvcalcError, SettingError
@@ -71,8 +70,8 @@ class Combination(NamedTuple):
 
     def rows(self, contexts: Iterable[int], batches: Iterable[int]) -> tuple[tuple[str, ...], Iterator[Row], bool]:
         """The names of the columns that vary, their values row by row, and whether all values are whole numbers."""
-        if self.at_context is not None:
-            return CHECKED, chain.from_iterable(map(partial(self._rows_at, batches), contexts)), False
+        if (at := self.at_context) is not None:
+            return CHECKED, (row for tokens in contexts for row in at(tokens)._own_rows(tokens, batches)), False
         if self.refusal is not None:
             return NUMBERS, ((c, b, *_NO_FIGURES) for c in contexts for b in batches), False
         if self.curves is None:
@@ -82,12 +81,11 @@ class Combination(NamedTuple):
             return NUMBERS, rows, True
         return CHECKED, self._checked(rows), False
 
-    def _rows_at(self, batches: Iterable[int], tokens: int) -> Iterator[Row]:
-        """The rows of one context, of which the engine makes a combination of its own."""
-        own = self if self.at_context is None else self.at_context(tokens)
-        if own.refusal is None:
-            return own._checked(own._counted_rows((tokens,), batches))
-        return ((tokens, b, *_NO_FIGURES, None, None, *_NO_SPEED, own.refusal.message) for b in batches)
+    def _own_rows(self, tokens: int, batches: Iterable[int]) -> Iterator[Row]:
+        """The rows of the one context of this combination, all with the same columns."""
+        if self.refusal is None:
+            return self._checked(self._counted_rows((tokens,), batches))
+        return ((tokens, b, *_NO_FIGURES, None, None, *_NO_SPEED, self.refusal.message) for b in batches)
 
     def _straight_rows(
         self, contexts: Iterable[int], batches: Iterable[int], stored: Curve, device: Curve, read: Curve

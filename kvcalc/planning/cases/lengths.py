@@ -46,13 +46,13 @@ def one_length(input_tokens: int | str, output_tokens: int | str) -> Lengths:
     return Lengths(input_tokens, output_tokens, total, total, 1)
 
 
-def drawn_rows(input_tokens: int | str, output_tokens: int | str) -> tuple[str, str]:
-    """Requests drawn from distributions as the text of a file that `parse_lengths` reads, and a name for it."""
+def drawn_lengths(input_tokens: int | str, output_tokens: int | str) -> tuple[Lengths, list[tuple[int, int]]]:
+    """The lengths of requests that are drawn from distributions, and the prompt and answer tokens of each."""
     prompt, answer = lengths_of(input_tokens, "input_tokens"), lengths_of(output_tokens, "output_tokens")
     if prompt is None or answer is None:
         raise ValueError("no lengths")
-    rows = islice(drawn(prompt, answer, 0), _DRAWN)
-    return "\n".join(f"{one},{other}" for one, other in rows), f"{prompt.text} + {answer.text}"
+    pairs = list(islice(drawn(prompt, answer, 0), _DRAWN))
+    return lengths_of_pairs(pairs, f"{prompt.text} + {answer.text}"), pairs
 
 
 def parse_lengths(text: str, name: str) -> Lengths:

@@ -52,7 +52,8 @@ class Budget(NamedTuple):
         """The memory for the cache at another context and batch. Some engines reserve more for longer prompts."""
         if not self.reserve.varies:
             return self.pool_bytes
-        return _divide(self.case, self.weights, tokens, sequences, self.towers).pool_bytes
+        found = _limited(_divide(self.case, self.weights, tokens, sequences, self.towers))
+        return found.pool_bytes
 
     def running_limit(self, tokens: int | None = None) -> int | None:
         """The most sequences of `tokens` tokens that fit in a replica. None if memory sets no limit.
@@ -88,19 +89,25 @@ class Budget(NamedTuple):
 
 
 def budget(case: Case) -> Budget | str:
-    """The memory a device has for the cache, or the reason if it is not known.
+    """The memory a device has for the cache, or the reason if it is not known."""
+    if _has_own_layers(case):
+        return _budget(case)
+    found = _unlimited(case)
+    return found if isinstance(found, str) else _limited(found)
+
+
+def _unlimited(case: Case) -> Budget | str:
+    """The budget before `_limited`, which depends on the type of the cache.
 
     Remembered per layout, unless it depends on the context, the batch, the host's memory or drafted tokens.
     """
     asked, workload = case.question, case.workload
-    if case.engine.placement is not None or asked.speculative is not None or _has_own_layers(case):
+    if case.engine.placement is not None or asked.speculative is not None:
         return _budget(case)
-    # The engine already belongs to one release, number of stages and set of settings. Options that limit the pool count
-    # tokens, whose bytes depend on the cache's type, and in the largest stage on the context.
+    # The engine already belongs to one release, number of stages and set of settings.
     key = (
         id(case.engine), id(case.devices.gpu), asked.dtype, asked.kv_memory_bytes, workload.model_dtype,
         workload.tensor_parallel_size, workload.data_parallel_size, workload.expert_parallel_size,
-        workload.kv_dtype, workload.context_tokens if case.engine.bounds else None,
     )  # fmt: skip
     known = _budgets_of(case.model, case.spec)
     found = known.get(key)
@@ -126,6 +133,7 @@ def _budgets_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[object, ...], B
 
 
 def _budget(case: Case) -> Budget | str:
+    """The budget before `_limited`, or that of devices with layers of their own."""
     spec, workload = case.spec, case.workload
     ranks = workload.tensor_parallel_size
     tables = case.engine_class.keeps_tables_on_host and not _shares_memory(case)
@@ -215,7 +223,7 @@ def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budg
 
     tokens, sequences = workload.context_tokens, workload.batch_size
     found = [
-        _divide(device, weights._replace(bytes=size), tokens, sequences)
+        _limited(_divide(device, weights._replace(bytes=size), tokens, sequences))
         for device, size in zip(case.of_devices(), sizes)
     ]
     rooms = tuple(
@@ -233,7 +241,7 @@ def _shares_memory(case: Case) -> bool:
 def _divide(
     case: Case, weights: DeviceWeights, tokens: int, sequences: int, towers: LoadedTowers | None = None
 ) -> Budget:  # fmt: skip
-    """The budget at a context and a batch. The weights must be known."""
+    """The budget at a context and a batch, before `_limited`. The weights must be known."""
     spec, workload, settings, gpu = case.spec, case.workload, case.settings, case.devices.gpu
     if weights.bytes is None or weights.width is None:
         raise ValueError("a budget needs the bytes of the weights")
@@ -244,7 +252,7 @@ def _divide(
             left_size = format_size(max(left, 0), capacity=True)
             raise LayoutError(f"--kv-memory {format_size(given)}: only {left_size} is left after the weights")
         reserve = Reserve([Held(RESERVE, "not used for the cache (--kv-memory)", left - given)], {})
-        return _limited(Budget(case, weights, reserve, given, given, towers=towers))
+        return Budget(case, weights, reserve, given, given, towers=towers)
     replicas = workload.data_parallel_size
     # Whole copies exchange nothing, so each is like a server of its own.
     copies = replicas if replicas > 1 and whole_copies(spec, workload) else 1
@@ -277,7 +285,7 @@ def _divide(
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
     pool = int(left * reserve.share) if left > 0 else left
     offered = left if "free-gpu-memory-fraction" in settings else pool
-    return _limited(Budget(case, weights, reserve, pool, offered, towers=towers))
+    return Budget(case, weights, reserve, pool, offered, towers=towers)
 
 
 def _limited(found: Budget) -> Budget:

@@ -16,7 +16,7 @@ from kvcalc.throughput.scheduling import StepRules
 # The most requests considered of an engine without a limit.
 _UNLIMITED = 4096
 # The variance of lengths that vary by 30 % around their mean, relative to its square.
-VARIANCE = 0.3**2 / 3
+_VARIANCE = 0.3**2 / 3
 
 
 def most_at_once(case: Case, found: Budget | str) -> int:
@@ -78,18 +78,18 @@ def running_requests(case: Case, wanted: int) -> Running:
     later (`served`), and some engines keep some room free for that. In layers with windows, a request
     may hold less than is reserved for it.
     """
-    fitting, question = case.workload.batch_size, case.question.speed
-    prompt, answer = (None, None) if question is None else (question.prompt_tokens, question.answer_tokens)
+    fitting, question = case.workload.batch_size, case.question.speed_asked
+    prompt, answer = question.prompt_tokens, question.answer_tokens
     if prompt is None or answer is None:
         return Running(fitting)
     schedule = case.engine.schedule()
     if schedule is None or fitting >= wanted:
         return Running(min(fitting, wanted))
     # Without a number of clients, as many requests are served as run: none of them waits.
-    waits = question is not None and question.concurrency is not None
+    waits = question.concurrency is not None
     if schedule.reserves_answer:
-        # Requests with long answers hold their places for longer, so more of those that run are long.
-        longer = answer * (1 + VARIANCE) if waits and not schedule.has_slots else answer
+        # Long answers hold their places for longer, so their share is larger among the running requests.
+        longer = answer * (1 + _VARIANCE) if waits and not schedule.has_slots else answer
         return Running(fitting * (prompt + answer) / (prompt + longer))
     found = budget(case)
     if not isinstance(found, Budget):
@@ -103,7 +103,7 @@ def running_requests(case: Case, wanted: int) -> Running:
         limit = min(limit, max(fitting, _running_beside_answers(schedule.new_tokens, found, prompt, answer)))
     most: float = max(fitting, min(wanted, limit))
     # If requests wait for a place, one starts when one ends, and not several short ones for a long one.
-    waits_for_places = question is not None and wanted < (question.concurrency or 0) and wanted <= limit
+    waits_for_places = wanted < (question.concurrency or 0) and wanted <= limit
     if may_preempt and waits and not waits_for_places:
         unsteady = _unsteady(wanted / limit, growth, most, keeps_free=schedule.new_tokens is not None)
         most = max(fitting, most / (1 + unsteady))

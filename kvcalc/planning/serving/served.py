@@ -99,13 +99,12 @@ class Preemption(NamedTuple):
 
 
 def preemption(
-    schedule: Schedule, prompt: int, answer: int, growth: float, running: float, concurrency: int
+    schedule: Schedule, prompt: int, answer: int, ratio: float, running: float, concurrency: int
 ) -> Preemption:
     """The preemptions of `concurrency` requests, of which `running` hold their cache, and which start too early.
 
-    Those that wait for a place, and not for memory, are not among them.
-
-    `growth` is the memory that an answer takes, relative to that of its prompt.
+    Requests that wait for a place, and not for memory, are not counted. `ratio` is the memory that an answer takes,
+    relative to that of its prompt.
 
     With a ratio of new tokens, those with the shortest answers so far are retracted, and wait at the end of the queue.
     Between the ends of two requests, the others take one answer on average, and that is free besides the share of all
@@ -116,12 +115,11 @@ def preemption(
     between the ends of two requests, and nearly a whole answer is preempted for the prompts that started. If they are
     short, a prompt rarely fits too early.
     """
-    ratio = growth
     if schedule.new_tokens is not None:
         ruin = exp(-_ruin(1 + 1 / ratio) * schedule.new_tokens.least / 2 * running)
         times = 0.4 * ratio / (ratio + 4) * max(min(1.0, 1.6 * ruin), min(1.0, ratio**3))
         return Preemption(times * (prompt + 0.3 * answer), requeued=times)
-    # The more wait, the smaller is the share of those that are paused. The others are new.
+    # With more waiting requests, a smaller share of them is paused. The others are new.
     waiting, power = concurrency / running - 1, ratio**1.5
     most, share = 0.7 * power / (power + 24) + ratio / running, 0.65 * ratio / (ratio + 3) + 10 / (running + 13)
     paused = most * tanh(min(1.0, share) * waiting / most)
