@@ -145,6 +145,7 @@ def test_fewer_prompts_than_the_concurrency_are_all_at_once() -> None:
     ("name", "changes", "reason"),
     [
         ("vllm-bench.json", {"completed": 0}, "no request was completed"),
+        ("vllm-bench.json", {"completed": 0.5}, "no request was completed"),
         ("vllm-bench.json", {"total_output_tokens": None}, "how many tokens"),
         ("vllm-bench.json", {"spec_decode_acceptance_length": 2.4}, "drafts tokens"),
         ("vllm-bench.json", dict.fromkeys(("mean_tpot_ms", "median_tpot_ms", "mean_ttft_ms", "median_ttft_ms")),

@@ -81,7 +81,7 @@ def read_sglang(row: Mapping[str, Any], run: int) -> Point:
 
 
 def _serving(row: Mapping[str, Any], point: Point, latency: str, accepted: float | None) -> Point:
-    completed = number(row, "completed")
+    completed = whole(row, "completed")
     lengths = [
         rounded(total / completed) if total is not None and completed is not None else None
         for total in (number(row, "total_input_tokens"), number(row, "total_output_tokens"))
@@ -103,7 +103,7 @@ def _serving(row: Mapping[str, Any], point: Point, latency: str, accepted: float
 
 
 def _concurrency(
-    row: Mapping[str, Any], completed: float | None, latency: str, times: tuple[Measured, ...], output: int | None
+    row: Mapping[str, Any], completed: int | None, latency: str, times: tuple[Measured, ...], output: int | None
 ) -> tuple[int | None, bool]:
     """The number of requests at the same time, and whether Little's law gave it.
 
@@ -111,7 +111,7 @@ def _concurrency(
     """
     limit = whole(row, "max_concurrency")
     if limit is not None and row.get("request_rate") in ("inf", float("inf"), None):
-        return min(limit, int(completed or limit)), False
+        return min(limit, completed or limit), False
     known = number(row, "concurrency")
     if known is not None:
         return rounded(known), True
