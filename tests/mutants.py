@@ -281,12 +281,15 @@ def _hash(files: list[Path]) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
-def _note_all(processes: int) -> None:
-    """Run the tests that changed since they were last run, or all if the package did, and note their lines."""
+def _note_all(processes: int, keep: bool) -> None:
+    """Run the tests that changed since they were last run, or all if the package did, and note their lines.
+
+    With `keep`, a changed package does not count.
+    """
     state = _COVERED / "state.json"
     before = json.loads(state.read_text()) if state.exists() else {}
     now = {"package": _hash([*(ROOT / "kvcalc").rglob("*.py"), *(ROOT / "kvcalc").rglob("*.yaml")])}
-    if now["package"] != before.get("package"):
+    if now["package"] != before.get("package") and not keep:
         shutil.rmtree(_COVERED, ignore_errors=True)
         before = {}
     _COVERED.mkdir(parents=True, exist_ok=True)
@@ -397,6 +400,7 @@ def main() -> int:
     parser.add_argument("--tests", nargs="+", help="tests to run, instead of those that run the line")
     parser.add_argument("--sample", type=int, help="so many mutants of each name, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--keep", action="store_true", help="the noted lines, which hold for files that did not change")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--most", type=float, default=8.0, help="survivors allowed in each file or folder, in per cent")
     options = parser.parse_args()
@@ -409,7 +413,7 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".pytest_cache" / "hypothesis")
     if not options.tests:
-        _note_all(options.processes)
+        _note_all(options.processes, options.keep)
     shares = []
     for name in options.names:
         found = [mutant for file in files_of(name) for mutant in mutants(file)]
