@@ -99,11 +99,12 @@ def test_no_flag_is_given_twice(engine: str) -> None:
 
 def test_an_option_without_effect_is_left_out() -> None:
     settings = {"mamba-cache-mode": "align", "mamba-block-size": "64"}
-    newest, older = (
+    newest, first, older = (
         join(words_of("vllm", Checkpoint("a/b"), Layout(1, 1, 8192, 64, "bf16", settings, engine=engine)))
-        for engine in ("vllm", "vllm@0.32")
+        for engine in ("vllm", "vllm@0.33", "vllm@0.32")
     )
     assert "--mamba-cache-mode" not in newest
+    assert "--mamba-cache-mode" not in first
     assert "--mamba-block-size 64" in newest
     assert "--mamba-cache-mode align" in older
 
