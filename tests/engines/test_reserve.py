@@ -194,7 +194,9 @@ def test_vllm_keeps_the_rows_of_deepstack_and_long_videos_of_old_releases() -> N
     assert lines(ask("vllm", images=images))["encoder cache of 16,384 tokens"] == 16384 * 4 * 4096 * 2
     old = lines(ask("vllm", images=images, release=Release.of(0, 12)))
     assert old["encoder cache of 153,600 tokens"] == 153_600 * 4 * 4096 * 2
-    assert "encoder cache of 16,384 tokens" in lines(ask("vllm", images=images, release=Release.of(0, 13)))
+    for release in (Release.of(0, 13), Release.of(0, 10)):
+        assert "encoder cache of 16,384 tokens" in lines(ask("vllm", images=images, release=release))
+    assert "encoder cache of 153,600 tokens" in lines(ask("vllm", images=images, release=Release.of(0, 11)))
     assert "encoder cache of 16,384 tokens" in lines(
         ask("vllm", images=images._replace(rows=1), release=Release.of(0, 12))
     )
@@ -319,6 +321,36 @@ def test_vllm_may_sample_without_a_sort_before_0_17() -> None:
     assert [ends["0.7"], ends["0.17"]] == pytest.approx([0.74, 0.74])
     assert ends["0.8"] < 0.5
     assert ends["0.16"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("release", "logit", "low"),
+    [("0.7.3", 39, 39), ("0.8", 39, 10), ("0.16", 39, 10), ("0.17", 14, 14), ("0.24", 14, 14)],
+)
+def test_what_vllms_sort_of_logits_takes_by_release(release: str, logit: int, low: int) -> None:
+    """V1 samples with FlashInfer from 0.8 on, if it is installed: logits, fp32, probabilities. That is the low end.
+
+    Three rows of each of 8,192 tokens stay. With 262,144 words, sampling is the peak in any case.
+    """
+    width = LLAMA_8B._replace(vocab_size=262_144)
+    step = {"max-num-batched-tokens": "8192", "max-num-seqs": "1024"}
+    found = ask("vllm", width, release=release_of(f"vllm@{release}"), settings=step).held[1]
+    rows = 8192 * 3 * 4096 * 2
+    assert found.bytes == 1024 * 262_144 * logit + rows
+    assert found.low == int(0.74 * (1024 * 262_144 * low + rows))
+
+
+def test_vllms_graphs_of_experts_and_its_all_reduce_by_release() -> None:
+    experts = lines(ask("vllm", LLAMA_8B._replace(has_experts=True)))
+    assert experts["CUDA graphs"] == 32 * 20 * MIB
+    buffers = [lines(ask("vllm", ranks=2, release=release_of(f"vllm@{name}"))) for name in ("0.16", "0.17", "0.33")]
+    assert [found["NCCL buffers"] for found in buffers] == [704 * MIB, 1843 * MIB, 1843 * MIB]
+
+
+def test_the_range_of_vllms_parts_is_the_one_that_the_manual_states() -> None:
+    """docs/guides/fit.md: 0.74 to 1.35, from the logs of benchmarks/vllm_memory.tsv (benchmarks/fit_reserve.py)."""
+    for part in ask("vllm", ranks=2).held[1:]:
+        assert (part.low, part.high) == pytest.approx((0.74 * part.bytes, 1.35 * part.bytes)), part.name
 
 
 def test_sglang_default_share_of_mla() -> None:
