@@ -263,6 +263,20 @@ def test_many_windows_make_both_pools_of_sglang_larger() -> None:
         assert held == (windows * 10 // 8 + 1 + windows + 1) * row
 
 
+def test_idle_contexts_of_sglang_keep_their_own_tokens_and_at_most_a_window_of_each() -> None:
+    """gpt-oss-20b, beside a dummy row in each pool of 12 layers: 3 contexts of 5,000 tokens, 1,000 of them in common.
+
+    Their windows are few, and the pool of windows has 8/10 of the other one's tokens. 1,000 contexts with 64 tokens of
+    their own have only these in their windows, which fill the pool of windows first.
+    """
+    rules = rules_of("sglang", "gpt-oss-20b")
+    prefixes, row = rules.prefixes(rules.spec, BF16), 12 * 2 * 8 * 64 * 2
+    full = 1000 + 3 * 4000
+    assert prefixes.idle_bytes(1000, 5000, 3) == (full + 1 + full * 8 // 10 + 1) * row
+    windows = 128 + 1000 * 64
+    assert prefixes.idle_bytes(7936, 8000, 1000) == (windows * 10 // 8 + 1 + windows + 1) * row
+
+
 def test_windows_keep_only_the_blocks_of_the_last_window() -> None:
     """gpt-oss-20b: 12 layers of full attention, and 12 with a window of 128 tokens, whose last 127 tokens are kept."""
     row = 12 * 2 * 8 * 64 * 2
