@@ -205,9 +205,12 @@ def test_vllm_keeps_the_rows_of_deepstack_and_long_videos_of_old_releases() -> N
 def test_vllm_gathers_latents_for_sparse_attention() -> None:
     name = "sparse attention workspace"
     assert lines(ask("vllm", has_sparse_latent=True, context_tokens=8192))[name] == 5 * 8192 * 1152
+    assert lines(ask("vllm", has_sparse_latent=True, context_tokens=2**18))[name] == 5 * 2**18 * 1152
     long: dict[str, Any] = {"has_sparse_latent": True, "context_tokens": 2**19}
     assert lines(ask("vllm", **long))[name] == 2 * 2**19 * 1152
-    assert lines(ask("vllm", **long, release=Release.of(0, 27)))[name] == 5 * 2**19 * 1152
+    assert lines(ask("vllm", **{**long, "context_tokens": 2**18 + 1}))[name] == 2 * (2**18 + 1) * 1152
+    for minor, factor in ((27, 5), (32, 5), (33, 2)):
+        assert lines(ask("vllm", **long, release=Release.of(0, minor)))[name] == factor * 2**19 * 1152
 
 
 def test_estimated_parts_of_vllm_have_a_range() -> None:
@@ -338,6 +341,15 @@ def test_what_vllms_sort_of_logits_takes_by_release(release: str, logit: int, lo
     rows = 8192 * 3 * 4096 * 2
     assert found.bytes == 1024 * 262_144 * logit + rows
     assert found.low == int(0.74 * (1024 * 262_144 * low + rows))
+
+
+def test_vllms_reserve_varies_with_the_context_for_videos_and_sparse_attention() -> None:
+    """A video of the context's length is profiled, and a sparse prefill gathers the latents of a whole context."""
+    images = ImageRule(lambda width, height: 1, 16384, 4, 1280, 3 * 3420)
+    assert not ask("vllm").varies
+    assert not ask("vllm", images=images).varies
+    assert ask("vllm", images=images._replace(most_frames=2)).varies
+    assert ask("vllm", has_sparse_latent=True).varies
 
 
 def test_vllms_graphs_of_experts_and_its_all_reduce_by_release() -> None:
