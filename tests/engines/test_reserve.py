@@ -87,6 +87,12 @@ def test_vllm_checks_drafts_while_its_first_runner_samples() -> None:
         for method in (None, "mtp")
     }
     assert peaks["0.20.0", "mtp"] - peaks["0.20.0", None] == 1024 * 128256 * 10
+    # The drafts' logits are at the low end too.
+    width = LLAMA_8B._replace(vocab_size=262_144)
+    low, drafted = (
+        ask("vllm", width, release=Release.of(0, 16), drafts_by=method).held[1].low for method in (None, "mtp")
+    )
+    assert drafted - low == pytest.approx(0.74 * 1024 * 262_144 * 10)
     assert peaks["0.33.0", "mtp"] == peaks["0.33.0", None]
 
 
@@ -341,6 +347,19 @@ def test_what_vllms_sort_of_logits_takes_by_release(release: str, logit: int, lo
     rows = 8192 * 3 * 4096 * 2
     assert found.bytes == 1024 * 262_144 * logit + rows
     assert found.low == int(0.74 * (1024 * 262_144 * low + rows))
+
+
+def test_the_parts_of_vllms_peak() -> None:
+    """DP ranks gather each other's tokens in a layer. The workspaces of experts stay while the step samples."""
+    name = "activations of 8,192 tokens"
+    ranks = lines(ask("vllm", LLAMA_2_7B, dp_ranks=4))[name]
+    assert ranks == 8192 * (4 * 4096 + 3 * 4096 + 3 * 11008) * 2
+    experts = lines(ask("vllm", LLAMA_8B._replace(has_experts=True)))[name]
+    assert experts == 1024 * 128256 * 6 + 8192 * (3 * 4096 + 3 * 14336) * 2
+    # Tensor-parallel ranks divide the inner values of the vision tower, and not its rows.
+    images = ImageRule(lambda width, height: 1, 16384, 4, 1280, 3 * 3421)
+    tower = lines(ask("vllm", images=images, tensor_parallel_size=2, settings={"max-num-seqs": "8"}))[name]
+    assert tower == 16384 * 4 * (4 * 1280 + 5132) * 2
 
 
 def test_vllms_reserve_varies_with_the_context_for_videos_and_sparse_attention() -> None:
