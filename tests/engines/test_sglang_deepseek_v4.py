@@ -59,6 +59,42 @@ def test_the_windows_have_room_for_256_requests_and_the_prefixes_that_are_kept()
     assert large["swa_max_total_num_tokens"] == windows + 2 * 8192
 
 
+def test_fewer_windows_are_kept_without_prefixes_or_without_steps_in_advance() -> None:
+    """Without the radix cache no prefix is kept, and without overlapping steps one chunk is computed at a time.
+
+    Source: _resolve_swa_prefix_tails and compute_swa_request_cap, SGLang 0.5.21 to 0.5.23. A step that checks drafts
+    takes the tokens of two steps in advance with overlap, else its own in whole pages.
+    """
+
+    def windows(*names: str, drafts: int | None = None) -> int:
+        settings = {"max-running-requests": "8", **dict.fromkeys(names, True)}
+        if drafts is not None:
+            settings["speculative-num-draft-tokens"] = str(drafts)
+        return int(ask(engine_settings=settings)["engine"]["swa_max_total_num_tokens"])
+
+    assert windows() - windows("disable-radix-cache") == 4 * 8 * 384
+    assert windows() - windows("disable-overlap-schedule") == 8192
+    assert windows(drafts=2) - windows() == 8 * (128 + 2 * 2 - 256) + 224  # whole pages
+    assert windows("disable-overlap-schedule", drafts=2) - windows("disable-overlap-schedule") == 8 * 128
+
+
+def test_a_server_without_a_ratio_sizes_its_windows_first() -> None:
+    """calculate_pool_sizes: the tokens share the memory that the windows of 256 requests and their states leave.
+
+    A window slot is a padded row in all 43 layers, and 8 of 256 rows of 4 x (512 + 128) states in fp32 in 21 layers.
+    """
+    memory, windows = 30 * 2**30, 606_464
+    states = 20 * ((257 + 1) * 128 + 128) * 2 * 512 * 4
+    slot = 43 * WINDOW_PAGE / 256 + 21 * 8 * 4 * (512 + 128) * 4 / 256
+    token = 21 * (SPARSE_PAGE / 64 + 132) / 4 + 20 * HEAVY_PAGE / 2 / 128
+    found = ask(kv_memory_bytes=memory)["engine"]
+    assert found["swa_max_total_num_tokens"] == windows
+    assert found["kv_cache_tokens"] == int((memory - states - windows * slot) / token) // 256 * 256
+    # With a ratio, every token pays for its part of a window slot, and nothing is taken before.
+    found = ask(kv_memory_bytes=memory, engine_settings={"swa-full-tokens-ratio": "0.25"})["engine"]
+    assert found["kv_cache_tokens"] == int((memory - states) / (token + slot / 4)) // 256 * 256
+
+
 @pytest.mark.parametrize(("release", "rate"), [("0.5.20", 7705.45), ("0.5.14", 7705.45 + 0.1 * 20 * 2 * 512 * 4)])
 def test_the_bytes_of_a_token_before_the_padding_are_those_of_logs(release: str, rate: float) -> None:
     """bytes_per_full_token=7705.45 in public logs: 0.1 of a window row per layer, with states for every 128 tokens.
