@@ -235,6 +235,14 @@ def test_fit_suggests_nothing_where_it_fits_or_for_other_engines() -> None:
     assert small["offload"] is None
     assert other["offload"] is None
     assert dense["offload"]["n_cpu_moe"] is None
+    # Neither fits into a host with 1 GiB, and the layers of several devices stay there.
+    host: Any = fit(
+        kvcalc.load_model("gpt-oss-120b"), find_devices("rtx-3090"), engine="llama.cpp",
+        engine_settings={"host-memory": "1GiB"},
+    )  # fmt: skip
+    two: Any = fit(kvcalc.load_model("gpt-oss-120b"), find_devices("rtx-3090x2"), engine="llama.cpp")
+    assert (host["fit"]["fits"], two["fit"]["fits"]) == (False, False)
+    assert (host["offload"], two["offload"]) == (None, None)
 
 
 def test_the_host_must_have_room() -> None:
