@@ -10,8 +10,12 @@ import pytest
 import kvcalc
 from kvcalc.errors import DoesNotFitError, LayoutError
 from kvcalc.model.drafting import Speculation
-from kvcalc.simulation import pools
+from kvcalc.question.lengths import lengths_of
+from kvcalc.question.question import Question
+from kvcalc.simulation import coupled, pools
+from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.pools import Prefills, simulate_pools
 from kvcalc.simulation.results import describe_times, ttft_of
 from tests.conftest import ROOT
 
@@ -204,6 +208,19 @@ def test_what_cannot_be_simulated_is_refused(kvcalc: Any, options: tuple[str, ..
                     "100", "--output-tokens", "10", *options)  # fmt: skip
     assert result.status == 2
     assert message in result.err
+
+
+def test_progress_is_told_while_requests_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the blocks of all instances are added up as often."""
+    monkeypatch.setattr(coupled, "_RECOUNT_EVERY", 20)
+    told: list[tuple[int, int]] = []
+    question = Question(kvcalc.load_model("llama-3.1-8b"), engine="vllm", devices=kvcalc.find_devices("h100"))
+    load = Load(lengths_of(500, "prompt"), lengths_of(20, "answer"), requests_per_second=20.0, num_requests=100)
+    simulate_pools(question, load, Prefills(1, LINK), progress=lambda done, of: told.append((done, of)))
+    assert len(told) >= 10
+    assert told == sorted(told)
+    assert {of for _, of in told} == {100}
+    assert 50 < told[-1][0] <= 100
 
 
 def test_prefill_instances_keep_a_common_prefix() -> None:

@@ -20,7 +20,7 @@ from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules
-from kvcalc.simulation.replicas.timeline import Sample
+from kvcalc.simulation.replicas.timeline import Sample, TokenGaps
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, is_good
 from kvcalc.simulation.simulate import describe_load, simulate
 from kvcalc.traces.request import TraceRequest
@@ -69,6 +69,24 @@ def test_the_state_over_time_counts_every_request_once(capacity: int | None) -> 
         assert capacity is None or 0 <= row["used_blocks"] <= replica.pool.most_used <= capacity
     assert any(row["waiting_requests"] for row in rows)
     assert any(row["running_requests"] for row in rows)
+
+
+@pytest.mark.parametrize(("first", "last", "steps"), [(1.0, 1.0, 9), (1.0, 1.004, 50), (0.2, 0.5, 400), (3.0, 7.0, 6)])
+def test_a_run_of_steps_is_counted_like_its_steps(first: float, last: float, steps: int) -> None:
+    """Their seconds rise evenly. A percentile is exact to 1 % (of the classes) and 0.5 % (of a part of the run)."""
+    run, single = TokenGaps(), TokenGaps()
+    run.add_run(first, last, steps, 3)
+    seconds = [first + (last - first) * step / max(steps - 1, 1) for step in range(steps)]
+    for each in seconds:
+        single.add(each, 3)
+    assert run.tokens == single.tokens == 3 * steps
+    assert run.longest == single.longest == last
+    for share in (0.1, 0.35, 0.5, 0.8, 1.0):
+        # Of a few steps, a part is as long as the distance of two.
+        rel = 0.016 + 0.5 * (last - first) / steps
+        assert run.percentile(share) == pytest.approx(single.percentile(share), rel=min(rel, 0.35))
+    run.add_run(1.0, 2.0, 5, 0)
+    assert run.tokens == 3 * steps
 
 
 def test_a_row_of_the_state_over_time_is_the_last_state_before_it_of_all_replicas() -> None:
