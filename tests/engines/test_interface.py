@@ -10,7 +10,8 @@ import kvcalc
 from kvcalc.engines import ENGINES, engine_class, load_engine
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.model.spec import distinct_caches, windows
+from kvcalc.model.caches import CompressedAttention
+from kvcalc.model.spec import all_caches, distinct_caches, windows
 from tests.conftest import PLAIN_PRESETS
 from tests.documents import estimate
 from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
@@ -81,6 +82,20 @@ def test_a_soft_prompt_is_cached_before_the_text() -> None:
     for more, tokens in (({}, 132), ({"prompt_length": 20}, 120)):
         spec = kvcalc.read_config({**config, **more}, "test", "test")
         assert held(spec, 100) == 2 * 2 * 8 * 64 * 2 * tokens
+
+
+def test_the_window_layers_of_deepseek_v4_keep_and_read_their_rows_twice() -> None:
+    """A tensor of 512 elements is both K and V, and the layers without compression keep it as both."""
+    rules, bf16 = load_engine("transformers", kvcalc.load_model("deepseek-v4-flash")), DTYPES["bf16"]
+    rates = set()
+    for cache in all_caches(rules.spec):
+        assert isinstance(cache, CompressedAttention)
+        copies = 1 if cache.compress_rate else 2
+        assert rules.entry_sizes(cache, bf16)[0] == copies * 512 * 2
+        if copies == 2:
+            assert rules.cache_bytes(cache, 1000, bf16) == 127 * 2 * 512 * 2
+        rates.add(cache.compress_rate)
+    assert rates == {0, 4, 128}
 
 
 def test_a_window_of_one_is_refused_for_transformers() -> None:
