@@ -247,9 +247,9 @@ def test_fp8_weights_become_those_of_the_models_type(
     quantization: str | None, stated: str | None, dtype: str | None
 ) -> None:
     """MLX keeps weights in its own types and in MXFP4 as they are (load_model, mlx_lm/utils.py)."""
-    config = plain(
-        torch_dtype=stated, **({"quantization_config": {"quant_method": quantization}} if quantization else {})
-    )
+    config = plain(torch_dtype=stated)
+    if quantization is not None:
+        config["quantization_config"] = {"quant_method": quantization}
     found, note = weight_dtype(kvcalc.read_config(config, "test", "test"), None)
     assert (found, note is None) == (dtype, dtype is None)
 

@@ -177,6 +177,22 @@ def test_prompts_find_the_blocks_of_earlier_ones_on_their_prefill_instance() -> 
     assert not [warning for warning in one["warnings"] if warning["code"] == "not-shared"]
 
 
+def test_why_requests_of_a_trace_do_not_share_blocks_is_named() -> None:
+    """Blocks of 512 tokens are named in this trace. llama.cpp has slots, and windows share other blocks."""
+    asked: dict[str, Any] = {"trace": str(ROOT / "tests" / "traces" / "files" / "mooncake.jsonl"), "scale_rate": 0.01}
+    for model, engine, settings, why in (
+        ("qwen3-8b", "llama.cpp", {}, "slots keep their requests apart"),
+        ("gpt-oss-20b", "vllm", {}, "layers with windows or states share other blocks"),
+        ("qwen3-8b", "sglang", {"page-size": "1024"}, "blocks of 1024 tokens do not make up those of 512 tokens"),
+        ("qwen3-8b", "vllm", {"no-enable-prefix-caching": True}, "prefix caching is off"),
+        ("qwen3-8b", "vllm", {}, None),
+    ):
+        found = kvcalc.simulate(model, "h100", engine=engine, engine_settings=settings, **asked)
+        texts = [warning["text"] for warning in found["warnings"] if warning["code"] == "not-shared"]
+        assert (len(texts) == 0) if why is None else (why in texts[0]), engine
+        assert (found["results"]["cached_tokens"] > 0) is (why is None)
+
+
 def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> None:
     asked = {"requests_per_second": 8, "prompt_tokens": 1000, "answer_tokens": 100, "requests": 50, "gpu": "h100x3",
              "prefill_replicas": 2, "transfer_bandwidth": "50GB/s"}  # fmt: skip
