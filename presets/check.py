@@ -139,7 +139,8 @@ def _check_layers(rows: Mapping[str, Any]) -> None:
         if "kinds" not in row and not name.startswith("_"):
             raise ValueError(f"{name} has no kinds")
         stated = [part[field] for part in (row, body) for field in FORMULAS if field in part]
-        known = {*CALLED, *FUNCTIONS, *row.get("where", ()), *row.get("each", ()), "num_layers", "order", "shape"}
+        named = {*row.get("where", ()), *row.get("each", ()), *body.get("each", ())}
+        known = {*CALLED, *FUNCTIONS, *named, "num_layers", "order", "shape"}
         found = set[str]().union(*map(names_in, stated))
         unknown = set[str]() if family is None else found - known - keys_of(family) - COMMON_KEYS - _IN_NO_PRESET
         if unknown:

@@ -80,9 +80,14 @@ def repeated(row: Row, order: list[str], kind: str, passes: int) -> list[str]:
     return order + [kind] * (len(order) * (passes - 1))
 
 
+def ending(row: Row, order: list[str], kind: str) -> list[str]:
+    """The last layer is of this kind."""
+    return [*order[:-1], kind]
+
+
 ORDERS: Mapping[str, Callable[..., Any]] = {
     found.__name__: found
     for found in (
-        cycle, cycled, flagged, if_set, listed, numbered, one_in, repeated, required,
+        cycle, cycled, ending, flagged, if_set, listed, numbered, one_in, repeated, required,
     )
 }  # fmt: skip

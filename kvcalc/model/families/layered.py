@@ -6,11 +6,11 @@ A row's formulas may name the functions of `layer_functions`, `layer_orders` and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from kvcalc.model.experts import choose, sparse_layers, with_defaults
+from kvcalc.model.experts import sparse_layers, with_defaults
 from kvcalc.model.families.common import NORMS, decoder_body
 from kvcalc.model.families.family_functions import OF_FAMILIES
 from kvcalc.model.families.layer_functions import FUNCTIONS, OF_A_ROW
@@ -22,17 +22,20 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight
 from kvcalc.model.type_tables import defaults_of, made, row_of
 
+Made = TypeVar("Made")
+
 FIELDS = (
     "like instead as layers nested assume refuse only check where shape kinds each order then positions spec body"
 ).split()
 """What a row may have."""
 FORMULAS = (
-    "assume instead check where shape kinds each order then spec dense sparse of_kind more outer rows sparse_layers"
+    "assume instead check where shape kinds each order then spec blocks dense sparse of_kind hidden_size more outer "
+    "rows sparse_layers"
 ).split()
 """The parts with formulas, of a row or of its body."""
 BODY = (
-    "assume check dense embedding experts has_head last more norm_bias norms of_kind only outer prefix rows sparse "
-    "sparse_layers tied uncounted"
+    "assume blocks check dense each embedding experts has_head head hidden_size last more norm_bias norms of_kind only "
+    "outer prefix rows sparse sparse_layers tied uncounted"
 ).split()
 """What its body may have."""
 CALLED = {**OF_A_ROW, **ORDERS, **OF_FAMILIES}
@@ -81,20 +84,28 @@ def _order(row: Row) -> list[str]:
     else:
         row["order"] = next(found for found in map(row.value, stated) if found is not None)
     order: list[str] = row.value(row.facts.get("then", "order"))
+    row["order"] = order
     return order
 
 
 def _mixers(row: Row, order: list[str]) -> list[tuple[Mixer, ...]]:
-    """The mixers of every layer. Layers of one kind, with the same values in `each`, have the same ones."""
-    each = {name: row.value(one) for name, one in row.facts.get("each", {}).items()}
-    made: dict[tuple[Any, ...], tuple[Mixer, ...]] = {}
-    mixers = []
-    for key in zip(order, *each.values()):
+    """The mixers of every layer."""
+
+    def of_kind(kind: str) -> tuple[Mixer, ...]:
+        return tuple(mixer for mixer in row.all_of(row.facts["kinds"][kind]) if mixer is not None)
+
+    return _by_layer(row, row.facts, order, of_kind)
+
+
+def _by_layer(row: Row, part: Mapping[str, Any], kinds: list[str], made_of: Callable[[str], Made]) -> list[Made]:
+    """What is made of the kind of every layer. Layers of one kind, with the same values in `each`, have the same."""
+    each = {name: row.value(one) for name, one in part.get("each", {}).items()}
+    made: dict[tuple[Any, ...], Made] = {}
+    for key in (keys := [*zip(kinds, *each.values())]):
         if key not in made:
             row.update(zip(each, key[1:]))
-            made[key] = tuple(row.all_of(row.facts["kinds"][key[0]]))
-        mixers.append(made[key])
-    return mixers
+            made[key] = made_of(key[0])
+    return [made[key] for key in keys]
 
 
 def _counted(row: Row, order: list[str]) -> Any:
@@ -112,15 +123,11 @@ def _body(row: Row, stated: Mapping[str, Any], order: list[str]) -> Body:
     if isinstance(stated.get("tied"), str) or not has_head:
         config = config.with_values({"tie_word_embeddings": not has_head or row.value(stated["tied"])})
     row = Row(row.facts, config, FUNCTIONS, CALLED)
-    if "of_kind" in stated:
-        by_kind = {kind: row.weights(stated["of_kind"].get(kind, [])) for kind in dict.fromkeys(order)}
-        mlps = [by_kind[kind] for kind in order]
-    else:
-        mlps = _mlps(row, stated)
-    passed = {name: stated[name] for name in ("last", "embedding", "prefix", "norm_bias") if name in stated}
+    passed = {name: stated[name] for name in ("last", "embedding", "head", "prefix", "norm_bias") if name in stated}
     body = decoder_body(
-        config, mlps, *row.weights(stated.get("outer", [])), norms=stated.get("norms", NORMS),
-        tied=stated.get("tied") is True, **passed,
+        config, _mlps(row, stated, order), *row.weights(stated.get("outer", [])),
+        hidden_size=row.value(stated.get("hidden_size", "hidden_size")), norms=stated.get("norms", NORMS),
+        tied=stated.get("tied") is True, blocks=tuple(row.all_of(stated.get("blocks", []))), **passed,
     )  # fmt: skip
     norms, around = (*body.norms, *row.weights(stated.get("more", []))), body.around
     if around is not None:
@@ -129,14 +136,20 @@ def _body(row: Row, stated: Mapping[str, Any], order: list[str]) -> Body:
     return Body(around, body.mlps, norms)
 
 
-def _mlps(row: Row, stated: Mapping[str, Any]) -> list[tuple[Weight, ...]]:
+def _mlps(row: Row, stated: Mapping[str, Any], order: list[str]) -> list[tuple[Weight, ...]]:
     """The MLP or the experts of every layer."""
-    number: int = row["num_layers"]
-    sparse: Collection[int] = ()
-    if "sparse_layers" in stated:
-        sparse = row.value(stated["sparse_layers"])
-    elif row.rule is not None:
-        sparse = sparse_layers(row.reader, row.rule, number)
-    own = row.weights(stated.get("sparse", ["experts()"])) if sparse else ()
-    mlp = stated.get("dense", ["gated_mlp('mlp', hidden_size, intermediate_size)"])
-    return choose(number, sparse, own, row.weights(mlp) if len(sparse) < number else ())
+    if "of_kind" in stated:
+        kinds, formulas = order, stated["of_kind"]
+    else:
+        number: int = row["num_layers"]
+        sparse: Collection[int] = ()
+        if "sparse_layers" in stated:
+            sparse = row.value(stated["sparse_layers"])
+        elif row.rule is not None:
+            sparse = sparse_layers(row.reader, row.rule, number)
+        among = frozenset(sparse)
+        kinds = ["sparse" if layer in among else "dense" for layer in range(number)]
+        formulas = {
+            "dense": ["gated_mlp('mlp', hidden_size, intermediate_size)"], "sparse": ["experts()"], **stated
+        }  # fmt: skip
+    return _by_layer(row, stated, kinds, lambda kind: row.weights(formulas.get(kind, [])))
