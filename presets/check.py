@@ -121,7 +121,7 @@ def _check_defaults(rows: Mapping[str, Any]) -> None:
 
 
 def _check_layers(rows: Mapping[str, Any]) -> None:
-    from kvcalc.model.families.layered import BODY, CALLED, FIELDS, FORMULAS, FUNCTIONS
+    from kvcalc.model.families.layered import BODY, FIELDS, FORMULAS, FUNCTIONS, called_by
 
     _check_likes(rows)
     for name, own in rows.items():
@@ -140,7 +140,7 @@ def _check_layers(rows: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} has no kinds")
         stated = [part[field] for part in (row, body) for field in FORMULAS if field in part]
         named = {*row.get("where", ()), *row.get("each", ()), *body.get("each", ())}
-        known = {*CALLED, *FUNCTIONS, *named, "num_layers", "order", "shape"}
+        known = {*called_by(row), *FUNCTIONS, *named, "num_layers", "order", "shape"}
         found = set[str]().union(*map(names_in, stated))
         unknown = set[str]() if family is None else found - known - keys_of(family) - COMMON_KEYS - _IN_NO_PRESET
         if unknown:
@@ -264,13 +264,15 @@ def _check_architectures(rows: Mapping[str, Any]) -> None:
     types = known_types()
     _check_likes(rows)
     for name, own in rows.items():
-        _check_fields(name, own, {"like", "type", "build", "with", "keys", "only"})
+        _check_fields(name, own, {"like", "type", "build", "with", "check", "keys", "only"})
         if own.get("type") not in types:
             raise ValueError(f"{name}: {own.get('type')} is not known")
         if "build" in own:
             _check_made("gguf", own["build"], name, own.get("with"), 2)
         known = {*functions_of(Facts({f"{name}.block_count": 1}, name, name)), *_COMMON_FACTS}
-        _check_fields(name, {*names_in(own.get("keys", {})), *own.get("only", "").split()}, known)
+        _check_fields(
+            name, {*names_in(own.get("keys", {})), *names_in(own.get("check", [])), *own.get("only", "").split()}, known
+        )
 
 
 def _check_made(folder: str, function: str, whose: str, arguments: Mapping[str, Any] | None, taken: int) -> None:

@@ -1,25 +1,25 @@
 """The functions that the formulas of presets/types/layers.yaml call for a single family.
 
-They find the kind of every layer, sizes, and what a layer has that no other family's layers have.
+They find the kind of every layer, sizes, and what a layer has that no other family's layers have. Families with more
+than a few such functions have a module of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import listed_sparse_layers
-from kvcalc.model.families.common import grouped_shape, latent_shape
+from kvcalc.model.families.common import latent_shape
 from kvcalc.model.families.indexers import has_indexer
-from kvcalc.model.families.layer_functions import integers, listed_sparse, optional, round_up
+from kvcalc.model.families.layer_functions import listed_sparse, mixers_of, optional, round_up
 from kvcalc.model.families.layer_orders import cycle, one_in, required
 from kvcalc.model.families.layer_row import Row
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import MAX_LAYERS, ConfigReader
-from kvcalc.model.tensors import Weight, gated_mlp, linear, norm, other
+from kvcalc.model.tensors import Weight, linear, other
 from kvcalc.model.type_tables import defaults_of
 
 # The kind of every layer.
@@ -158,111 +158,6 @@ def inkling_loop(row: Row, order: list[str]) -> list[str]:
 # Sizes, shapes and mixers.
 
 
-def gemma_keeps(row: Row, own: int) -> list[bool]:
-    """Whether every layer keeps K and V: the first `own` layers do. A drafter's layers read its model's cache."""
-    kinds = row["order"]
-    if (own and {*kinds[:own]} != {*kinds}) or not (own or row.reader.is_set("_is_drafter")):
-        raise row.reader.error("num_kv_shared_layers leaves no layer of the same kind to share a cache with")
-    return [layer < own for layer in range(len(kinds))]
-
-
-def gemma4_full(row: Row) -> AttentionShape:
-    """The shape of Gemma 4's layers that attend to all tokens: by keys, or by per_layer_config.
-
-    Transformers saves per_layer_config, and then reads neither global_head_dim nor num_global_key_value_heads, which
-    applies only with attention_k_eq_v: keys also serve as values. Source: Gemma4TextConfig, Transformers 5.23.0.
-    """
-    config, kinds, shape = row.reader, row["order"], row["shape"]
-    stated = config.per_layer(len(kinds))
-    if stated is not None:
-        full = [layer for layer, kind in zip(stated, kinds) if kind == "full_attention"]
-        rest = [layer for layer, kind in zip(stated, kinds) if kind != "full_attention"]
-        known = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
-        if any(layer != full[0] for layer in full) or any(rest) or not {*full[0]} <= {*known}:
-            raise config.error("per_layer_config: only the heads of the full_attention layers may differ")
-        own = {"global_head_dim": row["head_dim"], **{known[key]: value for key, value in full[0].items()}}
-        config = config.without("global_head_dim").with_defaults(own)
-    is_shared = config.boolean("attention_k_eq_v", default=False)
-    heads = (config.optional_integer("num_global_key_value_heads") if is_shared else None) or shape.num_kv_heads
-    width = config.integer("global_head_dim")
-    heads = config.check_groups(shape.num_heads, heads)
-    return shape._replace(num_kv_heads=heads, qk_head_dim=width, v_head_dim=width, rope_dim=width)  # type: ignore[no-any-return]
-
-
-def gemma_widths(row: Row, own: int) -> list[int]:
-    """The MLP width of every layer: one for all layers, or one per layer (Gemma 3n).
-
-    In Gemma 4, layers that share keys and values may have twice the width.
-    """
-    config, num_layers = row.reader, row["num_layers"]
-    if config.is_list("intermediate_size"):
-        return integers(row, "intermediate_size")
-    inner = config.integer("intermediate_size")
-    doubled = 2 if config.boolean("use_double_wide_mlp", default=False) else 1
-    return [inner] * own + [doubled * inner] * (num_layers - own)
-
-
-def nas_heads(row: Row) -> list[int]:
-    """The number of KV heads of every layer, 0 if it keeps nothing."""
-    config, num_layers = row.reader, row["num_layers"]
-    key = "block_configs" if config.has("block_configs") else "num_key_value_heads_per_layer"
-    if config.number_of(key, 0) != num_layers:
-        raise config.error(f"{key} must be a list of {num_layers}, one per layer")
-    heads = row["num_attention_heads"]
-    if key == "block_configs":
-        found = [_block_kv_heads(config, block, heads) for block in config.objects(key)]
-    else:
-        found = config.integers(key, least=1)
-    return [number and config.check_groups(heads, number) for number in found]
-
-
-def _block_kv_heads(config: ConfigReader, block: ConfigReader, num_heads: int) -> int:
-    attention = block.nested("attention")
-    if not block.has("attention"):
-        raise config.error("block_configs: a layer has no attention object")
-    if attention.boolean("no_op", default=False) or attention.boolean("replace_with_linear", default=False):
-        return 0
-    # What would make a layer keep something other than all of its K and V.
-    others = "sparsify window_length num_sink_tokens unshifted_sink use_prefill_window_in_sink_attention"
-    for key in others.split():
-        attention.refuse(key, "block_configs: the cache of this layer is not supported")
-    return num_heads // config.check_groups(num_heads, attention.integer("n_heads_in_group"))
-
-
-def nas_shape(row: Row, kv_heads: list[int]) -> AttentionShape:
-    """The shape of the first layer with attention."""
-    plain = grouped_shape(row.reader.without("num_key_value_heads"))
-    return plain._replace(num_kv_heads=next(filter(None, kv_heads), plain.num_heads))
-
-
-def nas_mlps(row: Row) -> list[tuple[Weight, ...]]:
-    """The MLP of every layer, and the norms of attention and MLP.
-
-    A square linear map may replace either, with its norm; a no-op has nothing. The width of an MLP is rounded up.
-    """
-    config, width = row.reader, row["hidden_size"]
-    if not config.has("block_configs"):
-        raise config.error("the weights of a model without block_configs are not counted")
-    found = []
-    for block in config.objects("block_configs"):
-        attention, ffn = block.nested("attention"), block.nested("ffn")
-        made: list[Weight] = []
-        if attention.boolean("replace_with_linear", default=False):
-            made.append(linear("self_attn.linear_attn", width, width))
-        if not attention.boolean("no_op", default=False):
-            made.append(norm("input_layernorm", width))
-        if not ffn.boolean("no_op", default=False):
-            if ffn.boolean("replace_with_linear", default=False):
-                made.append(linear("mlp.linear_mlp", width, width))
-            else:
-                wide = 2 * ffn.number("ffn_mult", default=1.0) * width
-                inner = ffn.optional_integer("intermediate_size") or round_up(int(wide / 3), 256)
-                made += gated_mlp("mlp", width, inner)
-            made.append(norm("post_attention_layernorm", width))
-        found.append((*made,))
-    return found
-
-
 def nemotron_blocks(row: Row) -> None:
     """Refuse a Puzzle model whose layers differ in what they keep."""
     keys = "num_attention_heads num_key_value_heads head_dim mamba_num_heads mamba_head_dim n_groups ssm_state_size"
@@ -333,7 +228,7 @@ def dots_draft(row: Row) -> tuple[Mixer, ...]:
     if len(kinds) > 1 or not kinds <= {*known}:
         raise row.reader.error(f"mtp_layer_types: all layers must be alike, and one of {', '.join(known)}")
     kind = "sliding_attention" if kinds == {"sliding_attention"} else "full_attention"
-    return (row.value(row.facts["kinds"][kind]),)
+    return mixers_of(row, kind)
 
 
 def keeps_latent(row: Row) -> list[bool]:
@@ -427,14 +322,3 @@ def step_sparse(row: Row) -> Collection[int]:
     first = config.optional_integer("first_k_dense_replace", least=0)
     default = found or range(min(3 if first is None else first, number), number)
     return listed_sparse_layers(config, number, default)
-
-
-OF_FAMILIES: Mapping[str, Callable[..., Any]] = {
-    found.__name__: found
-    for found in (
-        domynedge, dory, dots_draft, dots_window, gemma4_full, gemma_keeps, gemma_widths, gpt_neo, hrm, inkling_loop,
-        iquest_q1, keeps_latent, kimi_linear, lfm2_width, lfm3, longcat_layers, minimax_m3, minimax_m3_sparse, narrowed,
-        nas_heads, nas_mlps, nas_shape, nemotron_blocks, nemotron_h, own_indexers, plamo3_window, sharing_indexers,
-        short_convolutions, step_heads, step_sparse, with_ngrams, zamba, zamba2,
-    )
-}  # fmt: skip

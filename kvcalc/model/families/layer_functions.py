@@ -1,4 +1,7 @@
-"""The functions that the formulas of presets/types/layers.yaml may call."""
+"""The functions that the formulas of presets/types/layers.yaml may call.
+
+Those whose first parameter is `row` also take the row, which no formula names.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from kvcalc.model.experts import listed_sparse_layers, moe
 from kvcalc.model.families.common import grouped_shape, hyper_connection, latent_shape
 from kvcalc.model.families.indexers import indexer
 from kvcalc.model.families.layer_row import Row
+from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer, Projections
 from kvcalc.model.mixers.recurrent import Recurrence, delta_attention, delta_net, mamba, mamba2, short_convolution
 from kvcalc.model.reader import MAX_INTEGER, MAX_LAYERS
@@ -185,6 +189,11 @@ def attention(row: Row, shape: AttentionShape | None = None, **own: Any) -> Atte
     return Attention(shape or row["shape"], names=names, **own)
 
 
+def mixers_of(row: Row, kind: str) -> tuple[Mixer, ...]:
+    """The mixers of a kind of layer."""
+    return tuple(mixer for mixer in row.all_of(row.facts["kinds"][kind]) if mixer is not None)
+
+
 def changed(shape: AttentionShape, **own: Any) -> AttentionShape:
     """A shape with other fields."""
     return shape._replace(**own)
@@ -254,16 +263,6 @@ def encoder(prefix: str, number: int, *parts: Attention | Weight | tuple[Weight,
     """The same for layers that a decode step does not read."""
     return tensors.unread(block(prefix, number, *parts))
 
-
-OF_A_ROW: Mapping[str, Callable[..., Any]] = {
-    found.__name__: found
-    for found in (
-        attention, begins, equal, every, expanded, experts, first_of, flag, gated_delta, grouped, head_width, integer,
-        integers, is_class, is_set, kimi_delta, kinds_of, latent, latent_indexer, listed_sparse, multiple, number,
-        optional, place, product, shaped, stated_layers, theta, time_step_rank, times,
-    )
-}  # fmt: skip
-"""Functions that also take the row."""
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{found.__name__: found for found in (

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from importlib import import_module
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from kvcalc.model.experts import sparse_layers, with_defaults
+from kvcalc.model.families import family_functions, layer_functions, layer_orders
 from kvcalc.model.families.common import NORMS, decoder_body
-from kvcalc.model.families.family_functions import OF_FAMILIES
-from kvcalc.model.families.layer_functions import FUNCTIONS, OF_A_ROW
-from kvcalc.model.families.layer_orders import ORDERS
+from kvcalc.model.families.layer_functions import FUNCTIONS
 from kvcalc.model.families.layer_row import Row
-from kvcalc.model.layers import Mixer
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight
@@ -25,7 +25,8 @@ from kvcalc.model.type_tables import defaults_of, made, row_of
 Made = TypeVar("Made")
 
 FIELDS = (
-    "like instead as layers nested assume refuse only check where shape kinds each order then positions spec body"
+    "like functions instead as layers nested assume refuse only check where shape kinds each order then positions spec "
+    "body"
 ).split()
 """What a row may have."""
 FORMULAS = (
@@ -38,29 +39,47 @@ BODY = (
     "outer prefix rows sparse sparse_layers tied uncounted"
 ).split()
 """What its body may have."""
-CALLED = {**OF_A_ROW, **ORDERS, **OF_FAMILIES}
-"""Functions of formulas that also take the row."""
+
+
+def taking_rows(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The public functions of modules of this folder that also take the row: formulas may call them."""
+    found = [(module.__name__, name, one) for module in modules for name, one in vars(module).items()]
+    return {
+        name: one for module, name, one in found
+        if isinstance(one, FunctionType) and one.__module__ == module and one.__code__.co_varnames[:1] == ("row",)
+    }  # fmt: skip
+
+
+CALLED = taking_rows(layer_functions, layer_orders, family_functions)
+"""The functions that the formulas of all rows may call, and that also take the row."""
+
+
+def called_by(facts: Mapping[str, Any]) -> Mapping[str, Callable[..., Any]]:
+    """These functions, and those of the module that a row names."""
+    own = facts.get("functions")
+    return {**CALLED, **taking_rows(import_module(f"kvcalc.model.families.{own}"))} if own else CALLED
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
     """Read a config of a type that has a row. Layers of the same kind have the same mixers."""
     facts = row_of("layers", model_type)
+    called = called_by(facts)
     for other, condition in facts.get("instead", {}).items():
-        if Row(facts, config, FUNCTIONS, CALLED).value(condition):
+        if Row(facts, config, FUNCTIONS, called).value(condition):
             return read(config, other)
     stated = {}
     for key, names in facts.get("nested", {}).items():
         stated.update((config.nested(key) if key else config).shares(names))
     config = with_defaults(config, {**defaults_of(model_type), **stated})
-    first = Row(facts, config, FUNCTIONS, CALLED)
+    first = Row(facts, config, FUNCTIONS, called)
     config = config.with_defaults({key: first.value(one) for key, one in facts.get("assume", {}).items()})
-    row = Row(facts, config, FUNCTIONS, CALLED)
+    row = Row(facts, config, FUNCTIONS, called)
     row["model_type"] = model_type
     _check(row, facts, "refuse")
     order = _order(row)
     spec = config.model(
-        facts.get("as", model_type), _mixers(row, order), _counted(row, order), attention=row["shape"],
-        positions=tuple(facts.get("positions", ["max_position_embeddings"])),
+        facts.get("as", model_type), _by_layer(row, facts, order, row["mixers_of"]), _counted(row, order),
+        attention=row["shape"], positions=tuple(facts.get("positions", ["max_position_embeddings"])),
     )  # fmt: skip
     return spec._replace(**{field: row.value(one) for field, one in facts.get("spec", {}).items()})
 
@@ -88,15 +107,6 @@ def _order(row: Row) -> list[str]:
     return order
 
 
-def _mixers(row: Row, order: list[str]) -> list[tuple[Mixer, ...]]:
-    """The mixers of every layer."""
-
-    def of_kind(kind: str) -> tuple[Mixer, ...]:
-        return tuple(mixer for mixer in row.all_of(row.facts["kinds"][kind]) if mixer is not None)
-
-    return _by_layer(row, row.facts, order, of_kind)
-
-
 def _by_layer(row: Row, part: Mapping[str, Any], kinds: list[str], made_of: Callable[[str], Made]) -> list[Made]:
     """What is made of the kind of every layer. Layers of one kind, with the same values in `each`, have the same."""
     each = {name: row.value(one) for name, one in part.get("each", {}).items()}
@@ -122,7 +132,7 @@ def _body(row: Row, stated: Mapping[str, Any], order: list[str]) -> Body:
     has_head = stated.get("has_head", True)
     if isinstance(stated.get("tied"), str) or not has_head:
         config = config.with_values({"tie_word_embeddings": not has_head or row.value(stated["tied"])})
-    row = Row(row.facts, config, FUNCTIONS, CALLED)
+    row = Row(row.facts, config, FUNCTIONS, row.called)
     passed = {name: stated[name] for name in ("last", "embedding", "head", "prefix", "norm_bias") if name in stated}
     body = decoder_body(
         config, _mlps(row, stated, order), *row.weights(stated.get("outer", [])),
