@@ -92,8 +92,11 @@ def _check_likes(rows: Mapping[str, Any]) -> None:
 
 
 def _check_families(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.hf_config import known_types
+
+    _check_types("_stated", " ".join(rows["_stated"]), {*known_types()})
     for module, own in rows.items():
-        if module == "_refused":
+        if module in ("_refused", "_stated"):
             continue
         _check_fields(
             module, own, {"keys"} if module == "_common" else {"module", "ignored", "keys", "types", "remote"}
