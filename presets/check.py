@@ -10,6 +10,8 @@ from typing import Any
 
 from kvcalc.model.experts import Experts
 from kvcalc.model.families.decoder_table import Decoder
+from kvcalc.model.families.layer_functions import FUNCTIONS
+from kvcalc.model.families.layered import CALLED
 from kvcalc.model.families.window_patterns import pattern_of
 from kvcalc.model.formulas import names_in
 from kvcalc.model.presets import shipped_table
@@ -124,7 +126,7 @@ def _check_defaults(rows: Mapping[str, Any]) -> None:
 
 
 def _check_layers(rows: Mapping[str, Any]) -> None:
-    from kvcalc.model.families.layered import BODY, FIELDS, FORMULAS, FUNCTIONS, called_by
+    from kvcalc.model.families.layered import BODY, FIELDS, FORMULAS, called_by
 
     _check_likes(rows)
     for name, own in rows.items():
@@ -347,6 +349,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
 def check_decoders(rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row with an unknown field, a value of another type, or a row that comes after it."""
     before: set[str] = set()
+    known = {*CALLED, *FUNCTIONS, *COMMON_KEYS, *_CHECKS, "multi_query_group_num"}
     for name, own in rows.items():
         if not _is_mapping(own):
             raise ValueError(f"{name} is not a mapping")
@@ -355,6 +358,8 @@ def check_decoders(rows: Mapping[str, Any]) -> None:
                 raise ValueError(f"{name} has no {field}: its fields are {', '.join(sorted(_CHECKS))}")
             if not _CHECKS[field](value):
                 raise ValueError(f"{name}: {field} cannot be {value!r}")
+        _check_fields(f"what {name} computes", own.get("computed", {}), _CHECKS)
+        _check_fields(f"a formula of {name}", names_in(own.get("computed", {})), known)
         like = own.get("like", [])
         for other in [like] if isinstance(like, str) else like:
             if other not in before:

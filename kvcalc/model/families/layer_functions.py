@@ -132,11 +132,6 @@ def product(row: Row, inner: int, heads: str, head_dim: str) -> int:
     return inner
 
 
-def either(condition: object, one: Any, other: Any) -> Any:
-    """One of two values."""
-    return one if condition else other
-
-
 def round_up(width: float, multiple: int) -> int:
     """The next multiple."""
     return int((width + multiple - 1) // multiple * multiple)
@@ -266,7 +261,7 @@ def encoder(prefix: str, number: int, *parts: Attention | Weight | tuple[Weight,
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{found.__name__: found for found in (
-        block, changed, either, encoder, gated_mlp, hyper_connection, int, linear, lookup, mamba, mamba2, norm, other,
+        block, changed, encoder, gated_mlp, hyper_connection, int, linear, lookup, mamba, mamba2, norm, other,
         plain_mlp, replicated, round_up, router, short_convolution, weights,
     )},
     "copies": tensors.experts, "indexer": Indexer, "recurrence": Recurrence, "state": RecurrentState,

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from kvcalc.model.families.decoder_table import architectures
-from kvcalc.model.families.layer_functions import either
 from kvcalc.model.formulas import value_of
 from kvcalc.model.gguf import layers
 from kvcalc.model.gguf.keys import Facts
@@ -40,11 +39,6 @@ def falcon(facts: Facts, config: Config) -> Config:
     heads = config.pop("num_key_value_heads")
     grouped = heads not in (1, config["num_attention_heads"])
     return {**config, "new_decoder_architecture": grouped, "num_kv_heads": heads, "multi_query": heads == 1}
-
-
-def starcoder(facts: Facts, config: Config) -> Config:
-    """StarCoder's key for heads that share K and V."""
-    return {**config, "multi_query": config["num_key_value_heads"] == 1}
 
 
 def windowed(
@@ -120,7 +114,7 @@ def functions_of(facts: Facts) -> dict[str, Any]:
         "integer": facts.integer, "by_layer": facts.by_layer, "same_in_all": facts.same_in_all,
         "num_layers": facts.num_layers,
         "optional": lambda key, default=None: facts.optional(key) or default, "equal": equal,
-        "either": either, "flag": lambda key: facts.boolean(key, default=False),
+        "flag": lambda key: facts.boolean(key, default=False),
         "otherwise": lambda key, value: facts.optional(key, least=1) or value,
         "in_all": lambda kind: [kind] * facts.num_layers,
         "leading": leading, "kv_heads": lambda: layers.attending(facts)[0],
