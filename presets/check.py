@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
@@ -68,6 +69,8 @@ def check_engines() -> None:
                 _check_types(engine, names if isinstance(names, str) else " ".join(names), types)
         if has_table(engine, "starts"):
             rules_of(engine, None)
+        if has_table(engine, "releases"):
+            import_module(f"kvcalc.engines.{ENGINES[engine][0]}.releases")
     for reader in readers():
         _check_fields(f"the commands of {reader.engine}", reader.fields.values(), FIELDS)
     for engine in LOGS:
@@ -133,9 +136,6 @@ def _check_layers(rows: Mapping[str, Any]) -> None:
         row = joined(rows, name)
         _check_fields(name, own, FIELDS)
         body = row.get("body") or {}
-        if isinstance(body, str):
-            made("families", body, None)
-            body = {}
         _check_fields(f"the body of {name}", body, BODY)
         Experts(**(body.get("experts") or {}))
         family = FAMILIES.get(name) or REMOTE_FAMILIES.get(name)
@@ -144,6 +144,8 @@ def _check_layers(rows: Mapping[str, Any]) -> None:
         if "kinds" not in row and not name.startswith("_"):
             raise ValueError(f"{name} has no kinds")
         stated = [part[field] for part in (row, body) for field in FORMULAS if field in part]
+        if find_spec(f"kvcalc.model.families.{row.get('functions', 'layered')}") is None:
+            raise ValueError(f"kvcalc/model/families has no {row['functions']}.py")
         named = {*row.get("where", ()), *row.get("each", ()), *body.get("each", ())}
         known = {*called_by(row), *FUNCTIONS, *named, "num_layers", "order", "shape"}
         found = set[str]().union(*map(names_in, stated))
@@ -358,8 +360,8 @@ def check_decoders(rows: Mapping[str, Any]) -> None:
                 raise ValueError(f"{name} has no {field}: its fields are {', '.join(sorted(_CHECKS))}")
             if not _CHECKS[field](value):
                 raise ValueError(f"{name}: {field} cannot be {value!r}")
-        _check_fields(f"what {name} computes", own.get("computed", {}), _CHECKS)
-        _check_fields(f"a formula of {name}", names_in(own.get("computed", {})), known)
+        _check_fields(f"{name}: computed", own.get("computed", {}), _CHECKS)
+        _check_fields(f"{name}: computed: a formula", names_in(own.get("computed", {})), known)
         like = own.get("like", [])
         for other in [like] if isinstance(like, str) else like:
             if other not in before:

@@ -20,7 +20,7 @@ from kvcalc.model.families.layer_row import Row
 from kvcalc.model.reader import Body, ConfigReader
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Weight
-from kvcalc.model.type_tables import defaults_of, made, row_of
+from kvcalc.model.type_tables import defaults_of, row_of
 
 Made = TypeVar("Made")
 
@@ -76,9 +76,10 @@ def read(config: ConfigReader, model_type: str) -> ModelSpec:
     row = Row(facts, config, FUNCTIONS, called)
     row["model_type"] = model_type
     _check(row, facts, "refuse")
-    order = _order(row)
+    order, body = _order(row), facts.get("body")
     spec = config.model(
-        facts.get("as", model_type), _by_layer(row, facts, order, row["mixers_of"]), _counted(row, order),
+        facts.get("as", model_type), _by_layer(row, facts, order, row["mixers_of"]),
+        None if body is None else partial(_body, row, body, order),
         attention=row["shape"], positions=tuple(facts.get("positions", ["max_position_embeddings"])),
     )  # fmt: skip
     return spec._replace(**{field: row.value(one) for field, one in facts.get("spec", {}).items()})
@@ -116,13 +117,6 @@ def _by_layer(row: Row, part: Mapping[str, Any], kinds: list[str], made_of: Call
             row.update(zip(each, key[1:]))
             made[key] = made_of(key[0])
     return [made[key] for key in keys]
-
-
-def _counted(row: Row, order: list[str]) -> Any:
-    stated = row.facts.get("body")
-    if isinstance(stated, str):
-        return partial(made("families", stated, None), row.reader, row["num_layers"])
-    return None if stated is None else partial(_body, row, stated, order)
 
 
 def _body(row: Row, stated: Mapping[str, Any], order: list[str]) -> Body:

@@ -112,10 +112,11 @@ def functions_of(facts: Facts) -> dict[str, Any]:
 
     return {
         "integer": facts.integer, "by_layer": facts.by_layer, "same_in_all": facts.same_in_all,
-        "num_layers": facts.num_layers,
+        "num_layers": facts.num_layers, "num_blocks": facts.num_blocks,
         "optional": lambda key, default=None: facts.optional(key) or default, "equal": equal,
         "flag": lambda key: facts.boolean(key, default=False),
         "otherwise": lambda key, value: facts.optional(key, least=1) or value,
+        "listed": lambda key: found if isinstance(found := facts.get(key), list) else [],
         "in_all": lambda kind: [kind] * facts.num_layers,
         "leading": leading, "kv_heads": lambda: layers.attending(facts)[0],
         "kinds": lambda attends, other: [attends if number else other for number in heads()],
