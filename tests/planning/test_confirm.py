@@ -10,7 +10,7 @@ import pytest
 import kvcalc
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan import confirm
-from kvcalc.planning.plan.judge import Judge
+from kvcalc.planning.plan.judge import STATISTICS, Judge, Judged
 from kvcalc.planning.plan.replicas import Found, OnePool
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Simulated, Targets
@@ -80,6 +80,115 @@ def test_nearly_all_runs_must_meet_the_targets(
 ) -> None:
     found = confirmed(seconds, long)
     assert (found.missed, found.judged.seeds) == (missed, seeds)
+
+
+@pytest.mark.parametrize(
+    ("percentile", "clients", "in_flight", "number"),
+    [
+        (99, None, 1.0, 3_000), (95, None, 1.0, 1_000), (None, None, 1.0, 1_000),  # 30 beyond, and at least 1,000
+        (99, 8, 1.0, 2_000),  # 20 beyond for clients
+        (None, None, 150.1, 1_501), (99, None, 400.0, 4_000),  # ten times those that run at once
+        (None, None, 1e6, 50_000),
+    ],
+)  # fmt: skip
+def test_a_run_is_long_enough_for_the_percentile_and_for_many_turnovers(
+    percentile: int | None, clients: int | None, in_flight: float, number: int
+) -> None:
+    targets = Targets(clients, None if clients else RATE, 1.0, ttft_percentile=percentile)
+    simulation: Any = Known([0.5], [])
+    assert Judge(targets, simulation)._count(in_flight) == number
+    simulation.num_requests = 77
+    assert Judge(targets, simulation)._count(in_flight) == 77
+
+
+class Counted(Layout):
+    """A layout of some replicas, of which three are enough, and the runs of it."""
+
+    def __init__(self, replicas: int, runs: list[tuple[int, bool]]) -> None:
+        self.numbers, self.runs, self.num_devices, self.cost_per_hour = (replicas,), runs, 2 * replicas, None
+
+    def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> Any:
+        return Counted(numbers[0], self.runs) if numbers[0] else None
+
+    def alone(self) -> Counted:
+        return Counted(1, self.runs)
+
+    def run(self, simulation: Known, targets: Targets, number: int, step: float, *, is_alone: bool) -> Any:
+        self.runs.append((self.numbers[0], is_alone))
+        seconds = 1.0 if self.numbers[0] >= 3 or is_alone else 1.1
+        times: Any = {name: dict.fromkeys(STATISTICS, seconds) for name in ("ttft", "tpot", "e2e")}
+        return self, Simulated(times, number, 0, 256)
+
+    def describe(self, row: dict[str, Any], *, is_alone: bool) -> dict[str, Any]:
+        return {"replicas": self.numbers[0], "is_alone": is_alone, **row}
+
+
+def counting() -> tuple[Judge, Any, list[tuple[int, bool]]]:
+    runs: list[tuple[int, bool]] = []
+    judge = Judge(Targets(None, RATE, max_ttft_seconds=1.0), Known([0.5], []))  # type: ignore[arg-type]
+    return judge, Counted(1, runs), runs
+
+
+def test_a_layout_is_simulated_once_with_the_same_numbers() -> None:
+    judge, layout, runs = counting()
+    for _ in range(2):
+        judge.at(layout, (2,))
+        judge.alone(layout)
+        judge.at_estimate().at(layout, (2,))
+        assert judge.at(layout, (0,)) is None, "the closed form has an endless queue there"
+    assert runs == [(2, False), (1, True)]
+
+
+@pytest.mark.parametrize("tried", [(1, 5, 3, 2, 4), (2, 3), (4, 2, 3, 1)])
+def test_of_the_layouts_that_were_simulated_the_two_beside_the_limit_are_shown(tried: tuple[int, ...]) -> None:
+    judge, layout, _ = counting()
+    judge.alone(layout)
+    for replicas in tried:
+        judge.at(layout, (replicas,))
+    rows: Any = sorted(judge.describe(), key=lambda row: row["num_devices"] or 0)
+    assert [(row["replicas"], row["num_devices"], row["passes"]) for row in rows] == [(2, 4, False), (3, 6, True)]
+    assert [row["reason"] for row in rows] == ["TTFT mean is 1.1 s and the limit is 1 s", None]
+    assert {row["is_alone"] for row in rows} == {False}
+
+
+def test_requests_alone_that_miss_a_target_are_shown_without_devices() -> None:
+    judge, layout, _ = counting()
+    judge = Judge(judge.targets._replace(max_ttft_seconds=0.9), judge.simulation)
+    judge.alone(layout)
+    (row,) = judge.describe()
+    assert (row["num_devices"], row["passes"]) == (None, False)
+    assert row["reason"] == "TTFT mean of requests alone is 1 s and the limit is 900 ms"
+
+
+def test_what_was_simulated_of_a_row_is_told_if_it_was() -> None:
+    judge, layout, _ = counting()
+    overloaded: Any = Counted(0, [])
+    assert judge.describe_limits(overloaded) == {}
+    assert judge.describe_limits(layout) == {"simulated_ttft_seconds": 1.1, "simulated_requests": 1000}
+
+
+@pytest.mark.parametrize(
+    ("times", "found", "missed", "worst"),
+    [
+        ({"ttft": 2.0, "tpot": 0.1, "e2e": 5.0}, {}, None, ("ttft", 1.0)),  # just the limit
+        ({"ttft": 2.2, "tpot": 0.25, "e2e": 5.0}, {}, "TPOT p90 is 250 ms and the limit is 100 ms", ("tpot", 2.5)),
+        ({"ttft": 2.2, "tpot": 0.1, "e2e": 50.0}, {}, "E2E mean is 50 s and the limit is 10 s", ("e2e", 5.0)),
+        ({"ttft": None, "tpot": 0.05, "e2e": 5.0}, {}, None, ("tpot", 0.5)),
+        ({"ttft": 2.0, "tpot": 0.1, "e2e": 5.0}, {"refused": 3}, "3 of 1,000 requests are too long for the cache", ()),
+        ({"ttft": 2.0, "tpot": 0.1, "e2e": 5.0}, {"backlog_seconds": 0.0}, "overloaded: it does not keep up", ()),
+        ({"ttft": 9.0, "tpot": 0.1, "e2e": 5.0}, {"backlog_seconds": 9.0}, "overloaded: it does not keep up", ()),
+    ],
+)
+def test_the_target_that_is_missed_most_is_the_reason(
+    times: dict[str, float | None], found: dict[str, Any], missed: str | None, worst: tuple[Any, ...]
+) -> None:
+    """TTFT is judged at twice the simulated time."""
+    targets = Targets(None, RATE, 4.0, 0.1, max_e2e_seconds=10.0, tpot_percentile=90)
+    each: Any = {name: {"mean": seconds, "p90": seconds} for name, seconds in times.items()}
+    judged = Judged(Simulated(each, 1000, 0, 256)._replace(**found), 1.0, 2.0).against(targets, is_alone=False)
+    assert judged.missed == missed or (missed and str(judged.missed).startswith(missed))
+    assert not worst or (judged.worst_metric, judged.worst) == worst
+    assert judged.is_stuck is bool(found)
 
 
 # 200 clients with equal lengths come in groups, and the last group waits for the steps of the others.
