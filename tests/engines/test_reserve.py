@@ -162,6 +162,9 @@ def test_vllm_captures_fewer_graphs_for_fewer_requests() -> None:
         ("0.20.0", 3 + 12, {"max-num-batched-tokens": "100", "max-num-seqs": "64"}, None),
         ("0.20.1", 3 + 12 + 1, {"max-num-batched-tokens": "100", "max-num-seqs": "64"}, None),
         ("0.28.0", 32 + 27 + 17, {"performance-mode": "interactivity"}, None),
+        # 10 tokens: every size up to it. Others capture 1, 2, 4 and 8.
+        ("0.28.0", 10, {"performance-mode": "interactivity", "max-num-seqs": "5"}, None),
+        ("0.28.0", 4, {"max-num-seqs": "5"}, None),
         ("0.27.0", 51, {}, "blackwell"),
         ("0.28.0", 51 + 32, {}, "blackwell"),
     ],
@@ -501,6 +504,7 @@ def test_the_mask_of_llama_cpp_has_the_cells_of_all_slots_that_share_a_stream() 
         ("0.5.9", "draft", 512 + 1.5 * 8192 + 128 + 2 * 256 + 6144),
         ("0.5.9", "ngram", 512 + 1.5 * 8192 + 128 + 2 * 256),
         ("0.5.10", None, 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58),
+        ("0.5.10", "mtp", 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58 + 4096),
         ("0.5.13", "eagle", 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58 + 4096),
         ("0.5.14", "eagle", 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58),
     ],

@@ -8,10 +8,11 @@ import pytest
 
 import kvcalc
 from kvcalc.engines import load_engine
-from kvcalc.errors import UsageError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.drafting import Speculation
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.documents import estimate
+from tests.engines.shapes import renamed
 
 FLASH = "deepseek-v4-flash"
 # By hand, from the tensors' shapes in deepseek_v4_memory_pool.py: a page of 256 rows of 584 bytes is padded to 149,760,
@@ -167,3 +168,32 @@ def test_a_refused_page_says_what_to_type() -> None:
     with pytest.raises(UsageError, match="needs pages of 256 tokens") as refused:
         load_engine("sglang", spec, {"page-size": "64"})
     assert refused.value.hint == "use --page-size 256"
+
+
+def test_rates_and_widths_that_the_pools_do_not_have_are_refused() -> None:
+    """The pools have rows of 448 + 64 elements, entries of 4 or 128 tokens, and index keys in groups of 128."""
+    small = renamed(
+        "deepseek_v4", num_hidden_layers=3, num_attention_heads=8, hidden_size=1024, head_dim=512,
+        num_key_value_heads=1, qk_rope_head_dim=64, sliding_window=128, index_head_dim=128, index_topk=512,
+        compress_ratios=[0, 4, 128],
+    )  # fmt: skip
+    assert load_engine("sglang", kvcalc.read_config(small, "test", "test")).page == 256  # type: ignore[attr-defined]
+    for more in ({"head_dim": 256}, {"index_head_dim": 192}, {"compress_rate_csa": 8}, {"compress_rate_hca": 64}):
+        with pytest.raises(ModelError, match="compresses rows of 512 elements by 4 with an indexer and by 128"):
+            load_engine("sglang", kvcalc.read_config({**small, **more}, "test", "test"))
+
+
+def test_the_rules_begin_with_their_releases() -> None:
+    """DSV4PoolConfigurator in the wheels. From 0.5.21 on the windows follow the requests, before 0.1 of the tokens.
+
+    Entries of 128 tokens have states for every request since 0.5.15. Before, every page of windows had them.
+    """
+    found = {
+        release: ask(engine=f"sglang@{release}", engine_settings={"max-running-requests": "8"})
+        for release in ("0.5.23", "0.5.21", "0.5.20", "0.5.15", "0.5.14")
+    }
+    windows = [answer["engine"]["swa_max_total_num_tokens"] for answer in found.values()]
+    assert windows == [35_072, 35_072, 6400, 6400, 6400]
+    newest, of_21, of_20, of_15, of_14 = (lines(answer)["full compressor states in fp32"] for answer in found.values())
+    assert (newest, of_20) == (of_21, of_15)
+    assert of_14 - of_15 == 20 * ((6400 + 256) - (10 * 128 + 128)) * 2 * 512 * 4
