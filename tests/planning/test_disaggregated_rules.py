@@ -74,6 +74,20 @@ def test_pools_have_a_cost_if_both_kinds_have_a_price(
     assert kinds.cost_per_hour((4, 3)) == cost
 
 
+@pytest.mark.parametrize("headroom", [0.0, 0.25])
+def test_tokens_are_paid_for_that_are_asked_for_and_not_those_of_the_headroom(headroom: float) -> None:
+    document: Any = kvcalc.plan(
+        "llama-3.1-8b", ["h100"], disaggregate=True, transfer=LINK, input_tokens=200, output_tokens=200,
+        requests_per_second=4.0, headroom=headroom, prices={"h100-sxm": 2.0},
+    )  # fmt: skip
+    (row,) = [row for row in document["plans"] if row["disaggregated"]]
+    assert row["tokens_per_second"] == pytest.approx(800.0 * (1 + headroom))
+    assert row["cost_per_hour"] == 2.0 * row["num_devices"]
+    # 800 tokens per second are 2.88 million an hour, and half of all tokens are output.
+    assert row["cost_per_million_output_tokens"] == pytest.approx(row["cost_per_hour"] / 2.88)
+    assert row["cost_per_million_tokens"] == pytest.approx(row["cost_per_hour"] / 2.88 / 2)
+
+
 @pytest.mark.parametrize(("rate", "prefills"), [(100, 1), (300, 2)])
 def test_a_decode_pool_draws_what_its_steps_draw_and_a_prefill_pool_what_its_prompts_do(
     rate: int, prefills: int

@@ -162,6 +162,29 @@ def test_the_sizes_double_from_the_largest_prompt_to_all_blocks(trace: str) -> N
         assert [row["cache_blocks"] for row in found["curve"]] == expected
 
 
+def test_the_curve_begins_with_the_largest_prompt_and_ends_with_all_blocks(tmp_path: Path) -> None:
+    """Both may be powers of two themselves: 4 prompts of 2 blocks, none of them shared."""
+    path = write_trace(tmp_path / "trace.jsonl", [((2 * number, 2 * number + 1), 2 * BLOCK) for number in range(4)])
+    assert [row["cache_blocks"] for row in api.prefix_curve(str(path))["curve"]] == [2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "size"),
+    [
+        ("llama-3.3-70b", {}, 0),  # 70 billion parameters of two bytes leave less than nothing of 80 GB
+        ("llama-3.1-8b", {"kv_memory_bytes": 0}, 0),
+        ("llama-3.1-8b", {"kv_memory_bytes": 1}, 1),
+    ],
+)
+def test_a_device_without_memory_for_the_cache_has_a_tier_of_nothing(
+    trace: str, model: str, asked: dict[str, int], size: int
+) -> None:
+    found = api.prefix_curve(trace, model, engine="vllm", devices=H100, **asked)  # type: ignore[arg-type]
+    (row,) = found["tiers"]
+    assert (row["memory_bytes"], row["cache_blocks"], row["hit_rate"]) == (size, 0, 0.0)
+    assert ("does-not-fit" in {warning["code"] for warning in found["warnings"]}) is (size == 0)
+
+
 def test_a_fit_that_is_off_by_more_than_two_percent_is_worth_a_remark(
     trace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

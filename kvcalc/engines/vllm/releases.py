@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from kvcalc.records import NamedTuple
-from kvcalc.releases import Release, RequestedRelease, parse_release, step_at
+from kvcalc.releases import Release, RequestedRelease, parse_release
 
 NEWEST = (0, 33)
 
@@ -68,9 +68,13 @@ class Rules(NamedTuple):
 
     @property
     def release(self) -> str:
-        """The first release with these rules, in the form that `rules_of` accepts."""
+        """The first release with these rules, in the form that `rules_of` accepts.
+
+        Without its patch number it means the last patch release, which may have newer rules.
+        """
         major, minor, patch = self.since
-        return f"{major}.{minor}.{patch}" if patch else f"{major}.{minor}"
+        short = f"{major}.{minor}"
+        return f"{short}.{patch}" if patch or rules_of(short).since != self.since else short
 
     @property
     def name(self) -> str:
@@ -122,8 +126,8 @@ def rules_of(version: str | None) -> Rules:
     """
     if version is None:
         return RELEASES[0]
-    place = step_at([rules.first for rules in reversed(RELEASES)], parse_release("vllm", version).release)
-    return RELEASES[-1 if place is None else -1 - place]
+    release = parse_release("vllm", version).release
+    return next(rules for rules in RELEASES if release is None or release >= rules.first)
 
 
 def is_known(asked: RequestedRelease) -> bool:

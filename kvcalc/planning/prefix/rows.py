@@ -153,7 +153,7 @@ def describe_tiers(
     names = [DEVICE, *(name for name, _ in offload)]
     sizes = [memory or 0, *(size for _, size in offload)]
     per_block = [block.per_device, *(block.in_tier for _ in offload)]
-    own = [size // max(each, 1) for size, each in zip(sizes, per_block)]
+    own = [size // each for size, each in zip(sizes, per_block)]
     # What is found in each tier or one before it.
     found = stack.at(list(accumulate(own, max if setup.case.engine_class.reuse().copies_at_once else None)))
     rows: list[documents.PrefixTier] = []
