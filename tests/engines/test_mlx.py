@@ -178,7 +178,15 @@ def test_a_cache_that_mlx_does_not_quantize_is_refused(config: dict[str, object]
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("mamba-codestral-7b", "a state only"), ("llama-4-scout", "chunks"), ("deepseek-v2-lite", None)],
+    [
+        ("mamba-codestral-7b", "a state only"),
+        ("llama-4-scout", "chunks"),
+        ("deepseek-v2-lite", None),
+        # Attention and a state in each layer, or in a layer of their own (CacheList and make_cache in the classes).
+        ("falcon-h1-7b", "several caches in a layer"),
+        ("lfm2-1.2b", None),
+        ("nemotron-3-nano", None),
+    ],
 )
 def test_what_a_cache_lacks_to_be_quantized_is_named(name: str, why: str | None) -> None:
     spec, settings = kvcalc.load_model(name), {"kv-bits": 8}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.errors import UsageError
 from kvcalc.question.lengths import lengths_of
 from kvcalc.question.question import Question
 from kvcalc.simulation.loads.arrivals import Arrivals
@@ -157,6 +158,16 @@ def test_the_load_is_described_as_it_was_asked_for_and_as_it_was_drawn() -> None
     assert (found["mean_prompt_tokens"], found["mean_answer_tokens"]) == (160.0, 50.0)
     assert (found["requests"], found["refused_requests"], found["seed"], found["burstiness"]) == (3, 5, 4, 2.0)
     assert (found["trace"], found["scale_rate"], found["concurrency"]) == (None, None, None)
+
+
+def test_a_simulation_asks_for_a_device_and_for_no_longest_context() -> None:
+    load = Load(lengths_of(100, "prompt"), lengths_of(10, "answer"), concurrency=1)
+    question = Question(kvcalc.load_model("llama-3.1-8b"), engine="vllm")
+    with pytest.raises(UsageError, match="simulate needs a device"):
+        simulate(question, load)
+    asked = question._replace(devices=kvcalc.find_devices("h100"), fits_context=True)
+    with pytest.raises(UsageError, match="--context auto: requests that are too long"):
+        simulate(asked, load)
 
 
 @pytest.mark.parametrize("deviation", [0.3, 0.5, 0.8])

@@ -471,6 +471,9 @@ def test_a_prompt_on_dp_ranks_pays_for_all_reduces_and_for_the_exchange() -> Non
     assert min(reduced, exchanged) > 0
     # Both ranks compute a prompt at the same time, so that each takes half of theirs.
     assert found.prefill_work(40).communication == about(reduced + exchanged)
+    both, latency = [Part(0, 20, share=0.5, number=2.0)], found.costs.latency + found.exchange.latency
+    assert found.beside(both, 4).communication == about(reduced + exchanged)
+    assert found.alone(both).communication == about(reduced + exchanged + latency)
 
 
 def test_a_prompt_waits_for_the_host_if_launching_its_kernels_takes_longer() -> None:
