@@ -303,6 +303,55 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
     )
 
 
+def test_the_options_of_trtllm_serve() -> None:
+    """Its sizes count the devices of all DP ranks, and its requests are those of one (LlmArgs, TensorRT-LLM 1.3)."""
+    settings = {
+        "max-num-tokens": "4096", "enable-chunked-prefill": "", "free-gpu-memory-fraction": "0.8", "max-tokens": "9000",
+        "disable-overlap-scheduler": "",
+    }  # fmt: skip
+    layout = Layout(
+        4, 2, 8192, 65, "fp8_e4m3", settings, data_parallel_size=2, expert_parallel_size=8,
+        drafting=Drafting("draft", 4, "b/small"),
+    )  # fmt: skip
+    words = words_of("tensorrt-llm", Checkpoint("a/b", "main", "bf16"), layout)
+    assert json.loads(words[2]) == {
+        "dtype": "bfloat16", "kv_cache_config": {"dtype": "fp8", "max_tokens": 9000}, "disable_overlap_scheduler": True,
+        "enable_attention_dp": True,
+        "speculative_config": {"decoding_type": "Draft_Target", "max_draft_len": 4, "speculative_model": "b/small"},
+    }  # fmt: skip
+    start = words.index("trtllm-serve")
+    assert join(words[start:]) == (
+        "trtllm-serve a/b --revision main --tp_size 8 --pp_size 2 --ep_size 8 --max_seq_len 8192 --max_batch_size 33 "
+        "--max_num_tokens 4096 --enable_chunked_prefill --free_gpu_memory_fraction 0.8 --config trtllm.yaml"
+    )
+    # MPI starts a process for each of 16 devices, after the file is written.
+    assert start_command("tensorrt-llm").across(words, layout, 2) == [
+        *words[:start], "mpirun", "-n", "16", "-H", "node-0:8,node-1:8", "trtllm-llmapi-launch", *words[start:]
+    ]  # fmt: skip
+    # Without settings for a file there is none. Whole copies behind one server do not exist.
+    plain = Layout(1, 1, 8192, 64, "bf16", {})
+    assert join(words_of("tensorrt-llm", Checkpoint("a/b"), plain)) == (
+        "trtllm-serve a/b --tp_size 1 --max_seq_len 8192 --max_batch_size 64"
+    )
+    assert start_command("tensorrt-llm").words(Checkpoint("a/b"), plain._replace(has_copies=True)) is None
+
+
+def test_trtllms_separate_instances_have_files_of_their_own() -> None:
+    """disable_overlap_scheduler: context servers do not have it (examples/disaggregated/README.md)."""
+    layouts = {role: Layout(tp, 1, 8192, 64, "bf16", {}) for role, tp in ((PREFILL, 8), (DECODE, 4))}
+    pools = Pools(Checkpoint("a/b"), layouts, {PREFILL: 2, DECODE: 1}, 4096)
+    commands = start_command("tensorrt-llm").pool_words(pools)
+    buffers = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 4096}}
+    assert json.loads(commands[PREFILL][2]) == {"disable_overlap_scheduler": True, **buffers}
+    assert json.loads(commands[DECODE][2]) == buffers
+    assert json.loads(commands[ROUTER][2]) == {
+        "hostname": "0.0.0.0", "port": 8000,
+        "context_servers": {"num_instances": 2, "urls": ["prefill-0:8000", "prefill-1:8000"]},
+        "generation_servers": {"num_instances": 1, "urls": ["decode-0:8000"]},
+    }  # fmt: skip
+    assert [commands[role][-1] for role in ROLES] == ["prefill.yaml", "decode.yaml", "router.yaml"]
+
+
 def test_llama_server_shares_the_context_among_its_slots() -> None:
     layout = Layout(2, 1, 8192, 4, "q8_0", {"n-cpu-moe": "3", "swa-full": "true"}, False, Drafting("draft", 4, "small"))
     assert join(words_of("llama.cpp", Checkpoint("/models/model-Q4_K_M.gguf"), layout)) == (

@@ -104,6 +104,63 @@ def test_the_file_of_tensorrt_llm_counts_unless_an_option_says_otherwise() -> No
     assert trtllm(speculative_config=eagle).drafting == ("eagle", 4, "b/head")
 
 
+@pytest.mark.parametrize(
+    ("file", "fields", "settings", "unknown"),
+    [
+        # Sizes and lengths have other names in the file than on the command line.
+        ({"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "moe_expert_parallel_size": 4, "max_seq_len": 4096},
+         {"tensor_parallel_size": "8", "pipeline_parallel_size": "2", "expert_parallel_size": "4",
+          "context_tokens": "4096"}, {}, []),
+        # Until 0.20, the PyTorch backend's were in a mapping of their own.
+        ({"pytorch_backend_config": {"max_num_tokens": 4096, "kv_cache_dtype": "fp8"}}, {"kv_dtype": "fp8"},
+         {"max-num-tokens": "4096"}, []),
+        ({"kv_cache_config": {"max_tokens": 100, "free_gpu_memory_fraction": 0.5}}, {"kv_dtype": "auto"},
+         {"max-tokens": "100", "free-gpu-memory-fraction": "0.5"}, []),
+        # Flags that are not set, and defaults.
+        ({"disable_overlap_scheduler": False, "enable_attention_dp": False, "max_beam_width": 1,
+          "max_gpu_total_bytes": 0, "scheduler_config": {}, "max_num_tokens": None}, {}, {}, []),
+        ({"disable_overlap_scheduler": True}, {}, {"disable-overlap-scheduler": "True"}, []),
+        ({"max_gpu_total_bytes": 5, "scheduler_config": {"policy": 1}, "odd": 3}, {}, {},
+         ["max_gpu_total_bytes", "scheduler_config", "odd"]),
+        ({"moe_config": {"backend": "X", "disable_finalize_fusion": True, "use_low_precision_moe_combine": True,
+                         "odd": 1}}, {}, {}, ["moe_config.odd"]),
+        ({"moe_config": 3}, {}, {}, ["moe_config"]),
+    ],
+)  # fmt: skip
+def test_the_keys_of_tensorrt_llms_file(
+    file: dict[str, Any], fields: dict[str, str], settings: dict[str, str], unknown: list[str]
+) -> None:
+    """LlmArgs, KvCacheConfig and MoeConfig (llmapi/llm_args.py, TensorRT-LLM 1.3)."""
+    found = trtllm(**file)
+    assert (found.fields, found.settings, found.unknown) == (fields, settings, unknown)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "starts"),
+    [
+        ({"batch_sizes": [1, 8], "max_batch_size": 4}, False), ({"batch_sizes": [1, 8], "max_batch_size": 8}, True),
+        ({"batch_sizes": [1, 8]}, True), ({"batch_sizes": [1, 8], "max_batch_size": 0}, True),
+        ({"batch_sizes": [], "max_batch_size": 4}, True), ({"max_batch_size": 4}, True), (True, True),
+        ({"batch_sizes": ["1"], "max_batch_size": 4}, True),
+    ],
+)  # fmt: skip
+def test_the_graphs_of_tensorrt_llm_agree_with_their_list(graphs: Any, starts: bool) -> None:
+    """BaseCudaGraphConfig (llmapi/llm_args.py)."""
+    if starts:
+        assert not trtllm(cuda_graph_config=graphs).unknown
+        return
+    with pytest.raises(LayoutError, match="graphs of 8 requests and a max_batch_size of 4") as refused:
+        trtllm(cuda_graph_config=graphs)
+    assert refused.value.hint == "max_batch_size: 8"
+
+
+def test_the_drafts_of_older_files_of_tensorrt_llm() -> None:
+    """num_nextn_predict_layers was MTP's number of drafted tokens. MTP has no model of its own."""
+    drafts = {"decoding_type": "MTP", "num_nextn_predict_layers": 2, "speculative_model": "a/b"}
+    assert trtllm(speculative_config=drafts).drafting == ("mtp", 2, None)
+    assert trtllm(speculative_config={"decoding_type": "NGram", "max_draft_len": 5}).drafting == ("ngram", 5, None)
+
+
 def test_a_file_that_is_not_here_is_named_and_one_that_is_here_is_not() -> None:
     missing = choose_server("trtllm-serve a/b --config /nowhere/more.yaml", None).read()
     assert missing.notes == ["/nowhere/more.yaml is not here, so its settings do not count"]

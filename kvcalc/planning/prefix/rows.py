@@ -157,9 +157,9 @@ def describe_tiers(
     # What is found in each tier or one before it.
     found = stack.at(list(accumulate(own, max if setup.case.engine_class.reuse().copies_at_once else None)))
     rows: list[documents.PrefixTier] = []
-    before = Reuse(0, 0.0, 0.0, 0.0, 0.0)
+    tokens_before = squares_before = 0.0
     for name, size, blocks, reuse in zip(names, sizes, own, found):
-        tokens, squares = reuse.hit_tokens - before.hit_tokens, reuse.hit_squares - before.hit_squares
+        tokens, squares = reuse.hit_tokens - tokens_before, reuse.hit_squares - squares_before
         rate = None if name == DEVICE else tier_rate(name, setup.gpu, bandwidths, notes, "tiers")
         moved = tokens / stack.block_tokens * (block.per_device if name == CPU else block.in_tier)
         if name != DEVICE or memory is not None:
@@ -172,7 +172,7 @@ def describe_tiers(
                 "bandwidth_bytes_per_second": rate,
                 "load_seconds": None if rate is None else moved / rate,
             })  # fmt: skip
-        before = reuse
+        tokens_before, squares_before = reuse.hit_tokens, reuse.hit_squares
     return rows
 
 
