@@ -151,7 +151,9 @@ def test_the_default_is_named_with_the_flag_that_turns_it_off() -> None:
     assert more == 7 * found["engine"]["bytes_per_block"]
     # No states, no remark; and models that keep nothing but states cache no prefixes.
     assert not any("prefix" in text for text in texts(estimate(kvcalc.load_model("llama-3-8b"), engine="vllm")))
-    assert estimate(kvcalc.load_model("mamba-2.8b"), engine="vllm")["engine"]["enable_prefix_caching"] is False
+    # Neither do encoder-decoders (vllm/config/scheduler.py).
+    for model, caches in (("mamba-2.8b", False), ("whisper-large-v3", False), ("llama-3-8b", True)):
+        assert estimate(kvcalc.load_model(model), engine="vllm")["engine"]["enable_prefix_caching"] is caches
     with pytest.raises(KvcalcError, match="contradict"):
         start("jamba-v0.1", 4096, settings={"no_enable_prefix_caching": "", "enable_prefix_caching": ""})
 
