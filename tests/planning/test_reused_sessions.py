@@ -285,5 +285,6 @@ def test_a_unit_of_a_tier_takes_what_a_context_of_its_length_takes() -> None:
         rules = load_engine("vllm", kvcalc.load_model(model))
         prefixes = rules.prefixes(rules.spec, DTYPES["bf16"])
         store = Store(prefixes, 256, 1, False, 1)
+        assert Store(prefixes, 256, 1, True, 1).moved_bytes(0) == 0, "LMCache moves no chunk"
         assert store.unit_bytes == prefixes.tier_bytes(256)
         assert (prefixes.tier_bytes(512) < 2 * store.unit_bytes) == windowed

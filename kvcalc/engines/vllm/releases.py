@@ -9,6 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from kvcalc.engines.declarations import table
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release, RequestedRelease, parse_release
 
@@ -86,35 +87,19 @@ class Rules(NamedTuple):
         return Release.of(*self.since)
 
 
-# Newest first.
-RELEASES: list[Rules] = [Rules((0, 33, 0))]
+def _newest_first() -> list[Rules]:
+    """The rules of every run of releases, by `releases.yaml`."""
+    found: list[Rules] = []
+    for row in table("vllm", "releases")["releases"]:
+        stated: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+        stated["since"] = tuple(map(int, row["since"].split(".")))
+        if "padding_ratio" in row:
+            stated["padding_ratio"] = Fraction(row["padding_ratio"])
+        found.append(found[-1]._replace(**stated) if found else Rules(**stated))
+    return found
 
 
-def _before(since: tuple[int, int, int], **changes: Any) -> None:
-    """Add the rules of older releases: the rules of the next newer ones, except for `changes`."""
-    RELEASES.append(RELEASES[-1]._replace(since=since, **changes))
-
-
-_before((0, 32, 0), checkpoints=("linear",))
-_before((0, 29, 0), checkpoints=(), has_mode_all=True)
-_before((0, 28, 0), packing="overlaid", overlaps_stages=False)
-_before((0, 27, 0), state_per_block=("linear", "selective"), hybrid_prefixes=False)
-_before((0, 26, 0), mla_block=64, packing="slots")
-_before((0, 25, 0), two_steps=False)
-_before((0, 23, 0), pads=False)
-_before((0, 22, 0), packing="tuples")
-_before((0, 20, 1), drafts_align=True)
-_before((0, 20, 0), tokens="group")
-_before((0, 18, 0), packing="", drafts_align=False)
-_before((0, 17, 0), padding_ratio=Fraction(5, 4))
-_before((0, 15, 0), bills="all layers")
-_before((0, 14, 0), has_mode_align=False)
-_before((0, 12, 0), bills="stage")
-_before((0, 11, 0), padding_ratio=Fraction(0), unifies=False, state_per_block=())
-_before((0, 10, 0), states=False)
-_before((0, 9, 1), chunks=False)
-_before((0, 8, 0), windows="alone", tokens="blocks")
-_before((0, 0, 0), windows="never", bills="stages")
+RELEASES = _newest_first()
 
 
 def rules_of(version: str | None) -> Rules:

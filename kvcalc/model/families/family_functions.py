@@ -1,18 +1,18 @@
 """The functions that the formulas of presets/types/layers.yaml call for a single family.
 
-They find the kind of every layer, sizes, and what a layer has that no other family's layers have.
+They find the kind of every layer, sizes, and what a layer has that no other family's layers have. Families with more
+than a few such functions have a module of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import listed_sparse_layers
 from kvcalc.model.families.common import latent_shape
 from kvcalc.model.families.indexers import has_indexer
-from kvcalc.model.families.layer_functions import listed_sparse, optional, round_up
+from kvcalc.model.families.layer_functions import listed_sparse, mixers_of, optional, round_up
 from kvcalc.model.families.layer_orders import cycle, one_in, required
 from kvcalc.model.families.layer_row import Row
 from kvcalc.model.layers import Mixer
@@ -228,7 +228,7 @@ def dots_draft(row: Row) -> tuple[Mixer, ...]:
     if len(kinds) > 1 or not kinds <= {*known}:
         raise row.reader.error(f"mtp_layer_types: all layers must be alike, and one of {', '.join(known)}")
     kind = "sliding_attention" if kinds == {"sliding_attention"} else "full_attention"
-    return (row.value(row.facts["kinds"][kind]),)
+    return mixers_of(row, kind)
 
 
 def keeps_latent(row: Row) -> list[bool]:
@@ -322,14 +322,3 @@ def step_sparse(row: Row) -> Collection[int]:
     first = config.optional_integer("first_k_dense_replace", least=0)
     default = found or range(min(3 if first is None else first, number), number)
     return listed_sparse_layers(config, number, default)
-
-
-OF_FAMILIES: Mapping[str, Callable[..., Any]] = {
-    found.__name__: found
-    for found in (
-        domynedge, dory, dots_draft, dots_window, gpt_neo, hrm, inkling_loop, iquest_q1, keeps_latent, kimi_linear,
-        lfm2_width, lfm3, longcat_layers, minimax_m3, minimax_m3_sparse, narrowed, nemotron_blocks, nemotron_h,
-        own_indexers, plamo3_window, sharing_indexers, short_convolutions, step_heads, step_sparse, with_ngrams, zamba,
-        zamba2,
-    )
-}  # fmt: skip
