@@ -21,7 +21,7 @@ from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.replicas.timeline import Sample, TokenGaps
-from kvcalc.simulation.results import Limits, describe_results, describe_timeline, is_good
+from kvcalc.simulation.results import Limits, describe_results, describe_timeline, is_good, percentile
 from kvcalc.simulation.simulate import describe_load, simulate
 from kvcalc.traces.request import TraceRequest
 from tests.simulation.cases import SCHEDULES, PieceTimes, make_case
@@ -141,6 +141,14 @@ def test_results_are_counted_from_the_requests() -> None:
         found_tokens += found["cached_tokens"] > 0
         waited += waits > 0
     assert min(preempted, found_tokens, waited) > 0
+
+
+def test_a_percentile_lies_between_the_two_nearest_values() -> None:
+    """As in numpy.percentile: of 5 values, 0.9 is 0.6 of the way from the fourth to the fifth."""
+    values = [1.0, 2.0, 3.0, 4.0, 9.0]
+    found = [percentile(values, share) for share in (0.0, 0.25, 0.5, 0.9, 0.99, 1.0)]
+    assert found == pytest.approx([1.0, 2.0, 3.0, 4 + 0.6 * 5, 4 + 0.96 * 5, 9.0])
+    assert [percentile([5.0], share) for share in (0.0, 0.5, 1.0)] == [5.0] * 3
 
 
 def test_no_mean_is_above_the_longest_time() -> None:
