@@ -235,8 +235,8 @@ def test_each_further_device_over_pcie_adds_to_the_overhead_of_the_bytes() -> No
 
 def test_prompts_have_overheads_of_their_own_on_fast_links_and_those_of_a_step_over_pcie() -> None:
     """No more devices than 8 share a link in kernel tables."""
-    own = {"prompt_link_overhead": 3.0, "prompt_link_overhead_per_device": 0.25}
-    slow = {"pcie_overhead": 7.0, "pcie_overhead_per_device": 0.5, **own}
+    own: dict[str, Any] = {"prompt_link_overhead": 3.0, "prompt_link_overhead_per_device": 0.25}
+    slow: dict[str, Any] = {"pcie_overhead": 7.0, "pcie_overhead_per_device": 0.5, **own}
     alone = GPU._replace(interconnect=None, pcie_bytes_per_second=25)
     for devices, linked, pcie in ((2, 3.0, 7.0), (4, 3.5, 8.0), (8, 4.5, 10.0)):
         fast, ideal = (model(layout=(devices, 1, 1), **more).prefill_work(20).communication for more in (own, {}))
