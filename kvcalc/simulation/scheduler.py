@@ -43,12 +43,12 @@ class Scheduler(NamedTuple):
     finds_own: bool
     dp_ranks: int
 
-    def under(self, load: Load) -> Scheduler:
-        """For a load. Requests that arrive at random do not come in groups, as those of clients do."""
-        if load.concurrency is not None or self.rules.lag is None:
+    def under(self, load: Load, replicas: int = 1) -> Scheduler:
+        """For a load of so many replicas: the first requests of all clients arrive together."""
+        if load.concurrency is None or self.rules.lag is None:
             return self
-        lag = self.rules.lag._replace(request_seconds=0.0)
-        return self._replace(rules=self.rules._replace(lag=lag))
+        starting = min(self.rules.max_running, max(1, load.concurrency // (replicas * self.dp_ranks)))
+        return self._replace(rules=self.rules._replace(lag=self.rules.lag._replace(starting=starting)))
 
     def fits(self, request: Request) -> bool:
         """Whether a request can ever run to its end."""
@@ -135,7 +135,7 @@ def scheduler_of(
     per_step = Fraction(model.tokens_per_step).limit_denominator(1000)
     c = model.constants
     launch_seconds = c.prompt_launch_seconds * model.counts.launches
-    lag = Lag(c.ttft_seconds, c.ttft_steps, c.ttft_token_seconds, c.ttft_request_seconds, launch_seconds)
+    lag = Lag(c.ttft_seconds, c.ttft_steps, c.ttft_token_seconds, launch_seconds)
     rules = Rules(schedule, step_tokens, running, lag, per_step, checked, lookahead)
     return Scheduler(rules, pool, schedule.finds_preempted and isinstance(pool.table, range), replicas)
 

@@ -66,7 +66,7 @@ def simulate(
     speed = known_speed(case, notes)
     number = replicas or count_replicas(case.devices.num_devices, case.workload)
     _check_devices(devices.num_devices, number, case.workload.num_devices)
-    scheduler = scheduler_of(case, speed.model, longest).under(load)
+    scheduler = scheduler_of(case, speed.model, longest).under(load, number)
     notes += start_notes(case)
     fitting = [request for request in taken(requests, question) if scheduler.fits(request)]
     check_fitting(requests, fitting, question, notes)

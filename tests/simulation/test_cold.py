@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 
 import kvcalc
 from kvcalc.engines.account import RunningPool
+from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.load import Load
+from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.replicas.mixed import MixedReplica
+from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Lag, Rules
 from kvcalc.simulation.scheduler import Scheduler
 from kvcalc.throughput.constants import load_constants
 from kvcalc.throughput.hardware import find_gpu
-from tests.simulation.cases import SCHEDULES
+from tests.simulation.cases import SCHEDULES, PieceTimes
 
 LENGTHS: dict[str, Any] = {"prompt_tokens": "uniform:800..1200", "answer_tokens": "uniform:100..300"}
 
@@ -85,11 +90,21 @@ def test_a_cold_server_has_the_first_step_that_is_fitted_to_the_99th_percentile(
     assert Load(concurrency=4, cold=True).first_seconds(longer) == constants.cold_seconds
 
 
-def test_only_requests_of_clients_wait_for_the_others_of_their_group() -> None:
-    rules = Rules(SCHEDULES["vllm"], 2048, 8, Lag(0.25, request_seconds=0.5))
-    scheduler = Scheduler(rules, RunningPool(None), False, 1)
-    lags = [scheduler.under(load).rules.lag for load in (Load(concurrency=4), Load(requests_per_second=1.0))]
-    assert lags == [Lag(0.25, request_seconds=0.5), Lag(0.25)]
+def test_only_requests_of_clients_start_together() -> None:
+    rules = Rules(SCHEDULES["vllm"], 2048, 8, Lag(0.25))
+    scheduler = Scheduler(rules, RunningPool(None), False, 2)
+    loads = Load(concurrency=12), Load(concurrency=400), Load(concurrency=1), Load(requests_per_second=1.0)
+    lags = [scheduler.under(load, replicas=2).rules.lag for load in loads]
+    assert lags == [Lag(0.25, starting=3), Lag(0.25, starting=8), Lag(0.25), Lag(0.25)]
+
+
+def test_first_requests_wait_for_the_host_s_time_of_all_that_start_together() -> None:
+    lag = Lag(0.25, token_seconds=1 / 1024, starting=4)
+    requests = [Request(0, 0.0, 64, 8), Request(1, 1000.0, 64, 8)]
+    rules = Rules(SCHEDULES["vllm"], 2048, 8, lag)
+    replica = MixedReplica(rules, PieceTimes(Random(1)), BlockPool(*RunningPool(None)), Arrivals(requests))
+    replica.run()
+    assert [request.lag for request in requests] == [4 * (0.25 + 64 / 1024), 0.25 + 64 / 1024]
 
 
 def test_the_command_line_has_both_and_refuses_them_together(run: Any) -> None:

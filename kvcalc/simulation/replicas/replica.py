@@ -305,11 +305,14 @@ class Replica(Holder):
             return 0.0
         context = max(self.context, request.computed)
         line = self.times.line(max(self.decoding, 1), context)
-        found = lag.seconds + lag.token_seconds * request.prompt_tokens + lag.steps * (line.base + line.slope * context)
+        host = lag.seconds + lag.token_seconds * request.prompt_tokens
+        if not request.arrival:  # a client's first request
+            host *= lag.starting
+        found = host + lag.steps * (line.base + line.slope * context)
         if lag.launch_seconds:
             prompt = request.cached_tokens, request.prompt_tokens
             found += max(0.0, lag.launch_seconds - self.times.prompts([prompt], 0))
-        return found + lag.request_seconds * (len(self.running) - 1)
+        return found
 
     def _preempt(self, request: Request) -> None:
         """Stop a running request. It gives its blocks back, and its cache is computed again later."""
