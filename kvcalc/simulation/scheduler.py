@@ -17,7 +17,6 @@ from kvcalc.planning.device.capacity import too_many_to_start
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import Arrivals
-from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.lock_step import LockStep, OfRank
 from kvcalc.simulation.replicas.mixed import MixedReplica, SlotsReplica
@@ -42,13 +41,6 @@ class Scheduler(NamedTuple):
     pool: RunningPool
     finds_own: bool
     dp_ranks: int
-
-    def under(self, load: Load, replicas: int = 1) -> Scheduler:
-        """For a load of so many replicas: the first requests of all clients arrive together."""
-        if load.concurrency is None or self.rules.lag is None:
-            return self
-        starting = min(self.rules.max_running, max(1, load.concurrency // (replicas * self.dp_ranks)))
-        return self._replace(rules=self.rules._replace(lag=self.rules.lag._replace(starting=starting)))
 
     def fits(self, request: Request) -> bool:
         """Whether a request can ever run to its end."""

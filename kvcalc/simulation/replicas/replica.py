@@ -305,10 +305,7 @@ class Replica(Holder):
             return 0.0
         context = max(self.context, request.computed)
         line = self.times.line(max(self.decoding, 1), context)
-        host = lag.seconds + lag.token_seconds * request.prompt_tokens
-        if not request.arrival:  # a client's first request
-            host *= lag.starting
-        found = host + lag.steps * (line.base + line.slope * context)
+        found = lag.seconds + lag.token_seconds * request.prompt_tokens + lag.steps * (line.base + line.slope * context)
         if lag.launch_seconds:
             prompt = request.cached_tokens, request.prompt_tokens
             found += max(0.0, lag.launch_seconds - self.times.prompts([prompt], 0))

@@ -13,14 +13,12 @@ class Lag(NamedTuple):
 
     - seconds: host time. token_seconds: host time for each token of the prompt. steps: decode steps in the server's
       pipeline. launch_seconds: host time to launch a prompt, which counts as far as the prompt takes less.
-    - starting: the requests with which clients start together. Each waits for the host's time of all of them.
     """
 
     seconds: float
     steps: float = 0.0
     token_seconds: float = 0.0
     launch_seconds: float = 0.0
-    starting: int = 1
 
 
 class Rules(NamedTuple):
