@@ -373,6 +373,18 @@ def test_vllm_s_requests_share_states_that_are_kept_for_every_block() -> None:
     )
 
 
+def test_a_block_of_vllm_has_the_tokens_of_every_rank_that_divides_them() -> None:
+    """DeepSeek-V3 on 8 decode context parallel ranks: a block of 16 tokens on each is 128 tokens of a request."""
+    rules = rules_of("vllm", "deepseek-v3", decode_context_parallel_size="8")
+    prefixes, block = rules.prefixes(rules.spec, BF16), 16 * 61 * 576 * 2
+    assert (prefixes.block_tokens, prefixes.found(1000)) == (128, 7 * 128)
+    for name in ("kept_bytes", "sent_bytes", "tier_bytes"):
+        assert getattr(prefixes, name)(1280) == 10 * block, name
+    assert prefixes.sent_bytes(1281) == 11 * block
+    assert prefixes.kept_bytes(1280, 256) == 8 * block
+    assert prefixes.batch_bytes(1280, 2561, 3) == (10 + 3 * 11) * block
+
+
 def test_vllm_finds_no_ring_again_but_sends_it() -> None:
     """Qwen4-Exp: a group of attention, four of states, and the ring of an open index key (CircularBufferSpec)."""
     spec = read_config(QWEN4, "a model", "a test")
