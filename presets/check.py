@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
 from kvcalc.model.experts import Experts
 from kvcalc.model.families.decoder_table import Decoder
+from kvcalc.model.families.layer_functions import FUNCTIONS
+from kvcalc.model.families.layered import CALLED
 from kvcalc.model.families.window_patterns import pattern_of
 from kvcalc.model.formulas import names_in
 from kvcalc.model.presets import shipped_table
@@ -66,6 +69,8 @@ def check_engines() -> None:
                 _check_types(engine, names if isinstance(names, str) else " ".join(names), types)
         if has_table(engine, "starts"):
             rules_of(engine, None)
+        if has_table(engine, "releases"):
+            import_module(f"kvcalc.engines.{ENGINES[engine][0]}.releases")
     for reader in readers():
         _check_fields(f"the commands of {reader.engine}", reader.fields.values(), FIELDS)
     for engine in LOGS:
@@ -92,8 +97,11 @@ def _check_likes(rows: Mapping[str, Any]) -> None:
 
 
 def _check_families(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.hf_config import known_types
+
+    _check_types("_stated", " ".join(rows["_stated"]), {*known_types()})
     for module, own in rows.items():
-        if module == "_refused":
+        if module in ("_refused", "_stated"):
             continue
         _check_fields(
             module, own, {"keys"} if module == "_common" else {"module", "ignored", "keys", "types", "remote"}
@@ -121,16 +129,13 @@ def _check_defaults(rows: Mapping[str, Any]) -> None:
 
 
 def _check_layers(rows: Mapping[str, Any]) -> None:
-    from kvcalc.model.families.layered import BODY, CALLED, FIELDS, FORMULAS, FUNCTIONS
+    from kvcalc.model.families.layered import BODY, FIELDS, FORMULAS, called_by
 
     _check_likes(rows)
     for name, own in rows.items():
         row = joined(rows, name)
         _check_fields(name, own, FIELDS)
         body = row.get("body") or {}
-        if isinstance(body, str):
-            made("families", body, None)
-            body = {}
         _check_fields(f"the body of {name}", body, BODY)
         Experts(**(body.get("experts") or {}))
         family = FAMILIES.get(name) or REMOTE_FAMILIES.get(name)
@@ -139,7 +144,10 @@ def _check_layers(rows: Mapping[str, Any]) -> None:
         if "kinds" not in row and not name.startswith("_"):
             raise ValueError(f"{name} has no kinds")
         stated = [part[field] for part in (row, body) for field in FORMULAS if field in part]
-        known = {*CALLED, *FUNCTIONS, *row.get("where", ()), *row.get("each", ()), "num_layers", "order", "shape"}
+        if find_spec(f"kvcalc.model.families.{row.get('functions', 'layered')}") is None:
+            raise ValueError(f"kvcalc/model/families has no {row['functions']}.py")
+        named = {*row.get("where", ()), *row.get("each", ()), *body.get("each", ())}
+        known = {*called_by(row), *FUNCTIONS, *named, "num_layers", "order", "shape"}
         found = set[str]().union(*map(names_in, stated))
         unknown = set[str]() if family is None else found - known - keys_of(family) - COMMON_KEYS - _IN_NO_PRESET
         if unknown:
@@ -263,13 +271,15 @@ def _check_architectures(rows: Mapping[str, Any]) -> None:
     types = known_types()
     _check_likes(rows)
     for name, own in rows.items():
-        _check_fields(name, own, {"like", "type", "build", "with", "keys", "only"})
+        _check_fields(name, own, {"like", "type", "build", "with", "check", "keys", "only"})
         if own.get("type") not in types:
             raise ValueError(f"{name}: {own.get('type')} is not known")
         if "build" in own:
             _check_made("gguf", own["build"], name, own.get("with"), 2)
         known = {*functions_of(Facts({f"{name}.block_count": 1}, name, name)), *_COMMON_FACTS}
-        _check_fields(name, {*names_in(own.get("keys", {})), *own.get("only", "").split()}, known)
+        _check_fields(
+            name, {*names_in(own.get("keys", {})), *names_in(own.get("check", [])), *own.get("only", "").split()}, known
+        )
 
 
 def _check_made(folder: str, function: str, whose: str, arguments: Mapping[str, Any] | None, taken: int) -> None:
@@ -341,6 +351,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
 def check_decoders(rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row with an unknown field, a value of another type, or a row that comes after it."""
     before: set[str] = set()
+    known = {*CALLED, *FUNCTIONS, *COMMON_KEYS, *_CHECKS, "multi_query_group_num"}
     for name, own in rows.items():
         if not _is_mapping(own):
             raise ValueError(f"{name} is not a mapping")
@@ -349,6 +360,8 @@ def check_decoders(rows: Mapping[str, Any]) -> None:
                 raise ValueError(f"{name} has no {field}: its fields are {', '.join(sorted(_CHECKS))}")
             if not _CHECKS[field](value):
                 raise ValueError(f"{name}: {field} cannot be {value!r}")
+        _check_fields(f"{name}: computed", own.get("computed", {}), _CHECKS)
+        _check_fields(f"{name}: computed: a formula", names_in(own.get("computed", {})), known)
         like = own.get("like", [])
         for other in [like] if isinstance(like, str) else like:
             if other not in before:

@@ -1,155 +1,64 @@
 """Mutation testing: change one thing at a time in a file and list the changes that its tests do not notice.
 
-    python -m tests.mutants                                        all files of TESTS
-    python -m tests.mutants kvcalc/engines/vllm                    the files of a folder, without other names of TESTS
+    python -m tests.mutants                                        all parts of PARTS
+    python -m tests.mutants kvcalc/engines/vllm                    the files of a folder, without other names of PARTS
     python -m tests.mutants kvcalc/simulation --sample 60 --seed 3    60 of their mutants, drawn at random
-    python -m tests.mutants FILE --tests tests/test_x.py           another file, with the tests that should notice
+    python -m tests.mutants FILE --tests tests/test_x.py           with these tests, and not those that run the line
 
-A mutant is compiled in memory in a forked process, so the checkout is not changed and a run may be interrupted. Only
-tests that call the code in their own process can notice it.
+The first run takes a quarter of an hour longer: it runs all tests and notes in .pytest_cache which lines each runs.
+Later runs do so for changed tests only, until a file of the package changes. A mutant is then tried with the tests that
+run its line. It is compiled in memory in a forked process, so the checkout is not changed and a run may be interrupted.
+Only tests that call the code in their own process can notice it.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
+import json
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from random import Random
 from types import CodeType
 from typing import Any, NamedTuple
 
+import coverage
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def _tests(folder: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"tests/{folder}/test_{name}.py" for name in names)
-
-
-def _recorded(kind: str, engine: str = "*") -> tuple[str, ...]:
-    """The tests of an engine's recorded figures, or those of all engines."""
-    test = "tests/recorded/test_recorded.py::test_the_figures_are_those_that_were_recorded"
-    files = sorted((ROOT / "tests" / "recorded" / kind).glob(f"{engine}.jsonl"))
-    return tuple(f"{test}[{kind}-{file.stem}]" for file in files)
-
-
-def _engine(name: str, *own: str) -> tuple[str, ...]:
-    """The tests of an engine: its own tests, those of all engines, and its recorded figures."""
-    of_all = (
-        "allocation",
-        "commands",
-        "commands_read",
-        "interface",
-        "schedules",
-        "reserve",
-        "release",
-        "pool_bytes",
-        "kv_dtype",
-        "prefixes",
-        "start_up_logs",
-        "starts",
-    )
-    planned = (
-        "larger_share auto_context allocations device_defaults start_limit prompt_ranks sglang_prompt_ranks "
-        "prefix_hits drafted_reuse dp_attention engines"
-    ).split()
-    slow = (*_recorded("loads", name), *_tests("cli", "check"), *_tests("planning", "check_plans"))
-    return (*_tests("engines", *own, *of_all), *_recorded("memory", name), *_tests("planning", *planned), *slow)
-
-
-_LOGS = _tests("engines", "stated_facts", "logs", "log_pools", "log_reader", "log_drafting", "log_settings") + _tests(
-    "planning", "log_lines", "audit"
+# The parts of the package whose mutants are counted apart. Each file belongs to the longest name that it begins with.
+PARTS = (
+    "kvcalc/throughput/costs.py",
+    "kvcalc/throughput/roofline.py",
+    "kvcalc/memory/sharding.py",
+    "kvcalc/planning/device",
+    "kvcalc/engines",
+    "kvcalc/engines/llama_cpp",
+    "kvcalc/engines/mlx",
+    "kvcalc/engines/sglang",
+    "kvcalc/engines/tensorrt_llm",
+    "kvcalc/engines/transformers",
+    "kvcalc/engines/vllm",
+    "kvcalc/planning/check",
+    "kvcalc/planning/plan",
+    "kvcalc/planning/plan/disaggregated",
+    "kvcalc/planning/prefix",
+    "kvcalc/planning/reuse",
+    "kvcalc/simulation",
 )
-_LOADS = _recorded("loads")
-_CHECKS = (
-    *_tests("planning", "check_rules", "start_limit", "machines"),
-    *_tests("engines", "starts"),
-    *_tests("cli", "check"),
-    *_tests("planning", "check_plans"),
-)
-_REUSE = (
-    *_tests("planning", "cache_tiers", "reused_sessions", "drafted_reuse", "prefix_hits"),
-    *_tests("cli", "reuse"),
-    *_tests("planning", "prefix"),
-    *_LOADS,
-)
-_SIMULATED = (
-    *_tests("simulation", "load_curve", "pace", "reports", "cold", "conservation", "engine_schedules"),
-    *_tests("simulation", "distinct_prompts", "prefix_cache", "common_prefix"),
-    *_tests("cli", "simulate"),
-    *_tests("planning", "start_limit"),
-    *_tests("simulation", "coupled", "lock_step", "reference"),
-    *_LOADS,
-    *_tests("simulation", "pools", "routed"),
-)
-_SPLIT = (
-    *_tests("planning", "disaggregated_limits", "pool_platforms", "disaggregated_matching", "disaggregated_rules"),
-    *_tests("planning", "disaggregated_mixed", "split_finalists", "disaggregated"),
-    *_recorded("pools"),
-    *_tests("planning", "split_traffic"),
-)
-_PLANS = (
-    *_tests("planning", "plan_parts", "refused_plans", "fewest_finalists", "running_requests"),
-    *_LOADS,
-    *_tests("planning", "pareto", "plan"),
-    *_tests("cli", "plan"),
-    *_tests("planning", "tight", "confirm", "shapes", "finalists", "plan_trace"),
-)
-
-# The tests of a file's rules, or of those of all files in a folder, fastest first, because a mutant's run ends at the
-# first failure. A file has the tests of the longest name that it begins with.
-TESTS = {
-    "kvcalc/throughput/costs.py": _tests("throughput", "steps", "roofline", "expert_parallel"),
-    "kvcalc/throughput/roofline.py": _tests("throughput", "steps", "roofline", "expert_parallel"),
-    "kvcalc/memory/sharding.py": _tests("memory", "shares"),
-    "kvcalc/planning/device/budget.py": _tests("planning", "budget"),
-    "kvcalc/engines": _engine(
-        "*", "new_engine", "options_are_read", "mlx", "llama_cpp", "vllm", "vllm_stages", "sglang", "tensorrt_llm",
-    ) + _tests("planning", "checkpoint", "padded_experts", "split", "offload", "check_rules", "machines",
-                "manifests"),
-    "kvcalc/engines/llama_cpp": _engine("llama.cpp", "llama_cpp", "llama_cpp_types") + _tests(
-        "planning", "split", "offload"
-    ),
-    "kvcalc/engines/llama_cpp/log": _tests(
-        "engines", "llama_cpp_log_written", "llama_cpp_log", "llama_cpp_log_passes"
-    ) + _LOGS,
-    "kvcalc/engines/log.py": _LOGS,
-    "kvcalc/engines/log_lines.py": _LOGS,
-    "kvcalc/engines/mlx": _engine("mlx", "mlx"),
-    "kvcalc/engines/sglang": _engine(
-        "sglang", "sglang", "sglang_shortcuts", "sglang_types", "sglang_drafts", "sglang_deepseek_v4", "sglang_states"
-    ) + _tests("planning", "sglang_layouts"),
-    "kvcalc/engines/sglang/log": _LOGS,
-    "kvcalc/engines/tensorrt_llm": _engine(
-        "tensorrt-llm", "tensorrt_llm", "tensorrt_llm_pools", "tensorrt_llm_groups", "tensorrt_llm_hybrid",
-    ),
-    "kvcalc/engines/tensorrt_llm/log.py": _LOGS,
-    "kvcalc/engines/transformers": (
-        *_tests("engines", "interface"),
-        *_recorded("memory", "transformers"),
-        *_tests("model", "type_bytes", "state_families", "hybrid_families", "composed", "wrappers", "named_families"),
-        *_tests("planning", "budget", "drafting", "prefix_hits", "fit"),
-        *_tests("engines", "kv_dtype", "reserve", "prefixes", "release"),
-    ),
-    "kvcalc/engines/vllm": _engine(
-        "vllm", "vllm", "vllm_pages", "vllm_stages", "vllm_dtypes", "vllm_flags", "vllm_states", "vllm_compressed",
-        "vllm_releases", "vllm_planner", "vllm_release_defaults",
-    ) + _tests("planning", "padded_experts"),
-    "kvcalc/engines/vllm/log": (*_tests("engines", "vllm_stages", "vllm_compressed"), *_LOGS),
-    "kvcalc/planning/check": _CHECKS,
-    "kvcalc/planning/plan": _PLANS + _SPLIT,
-    "kvcalc/planning/plan/disaggregated": _SPLIT,
-    "kvcalc/planning/prefix": _tests("planning", "prefix") + _tests("cli", "prefix"),
-    "kvcalc/planning/reuse": _REUSE,
-    "kvcalc/simulation": _SIMULATED,
-    "kvcalc/simulation/planned.py": _tests("planning", "plan_trace") + _SIMULATED,
-}  # fmt: skip
+# Tests of these folders start processes, need a GPU, or run torch's modules.
+_NOT_RUN = {"attention", "benchmarks", "gpu", "measure", "oracle", "robust", "screens", "simulated_cuda"}
+_COVERED = ROOT / ".pytest_cache" / "mutants"
 
 _BINARY: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -162,16 +71,23 @@ _COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
 _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
-_TESTS_AT_ONCE = 6
-# The tests of a room take minutes on a busy machine.
-_LONGEST_SECONDS = 1800
+# A mutant that most tests run is tried with tests of so many seconds, noted with coverage: those of its own room first,
+# and the recorded figures, which take a minute and notice most.
+_MOST_SECONDS = 600.0
+# A failure of the first few tests saves collecting the others.
+_TESTS_AT_ONCE = (8, 32, 128)
 
 
 class Mutant(NamedTuple):
-    """One change: its place in a file, the way to the node that it replaces, and what stands there before and after."""
+    """One change: its place in a file, the way to the node that it replaces, and what stands there before and after.
+
+    `last` is the last line of its statement, and `runs` whether that is in a function, and not run on import.
+    """
 
     file: str
     line: int
+    last: int
+    runs: bool
     path: tuple[tuple[str, int | None], ...]
     before: ast.AST
     after: ast.AST
@@ -263,54 +179,34 @@ def _places(node: ast.AST, path: tuple[tuple[str, int | None], ...] = ()) -> Ite
 def mutants(file: str) -> list[Mutant]:
     """Every mutant of a file."""
     found = []
-    line = 0
-    for path, node in _places(ast.parse((ROOT / file).read_text())):
-        line = getattr(node, "lineno", line)
+    tree = ast.parse((ROOT / file).read_text())
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for part in _run_by(node)}
+    first, last = 0, 0
+    for path, node in _places(tree):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            end = node.test if isinstance(node, ast.If) else node
+            first, last = node.lineno, end.end_lineno or node.lineno
         for change in changes(node):
             ast.fix_missing_locations(ast.copy_location(change, node))
-            found.append(Mutant(file, line, path, node, change))
+            found.append(Mutant(file, first, last, id(node) in inside, path, node, change))
     return found
 
 
+def _run_by(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    for statement in function.body:
+        yield from ast.walk(statement)
+
+
 def files_of(name: str) -> list[str]:
-    """The file of this name, or the files of the folder, without those that have a longer name in TESTS."""
+    """The file of this name, or the files of the folder, without those that have a longer name in PARTS."""
     path = ROOT / name
     files = [str(file.relative_to(ROOT)) for file in sorted(path.rglob("*.py"))] if path.is_dir() else [name]
-    return [file for file in files if len(_name_of(file)) <= len(name)]
+    longer = [part for part in PARTS if len(part) > len(name)]
+    return [file for file in files if not any(file == part or file.startswith(f"{part}/") for part in longer)]
 
 
-def tests_of(file: str) -> tuple[str, ...]:
-    """The tests that should notice the mutants of a file."""
-    return TESTS.get(_name_of(file), ())
-
-
-def _name_of(file: str) -> str:
-    return max((name for name in TESTS if file == name or file.startswith(f"{name}/")), key=len, default="")
-
-
-def _run_tests(path: Path, tree: ast.Module | None, tests: tuple[str, ...]) -> int:
-    """Run pytest in this forked process with the file at `path` replaced, and return its exit code."""
-    if tree is not None:
-        code = compile(tree, str(path), "exec", dont_inherit=True)
-        own = SourceFileLoader.get_code
-
-        def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
-            return code if loader.path == str(path) else own(loader, fullname)
-
-        SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
-    import pytest
-
-    # Plugins are loaded by name, because searching for them takes longer than most tests. The project's pytest settings
-    # are not used.
-    plugins = "-p pytest_timeout -p _hypothesis_pytestplugin -p no:cacheprovider --hypothesis-seed=0"
-    options = ["-o", "addopts=", "-x", "-q", "--assert=plain", *plugins.split()]
-    # A failure of the first few files saves collecting the others.
-    parts = (tests[first : first + _TESTS_AT_ONCE] for first in range(0, len(tests), _TESTS_AT_ONCE))
-    return next((status for part in parts if (status := int(pytest.main([*options, *part])))), 0)
-
-
-def survives(path: Path, tree: ast.Module | None, tests: tuple[str, ...], seconds: float) -> bool:
-    """Whether all tests pass. A mutant that does not end counts as noticed."""
+def _forked(work: Callable[[], int], seconds: float) -> int | None:
+    """The exit code of `work` in a process of its own, or None if it does not end in so many seconds."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -318,41 +214,181 @@ def survives(path: Path, tree: ast.Module | None, tests: tuple[str, ...], second
             nowhere = os.open(os.devnull, os.O_RDWR)
             for stream in (0, 1, 2):
                 os.dup2(nowhere, stream)
-            status = _run_tests(path, tree, tests)
+            status = work()
         finally:
             os._exit(status)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status) == 0
+            return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return False
+    return None
 
 
-def survivors_of(name: str, found: list[Mutant], tests: dict[str, tuple[str, ...]], processes: int) -> float:
-    """Print the mutants that their files' tests do not notice, and return their share in percent."""
+def _pytest(tests: list[str], *options: str, plugins: tuple[object, ...] = ()) -> int:
+    import pytest
+
+    # Plugins are loaded by name, because searching for them takes longer than most tests. The project's pytest settings
+    # are not used.
+    named = "-p pytest_timeout -p _hypothesis_pytestplugin -p no:cacheprovider --hypothesis-seed=0"
+    return int(pytest.main(["-o", "addopts=", "-q", "--assert=plain", *named.split(), *options, *tests], [*plugins]))
+
+
+class _Noted:
+    """A pytest plugin: each test's lines go to a context of its name, and its seconds are noted if it passes."""
+
+    def __init__(self, measured: coverage.Coverage) -> None:
+        self.measured, self.seconds = measured, dict[str, float]()
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        # A test may trace for itself, and leaves no tracer.
+        if sys.gettrace() is None:
+            self.measured.stop()
+            self.measured.start()
+        self.measured.switch_context(item.nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call" and report.passed:
+            self.seconds[report.nodeid] = report.duration
+
+
+def _measured(name: str) -> coverage.Coverage:
+    measured = coverage.Coverage(data_file=str(_COVERED / name), source=[str(ROOT / "kvcalc")], config_file=False)
+    measured.set_option("run:relative_files", True)
+    return measured
+
+
+def _note(file: str) -> None:
+    """Run a file's tests, and note their lines in the folder _COVERED."""
+
+    def work() -> int:
+        measured = _measured(f"{file.replace('/', '.')}.lines")
+        noted = _Noted(measured)
+        measured.start()
+        status = _pytest([file], plugins=(noted,))
+        measured.stop()
+        measured.save()
+        (_COVERED / f"{file.replace('/', '.')}.json").write_text(json.dumps(noted.seconds))
+        return status
+
+    if _forked(work, 1800) not in (0, 5):
+        print(f"{file}: not all tests pass without a mutant", flush=True)
+
+
+def _hash(files: list[Path]) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
+
+
+def _note_all(processes: int, keep: bool) -> None:
+    """Run the tests that changed since they were last run, or all if the package did, and note their lines.
+
+    With `keep`, a changed package does not count.
+    """
+    state = _COVERED / "state.json"
+    before = json.loads(state.read_text()) if state.exists() else {}
+    now = {"package": _hash([*(ROOT / "kvcalc").rglob("*.py"), *(ROOT / "kvcalc").rglob("*.yaml")])}
+    if now["package"] != before.get("package") and not keep:
+        shutil.rmtree(_COVERED, ignore_errors=True)
+        before = {}
+    _COVERED.mkdir(parents=True, exist_ok=True)
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        name = str(file.relative_to(ROOT))
+        if name.split("/")[1] not in _NOT_RUN:
+            now[name] = _hash([file])
+    for name in before.keys() - now.keys():
+        for old in _COVERED.glob(f"{name.replace('/', '.')}.*"):
+            old.unlink()
+    changed = [name for name in now if name != "package" and now[name] != before.get(name)]
+    with ThreadPoolExecutor(processes) as pool:
+        for done, _ in enumerate(pool.map(_note, changed)):
+            if done % 50 == 0:
+                print(f"{done} of {len(changed)} files of tests are run", file=sys.stderr, flush=True)
+    state.write_text(json.dumps(now))
+
+
+@lru_cache(None)
+def _seconds() -> dict[str, float]:
+    """The seconds of each test that passes."""
+    files = (file for file in _COVERED.glob("*.json") if file.name != "state.json")
+    return {test: seconds for file in files for test, seconds in json.loads(file.read_text()).items()}
+
+
+@lru_cache(None)
+def _tests_by_line(file: str) -> dict[int, set[str]]:
+    """The tests that run each line of a file."""
+    found: dict[int, set[str]] = {}
+    for part in _COVERED.glob("*.lines"):
+        data = coverage.CoverageData(str(part))
+        data.read()
+        for line, tests in data.contexts_by_lineno(file).items():
+            found.setdefault(line, set()).update(test for test in tests if test in _seconds())
+    return found
+
+
+def tests_of(mutant: Mutant) -> list[str]:
+    """The tests that run the lines of a mutant, then the others of their files, which may share what these computed.
+
+    Of what is run on import, the tests that run any function of the file.
+    """
+    by_line = _tests_by_line(mutant.file)
+    lines = range(mutant.line, mutant.last + 1) if mutant.runs else by_line
+    run = {test for line in lines for test in by_line.get(line, ())}
+    files = {test.partition("::")[0] for test in run}
+    room = f"tests/{mutant.file.split('/')[1]}/"
+    others = {test for test in _seconds() if test.partition("::")[0] in files} - run
+    found: list[str] = []
+    left = _MOST_SECONDS
+    for tests in (run, others):
+        for test in sorted(tests, key=lambda test: (not test.startswith(room), _seconds()[test], test)):
+            if (left := left - _seconds()[test]) > 0:
+                found.append(test)
+    return found
+
+
+def _run_tests(mutant: Mutant | None, tests: list[str]) -> int:
+    """Run pytest in this forked process with the mutant's file replaced, and return its exit code."""
+    if mutant is not None:
+        path = str(ROOT / mutant.file)
+        code = compile(mutant.tree(), path, "exec", dont_inherit=True)
+        own = SourceFileLoader.get_code
+
+        def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+            return code if loader.path == path else own(loader, fullname)
+
+        SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
+    first = 0
+    for count in (*_TESTS_AT_ONCE, *(_TESTS_AT_ONCE[-1:] * len(tests))):
+        if not (part := tests[first : first + count]):
+            break
+        if status := _pytest(part, "-x"):
+            return status
+        first += count
+    return 0
+
+
+def survives(mutant: Mutant, tests: list[str]) -> bool:
+    """Whether all tests pass. A mutant that does not end counts as noticed."""
+    seconds = 60 + 10 * sum(_seconds().get(test, _MOST_SECONDS) for test in tests)
+    status = _forked(lambda: _run_tests(mutant, tests), seconds)
+    if status in (0, 1, None):
+        return status == 0
+    # Not a failure but an error, of the mutant or of pytest: a test whose name it does not take, for one.
+    return _forked(lambda: _run_tests(None, tests), seconds) != 0
+
+
+def survivors_of(name: str, found: list[Mutant], named: list[str] | None, processes: int) -> float:
+    """Print the mutants that no test notices, and return their share in percent."""
     start = time.monotonic()
-    limits: dict[tuple[str, ...], float] = {}
-    for file in {mutant.file: None for mutant in found}:
-        if tests[file] not in limits:
-            began = time.monotonic()
-            if not survives(ROOT / file, None, tests[file], _LONGEST_SECONDS):
-                sys.exit(f"{file}: without a mutant, its tests fail or take {_LONGEST_SECONDS} seconds")
-            limits[tests[file]] = 20 + 5 * (time.monotonic() - began)
-
-    def lives(mutant: Mutant) -> bool:
-        its_tests = tests[mutant.file]
-        return survives(ROOT / mutant.file, mutant.tree(), its_tests, limits[its_tests])
-
+    tests = [named or tests_of(mutant) for mutant in found]
     alive = 0
     with ThreadPoolExecutor(processes) as pool:
-        for mutant, is_alive in zip(found, pool.map(lives, found)):
+        for mutant, its_tests, is_alive in zip(found, tests, pool.map(survives, found, tests)):
             alive += is_alive
             if is_alive:
-                print(mutant, flush=True)
+                print(f"{mutant}    ({len(its_tests)} tests)", flush=True)
     share = 100 * alive / len(found)
     print(f"{name}: {alive} of {len(found)} survive, {share:.1f} %, {time.monotonic() - start:.0f} s", flush=True)
     return share
@@ -361,10 +397,11 @@ def survivors_of(name: str, found: list[Mutant], tests: dict[str, tuple[str, ...
 def main() -> int:
     """The exit code: 1 if more than `--most` percent of the mutants of a file or folder survive."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(TESTS), metavar="FILE", help="files or folders")
-    parser.add_argument("--tests", nargs="+", help="tests to run, instead of the ones this script names")
+    parser.add_argument("names", nargs="*", default=PARTS, metavar="FILE", help="files or folders")
+    parser.add_argument("--tests", nargs="+", help="tests to run, instead of those that run the line")
     parser.add_argument("--sample", type=int, help="so many mutants of each name, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--keep", action="store_true", help="the noted lines, which hold for files that did not change")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--most", type=float, default=8.0, help="survivors allowed in each file or folder, in per cent")
     options = parser.parse_args()
@@ -375,18 +412,16 @@ def main() -> int:
         __import__(name)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.path.join(ROOT, ".pytest_cache", "mutants")
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(ROOT / ".pytest_cache" / "hypothesis")
+    if not options.tests:
+        _note_all(options.processes, options.keep)
     shares = []
     for name in options.names:
-        files = files_of(name)
-        tests = {file: tuple(options.tests or tests_of(file)) for file in files}
-        if nameless := [file for file in files if not tests[file]]:
-            parser.error(f"{nameless[0]}: name the tests that should notice, with --tests")
-        found = [mutant for file in files for mutant in mutants(file)]
+        found = [mutant for file in files_of(name) for mutant in mutants(file)]
         if options.sample is not None:
             found = Random(options.seed).sample(found, min(options.sample, len(found)))
         if found:
-            shares.append(survivors_of(name, found, tests, options.processes))
+            shares.append(survivors_of(name, found, options.tests, options.processes))
     return int(max(shares, default=0.0) > options.most)
 
 

@@ -1,4 +1,4 @@
-"""Formulas of tables: sums, products, quotients, powers and calls of known functions, as Python writes them."""
+"""Formulas of tables, as Python writes them: sums, products, quotients, powers, conditions and calls of functions."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return names[name]
         case ast.BinOp(left, sign, right) if type(sign) in _BINARY:
             return _BINARY[type(sign)](_value(left, names), _value(right, names))
+        case ast.IfExp(condition, one, other):
+            return _value(one if _value(condition, names) else other, names)
+        case ast.BoolOp(ast.And(), conditions):
+            return all(_value(condition, names) for condition in conditions)
+        case ast.UnaryOp(ast.Not(), condition):
+            return not _value(condition, names)
+        case ast.Compare(left, [ast.Eq()], [right]):
+            return _value(left, names) == _value(right, names)
+        case ast.Tuple(items):
+            return tuple(_value(item, names) for item in items)
         case ast.Subscript(items, place):
             return _value(items, names)[_value(place, names)]
         case ast.Call(ast.Name(name), values, more):

@@ -10,6 +10,7 @@ from kvcalc.model.layers import Layer, Mixer, group_layers
 from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import Around, Weight
+from kvcalc.model.type_tables import STATED
 from kvcalc.model.typed_config import MAX_INTEGER as MAX_INTEGER
 from kvcalc.model.typed_config import TypedConfig
 from kvcalc.records import NamedTuple
@@ -42,31 +43,6 @@ TOWER_KEYS: dict[str, tuple[str, ...]] = {
         "encoder_config",
     ),
 }  # fmt: skip
-
-# model_type -> published keys that an engine, or the converter of its files, reads by its own rules.
-STATED: dict[str, tuple[str, ...]] = {
-    "bamba": ("mamba_chunk_size",),
-    "chatglm": ("multi_query_group_num",),
-    "cpmant": ("prompt_length",),
-    "falcon_h1": ("mamba_chunk_size",),
-    "glm5_next_text": ("index_kpool", "linear_lower_bound"),
-    "granitemoehybrid": ("mamba_chunk_size",),
-    "hy_v4": ("indexer_types",),
-    "kimi_linear": ("linear_attn_config",),
-    "mamba2": ("chunk_size",),
-    "mimo_v2_flash": ("sliding_window",),
-    "minicpm3": ("num_key_value_heads",),
-    "minimax_m3": ("moe_layer_freq", "sparse_attention_config"),
-    "minimax_m3_vl_text": ("moe_layer_freq", "sparse_attention_config"),
-    "mt5": ("num_layers",),
-    "nemotron-nas": ("block_configs",),
-    "qwen4_exp_text": ("hc_count", "indexer_compress_ratio"),
-    "nemotron_h": ("chunk_size",),
-    "t5": ("num_layers",),
-    "umt5": ("num_layers",),
-    "whisper": ("encoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
-    "zamba2": ("chunk_size",),
-}
 
 
 class Body(NamedTuple):
@@ -204,7 +180,7 @@ class ConfigReader(TypedConfig):
             state_dtype=state_dtype if isinstance(state_dtype, str) else None,
             stated={
                 key: self.config[key]
-                for key in (*_OF_HEADS, *_OF_ROTATION, *STATED.get(model_type, ()))
+                for key in (*_OF_HEADS, *_OF_ROTATION, *STATED.get(model_type, "").split())
                 if key in self.config
             },
         )

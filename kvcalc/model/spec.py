@@ -79,7 +79,7 @@ class ModelSpec(NamedTuple):
     `first_draft_layer` is set if tokens are drafted: the layers from this number on belong to what drafts them, and not
     to the model (`kvcalc.model.drafting`).
     `state_dtype` is the type that the config names for recurrent states (for example float32). `stated` holds the
-    published keys that an engine or its converter reads by its own rules; `reader.STATED` lists them by model type.
+    published keys that an engine or its converter reads by its own rules; families.yaml lists them by model type.
     `checkpoint` is the folder of the config.json, which may also hold the weights, or None. `in_transformers` is
     whether Transformers has a class that reads such a config, and `as_transformers` is the model that this class makes
     of it, or None if it is the same. `with_its_classes` says who runs that model too: "transformers", with its models,

@@ -15,6 +15,9 @@ _FAMILIES: dict[str, dict[str, str]] = shipped_table("families")
 REFUSED = _FAMILIES.pop("_refused")
 """Types of Transformers that generate, but have no cache that can be counted: why."""
 
+STATED = _FAMILIES.pop("_stated")
+"""model_type -> published keys that an engine, or the converter of its files, reads by its own rules."""
+
 COMMON_KEYS = frozenset(_FAMILIES.pop("_common")["keys"].split())
 """Keys that every family accepts."""
 

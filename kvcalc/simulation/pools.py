@@ -52,7 +52,7 @@ from kvcalc.simulation.simulate import (
     describe_range,
     known_speed,
     longest_of,
-    repeats,
+    repeated,
     shared_tokens_of,
     taken,
 )
@@ -155,9 +155,8 @@ def simulate_pools(
         check_no_names(named_tokens)
         notes += [note for note in prefill.case.notes if note not in notes]
         shared_tokens = share_prefix(prefill.prefixes, prefill.scheduler, fitting, question.reuse.prefix_tokens, notes)
-    if repeats(load, requests):
+    if (distinct := repeated(load, requests)) is not None:
         asked = prefills.of(alone, decode.case.workload.tensor_parallel_size)
-        distinct = load.distinct_prompts or 1
         shared_tokens = repeat_prompts(asked, prefill.scheduler, fitting, distinct, prefills.replicas, notes)
     for number, request in enumerate(fitting):
         request.number = number

@@ -143,7 +143,7 @@ class Routed:
         self, requests: Sequence[Request], number: int, make: Callable[[Arrivals], Server], router: Router,
         concurrency: int | None = None,
     ) -> None:  # fmt: skip
-        self._requests, self._router, self._is_closed = requests, router, concurrency is not None
+        self._requests, self._router = requests, router
         first = requests if concurrency is None else requests[:concurrency]
         self._events = [(request.arrival, _ARRIVES, request.number, request) for request in first]
         heapify(self._events)
@@ -182,7 +182,7 @@ class Routed:
             self._times[place] = self.replicas[place].next_event()
             return
         self._router.unfinished[self._places.pop(number)] -= 1
-        if self._is_closed and self._sent < len(self._requests):
+        if self._sent < len(self._requests):
             following = self._requests[self._sent]
             self._sent += 1
             following.arrival = now + request.lag

@@ -74,8 +74,8 @@ def simulate(
     if question.reuse is not None and prefixes is not None:
         check_no_names(named_tokens)
         shared_tokens = share_prefix(prefixes, scheduler, fitting, question.reuse.prefix_tokens, notes)
-    if repeats(load, requests):
-        shared_tokens = repeat_prompts(question, scheduler, fitting, load.distinct_prompts or 1, number, notes)
+    if (distinct := repeated(load, requests)) is not None:
+        shared_tokens = repeat_prompts(question, scheduler, fitting, distinct, number, notes)
         if shared_tokens is None and number > 1 and load.router != IN_TURN:
             text = f"--router {load.router}: which replica has had a prompt is only followed in turn"
             raise UsageError(text, f"--router {IN_TURN}, or one replica")
@@ -151,9 +151,10 @@ def ask_about(question: Question, load: Load) -> Asked:
     return Asked(asked, question.devices, requests, named_tokens, notes)
 
 
-def repeats(load: Load, requests: Sequence[Request]) -> bool:
-    """Whether a prompt is sent again."""
-    return load.distinct_prompts is not None and load.distinct_prompts < len(requests)
+def repeated(load: Load, requests: Sequence[Request]) -> int | None:
+    """How many prompts are sent again and again. None if no prompt is sent twice."""
+    distinct = load.distinct_prompts
+    return None if distinct is None or distinct >= len(requests) else distinct
 
 
 def longest_of(requests: Sequence[Request]) -> int:

@@ -256,9 +256,8 @@ class SpeedModel:
 
     def _prompt_scores(self, tokens: float, cached_tokens: float) -> float:
         """The ideal time of the scores of a prompt's tokens, without those of its first `cached_tokens`."""
-        flops = self.counts.prefill_attention_flops(tokens)
-        if cached_tokens:
-            flops -= self.counts.prefill_attention_flops(cached_tokens)
+        counts = self.counts
+        flops = counts.prefill_attention_flops(tokens) - counts.prefill_attention_flops(cached_tokens)
         return flops / self.attention_flops
 
 

@@ -99,11 +99,12 @@ def test_no_flag_is_given_twice(engine: str) -> None:
 
 def test_an_option_without_effect_is_left_out() -> None:
     settings = {"mamba-cache-mode": "align", "mamba-block-size": "64"}
-    newest, older = (
+    newest, first, older = (
         join(words_of("vllm", Checkpoint("a/b"), Layout(1, 1, 8192, 64, "bf16", settings, engine=engine)))
-        for engine in ("vllm", "vllm@0.32")
+        for engine in ("vllm", "vllm@0.33", "vllm@0.32")
     )
     assert "--mamba-cache-mode" not in newest
+    assert "--mamba-cache-mode" not in first
     assert "--mamba-block-size 64" in newest
     assert "--mamba-cache-mode align" in older
 
@@ -136,6 +137,94 @@ def test_the_figures_are_plain_integers_and_the_types_are_said_where_asked() -> 
         "python -m sglang.launch_server --model-path meta-llama/Meta-Llama-3-70B --tp-size 8 --pp-size 2 "
         "--context-length 131072 --max-running-requests 64 --dtype float16 --kv-cache-dtype fp8_e4m3"
     )
+
+
+def test_vllms_dp_ranks_share_the_requests_and_the_experts() -> None:
+    """Each DP rank has a scheduler of its own. --enable-expert-parallel distributes whole experts over all devices."""
+    layout = Layout(2, 1, 8192, 65, "bf16", {}, data_parallel_size=8, expert_parallel_size=16)
+    command = join(words_of("vllm", Checkpoint("a/b"), layout))
+    assert command == (
+        "vllm serve a/b --tensor-parallel-size 2 --max-model-len 8192 --max-num-seqs 9 --data-parallel-size 8 "
+        "--enable-expert-parallel"
+    )
+    for other in (layout._replace(expert_parallel_size=1), layout._replace(data_parallel_size=1)):
+        words = words_of("vllm", Checkpoint("a/b"), other)
+        assert ("--enable-expert-parallel" in words) == (other.expert_parallel_size > 1)
+        assert ("--data-parallel-size" in words) == (other.data_parallel_size > 1)
+
+
+def test_vllms_replicas_over_several_machines() -> None:
+    """config/parallel.py and entrypoints/cli/serve.py of vLLM 0.33.0: whole DP ranks, or ranks of one since 0.12."""
+    vllm, checkpoint = start_command("vllm"), Checkpoint("a/b")
+    layout = Layout(2, 1, 8192, 64, "bf16", {}, data_parallel_size=8)
+    words = words_of("vllm", checkpoint, layout)
+    first = vllm.across(words, layout, 4)
+    assert first is not None
+    of_head = [*words, "--data-parallel-size-local", "2", "--data-parallel-address", "node-0"]
+    assert vllm.node_words(first) == [
+        of_head,
+        *([*of_head, "--data-parallel-start-rank", rank, "--headless"] for rank in ("2", "4", "6")),
+    ]
+    # Each machine has as many ranks as the others, and at least one.
+    assert [vllm.across(words, layout, nodes) is None for nodes in (1, 2, 3, 8, 16)] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    alone = Layout(8, 2, 8192, 64, "bf16", {}, engine="vllm@0.12")
+    words = words_of("vllm", checkpoint, alone)
+    assert vllm.node_words(words) == [words]
+    first = vllm.across(words, alone, 3)
+    assert first == [*words, "--nnodes", "3", "--node-rank", "0", "--master-addr", "node-0"]
+    assert [own[-5:] for own in vllm.node_words(first)] == [
+        ["3", "--node-rank", "0", "--master-addr", "node-0"],
+        ["--node-rank", "1", "--master-addr", "node-0", "--headless"],
+        ["--node-rank", "2", "--master-addr", "node-0", "--headless"],
+    ]  # fmt: skip
+    assert vllm.across(words, alone._replace(engine="vllm@0.11"), 3) is None
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "named"),
+    [
+        ("bf16", None), ("fp16", None), ("fp8", "fp8"), ("fp8_e4m3", "fp8"), ("fp8_ds_mla", "fp8_ds_mla"),
+        ("nvfp4_ds_mla", "nvfp4_ds_mla"), ("int8_per_token_head", "int8_per_token_head"),
+        ("turboquant_3bit_nc", "turboquant_3bit_nc"),
+    ],
+)  # fmt: skip
+def test_vllms_names_for_the_types_of_a_cache(kv_dtype: str, named: str | None) -> None:
+    """CacheDType (config/cache.py). The type of the model is the default."""
+    words = words_of("vllm", Checkpoint("a/b"), Layout(1, 1, 8192, 64, kv_dtype, {}))
+    assert words[9:] == ([] if named is None else ["--kv-cache-dtype", named])
+
+
+def test_vllms_graphs_are_in_an_object_and_the_number_of_drafts_in_another() -> None:
+    """--compilation-config and --speculative-config, with the names of vLLM's methods (config/speculative.py)."""
+    settings = {"cudagraph-mode": "full_decode_only", "num-speculative-tokens": "3"}
+    layout = Layout(1, 1, 8192, 64, "bf16", settings)
+    words = words_of("vllm", Checkpoint("a/b"), layout)
+    assert (words[-2], json.loads(words[-1])) == ("--compilation-config", {"cudagraph_mode": "FULL_DECODE_ONLY"})
+    assert len(words) == 11
+    for method, name in (("eagle", "eagle3"), ("eagle1", "eagle"), ("dflash", "dflash")):
+        words = words_of("vllm", Checkpoint("a/b"), layout._replace(drafting=Drafting(method, 5, "a/head")))
+        asked = {"method": name, "model": "a/head", "num_speculative_tokens": 5}
+        assert (words[-2], json.loads(words[-1])) == ("--speculative-config", asked)
+
+
+def test_vllms_separate_instances_send_and_get_through_nixl() -> None:
+    """kv_role of KVTransferConfig. A decode instance asks for the cache at the prefill instance's address."""
+    layouts = {role: Layout(tp, 1, 8192, 64, "bf16", {}) for role, tp in ((PREFILL, 8), (DECODE, 4))}
+    commands = start_command("vllm").pool_words(Pools(Checkpoint("a/b"), layouts, {PREFILL: 2, DECODE: 1}, 4096))
+    assert commands[PREFILL][0] == "VLLM_NIXL_SIDE_CHANNEL_HOST=prefill-0"
+    for role, tp, kv_role in ((PREFILL, "8", "kv_producer"), (DECODE, "4", "kv_consumer")):
+        words = commands[role][commands[role].index("vllm") :]
+        assert words[:5] == ["vllm", "serve", "a/b", "--tensor-parallel-size", tp]
+        assert (words[-2], json.loads(words[-1])) == (
+            "--kv-transfer-config", {"kv_connector": "NixlConnector", "kv_role": kv_role}
+        )  # fmt: skip
+    assert join(commands[ROUTER]).startswith("vllm-router --vllm-pd-disaggregation --kv-connector nixl ")
 
 
 def test_a_length_beyond_the_limit_is_allowed_by_a_variable() -> None:
@@ -212,6 +301,55 @@ def test_what_trtllm_serve_has_no_option_for_goes_into_its_file() -> None:
         "trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 8 --max_seq_len 8192 --max_batch_size 16 "
         "--config trtllm.yaml"
     )
+
+
+def test_the_options_of_trtllm_serve() -> None:
+    """Its sizes count the devices of all DP ranks, and its requests are those of one (LlmArgs, TensorRT-LLM 1.3)."""
+    settings = {
+        "max-num-tokens": "4096", "enable-chunked-prefill": "", "free-gpu-memory-fraction": "0.8", "max-tokens": "9000",
+        "disable-overlap-scheduler": "",
+    }  # fmt: skip
+    layout = Layout(
+        4, 2, 8192, 65, "fp8_e4m3", settings, data_parallel_size=2, expert_parallel_size=8,
+        drafting=Drafting("draft", 4, "b/small"),
+    )  # fmt: skip
+    words = words_of("tensorrt-llm", Checkpoint("a/b", "main", "bf16"), layout)
+    assert json.loads(words[2]) == {
+        "dtype": "bfloat16", "kv_cache_config": {"dtype": "fp8", "max_tokens": 9000}, "disable_overlap_scheduler": True,
+        "enable_attention_dp": True,
+        "speculative_config": {"decoding_type": "Draft_Target", "max_draft_len": 4, "speculative_model": "b/small"},
+    }  # fmt: skip
+    start = words.index("trtllm-serve")
+    assert join(words[start:]) == (
+        "trtllm-serve a/b --revision main --tp_size 8 --pp_size 2 --ep_size 8 --max_seq_len 8192 --max_batch_size 33 "
+        "--max_num_tokens 4096 --enable_chunked_prefill --free_gpu_memory_fraction 0.8 --config trtllm.yaml"
+    )
+    # MPI starts a process for each of 16 devices, after the file is written.
+    assert start_command("tensorrt-llm").across(words, layout, 2) == [
+        *words[:start], "mpirun", "-n", "16", "-H", "node-0:8,node-1:8", "trtllm-llmapi-launch", *words[start:]
+    ]  # fmt: skip
+    # Without settings for a file there is none. Whole copies behind one server do not exist.
+    plain = Layout(1, 1, 8192, 64, "bf16", {})
+    assert join(words_of("tensorrt-llm", Checkpoint("a/b"), plain)) == (
+        "trtllm-serve a/b --tp_size 1 --max_seq_len 8192 --max_batch_size 64"
+    )
+    assert start_command("tensorrt-llm").words(Checkpoint("a/b"), plain._replace(has_copies=True)) is None
+
+
+def test_trtllms_separate_instances_have_files_of_their_own() -> None:
+    """disable_overlap_scheduler: context servers do not have it (examples/disaggregated/README.md)."""
+    layouts = {role: Layout(tp, 1, 8192, 64, "bf16", {}) for role, tp in ((PREFILL, 8), (DECODE, 4))}
+    pools = Pools(Checkpoint("a/b"), layouts, {PREFILL: 2, DECODE: 1}, 4096)
+    commands = start_command("tensorrt-llm").pool_words(pools)
+    buffers = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 4096}}
+    assert json.loads(commands[PREFILL][2]) == {"disable_overlap_scheduler": True, **buffers}
+    assert json.loads(commands[DECODE][2]) == buffers
+    assert json.loads(commands[ROUTER][2]) == {
+        "hostname": "0.0.0.0", "port": 8000,
+        "context_servers": {"num_instances": 2, "urls": ["prefill-0:8000", "prefill-1:8000"]},
+        "generation_servers": {"num_instances": 1, "urls": ["decode-0:8000"]},
+    }  # fmt: skip
+    assert [commands[role][-1] for role in ROLES] == ["prefill.yaml", "decode.yaml", "router.yaml"]
 
 
 def test_llama_server_shares_the_context_among_its_slots() -> None:

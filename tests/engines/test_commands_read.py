@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from kvcalc.engines import SERVERS, start_command
 from kvcalc.engines.command import Checkpoint, Layout
-from kvcalc.engines.reading import Read
-from kvcalc.errors import UsageError
+from kvcalc.engines.reading import Read, readers
+from kvcalc.errors import LayoutError, UsageError
+from kvcalc.model.resolve import load_model
 from kvcalc.planning.check.servers import choose_server
 from kvcalc.writing.shell import join
 from tests.engines.test_commands import DRAFTINGS
@@ -102,6 +104,63 @@ def test_the_file_of_tensorrt_llm_counts_unless_an_option_says_otherwise() -> No
     assert trtllm(speculative_config=eagle).drafting == ("eagle", 4, "b/head")
 
 
+@pytest.mark.parametrize(
+    ("file", "fields", "settings", "unknown"),
+    [
+        # Sizes and lengths have other names in the file than on the command line.
+        ({"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "moe_expert_parallel_size": 4, "max_seq_len": 4096},
+         {"tensor_parallel_size": "8", "pipeline_parallel_size": "2", "expert_parallel_size": "4",
+          "context_tokens": "4096"}, {}, []),
+        # Until 0.20, the PyTorch backend's were in a mapping of their own.
+        ({"pytorch_backend_config": {"max_num_tokens": 4096, "kv_cache_dtype": "fp8"}}, {"kv_dtype": "fp8"},
+         {"max-num-tokens": "4096"}, []),
+        ({"kv_cache_config": {"max_tokens": 100, "free_gpu_memory_fraction": 0.5}}, {"kv_dtype": "auto"},
+         {"max-tokens": "100", "free-gpu-memory-fraction": "0.5"}, []),
+        # Flags that are not set, and defaults.
+        ({"disable_overlap_scheduler": False, "enable_attention_dp": False, "max_beam_width": 1,
+          "max_gpu_total_bytes": 0, "scheduler_config": {}, "max_num_tokens": None}, {}, {}, []),
+        ({"disable_overlap_scheduler": True}, {}, {"disable-overlap-scheduler": "True"}, []),
+        ({"max_gpu_total_bytes": 5, "scheduler_config": {"policy": 1}, "odd": 3}, {}, {},
+         ["max_gpu_total_bytes", "scheduler_config", "odd"]),
+        ({"moe_config": {"backend": "X", "disable_finalize_fusion": True, "use_low_precision_moe_combine": True,
+                         "odd": 1}}, {}, {}, ["moe_config.odd"]),
+        ({"moe_config": 3}, {}, {}, ["moe_config"]),
+    ],
+)  # fmt: skip
+def test_the_keys_of_tensorrt_llms_file(
+    file: dict[str, Any], fields: dict[str, str], settings: dict[str, str], unknown: list[str]
+) -> None:
+    """LlmArgs, KvCacheConfig and MoeConfig (llmapi/llm_args.py, TensorRT-LLM 1.3)."""
+    found = trtllm(**file)
+    assert (found.fields, found.settings, found.unknown) == (fields, settings, unknown)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "starts"),
+    [
+        ({"batch_sizes": [1, 8], "max_batch_size": 4}, False), ({"batch_sizes": [1, 8], "max_batch_size": 8}, True),
+        ({"batch_sizes": [1, 8]}, True), ({"batch_sizes": [1, 8], "max_batch_size": 0}, True),
+        ({"batch_sizes": [], "max_batch_size": 4}, True), ({"max_batch_size": 4}, True), (True, True),
+        ({"batch_sizes": ["1"], "max_batch_size": 4}, True),
+    ],
+)  # fmt: skip
+def test_the_graphs_of_tensorrt_llm_agree_with_their_list(graphs: Any, starts: bool) -> None:
+    """BaseCudaGraphConfig (llmapi/llm_args.py)."""
+    if starts:
+        assert not trtllm(cuda_graph_config=graphs).unknown
+        return
+    with pytest.raises(LayoutError, match="graphs of 8 requests and a max_batch_size of 4") as refused:
+        trtllm(cuda_graph_config=graphs)
+    assert refused.value.hint == "max_batch_size: 8"
+
+
+def test_the_drafts_of_older_files_of_tensorrt_llm() -> None:
+    """num_nextn_predict_layers was MTP's number of drafted tokens. MTP has no model of its own."""
+    drafts = {"decoding_type": "MTP", "num_nextn_predict_layers": 2, "speculative_model": "a/b"}
+    assert trtllm(speculative_config=drafts).drafting == ("mtp", 2, None)
+    assert trtllm(speculative_config={"decoding_type": "NGram", "max_draft_len": 5}).drafting == ("ngram", 5, None)
+
+
 def test_a_file_that_is_not_here_is_named_and_one_that_is_here_is_not() -> None:
     missing = choose_server("trtllm-serve a/b --config /nowhere/more.yaml", None).read()
     assert missing.notes == ["/nowhere/more.yaml is not here, so its settings do not count"]
@@ -126,3 +185,159 @@ def test_vllms_drafts_are_named_by_their_method_or_by_a_model(
     found = choose_server(f"vllm serve a/b --speculative-config '{json.dumps(config)}'", None).read()
     assert found.drafting == drafting
     assert bool(found.notes) == (drafting is None)
+
+
+def vllm(options: str, environment: str = "") -> Read:
+    return choose_server(f"{environment} vllm serve a/b {options}".strip(), None).read()
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes"),
+    [
+        ("-dp 16 -dpl 4", 4), ("-dp 16 --data-parallel-size-local 5", 4), ("-dp 16 -dpl 16", 1), ("-dp 16", 1),
+        ("--nnodes 2", 2), ("-n 3", 3), ("", 1),
+    ],
+)  # fmt: skip
+def test_the_machines_of_vllms_command(options: str, nodes: int) -> None:
+    """DP ranks that are not on this machine are on others with as many (config/parallel.py, vLLM 0.33.0)."""
+    assert vllm(options).nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ("--dp 16 -tp 2 --enable-expert-parallel", {"expert_parallel_size": "32"}),
+        ("-tp 4 -ep", {"expert_parallel_size": "4"}), ("-tp 4", {"expert_parallel_size": None}),
+        # Names of options may be shortened, have an underscore, and an equals sign.
+        ("--max-model 4096", {"max_model_len": "4096"}), ("--max_model_len=4096", {"max_model_len": "4096"}),
+        ("--max-model-len -1", {"max_model_len": "-1"}),
+        ("--dtype half --kv_cache_dtype bfloat16", {"dtype": "fp16", "kv_dtype": "bf16"}),
+        # Methods that convert while they load; the others name what the config says.
+        ("-q fp8", {"dtype": "fp8"}), ("--quantization fp8_per_block", {"dtype": "fp8"}), ("-q awq", {"dtype": None}),
+    ],
+)  # fmt: skip
+def test_the_fields_of_vllms_command(options: str, fields: dict[str, str | None]) -> None:
+    found = vllm(options)
+    assert {name: found.fields.get(name) for name in fields} == fields
+    assert not found.unknown
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ("--enable-lora", {"max-loras": "1"}), ("--enable-lora --max-loras 4 --max-cpu-loras 4", {"max-loras": "4"}),
+        ("--max-cpu-loras 4", {}), ("--kv-cache-dtype-skip-layers 1 2 3", {"kv-cache-dtype-skip-layers": "1,2,3"}),
+        ("--no-enable-prefix-caching", {"no-enable-prefix-caching": "true"}),
+        ("--no-disable-hybrid-kv-cache-manager", {}),
+        # --compilation-config is an object, single keys of it, or the number of its mode, of which 3 is the default.
+        ("-cc 3", {}), ("-cc.level=3", {}), ("--compilation-config.pass_config.fuse=true", {}),
+        ("-cc.cudagraph_mode=NONE -cc.mode=3", {"cudagraph-mode": "none"}),
+        ("--compilation-config '{\"cudagraph_mode\": \"FULL\"}'", {"cudagraph-mode": "full"}),
+        # An option of its own counts more than the same in --attention-config.
+        ("-ac.backend FLASHINFER", {"attention-backend": "FLASHINFER"}),
+        ("--attention-config.backend A --attention-backend B", {"attention-backend": "B"}),
+        ("-ac.use_trtllm_attention=true", {}),
+    ],
+)  # fmt: skip
+def test_the_settings_of_vllms_command(options: str, settings: dict[str, str]) -> None:
+    found = vllm(options)
+    assert found.settings == settings
+    assert not found.unknown
+
+
+def test_the_environment_of_vllms_command() -> None:
+    assert vllm("", "VLLM_PP_LAYER_PARTITION=16,32").settings == {"pp-layer-partition": "16,32"}
+    for text, is_lifted in (("1", True), ("True", True), ("0", False), ("no", False)):
+        assert vllm("", f"VLLM_ALLOW_LONG_MAX_MODEL_LEN={text}").lifts_limit is is_lifted
+    # An option that may change the model's limit is not counted, and neither is the limit.
+    assert [vllm(options).lifts_limit for options in ("--hf-overrides '{}'", "--unheard-of 1", "")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "unknown"),
+    [
+        ("-q bitsandbytes", ["quantization bitsandbytes"]),
+        ("-cc 0", ["compilation-config mode"]),
+        ("-cc.level=2", ["compilation-config level"]),
+        ("-cc.new=3", ["compilation-config new"]),
+        ("-cc.cudagraph_mode=2", ["compilation-config cudagraph_mode"]),
+        ("-ac.odd=1", ["attention-config odd"]),
+        ("--such --other x --third=y stray", ["--such", "--other", "--third", "stray"]),
+        ("--no-enable-chunked-prefill --no-such", ["--no-such"]),
+        ("--config /nowhere/c.yaml", ["--config"]),
+    ],
+)
+def test_what_kvcalc_does_not_count_in_vllms_command(options: str, unknown: list[str]) -> None:
+    assert vllm(options).unknown == unknown
+
+
+def test_options_without_an_effect_are_ignored() -> None:
+    found = vllm("--no-enable-log-requests --port 9000 --swap-space 4 --enable-reasoning")
+    assert found.ignored == ["--no-enable-log-requests", "--port", "--swap-space", "--enable-reasoning"]
+    assert not found.unknown
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--enable-lora --max-loras 4 --max-cpu-loras 3", "--max-cpu-loras 3: vLLM does not start"),
+        ("-dp 4 -dpl 0", "--data-parallel-size-local '0'"), ("--nnodes two", "--nnodes 'two'"),
+        ("--tensor-parallel-size", "ends before its value"), ("--speculative-config 3", "not a JSON object"),
+        ("-cc '[1]'", "not a JSON object"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_vllms_command(options: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        vllm(options)
+
+
+@pytest.mark.parametrize(("text", "words"), [("vllm serve", "names no model"), ("vllm serve $MODEL", "needs its name")])
+def test_a_command_needs_the_name_of_a_model(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        choose_server(text, None).read()
+
+
+def test_a_file_of_options_comes_before_those_of_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "tensor-parallel-size: 2\nmax-model-len: 4096\nenable-expert-parallel: true\nenable-lora: false\nseed: null\n"
+        "compilation-config: {cudagraph_mode: FULL}\n"
+    )
+    for option in (f"--config {file}", f"--config={file}"):
+        found = vllm(f"{option} --max-model-len 8192")
+        assert found.fields == {"tensor_parallel_size": "2", "max_model_len": "8192", "expert_parallel_size": "2"}
+        assert found.settings == {"cudagraph-mode": "full"}
+        assert not found.unknown
+
+
+@pytest.mark.parametrize(
+    ("quantized", "asked", "words"),
+    [
+        (None, "awq", "not quantized"), (None, "fp8", None), (None, "", None),
+        ({"quant_method": "awq"}, "awq_marlin", None), ({"quant_method": "gptq"}, "gptq_marlin", None),
+        ({"quant_method": "gptq"}, "awq", "a checkpoint in gptq"),
+        ({"quant_method": "awq"}, "fp8", "a checkpoint in awq"),
+        ({"quant_method": "fp8"}, "fp8", None), ({"quant_method": "fp8"}, "awq", "a checkpoint in fp8"),
+        ({"quant_method": "compressed-tensors"}, "modelopt", "a checkpoint in compressed-tensors"),
+        # hf_quant_config.json of ModelOpt has no method.
+        ({"quant_algo": "FP8"}, "modelopt", None), ({"quant_algo": "FP8"}, "gptq", "a checkpoint in modelopt"),
+        # Other methods are not compared.
+        ({"quant_method": "mxfp4"}, "awq", None), ({"quant_method": "awq"}, "bitsandbytes", None),
+    ],
+)  # fmt: skip
+def test_vllm_reads_a_checkpoint_in_its_own_method(
+    quantized: dict[str, str] | None, asked: str, words: str | None
+) -> None:
+    """_verify_quantization (config/model.py) and get_quant_config (model_loader/weight_utils.py), vLLM 0.33.0."""
+    spec = load_model("llama-3.1-8b")._replace(quantization=quantized)
+    (reader,) = (one for one in readers() if one.engine == "vllm")
+    found = vllm(f"-q {asked}" if asked else "")
+    if words is None:
+        reader.check_model(found, spec)
+        return
+    with pytest.raises(LayoutError, match=words):
+        reader.check_model(found, spec)

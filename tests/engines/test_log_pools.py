@@ -69,11 +69,29 @@ def test_a_pool_of_fp4_has_scales_and_both_pools_take_the_tokens_of_their_lines(
 KV Cache is allocated. dtype: torch.float4_e2m1fn_x2, #tokens: 612620, K size: 26.29 GB, V size: 26.29 GB
 #tokens: 765776, K size: 1.64 GB, V size: 1.64 GB
 SWAKVPool mem usage: 55.87 GB
+max_total_num_tokens=765776
 """
     found = figures(log, "sglang", GEMMA_4)
     window, full = 40 * 8 * 256 * 9 // 16, 8 * 512 * 9 // 16
     assert found["k_bytes"] == [("equal", 612_621 * window), ("equal", 765_777 * full)]
     assert found["both_pools_bytes"] == [("equal", 2 * (612_621 * window + 765_777 * full))]
+    assert found["max_total_num_tokens"] == [("equal", 765_776)]  # those of the pool of all tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heads"),
+    [
+        ("tp_size=8", 1), ("tp_size=8, dp_size=8, enable_dp_attention=True", 8),
+        ("tp_size=8, dp_size=2, enable_dp_attention=True", 2), ("tp_size=8, dp_size=2, enable_dp_attention=False", 1),
+        ("tp_size=8, attn_dp_size=4", 4), ("tp_size=8, attn_dp_size=2, attn_cp_size=2", 4),
+    ],
+)  # fmt: skip
+def test_heads_are_divided_among_the_devices_of_a_dp_rank(arguments: str, heads: int) -> None:
+    """8 KV heads of 64 in 2 layers. Source: derive_attn_tp_size, srt/runtime_context.py, SGLang 0.5.23."""
+    size = 1_000_001 * 2 * heads * 64 * 2
+    log = f"ServerArgs({arguments})\nKV Cache is allocated. dtype: torch.bfloat16, #tokens: 1000000, K size: {{0}} GB"
+    log = f"{log}, V size: {{0}} GB\n".format(f"{size / 2**30:.2f}")
+    assert figures(log, "sglang", plain(2, 8, 8))["k_bytes"] == [("equal", size)]
 
 
 @pytest.mark.parametrize(("ratio", "size"), [("", "3.18"), ("swa_full_tokens_ratio=0.5\n", "2.12")])
@@ -185,25 +203,30 @@ V4_LOG = """\
 [2026-08-10 09:19:13 TP0] DSV4 memory calculation: bytes_per_full_token={each}, available_bytes=1.57 GB, \
 c128_state_fixed=0.07 GB, full_token=209280
 [2026-08-10 09:19:13 TP0] DSV4 pool sizes: full=209280, swa={windows}, c4=52320, c128=1635, c4_state={states}, \
-c128_state=0
+c128_state={heavy}
 """
 
 
 @pytest.mark.parametrize(
-    ("each", "windows", "states"),
+    ("each", "windows", "states", "heavy"),
     [
-        ("7705.45", 20_864, 1304),  # a public log of DeepSeek-V4-Flash: states for 128 tokens, pages without padding
+        # A public log of DeepSeek-V4-Flash: states for 128 tokens, pages without padding.
+        ("7705.45", 20_864, 1304, 0),
+        # Before 0.5.15, 0.1 of a row of each of 128 windows of a page, with 2 x 512 elements in fp32 in 20 layers.
+        ("15897.45", 20_864, 1304, 20_864),
         # By hand: 21 x (585 + 132) / 4 + 20 x 864 / 128, and with a ratio 0.1 of 43 x 585 and 21 x 8 / 256 x 10,240.
-        ("3899.25", 13_312, 416),
-        ("7086.75", 20_736, 648),
+        ("3899.25", 13_312, 416, 0),
+        ("7086.75", 20_736, 648, 0),
     ],
 )
-def test_the_pools_of_deepseek_v4(each: str, windows: int, states: int) -> None:
-    log = V4_LOG.format(each=each, windows=windows, states=states)
+def test_the_pools_of_deepseek_v4(each: str, windows: int, states: int, heavy: int) -> None:
+    log = V4_LOG.format(each=each, windows=windows, states=states, heavy=heavy)
     found = figures(log, "sglang", "deepseek-v4-flash")
     assert found["bytes_per_full_token"][0][0] == "equal"
     assert [found[name][0][0] for name in ("c4", "c128", "c4_state")] == ["equal"] * 3
     assert found["swa"][0][0] == ("input" if windows == 13_312 else "equal")
+    # Where requests have the states of 128 tokens, their number is not known here.
+    assert found.get("c128_state") == ([("equal", heavy)] if heavy else None)
     wrong = figures(log.replace(each, "7000.00"), "sglang", "deepseek-v4-flash")
     assert wrong["bytes_per_full_token"][0][0] == "unexplained"
 

@@ -116,6 +116,12 @@ def test_sglangs_open_settings(log: str, model: str, taken: str) -> None:
     assert any(taken in rule for rule in document["engine"]["rules"])
 
 
+def test_a_log_that_the_defaults_explain_takes_nothing_for_given() -> None:
+    pool = "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 199999, K size: 12.21 GB, V size: 12.21 GB"
+    document = read(pool, "sglang", "llama-3.1-8b")  # 200,000 rows of 32 x 8 x 128 elements
+    assert (document["unexplained"], document["equal"], document["engine"]["rules"]) == (0, 2, [])
+
+
 def test_a_stated_setting_of_sglang_is_held() -> None:
     pool = "KV Cache is allocated. dtype: torch.float8_e5m2, #tokens: 281216, K size: 17.17 GB, V size: 17.17 GB"
     assert read(f"page_size=1\n{pool}", "sglang", "qwen3-32b")["unexplained"] == 2

@@ -6,14 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvcalc.engines import load_engine
+from kvcalc.engines import engine_class, load_engine
 from kvcalc.engines.allocation import Allocation, Requests
 from kvcalc.engines.engine import Engine
 from kvcalc.engines.prefixes import PLAIN, DraftedPrefixes, Matching
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.kv_cache import on_device
+from kvcalc.model.drafting import Speculation
+from kvcalc.model.hf_config import read_config
 from kvcalc.model.resolve import load_model
+from tests.engines.models import plain
+from tests.engines.test_vllm_states import QWEN4
 
 BF16 = DTYPES["bf16"]
 SHARING = ("logical", "vllm", "sglang", "tensorrt-llm", "tensorrt-llm@1.3.0rc28")
@@ -260,6 +264,20 @@ def test_many_windows_make_both_pools_of_sglang_larger() -> None:
         assert held == (windows * 10 // 8 + 1 + windows + 1) * row
 
 
+def test_idle_contexts_of_sglang_keep_their_own_tokens_and_at_most_a_window_of_each() -> None:
+    """gpt-oss-20b, beside a dummy row in each pool of 12 layers: 3 contexts of 5,000 tokens, 1,000 of them in common.
+
+    Their windows are few, and the pool of windows has 8/10 of the other one's tokens. 1,000 contexts with 64 tokens of
+    their own have only these in their windows, which fill the pool of windows first.
+    """
+    rules = rules_of("sglang", "gpt-oss-20b")
+    prefixes, row = rules.prefixes(rules.spec, BF16), 12 * 2 * 8 * 64 * 2
+    full = 1000 + 3 * 4000
+    assert prefixes.idle_bytes(1000, 5000, 3) == (full + 1 + full * 8 // 10 + 1) * row
+    windows = 128 + 1000 * 64
+    assert prefixes.idle_bytes(7936, 8000, 1000) == (windows * 10 // 8 + 1 + windows + 1) * row
+
+
 def test_windows_keep_only_the_blocks_of_the_last_window() -> None:
     """gpt-oss-20b: 12 layers of full attention, and 12 with a window of 128 tokens, whose last 127 tokens are kept."""
     row = 12 * 2 * 8 * 64 * 2
@@ -299,6 +317,85 @@ def test_what_a_prefill_instance_sends() -> None:
     hybrid = rules_of("vllm", "qwen3.5-27b")
     # One block of states in each of the three groups with states, and all blocks of the group with attention.
     assert hybrid.prefixes(hybrid.spec, BF16).sent_bytes(8000) == (10 + 3) * 832 * 16 * 2 * 4 * 256 * 2
+
+
+def test_what_vllm_keeps_sends_and_copies_of_a_window_of_129_tokens() -> None:
+    """A hit needs the last 128 tokens, in 8 blocks of 16 (SlidingWindowManager of single_type_kv_cache_manager.py).
+
+    The CPU's tier keeps the blocks of a whole window (get_sliding_window_size_in_chunks, offloading/config.py), and a
+    prefill instance sends one more, since a window may begin inside a block (nixl/base_scheduler.py).
+    """
+    spec = read_config(plain(4, model_type="mistral", sliding_window=129), "a model", "a test")
+    prefixes = load_engine("vllm", spec, {}).prefixes(spec, BF16)
+    block = prefixes.unit_bytes
+    for name, blocks in (
+        ("kept_bytes", (0, 1, 8, 8, 8)), ("sent_bytes", (0, 1, 8, 9, 10)), ("tier_bytes", (0, 1, 8, 9, 9)),
+    ):  # fmt: skip
+        of = getattr(prefixes, name)
+        assert tuple(of(tokens) // block for tokens in (0, 16, 128, 144, 8000)) == blocks, name
+    # A session after a prefix of others has the blocks after it alone.
+    for after, own, in_tier in ((7984, 1, 1), (7936, 4, 4), (7840, 8, 9)):
+        assert (prefixes.kept_bytes(8000, after), prefixes.tier_bytes(8000, after)) == (own * block, in_tier * block)
+
+
+def test_vllm_keeps_the_blocks_of_the_open_chunk() -> None:
+    """Llama 4 Scout: a group of full attention, three with chunks of 8,192 tokens (ChunkedLocalAttentionManager)."""
+    rules = rules_of("vllm", "llama-4-scout")
+    prefixes, block = rules.prefixes(rules.spec, BF16), 16
+    for tokens, chunk in ((16, 16), (8192, 0), (8208, 16), (20_000, 20_000 - 2 * 8192)):
+        blocks = tokens // block + 3 * chunk // block
+        assert prefixes.kept_bytes(tokens) == blocks * prefixes.unit_bytes
+        # The CPU's tier keeps up to a whole chunk, and another instance gets all tokens.
+        assert prefixes.tier_bytes(tokens) == (tokens + 3 * min(tokens, 8192)) // block * prefixes.unit_bytes
+        assert prefixes.sent_bytes(tokens) == 4 * tokens // block * prefixes.unit_bytes
+
+
+def test_vllm_s_requests_have_their_own_states_after_a_common_prefix() -> None:
+    """Qwen3.5-27B: one group of attention and three of states. vLLM reserves three states for a request (MambaSpec).
+
+    The prefix is 9 blocks of 832 tokens. The rest of each request fits into one.
+    """
+    rules = rules_of("vllm", "qwen3.5-27b")
+    prefixes = rules.prefixes(rules.spec, BF16)
+    for batch in (1, 3):
+        held = prefixes.batch_bytes(9 * 832, 9 * 832 + 100, batch)
+        assert held == (9 + batch * (1 + 3 * 3)) * prefixes.unit_bytes
+
+
+def test_vllm_s_requests_share_states_that_are_kept_for_every_block() -> None:
+    """Jamba in 0.27: one group of attention, seven of states, and a state for every block of 2,048 tokens."""
+    spec = load_model("jamba-v0.1")
+    prefixes = load_engine("vllm@0.27", spec, {"enable-prefix-caching": ""}).prefixes(spec, BF16)
+    assert prefixes.batch_bytes(4096, 8192, 3) == 8 * (2 + 3 * 2) * prefixes.unit_bytes
+    # A later request needs the state at the end of the prefix alone, and so does another instance.
+    assert prefixes.kept_bytes(4096) == prefixes.sent_bytes(4096) == prefixes.tier_bytes(4096)
+    assert (prefixes.kept_bytes(4096), prefixes.kept_bytes(4096, 2048)) == tuple(
+        (blocks + 7) * prefixes.unit_bytes for blocks in (2, 1)
+    )
+
+
+def test_a_block_of_vllm_has_the_tokens_of_every_rank_that_divides_them() -> None:
+    """DeepSeek-V3 on 8 decode context parallel ranks: a block of 16 tokens on each is 128 tokens of a request."""
+    rules = rules_of("vllm", "deepseek-v3", decode_context_parallel_size="8")
+    prefixes, block = rules.prefixes(rules.spec, BF16), 16 * 61 * 576 * 2
+    assert (prefixes.block_tokens, prefixes.found(1000)) == (128, 7 * 128)
+    for name in ("kept_bytes", "sent_bytes", "tier_bytes"):
+        assert getattr(prefixes, name)(1280) == 10 * block, name
+    assert prefixes.sent_bytes(1281) == 11 * block
+    assert prefixes.kept_bytes(1280, 256) == 8 * block
+    assert prefixes.batch_bytes(1280, 2561, 3) == (10 + 3 * 11) * block
+
+
+def test_vllm_finds_no_ring_again_but_sends_it() -> None:
+    """Qwen4-Exp: a group of attention, four of states, and the ring of an open index key (CircularBufferSpec)."""
+    spec = read_config(QWEN4, "a model", "a test")
+    rules = load_engine("vllm", spec, {})
+    prefixes, size = rules.prefixes(spec, BF16), 1088
+    assert prefixes.kept_bytes(4 * size) == prefixes.tier_bytes(4 * size) == (4 + 4) * prefixes.unit_bytes
+    assert prefixes.sent_bytes(4 * size) == (4 + 4 + 1) * prefixes.unit_bytes
+    assert prefixes.sent_bytes(0) == prefixes.kept_bytes(0) == 0
+    assert prefixes.kept_bytes(4 * size, 2 * size) == (2 + 4) * prefixes.unit_bytes
+    assert prefixes.batch_bytes(4 * size, 6 * size, 3) == (4 + 3 * (2 + 4 * 3 + 1)) * prefixes.unit_bytes
 
 
 def test_hicache_divides_its_memory_like_the_device() -> None:
@@ -383,3 +480,38 @@ def test_a_draft_model_s_pool_keeps_its_prefixes_beside_the_model_s(engine: str)
     ):  # fmt: skip
         whole = getattr(both, name)(*asked)
         assert whole == getattr(own, name)(*asked) + getattr(drafts, name)(*asked) > getattr(own, name)(*asked), name
+
+
+@pytest.mark.parametrize(
+    ("engine", "latent_copies", "copies_at_once", "takes_lmcache", "drafted"),
+    [
+        # kv_offload and offloading/config.py of vLLM 0.33.0; --num-speculative-tokens counts the drafted tokens.
+        ("vllm", 1, True, True, {"num-speculative-tokens": "3"}),
+        # write_through and mla_host_dedup.py of SGLang 0.5.23, which counts the token before the drafted ones too.
+        ("sglang", 1, True, True, {"speculative-num-draft-tokens": "4"}),
+        # Blocks of each device move when they are evicted (kvCacheManager.h of TensorRT-LLM).
+        ("tensorrt-llm", 8, False, False, {}),
+        # llama-server saves the context of a slot (ggml-org/llama.cpp#16391).
+        ("llama.cpp", 8, False, False, {"draft-max": "3"}),
+    ],
+)
+def test_how_an_engine_keeps_contexts_outside_the_device_and_counts_drafts(
+    engine: str, latent_copies: int, copies_at_once: bool, takes_lmcache: bool, drafted: dict[str, str]
+) -> None:
+    """What every device has in full, MLA, may be kept once for all of them. Heads are divided, so all are kept."""
+    reuse = engine_class(engine).reuse()
+    for model, copies in (("deepseek-v3", latent_copies), ("llama-3.1-8b", 8)):
+        spec = load_model(model)
+        assert reuse.tier_copies(spec, on_device(spec, 8), 8) == copies
+    assert (reuse.copies_at_once, reuse.takes_lmcache) == (copies_at_once, takes_lmcache)
+    assert reuse.draft_settings(Speculation("mtp", 3), {}) == drafted
+    if engine == "llama.cpp":
+        with pytest.raises(UsageError, match=r"DFlash is not modelled for llama\.cpp"):
+            reuse.check_drafts(Speculation("dflash", 3), load_model("qwen3-8b"), {})
+    else:
+        reuse.check_drafts(Speculation("dflash", 3), load_model("qwen3-8b"), {})
+    # SGLang drafts n-grams in trees of 10 branches, unless the command says otherwise.
+    trees = {"speculative-eagle-topk": "10"} if engine == "sglang" else {}
+    assert reuse.draft_settings(Speculation("ngram", 3), {}) == {**drafted, **trees}
+    given = {"speculative-eagle-topk": "1"} if engine == "sglang" else {}
+    assert reuse.draft_settings(Speculation("ngram", 3), given) == {**drafted, **given}

@@ -87,6 +87,12 @@ def test_vllm_checks_drafts_while_its_first_runner_samples() -> None:
         for method in (None, "mtp")
     }
     assert peaks["0.20.0", "mtp"] - peaks["0.20.0", None] == 1024 * 128256 * 10
+    # The drafts' logits are at the low end too.
+    width = LLAMA_8B._replace(vocab_size=262_144)
+    low, drafted = (
+        ask("vllm", width, release=Release.of(0, 16), drafts_by=method).held[1].low for method in (None, "mtp")
+    )
+    assert drafted - low == pytest.approx(0.74 * 1024 * 262_144 * 10)
     assert peaks["0.33.0", "mtp"] == peaks["0.33.0", None]
 
 
@@ -156,6 +162,9 @@ def test_vllm_captures_fewer_graphs_for_fewer_requests() -> None:
         ("0.20.0", 3 + 12, {"max-num-batched-tokens": "100", "max-num-seqs": "64"}, None),
         ("0.20.1", 3 + 12 + 1, {"max-num-batched-tokens": "100", "max-num-seqs": "64"}, None),
         ("0.28.0", 32 + 27 + 17, {"performance-mode": "interactivity"}, None),
+        # 10 tokens: every size up to it. Others capture 1, 2, 4 and 8.
+        ("0.28.0", 10, {"performance-mode": "interactivity", "max-num-seqs": "5"}, None),
+        ("0.28.0", 4, {"max-num-seqs": "5"}, None),
         ("0.27.0", 51, {}, "blackwell"),
         ("0.28.0", 51 + 32, {}, "blackwell"),
     ],
@@ -194,7 +203,9 @@ def test_vllm_keeps_the_rows_of_deepstack_and_long_videos_of_old_releases() -> N
     assert lines(ask("vllm", images=images))["encoder cache of 16,384 tokens"] == 16384 * 4 * 4096 * 2
     old = lines(ask("vllm", images=images, release=Release.of(0, 12)))
     assert old["encoder cache of 153,600 tokens"] == 153_600 * 4 * 4096 * 2
-    assert "encoder cache of 16,384 tokens" in lines(ask("vllm", images=images, release=Release.of(0, 13)))
+    for release in (Release.of(0, 13), Release.of(0, 10)):
+        assert "encoder cache of 16,384 tokens" in lines(ask("vllm", images=images, release=release))
+    assert "encoder cache of 153,600 tokens" in lines(ask("vllm", images=images, release=Release.of(0, 11)))
     assert "encoder cache of 16,384 tokens" in lines(
         ask("vllm", images=images._replace(rows=1), release=Release.of(0, 12))
     )
@@ -203,9 +214,12 @@ def test_vllm_keeps_the_rows_of_deepstack_and_long_videos_of_old_releases() -> N
 def test_vllm_gathers_latents_for_sparse_attention() -> None:
     name = "sparse attention workspace"
     assert lines(ask("vllm", has_sparse_latent=True, context_tokens=8192))[name] == 5 * 8192 * 1152
+    assert lines(ask("vllm", has_sparse_latent=True, context_tokens=2**18))[name] == 5 * 2**18 * 1152
     long: dict[str, Any] = {"has_sparse_latent": True, "context_tokens": 2**19}
     assert lines(ask("vllm", **long))[name] == 2 * 2**19 * 1152
-    assert lines(ask("vllm", **long, release=Release.of(0, 27)))[name] == 5 * 2**19 * 1152
+    assert lines(ask("vllm", **{**long, "context_tokens": 2**18 + 1}))[name] == 2 * (2**18 + 1) * 1152
+    for minor, factor in ((27, 5), (32, 5), (33, 2)):
+        assert lines(ask("vllm", **long, release=Release.of(0, minor)))[name] == factor * 2**19 * 1152
 
 
 def test_estimated_parts_of_vllm_have_a_range() -> None:
@@ -319,6 +333,58 @@ def test_vllm_may_sample_without_a_sort_before_0_17() -> None:
     assert [ends["0.7"], ends["0.17"]] == pytest.approx([0.74, 0.74])
     assert ends["0.8"] < 0.5
     assert ends["0.16"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("release", "logit", "low"),
+    [("0.7.3", 39, 39), ("0.8", 39, 10), ("0.16", 39, 10), ("0.17", 14, 14), ("0.24", 14, 14)],
+)
+def test_what_vllms_sort_of_logits_takes_by_release(release: str, logit: int, low: int) -> None:
+    """V1 samples with FlashInfer from 0.8 on, if it is installed: logits, fp32, probabilities. That is the low end.
+
+    Three rows of each of 8,192 tokens stay. With 262,144 words, sampling is the peak in any case.
+    """
+    width = LLAMA_8B._replace(vocab_size=262_144)
+    step = {"max-num-batched-tokens": "8192", "max-num-seqs": "1024"}
+    found = ask("vllm", width, release=release_of(f"vllm@{release}"), settings=step).held[1]
+    rows = 8192 * 3 * 4096 * 2
+    assert found.bytes == 1024 * 262_144 * logit + rows
+    assert found.low == int(0.74 * (1024 * 262_144 * low + rows))
+
+
+def test_the_parts_of_vllms_peak() -> None:
+    """DP ranks gather each other's tokens in a layer. The workspaces of experts stay while the step samples."""
+    name = "activations of 8,192 tokens"
+    ranks = lines(ask("vllm", LLAMA_2_7B, dp_ranks=4))[name]
+    assert ranks == 8192 * (4 * 4096 + 3 * 4096 + 3 * 11008) * 2
+    experts = lines(ask("vllm", LLAMA_8B._replace(has_experts=True)))[name]
+    assert experts == 1024 * 128256 * 6 + 8192 * (3 * 4096 + 3 * 14336) * 2
+    # Tensor-parallel ranks divide the inner values of the vision tower, and not its rows.
+    images = ImageRule(lambda width, height: 1, 16384, 4, 1280, 3 * 3421)
+    tower = lines(ask("vllm", images=images, tensor_parallel_size=2, settings={"max-num-seqs": "8"}))[name]
+    assert tower == 16384 * 4 * (4 * 1280 + 5132) * 2
+
+
+def test_vllms_reserve_varies_with_the_context_for_videos_and_sparse_attention() -> None:
+    """A video of the context's length is profiled, and a sparse prefill gathers the latents of a whole context."""
+    images = ImageRule(lambda width, height: 1, 16384, 4, 1280, 3 * 3420)
+    assert not ask("vllm").varies
+    assert not ask("vllm", images=images).varies
+    assert ask("vllm", images=images._replace(most_frames=2)).varies
+    assert ask("vllm", has_sparse_latent=True).varies
+
+
+def test_vllms_graphs_of_experts_and_its_all_reduce_by_release() -> None:
+    experts = lines(ask("vllm", LLAMA_8B._replace(has_experts=True)))
+    assert experts["CUDA graphs"] == 32 * 20 * MIB
+    buffers = [lines(ask("vllm", ranks=2, release=release_of(f"vllm@{name}"))) for name in ("0.16", "0.17", "0.33")]
+    assert [found["NCCL buffers"] for found in buffers] == [704 * MIB, 1843 * MIB, 1843 * MIB]
+
+
+def test_the_range_of_vllms_parts_is_the_one_that_the_manual_states() -> None:
+    """docs/guides/fit.md: 0.74 to 1.35, from the logs of benchmarks/vllm_memory.tsv (benchmarks/fit_reserve.py)."""
+    for part in ask("vllm", ranks=2).held[1:]:
+        assert (part.low, part.high) == pytest.approx((0.74 * part.bytes, 1.35 * part.bytes)), part.name
 
 
 def test_sglang_default_share_of_mla() -> None:
@@ -438,6 +504,7 @@ def test_the_mask_of_llama_cpp_has_the_cells_of_all_slots_that_share_a_stream() 
         ("0.5.9", "draft", 512 + 1.5 * 8192 + 128 + 2 * 256 + 6144),
         ("0.5.9", "ngram", 512 + 1.5 * 8192 + 128 + 2 * 256),
         ("0.5.10", None, 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58),
+        ("0.5.10", "mtp", 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58 + 4096),
         ("0.5.13", "eagle", 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58 + 4096),
         ("0.5.14", "eagle", 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58),
     ],

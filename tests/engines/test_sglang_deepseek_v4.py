@@ -8,10 +8,11 @@ import pytest
 
 import kvcalc
 from kvcalc.engines import load_engine
-from kvcalc.errors import UsageError
+from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.drafting import Speculation
 from kvcalc.throughput.hardware import Devices, find_gpu
 from tests.documents import estimate
+from tests.engines.shapes import renamed
 
 FLASH = "deepseek-v4-flash"
 # By hand, from the tensors' shapes in deepseek_v4_memory_pool.py: a page of 256 rows of 584 bytes is padded to 149,760,
@@ -57,6 +58,42 @@ def test_the_windows_have_room_for_256_requests_and_the_prefixes_that_are_kept()
     assert few["swa_max_total_num_tokens"] == 8 * 768 + 2 * 8192 + 256 + 4 * 8 * 384
     large = ask(devices=Devices(find_gpu("b200"), 4), tensor_parallel_size=4)["engine"]
     assert large["swa_max_total_num_tokens"] == windows + 2 * 8192
+
+
+def test_fewer_windows_are_kept_without_prefixes_or_without_steps_in_advance() -> None:
+    """Without the radix cache no prefix is kept, and without overlapping steps one chunk is computed at a time.
+
+    Source: _resolve_swa_prefix_tails and compute_swa_request_cap, SGLang 0.5.21 to 0.5.23. A step that checks drafts
+    takes the tokens of two steps in advance with overlap, else its own in whole pages.
+    """
+
+    def windows(*names: str, drafts: int | None = None) -> int:
+        settings = {"max-running-requests": "8", **dict.fromkeys(names, True)}
+        if drafts is not None:
+            settings["speculative-num-draft-tokens"] = str(drafts)
+        return int(ask(engine_settings=settings)["engine"]["swa_max_total_num_tokens"])
+
+    assert windows() - windows("disable-radix-cache") == 4 * 8 * 384
+    assert windows() - windows("disable-overlap-schedule") == 8192
+    assert windows(drafts=2) - windows() == 8 * (128 + 2 * 2 - 256) + 224  # whole pages
+    assert windows("disable-overlap-schedule", drafts=2) - windows("disable-overlap-schedule") == 8 * 128
+
+
+def test_a_server_without_a_ratio_sizes_its_windows_first() -> None:
+    """calculate_pool_sizes: the tokens share the memory that the windows of 256 requests and their states leave.
+
+    A window slot is a padded row in all 43 layers, and 8 of 256 rows of 4 x (512 + 128) states in fp32 in 21 layers.
+    """
+    memory, windows = 30 * 2**30, 606_464
+    states = 20 * ((257 + 1) * 128 + 128) * 2 * 512 * 4
+    slot = 43 * WINDOW_PAGE / 256 + 21 * 8 * 4 * (512 + 128) * 4 / 256
+    token = 21 * (SPARSE_PAGE / 64 + 132) / 4 + 20 * HEAVY_PAGE / 2 / 128
+    found = ask(kv_memory_bytes=memory)["engine"]
+    assert found["swa_max_total_num_tokens"] == windows
+    assert found["kv_cache_tokens"] == int((memory - states - windows * slot) / token) // 256 * 256
+    # With a ratio, every token pays for its part of a window slot, and nothing is taken before.
+    found = ask(kv_memory_bytes=memory, engine_settings={"swa-full-tokens-ratio": "0.25"})["engine"]
+    assert found["kv_cache_tokens"] == int((memory - states) / (token + slot / 4)) // 256 * 256
 
 
 @pytest.mark.parametrize(("release", "rate"), [("0.5.20", 7705.45), ("0.5.14", 7705.45 + 0.1 * 20 * 2 * 512 * 4)])
@@ -131,3 +168,32 @@ def test_a_refused_page_says_what_to_type() -> None:
     with pytest.raises(UsageError, match="needs pages of 256 tokens") as refused:
         load_engine("sglang", spec, {"page-size": "64"})
     assert refused.value.hint == "use --page-size 256"
+
+
+def test_rates_and_widths_that_the_pools_do_not_have_are_refused() -> None:
+    """The pools have rows of 448 + 64 elements, entries of 4 or 128 tokens, and index keys in groups of 128."""
+    small = renamed(
+        "deepseek_v4", num_hidden_layers=3, num_attention_heads=8, hidden_size=1024, head_dim=512,
+        num_key_value_heads=1, qk_rope_head_dim=64, sliding_window=128, index_head_dim=128, index_topk=512,
+        compress_ratios=[0, 4, 128],
+    )  # fmt: skip
+    assert load_engine("sglang", kvcalc.read_config(small, "test", "test")).page == 256  # type: ignore[attr-defined]
+    for more in ({"head_dim": 256}, {"index_head_dim": 192}, {"compress_rate_csa": 8}, {"compress_rate_hca": 64}):
+        with pytest.raises(ModelError, match="compresses rows of 512 elements by 4 with an indexer and by 128"):
+            load_engine("sglang", kvcalc.read_config({**small, **more}, "test", "test"))
+
+
+def test_the_rules_begin_with_their_releases() -> None:
+    """DSV4PoolConfigurator in the wheels. From 0.5.21 on the windows follow the requests, before 0.1 of the tokens.
+
+    Entries of 128 tokens have states for every request since 0.5.15. Before, every page of windows had them.
+    """
+    found = {
+        release: ask(engine=f"sglang@{release}", engine_settings={"max-running-requests": "8"})
+        for release in ("0.5.23", "0.5.21", "0.5.20", "0.5.15", "0.5.14")
+    }
+    windows = [answer["engine"]["swa_max_total_num_tokens"] for answer in found.values()]
+    assert windows == [35_072, 35_072, 6400, 6400, 6400]
+    newest, of_21, of_20, of_15, of_14 = (lines(answer)["full compressor states in fp32"] for answer in found.values())
+    assert (newest, of_20) == (of_21, of_15)
+    assert of_14 - of_15 == 20 * ((6400 + 256) - (10 * 128 + 128)) * 2 * 512 * 4

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 import kvcalc
+from kvcalc.engines.attention_backends import Backend, refusals
+from kvcalc.engines.starts import Rules, Start, backend_block
+from kvcalc.engines.starts import check as check_start
 from kvcalc.errors import KvcalcError, LayoutError
+from kvcalc.memory.dtypes import DTYPES
+from kvcalc.memory.sharding import NOT_SPREAD
+from kvcalc.memory.workload import Workload
 from kvcalc.planning.check.answer import check
 from kvcalc.planning.check.servers import choose_server
 from kvcalc.question.question import SpeedQuestion
+from kvcalc.throughput.hardware import find_gpu
 
 
 def start(model: str, gpu: str, engine: str, ep: int | None = None, **settings: str) -> Mapping[str, Any]:
@@ -376,3 +384,166 @@ def test_an_encoder_is_checked_under_the_newest_stable_release(engine: str) -> N
     }
     assert len(versions) == 1
     assert None not in versions
+
+
+def start_of(
+    model: str, gpu: str | None = "h100", tp: int = 1, dtype: str | None = None, kv_dtype: str = "bf16", **sizes: int
+) -> Start:
+    workload = Workload(4096, 1, DTYPES[kv_dtype], DTYPES["bf16"], tp, (), **sizes)
+    return Start(kvcalc.load_model(model), workload, NOT_SPREAD, dtype, None if gpu is None else find_gpu(gpu))
+
+
+def refused(begun: Start, rules: Rules, backend: str | None = None) -> tuple[str | None, str | None]:
+    """Why an engine with these rules does not start, and its hint; nothing if it does."""
+    try:
+        check_start(begun, rules, "an engine", backend)
+    except LayoutError as error:
+        return error.message.removeprefix("an engine does not start: "), error.hint
+    return None, None
+
+
+Asked = Callable[[], Start]
+FP8, LLAMA = "Qwen/Qwen3-8B-FP8", "llama-3.1-8b"
+
+
+def asked(model: str, gpu: str | None = "h100", **options: Any) -> Asked:
+    """The server of `start_of`, made when the test runs."""
+    return partial(start_of, model, gpu, **options)
+
+
+@pytest.mark.parametrize(
+    ("begun", "rules", "reason"),
+    [
+        # A capability is enough if it is the least one.
+        (asked(LLAMA, "t4"), Rules(capabilities={"": 75}), None),
+        (asked(LLAMA, "t4"), Rules(capabilities={"": 76}), "it needs a compute capability of 7.6, and t4"),
+        (asked(LLAMA, None), Rules(capabilities={"": 999}), None),
+        (asked(LLAMA, "mi300x"), Rules(capabilities={"": 999}), None),
+        # The method of the checkpoint, with its type or without; or the type that is asked for.
+        (asked(FP8, "a100-80gb"), Rules(capabilities={"fp8": 80}), None),
+        (asked(FP8, "a100-80gb"), Rules(capabilities={"fp8": 89}), "need a compute capability of 8.9, and"),
+        (asked(FP8, "a100-80gb"), Rules(capabilities={"fp8 fp8": 89}), "weights in fp8 need"),
+        (asked(FP8, "a100-80gb"), Rules(capabilities={"awq": 89}), None),
+        (asked(LLAMA, "a100-80gb", dtype="fp8"), Rules(capabilities={"fp8": 89}), "weights in fp8 need"),
+        (asked(FP8, "a100-80gb", dtype="bf16"), Rules(capabilities={"fp8": 89}), None),
+        (asked(LLAMA, "t4", dtype="bf16"), Rules(bf16=80), "--dtype bf16 needs a compute capability of 8.0"),
+        (asked(LLAMA, "t4", dtype="fp16"), Rules(bf16=80), None),
+        (asked(LLAMA, "a100-80gb", dtype="bf16"), Rules(bf16=80), None),
+        (asked(LLAMA, "t4", kv_dtype="fp8"), Rules(fp8_cache=80), "a cache in fp8 needs"),
+        (asked(LLAMA, "t4"), Rules(fp8_cache=80), None),
+        (asked(LLAMA, "t4", kv_dtype="fp8"), Rules(fp8_cache=75), None),
+        # Kernels for latents: those that read all rows in fp8, and sparse ones.
+        (asked("deepseek-v3", kv_dtype="fp8"), Rules(latent_fp8=[89, 100]), "for compute capability 8.9, 10.0, and"),
+        (asked("deepseek-v3", kv_dtype="fp8"), Rules(latent_fp8=[90]), None),
+        (asked("deepseek-v3", kv_dtype="fp8"), Rules(), None), (asked("deepseek-v3"), Rules(latent_fp8=[89]), None),
+        (asked("deepseek-v3.2", kv_dtype="fp8"), Rules(latent_fp8=[89]), None),
+        (asked(LLAMA, kv_dtype="fp8"), Rules(latent_fp8=[89]), None),
+        (asked("deepseek-v3.2"), Rules(sparse_latent=[8, 10]), "for compute capability 8.x, 10.x, and"),
+        (asked("deepseek-v3.2"), Rules(sparse_latent=[9]), None),
+        (asked("deepseek-v3"), Rules(sparse_latent=[8]), None),
+        # Layouts.
+        (asked(LLAMA, pipeline_parallel_size=2), Rules(no_stages={"llama": True}), "--pp 2: its llama has no"),
+        (asked(LLAMA, pipeline_parallel_size=2), Rules(no_stages={"llama": False, "gpt2": True}), None),
+        (asked(LLAMA), Rules(no_stages={"llama": True}), None),
+        (asked("qwen3-8b", expert_parallel_size=2), Rules(needs_experts=True), "--ep 2: qwen3-8b has no experts"),
+        (asked("qwen3-8b", expert_parallel_size=2), Rules(), None),
+        (asked("qwen3-8b"), Rules(needs_experts=True), None),
+        (asked("qwen3-30b-a3b", expert_parallel_size=2), Rules(needs_experts=True), None),
+    ],
+)  # fmt: skip
+def test_each_check_of_a_device_and_a_layout(begun: Asked, rules: Rules, reason: str | None) -> None:
+    found, _ = refused(begun(), rules)
+    assert found is None if reason is None else reason in str(found)
+
+
+EXPERTS = "Qwen/Qwen3-30B-A3B-FP8"  # experts of 768, six blocks of 128
+
+
+@pytest.mark.parametrize(
+    ("begun", "rules", "reason"),
+    [
+        # On 64 ranks, each has 64 of the 4,096 outputs of q_proj and inputs of o_proj, and 192 of the MLP's 12,288.
+        (asked(FP8, tp=64), Rules(), "64 of the 4,096 outputs of self_attn.q_proj"),
+        (asked(FP8, tp=64), Rules(joined=False), "64 of the 4,096 inputs of self_attn.o_proj"),
+        (asked(FP8, tp=64), Rules(inputs=False, joined=False), None),
+        (asked(FP8, tp=64), Rules(outputs=False, experts=False), "outputs of self_attn.q_proj"),
+        (asked(FP8, tp=64), Rules(unchecked={"qwen3": ["q_proj", "o_proj"]}), "192 of the 12,288 outputs of mlp.gate"),
+        (asked(FP8, tp=64), Rules(unchecked={"llama": ["q_proj"]}), "outputs of self_attn.q_proj"),
+        (asked(FP8, tp=64), Rules(padded={"qwen3": ["q_proj"]}), "inputs of self_attn.o_proj"),
+        (asked(FP8, "mi300x", tp=64), Rules(padded={"qwen3": ["q_proj"]}), "outputs of self_attn.q_proj"),
+        # 32 ranks have whole blocks, and eight of them share a KV head. Other weights have no blocks.
+        (asked(FP8, tp=32), Rules(), None), (asked(FP8, tp=64, dtype="bf16"), Rules(), None),
+        (asked("qwen3-8b", tp=64), Rules(), None),
+        # Blocks of experts may be refined to the largest size that divides both.
+        (asked(EXPERTS, tp=4), Rules(), "192 of the 768 outputs of mlp.experts"),
+        (asked(EXPERTS, tp=4), Rules(experts=False), None), (asked(EXPERTS, tp=4), Rules(least_block=64), None),
+        (asked(EXPERTS, tp=4), Rules(least_block=65), "192 of the 768"),
+        (asked(EXPERTS, tp=4, expert_parallel_size=4), Rules(), None),
+        (asked(EXPERTS, tp=4, expert_parallel_size=2), Rules(), None),
+        (asked(EXPERTS, tp=2, data_parallel_size=2), Rules(), "192 of the 768"),
+    ],
+)  # fmt: skip
+def test_each_device_has_whole_blocks_of_fp8(begun: Asked, rules: Rules, reason: str | None) -> None:
+    found, _ = refused(begun(), rules)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_a_hint_is_the_largest_smaller_size_that_starts() -> None:
+    assert refused(start_of(FP8, tp=64), Rules())[1] == "use --tp 32"
+    assert refused(start_of(EXPERTS, tp=4), Rules())[1] == "use --tp 2 or --ep 4"
+    assert refused(start_of(EXPERTS, tp=2, data_parallel_size=2), Rules())[1] == "use --tp 1 or --ep 4"
+    assert refused(start_of(LLAMA, "t4", dtype="bf16"), Rules(bf16=80))[1] == "--dtype fp16"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "kv_dtype", "facts", "reasons"),
+    [
+        (LLAMA, "h100", "fp8", {}, []), (LLAMA, "h100", "bf16", {"latent": False}, []),
+        (LLAMA, "h100", "bf16", {"latent": True, "devices": []}, ["is not for keys and values"]),
+        ("deepseek-v3", "h100", "bf16", {"latent": False}, ["is not for MLA"]),
+        ("deepseek-v3", "h100", "bf16", {"latent": True}, []),
+        ("deepseek-v3", "h100", "bf16", {"latent": True, "sparse": True}, ["is for sparse latent attention"]),
+        ("deepseek-v3.2", "h100", "bf16", {"latent": True}, ["is not for sparse latent attention"]),
+        ("deepseek-v3.2", "h100", "bf16", {"latent": True, "sparse": True}, []),
+        ("deepseek-v3.2", "h100", "bf16", {}, []),
+        # Devices. If none is known, only an empty list rules it out.
+        (LLAMA, "h100", "bf16", {"devices": [80]}, ["has no kernels for h100-sxm"]),
+        (LLAMA, "h100", "bf16", {"devices": [80, 90]}, []), (LLAMA, None, "bf16", {"devices": [80]}, []),
+        (LLAMA, None, "bf16", {"devices": []}, ["has no kernels for"]),
+        (LLAMA, "h100", "bf16", {"devices": [80], "latent_devices": [90]}, ["has no kernels"]),
+        ("deepseek-v3", "h100", "bf16", {"devices": [80], "latent_devices": [90]}, []),
+        ("deepseek-v3", "h100", "bf16", {"devices": [80]}, ["has no kernels"]),
+        # A cache in fp8, sinks and heads.
+        (LLAMA, "h100", "fp8", {"fp8": [80]}, ["does not read a cache in fp8"]),
+        (LLAMA, "h100", "fp8", {"fp8": [90]}, []), (LLAMA, "h100", "bf16", {"fp8": []}, []),
+        ("gpt-oss-20b", "h100", "bf16", {"sinks": [100]}, ["has no attention sinks here, which gpt-oss-20b has"]),
+        ("gpt-oss-20b", "h100", "bf16", {"sinks": [90]}, []), (LLAMA, "h100", "bf16", {"sinks": []}, []),
+        ("gpt-oss-20b", "h100", "bf16", {"heads": [128, 256]}, ["has no heads of 64"]),
+        ("gemma-4-31b", "h100", "bf16", {"heads": [64]}, ["has no heads of 256"]),
+        (LLAMA, "h100", "bf16", {"heads": [64, 128]}, []),
+        ("gpt-oss-20b", "h100", "fp8", {"devices": [80], "fp8": [], "sinks": [], "heads": [1]},
+         ["has no kernels", "a cache in fp8", "no attention sinks", "no heads of 64"]),
+        # Caches with kernels of their own, and models without attention, are not judged.
+        ("deepseek-v4-flash", "h100", "fp8", {"devices": []}, []),
+        ("mamba-2.8b", "h100", "bf16", {"devices": []}, []),
+        ("qwen3.6-27b", "h100", "bf16", {"devices": []}, ["has no kernels"]),
+    ],
+)  # fmt: skip
+def test_what_a_backend_is_for(
+    model: str, gpu: str | None, kv_dtype: str, facts: dict[str, Any], reasons: list[str]
+) -> None:
+    device = None if gpu is None else find_gpu(gpu)
+    found = [text for text, _ in refusals(kvcalc.load_model(model), device, kv_dtype, "X", Backend(**facts))]
+    assert len(found) == len(reasons)
+    assert all(text.startswith("--attention-backend X ") and reason in text for text, reason in zip(found, reasons))
+
+
+def test_the_backend_that_is_named_is_judged_in_any_case() -> None:
+    rules = Rules(backends={"FLASHMLA": {"latent": True}})
+    for name in ("FLASHMLA", "flashmla"):
+        reason, _ = refused(start_of(LLAMA), rules, name)
+        assert reason == "--attention-backend FLASHMLA is not for keys and values"
+    assert refused(start_of(LLAMA), rules, "OTHER") == refused(start_of(LLAMA), rules) == (None, None)
+    assert refused(start_of(LLAMA, "mi300x"), rules, "FLASHMLA") == (None, None)
+    assert backend_block("vllm", None, "cutlass_mla") == 128
+    assert backend_block("vllm", None, "FLASH_ATTN") is backend_block("vllm", None, None) is None

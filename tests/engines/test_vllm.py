@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import load_engine
+from kvcalc.engines.engine import Engine
 from kvcalc.engines.vllm.groups import group
 from kvcalc.engines.vllm.pages import CHUNKED, CROSS, FULL, MLA, SLIDING, STATE, Demand, Page, unify
 from kvcalc.errors import ModelError, UsageError
+from kvcalc.memory.dtypes import DTYPES
 from tests.documents import estimate
 
 GIB = 1 << 30
@@ -181,6 +184,53 @@ def test_falcons_new_architecture_keeps_its_kv_heads() -> None:
 def test_options_vllm_does_not_take(options: dict[str, Any], error: str) -> None:
     with pytest.raises(UsageError, match=error):
         pool("llama-3-8b", 4096, **options)
+
+
+# GPT-OSS-20B has 12 layers with full attention and 12 with a window of 128 tokens. A step has 256 tokens, and two are
+# in flight: a prompt has 127 + 2 x 256 tokens of its window, in 40 blocks and one more, and a request that decodes has
+# 127 + 1, in 8 and one more.
+OSS_BLOCK, OSS_PROMPT, OSS_DECODE = 16 * 12 * 2 * 8 * 64 * 2, 41, 9
+
+
+def gpt_oss() -> Engine:
+    return load_engine("vllm", kvcalc.load_model("gpt-oss-20b"), {"max-num-batched-tokens": "256"})
+
+
+@pytest.mark.parametrize(("shared", "once", "own"), [(0, 0, 100 + OSS_DECODE), (1024, 64, 36 + OSS_DECODE)])
+def test_as_many_run_as_decode_while_one_computes_its_prompt(shared: int, once: int, own: int) -> None:
+    """remove_skipped_blocks (v1/core/single_type_kv_cache_manager.py). One block is the null block of the pool.
+
+    Requests of 1,600 tokens have 100 blocks of full attention, of which a common prefix of 1,024 is 64.
+    """
+    engine = gpt_oss()
+    beside = 1 + once + OSS_PROMPT - OSS_DECODE
+    for blocks, running in ((0, 0), (beside + own - 1, 0), (beside + own, 1), (beside + 3 * own - 1, 2)):
+        assert engine.most_running(engine.spec, DTYPES["bf16"], blocks * OSS_BLOCK, 1500, 1600, shared) == running
+
+
+def test_a_short_prompt_has_no_more_than_its_own_blocks() -> None:
+    """A prompt of 100 tokens has 7 blocks of each group, no more than when it decodes."""
+    engine = gpt_oss()
+    for blocks, running in ((109, 0), (1 + 109, 1), (1 + 2 * 109, 2)):
+        assert engine.most_running(engine.spec, DTYPES["bf16"], blocks * OSS_BLOCK, 100, 1600) == running
+
+
+def test_a_simulation_follows_the_blocks_of_a_request_that_grows() -> None:
+    engine = gpt_oss()
+    pool = engine.running_pool(engine.spec, DTYPES["bf16"], 1600, 4, 500 * OSS_BLOCK)
+    assert (pool.capacity, pool.block_tokens) == (499, 16)
+    assert pool.prompt_table is not None
+    assert list(pool.table[:101]) == [n + min(n, OSS_DECODE) for n in range(101)]
+    assert list(pool.prompt_table[:101]) == [n + min(n, OSS_PROMPT) for n in range(101)]
+    # Without windows the blocks of a prompt are those of a request that decodes. No more are listed than there are.
+    plain_engine = load_engine("vllm", kvcalc.load_model("llama-3.1-8b"), {})
+    block = 32 * 65_536
+    even = plain_engine.running_pool(plain_engine.spec, DTYPES["bf16"], 1600, 4, 500 * block)
+    assert (even.capacity, even.table, even.prompt_table) == (499, range(len(even.table)), None)
+    assert len(even.table) > 100
+    small = plain_engine.running_pool(plain_engine.spec, DTYPES["bf16"], 1600, 4, 50 * block)
+    assert (small.capacity, small.table) == (49, range(51))
+    assert plain_engine.most_running(plain_engine.spec, DTYPES["bf16"], 500 * block, 100, 1600) is None
 
 
 QWEN2 = {

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Any
 
 import pytest
 
 import kvcalc
-from kvcalc.errors import KvcalcError
+from kvcalc.engines.place import ANYWHERE
+from kvcalc.engines.vllm.cache_dtypes import own_dtype
+from kvcalc.engines.vllm.deepseek_v41 import v41_pages
+from kvcalc.engines.vllm.layers import compressed_pages
+from kvcalc.engines.vllm.pages import Page
+from kvcalc.errors import KvcalcError, ModelError
+from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.caches import CompressedAttention
+from kvcalc.model.spec import all_caches
 from tests.documents import estimate
 from tests.engines.test_vllm_states import GIB, start
 
@@ -281,3 +289,76 @@ def test_the_states_of_compressors_have_a_line_of_their_own() -> None:
         found = estimate(kvcalc.load_model(model), engine="vllm", context_tokens=8192)["engine"]
         sizes = {line["name"]: line["bytes"] for line in found["request_lines"]}
         assert (sizes.get(name, 0) > 0) is has_states
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pages"),
+    [
+        # Rows of 584 bytes, in pages of a multiple of 576: a window of 128 tokens in blocks of 32, an entry and an
+        # index key of 132 bytes for two tokens, and a ring of keys and gates of 512 numbers in fp32.
+        ("fp8", {"window": (32, 19_008), "compressed": (64, 19_008), "index keys": (64, 4_608),
+                 "buffers": (8, 32_768)}),
+        # On B200 528 and 288 bytes, in multiples of 512. A block is a multiple of a window's and of an entry's row.
+        ("nvfp4_ds_mla", {"window": (32, 16_896), "compressed": (64, 9_216), "index keys": (64, 4_608),
+                          "buffers": (8, 32_768)}),
+    ],
+)  # fmt: skip
+def test_the_pages_of_a_source_layer_of_deepseek_v41(dtype: str, pages: dict[str, tuple[int, int]]) -> None:
+    """models/deepseek_v41/attention.py and v1/attention/backends/mla/sparse_swa.py, vLLM 0.33.0."""
+    found = v41(2, dtype)
+    assert {part: (page.block_size, page.bytes) for part, page in found.items()} == pages
+    assert found["window"].stride == (0 if dtype == "fp8" else lcm(528, 288))
+    assert {part: page.rate for part, page in found.items()} == {
+        "window": 1, "compressed": 2, "index keys": 2, "buffers": 1
+    }  # fmt: skip
+    # An entry for each token needs no ring, and layers without entries have a window alone.
+    assert list(v41(1, dtype)) == ["window", "compressed", "index keys"]
+    assert list(v41(0, dtype)) == ["window"]
+
+
+def v41(rate: int, dtype: str = "fp8", drafted: int = 0, **changes: Any) -> dict[str, Page]:
+    spec = kvcalc.load_model("deepseek-v4.1-flash")
+    cache = next(one for one in all_caches(spec) if isinstance(one, CompressedAttention) and one.compress_rate == rate)
+    spec = spec._replace(attention=spec.attention._replace(**changes))
+    asked = own_dtype(dtype)
+    return dict(v41_pages(spec, cache, DTYPES[asked] if isinstance(asked, str) else asked, 64, drafted, ANYWHERE))
+
+
+@pytest.mark.parametrize(("drafted", "ring"), [(0, 8), (3, 8), (6, 8), (7, 16), (14, 16), (15, 32)])
+def test_the_ring_of_deepseek_v41_has_room_for_drafts(drafted: int, ring: int) -> None:
+    """A power of two above the drafted tokens and one more, and at least 8 (compressor.py of models/deepseek_v41)."""
+    assert v41(2, drafted=drafted)["buffers"].block_size == ring
+
+
+def test_kernels_of_deepseek_v41_that_were_not_read() -> None:
+    """Mega attention, for nvfp4, needs 8 heads. All need rotary keys of 64."""
+    assert v41(2, "nvfp4_ds_mla", num_heads=8)
+    assert v41(2, "fp8", num_heads=4)
+    for dtype, changes, words in (
+        ("nvfp4_ds_mla", {"num_heads": 7}, "less than 8 heads"), ("fp8", {"rope_dim": 32}, "qk_rope_head_dim 64"),
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match=words):
+            v41(2, dtype, **changes)
+
+
+@pytest.mark.parametrize(
+    ("rate", "pages"),
+    [
+        (0, {"window": (64, 128, 37_440)}),
+        # One entry for 128 tokens, and the keys and gates of these in fp32: 2 x 512 x 4 bytes.
+        (128, {"window": (64, 128, 37_440), "compressed": (256, 0, 1_728), "buffers": (8, 128, 32_832)}),
+        # Entries of 4 tokens overlap, so twice the state is kept; and index keys of 128 have states of their own.
+        (4, {"window": (64, 128, 37_440), "compressed": (256, 0, 37_440), "index keys": (256, 0, 8_640),
+             "buffers": (4, 8, 32_832), "": (4, 8, 8_640)}),
+    ],
+)  # fmt: skip
+def test_the_pages_of_each_kind_of_layer_of_deepseek_v4(rate: int, pages: dict[str, tuple[int, int, int]]) -> None:
+    """CompressorStateCache (models/deepseek_v4/compressor.py). All pages are multiples of 576 bytes."""
+    spec = kvcalc.load_model(V4)
+    cache = next(one for one in all_caches(spec) if isinstance(one, CompressedAttention) and one.compress_rate == rate)
+    found = dict(compressed_pages(spec, cache, DTYPES["fp8"], 256))
+    assert {part: (page.block_size, page.span, page.bytes) for part, page in found.items()} == pages
+    wrong = spec._replace(attention=spec.attention._replace(rope_dim=32))
+    for other, odd in ((wrong, cache), (spec, cache._replace(compress_rate=8)), (spec, cache._replace(head_dim=256))):
+        with pytest.raises(ModelError, match="rates of 4 or 128"):
+            compressed_pages(other, odd, DTYPES["fp8"], 256)

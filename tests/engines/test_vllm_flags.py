@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import load_engine
+from kvcalc.engines.place import Place
 from kvcalc.engines.vllm.layers import _glm5_pages
-from kvcalc.engines.vllm.settings import is_number_of_layers
-from kvcalc.errors import KvcalcError
+from kvcalc.engines.vllm.settings import check_partition, check_token_ranks, is_number_of_layers
+from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.model.caches import IndexerKeys
 from kvcalc.model.presets import find_preset
+from kvcalc.releases import release_of
 from tests.documents import estimate
 from tests.engines.test_vllm_states import GIB, start
 
@@ -178,3 +181,110 @@ def test_the_ring_of_open_pools_is_a_power_of_two_of_pools(rate: int, drafts: in
     settings: Any = SimpleNamespace(num_speculative_tokens=drafts, block_size=64)
     pages = _glm5_pages(spec, IndexerKeys(257), settings)
     assert [(page.block_size, page.token_bytes) for page, _ in pages] == [(64, 132), (ring, 2 * 128 * 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        # As many requests as tokens in a step start.
+        ({"max-num-seqs": "2048", "max-num-batched-tokens": "2048"}, None),
+        ({"max-num-seqs": "2049", "max-num-batched-tokens": "2048"}, "fewer tokens in a step than requests: 2,048"),
+        # MaxLoRARanks (config/lora.py).
+        *(({"max-lora-rank": str(rank)}, None) for rank in (1, 8, 16, 32, 64, 128, 256, 320, 512)),
+        ({"max-lora-rank": "2"}, "use 8"), ({"max-lora-rank": "257"}, "use 320"), ({"max-lora-rank": "513"}, "use 512"),
+    ],
+)  # fmt: skip
+def test_numbers_of_requests_and_ranks_with_which_vllm_starts(settings: dict[str, str], words: str | None) -> None:
+    if words is None:
+        load_engine("vllm", kvcalc.load_model("llama-3.1-8b"), settings)
+        return
+    with pytest.raises(LayoutError) as refused:
+        load_engine("vllm", kvcalc.load_model("llama-3.1-8b"), settings)
+    assert words in f"{refused.value} {refused.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("option", "type_name", "first", "before"),
+    [
+        (option, type_name, first, before)
+        for option in ("mamba-cache-dtype", "mamba-ssm-cache-dtype")
+        for type_name, first, before in (("float16", "0.13.0", "0.12.0"), ("bfloat16", "0.22.0", "0.21.0"))
+    ],
+)
+def test_the_first_release_with_a_type_of_states(option: str, type_name: str, first: str, before: str) -> None:
+    """MambaDType (config/cache.py)."""
+    spec = kvcalc.load_model("nemotron-3-nano-30b-a3b")
+    load_engine(f"vllm@{first}", spec, {option: type_name})
+    with pytest.raises(KvcalcError, match=f"--{option} {type_name}: this release of vLLM does not have it"):
+        load_engine(f"vllm@{before}", spec, {option: type_name})
+
+
+@pytest.mark.parametrize(
+    ("partition", "stages", "starts"),
+    [
+        (None, 2, True), ("16,16", 2, True), ("1,31", 2, True), ("32", 1, True), ("32,1", 2, False), ("0,32", 2, False),
+        ("33,-1", 2, False), ("16,16", 1, False), ("16,15", 2, False), ("16,x", 2, False), ("", 1, False),
+    ],
+)  # fmt: skip
+def test_the_layers_of_stages_are_the_models(partition: str | None, stages: int, starts: bool) -> None:
+    """get_pp_indices (distributed/utils.py)."""
+    if starts:
+        check_partition(partition, 32, stages)
+        return
+    with pytest.raises(KvcalcError, match="--pp-layer-partition"):
+        check_partition(partition, 32, stages)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "ranks", "copies", "release", "words"),
+    [
+        # 8 KV heads and 4 query heads for each: 2 ranks have the same KV heads on 16 devices, and 4 on 32.
+        ("llama-3.1-8b", 8, 1, 1, None, None), ("llama-3.1-8b", 16, 2, 1, None, None),
+        ("llama-3.1-8b", 32, 4, 1, None, None), ("llama-3.1-8b", 8, 2, 1, None, "allow 1"),
+        ("llama-3.1-8b", 16, 4, 1, None, "use --tp 32"), ("llama-3.1-8b", 12, 8, 1, None, "does not divide --tp 12"),
+        ("llama-3.1-8b", 64, 8, 1, None, "does not divide the 4 query heads"),
+        # Latents are on every rank. Windows are refused.
+        ("deepseek-v3", 8, 8, 1, None, None), ("deepseek-v3", 8, 3, 1, None, "does not divide --tp 8"),
+        ("gpt-oss-20b", 16, 2, 1, None, "sliding windows"),
+        # With copies that divide a prompt: they, or all ranks of all; since 0.30 for sparse latents only.
+        ("deepseek-v3.2", 8, 2, 2, None, None), ("deepseek-v3.2", 8, 16, 2, None, None),
+        ("deepseek-v3.2", 8, 8, 2, None, "it must be 2 or 16"), ("deepseek-v3.2", 1, 3, 2, None, "it must be 2,"),
+        ("deepseek-v3", 8, 2, 2, "0.29", None), ("deepseek-v3", 8, 2, 2, "0.30", "for sparse MLA only"),
+    ],
+)  # fmt: skip
+def test_which_ranks_divide_the_tokens_of_the_cache(
+    model: str, tp: int, ranks: int, copies: int, release: str | None, words: str | None
+) -> None:
+    """ParallelConfig (config/parallel.py), verify_with_parallel_config (config/model.py), vLLM 0.33.0."""
+    place = Place(None if release is None else release_of(f"vllm@{release}"))
+    if words is None:
+        check_token_ranks(kvcalc.load_model(model), tp, ranks, copies, place)
+        return
+    with pytest.raises(KvcalcError) as refused:
+        check_token_ranks(kvcalc.load_model(model), tp, ranks, copies, place)
+    assert words in f"{refused.value}, {refused.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "stages", "settings", "words"),
+    [
+        ("deepseek-v3", "", 1, {}, None), ("deepseek-v3", "@0.26.0", 1, {}, None),
+        ("deepseek-v3", "@0.25", 1, {}, "0.26 and later"), ("deepseek-v3", "@0.32.0", 2, {}, None),
+        ("deepseek-v3", "@0.31", 2, {}, "only without pipeline stages"),
+        ("deepseek-v3.2", "", 1, {}, None), ("deepseek-v3", "", 1, {"max-loras": "1"}, "LoRA"),
+        ("deepseek-v3", "", 1, {"max-lora-rank": "8"}, "LoRA"), ("llama-3.1-8b", "", 1, {}, "MLA in all layers"),
+        ("kimi-linear-48b", "", 1, {}, "MLA in all layers"), ("kimi-k2.5", "", 1, {}, "use --language-model-only"),
+        ("kimi-k2.5", "", 1, {"language-model-only": ""}, None),
+    ],
+)  # fmt: skip
+def test_which_prompts_copies_can_divide(
+    model: str, release: str, stages: int, settings: dict[str, str], words: str | None
+) -> None:
+    """PCPManager.validate_config (v1/worker/gpu/pcp_manager.py) and check_attention_cp_compatibility, vLLM 0.33.0."""
+    given, spec = {"prefill-context-parallel-size": "2", **settings}, kvcalc.load_model(model)
+    if words is None:
+        load_engine(f"vllm{release}", spec, given, stages)
+        return
+    with pytest.raises(KvcalcError) as refused:
+        load_engine(f"vllm{release}", spec, given, stages)
+    assert words in f"{refused.value} {refused.value.hint}"

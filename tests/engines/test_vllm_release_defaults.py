@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.engines.vllm.defaults import device_settings
+from kvcalc.engines.place import Place
+from kvcalc.engines.vllm.defaults import check_block, default_block, device_settings
 from kvcalc.errors import LayoutError
 from kvcalc.releases import release_of
 from kvcalc.throughput.hardware import find_devices
@@ -155,3 +156,63 @@ def test_a_step_holds_a_block_whose_state_is_kept(release: str, settings: dict[s
     with pytest.raises(LayoutError, match="a block of 544 tokens") as refused:
         started(release, *on, engine_settings=asked, tensor_parallel_size=2)
     assert "--max-num-batched-tokens 544" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("model", "kv_type", "device_class", "blocks"),
+    [
+        # FlashInfer with heads of 256 beside states: multiples of 32 in 0.12 to 0.17, on B200 alone.
+        ("qwen3-next-80b-a3b", "bf16", "blackwell", {"0.11.2": 16, "0.12": 32, "0.17": 32, "0.18": 16}),
+        ("qwen3-next-80b-a3b", "bf16", "hopper", {"0.12": 16}),
+        ("nemotron-3-nano-30b-a3b", "bf16", "blackwell", {"0.12": 16}),
+        ("gemma-3-27b", "bf16", "blackwell", {"0.12": 16}),
+        # FlashAttention 4 with heads of 512 in fp8 on Hopper.
+        ("gemma-4-31b", "fp8", "hopper", {"0.30": 16, "0.31": 64, "0.33": 64}),
+        ("gemma-4-31b", "bf16", "hopper", {"0.33": 16}), ("gemma-4-31b", "fp8", "blackwell", {"0.33": 16}),
+        ("gemma-3-27b", "fp8", "hopper", {"0.33": 16}),
+        # Sparse attention's indexer, on AMD's GPUs and others.
+        ("deepseek-v3.2", "bf16", "hopper", {"0.11": 64, "0.33": 64}),
+        ("deepseek-v3.2", "bf16", "cdna2", {"0.17": 1, "0.18": 16}),
+        ("deepseek-v3.2", "bf16", "cdna3", {"0.17": 1, "0.18": 16}),
+        ("deepseek-v3.2", "bf16", "cdna4", {"0.17": 1, "0.18": 16}),
+        ("glm-5.3-flash", "bf16", "cdna3", {"0.33": 128}),
+        # DeepSeek-V4.1's own kernel reads 128 on B200.
+        ("deepseek-v4.1-flash", "fp8", "hopper", {"0.33": 64}),
+        ("deepseek-v4.1-flash", "fp8", "blackwell", {"0.33": 128}),
+        # MLA in all layers: CUTLASS, FlashMLA, FlashInfer; FlashMLA on Hopper until FlashAttention reads 16 bits.
+        ("deepseek-v3", "bf16", "blackwell", {"0.14": 128, "0.15": 64, "0.17": 64, "0.18": 32}),
+        ("deepseek-v3", "bf16", "hopper", {"0.17": 64, "0.18": 16}), ("deepseek-v3", "fp8", "hopper", {"0.18": 64}),
+        ("deepseek-v3", "bf16", "ampere", {"0.17": 16, "0.33": 16}), ("deepseek-v3", "fp8", "ada", {"0.33": 16}),
+    ],
+)  # fmt: skip
+def test_the_block_of_a_kernel(model: str, kv_type: str, device_class: str, blocks: dict[str, int]) -> None:
+    """platforms/cuda.py of 0.11.2 to 0.16.0, get_supported_kernel_block_sizes of each kernel in 0.18.0 to 0.33.0."""
+    spec = kvcalc.load_model(model)
+    found = {name: default_block(spec, kv_type, Place(release_of(f"vllm@{name}"), device_class)) for name in blocks}
+    assert found == blocks
+    assert default_block(spec, kv_type, Place(None, device_class)) == list(blocks.values())[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "multiple", "device_class", "size", "starts"),
+    [
+        ("llama-3.1-8b", 16, "hopper", 24, False), ("llama-3.1-8b", 16, "hopper", 48, True),
+        ("llama-3.1-8b", 16, "cdna3", 24, False), ("deepseek-v4-flash", 256, "hopper", 128, False),
+        # AITER's kernels for latents read blocks of any size.
+        ("deepseek-v3", 16, "cdna2", 1, True), ("deepseek-v3", 16, "cdna3", 1, True),
+        ("deepseek-v3.2", 16, "cdna4", 1, True), ("deepseek-v3", 16, None, 1, True),
+        ("deepseek-v3", 16, "hopper", 1, False),
+        ("glm-5.3-flash", 128, "cdna3", 64, False), ("glm-5.3-flash", 128, "hopper", 256, True),
+        ("deepseek-v4.1-flash", 64, "hopper", 32, False),
+    ],
+)  # fmt: skip
+def test_the_sizes_of_blocks_that_kernels_read(
+    model: str, multiple: int, device_class: str | None, size: int, starts: bool
+) -> None:
+    spec = kvcalc.load_model(model)
+    if starts:
+        check_block(spec, size, device_class)
+        return
+    with pytest.raises(LayoutError, match=f"need multiples of {multiple}") as refused:
+        check_block(spec, size, device_class)
+    assert refused.value.hint == f"use --block-size {multiple}"

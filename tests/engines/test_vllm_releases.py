@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines.vllm.engine import Vllm
 from kvcalc.engines.vllm.releases import rules_of
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.throughput.hardware import find_devices
@@ -137,6 +138,48 @@ def test_a_release_without_its_patch_is_its_last() -> None:
     assert rules_of(None) == rules_of("0.33.0") == rules_of("v0.34")
     assert (rules_of("0.12").name, rules_of("0.9.1").name) == ("vLLM 0.12 and later", "vLLM 0.9.1 and later")
     assert rules_of("0.6.3").name == "vLLM before 0.8"
+
+
+_MAMBA = ("linear", "selective")
+
+
+@pytest.mark.parametrize(
+    ("fact", "values"),
+    [
+        ("windows", {"0.7.3": "never", "0.8.0": "alone", "0.9.0": "alone", "0.9.1": "always", "0.33.0": "always"}),
+        ("chunks", {"0.9.2": False, "0.10.0": True}),
+        ("states", {"0.10.2": False, "0.11.0": True}),
+        ("unifies", {"0.11.2": False, "0.12.0": True}),
+        ("padding_ratio", {"0.11.2": 0, "0.12.0": 1.25, "0.17.1": 1.25, "0.18.0": 1.5, "0.33.0": 1.5}),
+        ("pads", {"0.24.0": False, "0.25.0": True}),
+        ("mla_block", {"0.26.0": 64, "0.27.0": 128}),
+        ("two_steps", {"0.25.1": False, "0.26.0": True}),
+        ("overlaps_stages", {"0.28.0": False, "0.29.0": True}),
+        ("tokens", {"0.9.0": "blocks", "0.9.1": "group", "0.20.0": "group", "0.20.1": "requests"}),
+        ("bills", {"0.7.3": "stages", "0.8.0": "stage", "0.13.0": "stage", "0.14.0": "all layers",
+                   "0.16.0": "all layers", "0.17.0": "stage"}),
+        ("packing", {"0.19.0": "", "0.20.0": "tuples", "0.22.0": "tuples", "0.23.0": "slots", "0.26.0": "slots",
+                     "0.27.0": "overlaid", "0.28.0": "overlaid", "0.29.0": "buckets"}),
+        ("hybrid_prefixes", {"0.27.0": False, "0.28.0": True}),
+        ("state_per_block", {"0.11.2": (), "0.12.0": _MAMBA, "0.27.0": _MAMBA, "0.28.0": ()}),
+        ("has_mode_align", {"0.14.1": False, "0.15.0": True}),
+        ("drafts_align", {"0.19.0": False, "0.20.0": True, "0.21.0": True, "0.22.0": False}),
+        ("has_mode_all", {"0.31.0": True, "0.32.0": False}),
+        ("checkpoints", {"0.31.0": (), "0.32.0": ("linear",), "0.33.0": ("linear", "delta")}),
+    ],
+)  # fmt: skip
+def test_the_releases_in_which_a_rule_changed(fact: str, values: dict[str, object]) -> None:
+    """Read in the wheels of these releases (kv_cache_utils.py, kv_cache_interface.py, models/config.py)."""
+    assert {release: getattr(rules_of(release), fact) for release in values} == values
+
+
+def test_the_releases_whose_rules_are_known_begin_with_v1() -> None:
+    known = Vllm.known_releases()
+    assert (known[0], known[-1]) == ("0.33", "0.8")
+    assert [rules_of(release).release for release in known] == known
+    # "0.20" alone means 0.20.2, whose rules began with 0.20.1.
+    assert "0.20.0" in known
+    assert rules_of("0.20") == rules_of("0.20.1") != rules_of("0.20.0")
 
 
 @pytest.mark.parametrize(

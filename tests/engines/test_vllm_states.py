@@ -12,6 +12,7 @@ from kvcalc.engines import load_engine
 from kvcalc.engines.vllm.engine import Vllm
 from kvcalc.engines.vllm.states import States, _chunk
 from kvcalc.errors import KvcalcError
+from kvcalc.memory.dtypes import DTYPES
 from tests.documents import estimate, texts
 from tests.engines.models import ask, plain
 
@@ -150,7 +151,9 @@ def test_the_default_is_named_with_the_flag_that_turns_it_off() -> None:
     assert more == 7 * found["engine"]["bytes_per_block"]
     # No states, no remark; and models that keep nothing but states cache no prefixes.
     assert not any("prefix" in text for text in texts(estimate(kvcalc.load_model("llama-3-8b"), engine="vllm")))
-    assert estimate(kvcalc.load_model("mamba-2.8b"), engine="vllm")["engine"]["enable_prefix_caching"] is False
+    # Neither do encoder-decoders (vllm/config/scheduler.py).
+    for model, caches in (("mamba-2.8b", False), ("whisper-large-v3", False), ("llama-3-8b", True)):
+        assert estimate(kvcalc.load_model(model), engine="vllm")["engine"]["enable_prefix_caching"] is caches
     with pytest.raises(KvcalcError, match="contradict"):
         start("jamba-v0.1", 4096, settings={"no_enable_prefix_caching": "", "enable_prefix_caching": ""})
 
@@ -351,6 +354,34 @@ def test_a_note_says_what_prefix_caching_keeps(mode: str, kept: str) -> None:
     found: Any = kvcalc.estimate("jamba-v0.1", engine="vllm@0.31", engine_settings={"mamba-cache-mode": mode})
     (text,) = [note["text"] for note in found["warnings"] if note["code"] == "prefix-caching"]
     assert f"with {kept};" in text
+
+
+@pytest.mark.parametrize("drafted", ["0", "3"])
+def test_a_step_reads_one_state_and_each_row_once(drafted: str) -> None:
+    """Qwen4-Exp: 36 delta nets, and 12 layers with K and V of 2 heads of 256 and an index key of 128 for 4 tokens.
+
+    A step reads no ring, whose keys the index keys are made of, and of a state no columns for drafted tokens.
+    """
+    spec = kvcalc.read_config(QWEN4, "qwen4", "test")
+    engine = load_engine("vllm", spec, {"num-speculative-tokens": drafted} if drafted != "0" else {})
+    read = {
+        (type(one.cache).__name__, one.sizes): one.num_layers for one in engine.entries(engine.spec, DTYPES["bf16"])
+    }
+    state = 32 * 128 * 128 * 4 + 3 * 8192 * 2
+    assert read[("RecurrentState", (state,))] == 36
+    assert {key: layers for key, layers in read.items() if key[0] != "RecurrentState"} == {
+        ("FullAttention", (2 * 2 * 256 * 2,)): 12, ("IndexerKeys", (128 * 2 // 4,)): 12,
+    }  # fmt: skip
+
+
+def test_a_step_reads_the_parts_of_compressed_layers() -> None:
+    """DeepSeek-V4-Flash: rows of a window, entries of the same size, and index keys of 132 bytes in every other layer.
+
+    The first two layers have a window alone.
+    """
+    engine = load_engine("vllm", kvcalc.load_model("deepseek-v4-flash"), {})
+    read = [(one.num_layers, one.sizes) for one in engine.entries(engine.spec, DTYPES["fp8"])]
+    assert read == [(2, (584, 0, 0)), (21, (584, 584, 132)), (20, (584, 584, 0))]
 
 
 def test_qwen4_exp_before_0_33() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.memory.sharding import shard, stage_weights, width_of
+from kvcalc.memory.sharding import Spread, shard, stage_weights, width_of
 from kvcalc.memory.weights import plain_bytes
 from kvcalc.model import spec as specs
 from kvcalc.model.resolve import load_model
@@ -78,6 +78,32 @@ def test_the_widest_module_of_llama_is_its_mlp() -> None:
 def test_experts_are_as_wide_as_those_a_token_is_sent_to() -> None:
     # Mixtral: 2 of 8 experts of 14336. gate and up of two experts enter, and two rows are intermediate.
     assert width_of(weights_of("mixtral-8x7b"), 1) == (2 * 2 * 14336 + 2 * 14336, 4096, 32000, 32, True)
+
+
+def test_experts_give_a_row_for_each_expert_that_a_token_is_sent_to() -> None:
+    """These rows are of the hidden size on every rank, so with many ranks they are more than what enters."""
+    # On 32 ranks, 1,792 elements enter and 2 x 4,096 leave two experts of Mixtral. Of DeepSeek-V3's, more always leave.
+    assert width_of(weights_of("mixtral-8x7b"), 32).module_elements == 2 * 4096 + 2 * 14336 // 32
+    assert width_of(weights_of("deepseek-v3"), 1).module_elements == 8 * 7168 + 8 * 2048
+    # What 3 ranks do not divide is rounded up.
+    assert width_of(weights_of("llama-3-8b"), 3).module_elements == 9558 + 4779
+
+
+@pytest.mark.parametrize(
+    ("replicas", "groups", "copies", "rows"),
+    # 256 experts of 2,048 rows on 2 tensor-parallel ranks of each DP rank.
+    [(1, 1, 256, 1024), (4, 1, 256, 256), (4, 2, 128, 512), (4, 8, 32, 2048), (2, 4, 64, 2048)],
+)
+def test_experts_are_spread_over_the_ranks_of_all_dp_ranks(replicas: int, groups: int, copies: int, rows: int) -> None:
+    """The groups of ranks share the experts, and the ranks of a group split each. Attention is in every DP rank."""
+    share = shard(weights_of("deepseek-v3"), 2, Spread(replicas, groups, frozenset({"self_attn.o_proj"})))
+    part = {weight.name: weight for block in share.blocks for weight in block.weights}
+    experts = part["mlp.experts.0.up_proj"]
+    assert (experts.copies, experts.rows) == (copies, rows)
+    # 128 heads of 192 elements, and the output of 128 x 128 columns, which is split over all ranks.
+    assert part["self_attn.q_b_proj"].rows == 128 * 192 // 2
+    assert part["self_attn.o_proj"].parameters == 7168 * 128 * 128 // (2 * replicas)
+    assert share.embedding.rows == weights_of("deepseek-v3").embedding.rows // 2
 
 
 def test_an_empty_last_stage_alone_has_what_stands_after_the_layers() -> None:

@@ -15,6 +15,7 @@ import pytest
 from kvcalc.model.families.decoder import _OWN_KEYS
 from kvcalc.model.families.decoder_table import Decoder, model_types, row, rows
 from kvcalc.model.presets import shipped_table
+from kvcalc.model.type_tables import STATED
 from presets.check import check_decoders, check_table
 from tests.conftest import ROOT
 from tests.rows import every_row
@@ -34,7 +35,8 @@ def test_the_rows_have_the_form_that_the_build_checks() -> None:
         ("experts", {"numbr": "num_experts"}), ("experts", "num_experts"), ("norms", "input_layernorm"),
         ("keys", [1]), ("tables", [["wpe", "n_positions", 1024, 0]]), ("mlp_names", ["up"]), ("refused", {"key": 1}),
         ("builds", {"hidden_size": "4096"}), ("defaults", []), ("like", "_lama"), ("like", ["llama", "acorn"]),
-        ("vocab_size", "32k"), ("qkv_bias", 1), ("gguf", [1]),
+        ("vocab_size", "32k"), ("qkv_bias", 1), ("gguf", [1]), ("computed", {"rotary": 1}),
+        ("computed", {"rotry": "not flag('alibi')"}), ("computed", {"rotary": "not flg('alibi')"}),
     ],
     ids=str,
 )  # fmt: skip
@@ -57,7 +59,11 @@ def test_a_mistake_in_a_row_stops_the_build(field: str, value: object) -> None:
         ("families", {"acorn": {"module": "oak", "types": "acorn"}}, "oak"),
         ("layers", {"acorn": {}}, "acorn"),
         ("layers", {"led": {"layer": ["num_layers"]}}, "layer"),
+        ("families", {"_stated": {"acorn": "num_layers"}}, "acorn"),
         ("layers", {"led": {"positions": []}}, "led has no kinds"),
+        ("layers", {"led": {"functions": "acorns", "kinds": {"every": "attention()"}}}, "acorns.py"),
+        ("layers", {"led": {"kinds": {"every": "attention()"}, "body": {"dense": ["other('a', acorns)"]}}}, "acorns"),
+        ("architectures", {"acorn": {"type": "llama", "keys": {}, "check": ["equals(1, 1, 'x')"]}}, "equals"),
         ("layers", {"led": {"kinds": {"every": "attention(window=window_siz)"}}}, "window_siz"),
         ("layers", {"led": {"kinds": {"every": "attention()"}, "body": {"norm": []}}}, "norm"),
         ("wrappers", {"remote": {"acorn": "lama"}}, "lama"),
@@ -82,7 +88,7 @@ def test_a_mistake_in_a_row_stops_the_build(field: str, value: object) -> None:
         ("tower_weights", {"acorn": {"whole": "text", "towers": {}}}, "towers"),
         ("tower_weights", {"acorn": {"tower": {"hidden_size": 8}, "whole": "hidden_sizes * text"}}, "hidden_sizes"),
         ("tower_weights", {"acorn": {"whole": "text / 2"}}, "not a whole number"),
-        ("tower_weights", {"acorn": {"whole": "text if 1 else 2"}}, "text if 1 else 2"),
+        ("tower_weights", {"acorn": {"whole": "text or 2"}}, "text or 2"),
         ("tower_weights", {"acorn": {"whole": "linear(text)"}}, "linear|projection"),
         ("tower_weights", {"acorn": {"like": "oak", "whole": "text"}}, "oak"),
         ("architectures", {"acorn": {"type": "acorn", "build": "layers.jamba"}}, "acorn"),
@@ -149,6 +155,7 @@ def test_every_default_is_that_of_a_key_that_a_reader_names() -> None:
     defaults = {key for own in tables for key in own.get("defaults", {})}
     defaults.update(key for own in shipped_table("defaults").values() for key in own)
     named = {word for own in tables for word in re.findall(r"\w+", repr({**own, "defaults": ()}))}
+    named.update(key for keys in STATED.values() for key in keys.split())
     for path in MODEL.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

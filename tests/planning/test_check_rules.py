@@ -237,6 +237,29 @@ def test_drafts_are_counted_without_lengths_because_memory_does_not_depend_on_wh
     assert any(one["text"].startswith("drafting is not counted: ") for one in served["warnings"])
 
 
+@pytest.mark.parametrize(("options", "copies"), [("--dp-size 4", 4), ("--dp-size 1", 1), ("", 1)])
+def test_of_the_whole_copies_behind_a_server_one_is_checked(options: str, copies: int) -> None:
+    """SGLang's --dp-size starts copies unless --enable-dp-attention makes them DP ranks."""
+    answer = check(f"sglang serve --model-path {LLAMA} {options}", "h100x4")
+    assert answer["command"]["copies"] == copies
+    said = [one["text"] for one in answer["warnings"] if "copies" in one["text"]]
+    assert said == ["the command starts 4 copies of the server, of which one is checked"] * (copies > 1)
+
+
+@pytest.mark.parametrize(("gpus", "given", "devices"), [(1, 1, 1), (4, 1, 4), (2, 4, 4), (8, 4, 8)])
+def test_a_container_may_get_more_devices_than_are_given(gpus: int, given: int, devices: int) -> None:
+    answer = check(f"docker run --gpus {gpus} {IMAGE} --model {LLAMA} -tp {gpus}", f"h100x{given}")
+    hardware = answer["hardware"]
+    assert hardware is not None
+    assert hardware["num_devices"] == devices
+
+
+def test_a_container_without_a_name_has_none_and_one_inside_another_is_no_other() -> None:
+    container = f"{{image: '{IMAGE}', args: [--model, x/y], extra: {{containers: [{{image: '{IMAGE}', args: [a]}}]}}}}"
+    (server,) = servers_in(f"spec: {{containers: [{container}]}}")
+    assert (server.name, server.words) == (None, ["--model", "x/y"])
+
+
 class Knee:
     """A simulation in which requests alone take 0.1 s. Up to a `rate` they take 0.2 s, and beyond it 2 s.
 
@@ -274,6 +297,18 @@ def capacity_with(monkeypatch: pytest.MonkeyPatch, knee: Knee) -> Any:
     monkeypatch.setattr("kvcalc.planning.check.answer.capacity_of", kept)
     check(f"vllm serve {LLAMA} --max-model-len 4k", "h100", input_tokens=500, output_tokens=100, max_ttft_seconds=1.0)
     return found[0]
+
+
+def test_the_capacity_is_that_within_the_targets_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("kvcalc.planning.check.answer.capacity_of", lambda *given: asked.append(given[1:4]))
+    every: list[dict[str, Any]] = [{"max_ttft_seconds": 1.5, "max_tpot_seconds": 0.05}, {}]
+    for limits in every:
+        check(f"vllm serve {LLAMA} --max-model-len 4k", "h100", input_tokens=500, output_tokens=100, **limits)
+    first, second = asked
+    assert first[:2] == second[:2] == (500, 100)
+    assert [(limit.metric, limit.seconds) for limit in first[2].limits] == [("ttft", 1.5), ("tpot", 0.05)]
+    assert second[2].limits == []
 
 
 def test_the_largest_rate_is_found_to_two_percent_and_confirmed_by_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:

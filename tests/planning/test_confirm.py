@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kvcalc
-from kvcalc.planning.plan.judge import Judge
+from kvcalc.planning.cases.lengths import Lengths
+from kvcalc.planning.plan import confirm
+from kvcalc.planning.plan.judge import STATISTICS, Judge, Judged
+from kvcalc.planning.plan.replicas import Found, OnePool
+from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Simulated, Targets
+from kvcalc.planning.plan.traffic import Trouble
 from kvcalc.simulation.planned import PlannedLoad
+from kvcalc.throughput.serving import requests_per_client
 
 RATE = 10.0
 
@@ -73,6 +80,115 @@ def test_nearly_all_runs_must_meet_the_targets(
 ) -> None:
     found = confirmed(seconds, long)
     assert (found.missed, found.judged.seeds) == (missed, seeds)
+
+
+@pytest.mark.parametrize(
+    ("percentile", "clients", "in_flight", "number"),
+    [
+        (99, None, 1.0, 3_000), (95, None, 1.0, 1_000), (None, None, 1.0, 1_000),  # 30 beyond, and at least 1,000
+        (99, 8, 1.0, 2_000),  # 20 beyond for clients
+        (None, None, 150.1, 1_501), (99, None, 400.0, 4_000),  # ten times those that run at once
+        (None, None, 1e6, 50_000),
+    ],
+)  # fmt: skip
+def test_a_run_is_long_enough_for_the_percentile_and_for_many_turnovers(
+    percentile: int | None, clients: int | None, in_flight: float, number: int
+) -> None:
+    targets = Targets(clients, None if clients else RATE, 1.0, ttft_percentile=percentile)
+    simulation: Any = Known([0.5], [])
+    assert Judge(targets, simulation)._count(in_flight) == number
+    simulation.num_requests = 77
+    assert Judge(targets, simulation)._count(in_flight) == 77
+
+
+class Counted(Layout):
+    """A layout of some replicas, of which three are enough, and the runs of it."""
+
+    def __init__(self, replicas: int, runs: list[tuple[int, bool]]) -> None:
+        self.numbers, self.runs, self.num_devices, self.cost_per_hour = (replicas,), runs, 2 * replicas, None
+
+    def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> Any:
+        return Counted(numbers[0], self.runs) if numbers[0] else None
+
+    def alone(self) -> Counted:
+        return Counted(1, self.runs)
+
+    def run(self, simulation: Known, targets: Targets, number: int, step: float, *, is_alone: bool) -> Any:
+        self.runs.append((self.numbers[0], is_alone))
+        seconds = 1.0 if self.numbers[0] >= 3 or is_alone else 1.1
+        times: Any = {name: dict.fromkeys(STATISTICS, seconds) for name in ("ttft", "tpot", "e2e")}
+        return self, Simulated(times, number, 0, 256)
+
+    def describe(self, row: dict[str, Any], *, is_alone: bool) -> dict[str, Any]:
+        return {"replicas": self.numbers[0], "is_alone": is_alone, **row}
+
+
+def counting() -> tuple[Judge, Any, list[tuple[int, bool]]]:
+    runs: list[tuple[int, bool]] = []
+    judge = Judge(Targets(None, RATE, max_ttft_seconds=1.0), Known([0.5], []))  # type: ignore[arg-type]
+    return judge, Counted(1, runs), runs
+
+
+def test_a_layout_is_simulated_once_with_the_same_numbers() -> None:
+    judge, layout, runs = counting()
+    for _ in range(2):
+        judge.at(layout, (2,))
+        judge.alone(layout)
+        judge.at_estimate().at(layout, (2,))
+        assert judge.at(layout, (0,)) is None, "the closed form has an endless queue there"
+    assert runs == [(2, False), (1, True)]
+
+
+@pytest.mark.parametrize("tried", [(1, 5, 3, 2, 4), (2, 3), (4, 2, 3, 1)])
+def test_of_the_layouts_that_were_simulated_the_two_beside_the_limit_are_shown(tried: tuple[int, ...]) -> None:
+    judge, layout, _ = counting()
+    judge.alone(layout)
+    for replicas in tried:
+        judge.at(layout, (replicas,))
+    rows: Any = sorted(judge.describe(), key=lambda row: row["num_devices"] or 0)
+    assert [(row["replicas"], row["num_devices"], row["passes"]) for row in rows] == [(2, 4, False), (3, 6, True)]
+    assert [row["reason"] for row in rows] == ["TTFT mean is 1.1 s and the limit is 1 s", None]
+    assert {row["is_alone"] for row in rows} == {False}
+
+
+def test_requests_alone_that_miss_a_target_are_shown_without_devices() -> None:
+    judge, layout, _ = counting()
+    judge = Judge(judge.targets._replace(max_ttft_seconds=0.9), judge.simulation)
+    judge.alone(layout)
+    (row,) = judge.describe()
+    assert (row["num_devices"], row["passes"]) == (None, False)
+    assert row["reason"] == "TTFT mean of requests alone is 1 s and the limit is 900 ms"
+
+
+def test_what_was_simulated_of_a_row_is_told_if_it_was() -> None:
+    judge, layout, _ = counting()
+    overloaded: Any = Counted(0, [])
+    assert judge.describe_limits(overloaded) == {}
+    assert judge.describe_limits(layout) == {"simulated_ttft_seconds": 1.1, "simulated_requests": 1000}
+
+
+@pytest.mark.parametrize(
+    ("times", "found", "missed", "worst"),
+    [
+        ({"ttft": 2.0, "tpot": 0.1, "e2e": 5.0}, {}, None, ("ttft", 1.0)),  # just the limit
+        ({"ttft": 2.2, "tpot": 0.25, "e2e": 5.0}, {}, "TPOT p90 is 250 ms and the limit is 100 ms", ("tpot", 2.5)),
+        ({"ttft": 2.2, "tpot": 0.1, "e2e": 50.0}, {}, "E2E mean is 50 s and the limit is 10 s", ("e2e", 5.0)),
+        ({"ttft": None, "tpot": 0.05, "e2e": 5.0}, {}, None, ("tpot", 0.5)),
+        ({"ttft": 2.0, "tpot": 0.1, "e2e": 5.0}, {"refused": 3}, "3 of 1,000 requests are too long for the cache", ()),
+        ({"ttft": 2.0, "tpot": 0.1, "e2e": 5.0}, {"backlog_seconds": 0.0}, "overloaded: it does not keep up", ()),
+        ({"ttft": 9.0, "tpot": 0.1, "e2e": 5.0}, {"backlog_seconds": 9.0}, "overloaded: it does not keep up", ()),
+    ],
+)
+def test_the_target_that_is_missed_most_is_the_reason(
+    times: dict[str, float | None], found: dict[str, Any], missed: str | None, worst: tuple[Any, ...]
+) -> None:
+    """TTFT is judged at twice the simulated time."""
+    targets = Targets(None, RATE, 4.0, 0.1, max_e2e_seconds=10.0, tpot_percentile=90)
+    each: Any = {name: {"mean": seconds, "p90": seconds} for name, seconds in times.items()}
+    judged = Judged(Simulated(each, 1000, 0, 256)._replace(**found), 1.0, 2.0).against(targets, is_alone=False)
+    assert judged.missed == missed or (missed and str(judged.missed).startswith(missed))
+    assert not worst or (judged.worst_metric, judged.worst) == worst
+    assert judged.is_stuck is bool(found)
 
 
 # 200 clients with equal lengths come in groups, and the last group waits for the steps of the others.
@@ -160,6 +276,160 @@ def test_the_printed_limit_is_that_of_the_simulation() -> None:
     assert best["replicas"] > 1
     words = best["vllm"].split()
     assert int(words[words.index("--max-num-seqs") + 1]) == 200
+
+
+def one_pool(replicas: int, tensor: int = 1, targets: Targets = Targets(None, RATE), **serving: Any) -> OnePool:
+    """A layout of the closed form, whose replicas serve 5 requests per second each."""
+    traffic: Any = SimpleNamespace(targets=targets, spare_replicas=0, lengths=Lengths(100, 11, 150, 160, 111))
+    served = {"tokens_per_second": 50.0, **serving}
+    probe: Any = SimpleNamespace(serving=served, running=3)
+
+    class Known(OnePool):
+        def at(self, numbers: tuple[int, ...], targets: Any = None, *, is_trace: bool = False) -> OnePool:
+            return self._replace(replicas=numbers[0])
+
+        @property
+        def utilisation(self) -> float | None:
+            rate = targets.requests_per_second
+            return None if rate is None else rate / (self.replicas * 5.0)
+
+    return Known(traffic, SimpleNamespace(max_devices=64, price=None), Shape(tensor, 1), replicas, probe)  # type: ignore[arg-type]
+
+
+def taken(
+    monkeypatch: pytest.MonkeyPatch, layouts: list[OnePool], needed: dict[int, int], devices: int = 64,
+    trouble: Trouble | None = None,
+) -> tuple[Any, list[str]]:  # fmt: skip
+    """The layout that wins, and those simulated. A tensor-parallel size meets the limit with the `needed` replicas."""
+    tried: list[str] = []
+
+    def simulated(_: object, one: OnePool) -> Any:
+        tried.append(str(one))
+        missed = None if one.replicas >= needed[one.shape.tensor] else "late"
+        return SimpleNamespace(missed=missed, layout=SimpleNamespace(most_running=77))
+
+    monkeypatch.setattr(confirm, "find_layouts", lambda *_: iter([Found(layouts, trouble)]))
+    monkeypatch.setattr(confirm, "_is_sure", lambda _: False)
+    monkeypatch.setattr(confirm, "_simulated", simulated)
+    kind: Any = SimpleNamespace(max_devices=devices)
+    return confirm.find_confirmed(None, kind, lambda: None), tried  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("first", "needed", "devices", "tried", "won"),
+    [
+        (1, 3, 64, [1, 2, 3], True),
+        (16, 19, 64, [16, 18, 20], True),  # an eighth more
+        (1, 3, 3, [1, 2, 3], True),  # on all devices
+        (1, 4, 3, [1, 2, 3], False),
+        (1, 99, 64, [*range(1, 13)], False),  # no more than twelve
+    ],
+)
+def test_a_layout_that_is_too_slow_gets_more_replicas_while_there_are_devices(
+    monkeypatch: pytest.MonkeyPatch, first: int, needed: int, devices: int, tried: list[int], won: bool
+) -> None:
+    found, shown = taken(monkeypatch, [one_pool(first)], {1: needed}, devices)
+    names = [f"{replicas} x tp 1" if replicas > 1 else "tp 1" for replicas in tried]
+    assert shown == names
+    if won:
+        assert (found.replicas, found.most_running) == (tried[-1], 77)
+        assert found.next_layout == f"{names[-2]}: simulated, late"
+    else:
+        assert found.reason == f"{names[-1]}: simulated, late"
+
+
+def test_the_layout_with_the_fewest_devices_is_simulated_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, tried = taken(monkeypatch, [one_pool(2), one_pool(1, tensor=4)], {1: 9, 4: 1})
+    assert tried == ["2 x tp 1", "3 x tp 1", "4 x tp 1", "tp 4"]
+    assert str(found) == "tp 4"
+
+
+def test_without_layouts_the_reason_of_the_largest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for trouble, reason in (
+        (Trouble("others are too slow"), "others are too slow"),
+        (None, "the model cannot be split over these devices"),
+    ):
+        found, tried = taken(monkeypatch, [], {}, trouble=trouble)
+        assert (found.reason, tried) == (reason, [])
+
+
+SERVING: dict[str, Any] = {
+    "ttft_seconds": 0.4, "ttft_low_seconds": 0.4, "ttft_high_seconds": 9.0, "steady_ttft_seconds": 0.4,
+    "tpot_seconds": 0.02, "tpot_low_seconds": 0.02, "tpot_high_seconds": 0.02, "concurrency": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("targets", "replicas", "is_sure"),
+    [
+        (Targets(None, RATE), 1, True),  # no limit
+        (Targets(None, RATE, 0.81, confidence=50), 3, True),  # below half of the limit
+        (Targets(None, RATE, 0.8, confidence=50), 3, False),
+        (Targets(None, RATE, 9.0, 0.04, confidence=50), 3, False),  # TPOT is half of its limit
+        (Targets(None, 8.0, 9.0, confidence=50), 2, False),  # 80 % busy
+        (Targets(None, 7.9, 9.0, confidence=50), 2, True),
+        (Targets(3, None, max_tpot_seconds=0.041, confidence=50), 1, True),  # clients keep no replica too busy
+    ],
+)
+def test_the_closed_form_decides_far_from_the_limits_on_replicas_that_are_not_busy(
+    targets: Targets, replicas: int, is_sure: bool
+) -> None:
+    assert confirm._is_sure(one_pool(replicas, targets=targets, **SERVING)) is is_sure
+
+
+@pytest.mark.parametrize("share", [0.49, 0.51])
+def test_clients_that_may_end_together_are_judged_by_the_wait_of_their_first_requests(share: float) -> None:
+    """A client of 3 has so many requests that the mean says how long the first ones wait (`requests_per_client`)."""
+    first = 0.38 + requests_per_client(3) * 0.02
+    for clients, is_sure in ((3, share < 0.5), (None, True)):
+        targets = Targets(clients, RATE, first / share, confidence=50)
+        one = one_pool(20, targets=targets, **{**SERVING, "steady_ttft_seconds": 0.38})
+        assert first > 1.5 * SERVING["ttft_seconds"]
+        assert confirm._is_sure(one) is is_sure
+
+
+@pytest.mark.parametrize(
+    ("rate", "clients", "replicas", "asked"),
+    [
+        (RATE, None, 4, (1, RATE / 4, None)),  # requests at random come to each replica at random
+        (None, 500, 3, (3, None, 500)),
+        (None, 501, 4, (1, None, 126)),  # many clients: those of one replica
+        (None, 501, 3, (1, None, 167)),
+    ],
+)
+def test_one_replica_is_simulated_with_its_share_of_the_load(
+    monkeypatch: pytest.MonkeyPatch, rate: float | None, clients: int | None, replicas: int, asked: tuple[Any, ...]
+) -> None:
+    seen: list[Any] = []
+
+    class Seen(Judge):
+        def at(self, layout: Any, numbers: tuple[int, ...]) -> None:
+            seen.append((*numbers, self.targets.requests_per_second, self.targets.concurrency))
+            assert self.targets.confidence == 50, "the closed form has judged the ranges"
+
+    monkeypatch.setattr("kvcalc.planning.plan.judge.Judge", Seen)
+    one = one_pool(replicas, targets=Targets(clients, rate, 1.0, confidence=80))
+    assert confirm._simulated(None, one) is None  # type: ignore[arg-type]
+    assert seen == [asked]
+
+
+@pytest.mark.parametrize(
+    ("worst", "rate", "missed", "is_confirmed"),
+    [
+        (0.9, 8.0, None, False), (0.91, 8.0, None, True),  # close to the limit
+        (0.1, 8.0, None, False), (0.1, 8.1, None, True),  # replicas that are more than 80 % busy
+        (0.1, None, None, False),
+        (1.1, 8.1, "late", False),  # what misses a target is not tried again
+    ],
+)  # fmt: skip
+def test_only_what_is_close_to_a_limit_or_busy_is_simulated_again(
+    monkeypatch: pytest.MonkeyPatch, worst: float, rate: float | None, missed: str | None, is_confirmed: bool
+) -> None:
+    found = SimpleNamespace(judged=SimpleNamespace(worst=worst), missed=missed)
+    monkeypatch.setattr(Judge, "at", lambda *_: found)
+    monkeypatch.setattr(Judge, "confirm", lambda *_: "confirmed")
+    layout = one_pool(2, targets=Targets(8 if rate is None else None, rate, 1.0))
+    assert confirm._simulated(None, layout) == ("confirmed" if is_confirmed else found)  # type: ignore[arg-type]
 
 
 @pytest.mark.nightly  # tests/recorded asks about many such pools

@@ -15,15 +15,15 @@ from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.disaggregated import search
 from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, decode_instance, prefill_instance, sent_of
-from kvcalc.planning.plan.disaggregated.matching import Load
+from kvcalc.planning.plan.disaggregated.matching import Load, Times
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, check_joined, join_caches, same_kind
-from kvcalc.planning.plan.disaggregated.rows import SplitPlan, _find, split_points
+from kvcalc.planning.plan.disaggregated.rows import SplitPlan, _find, _points, split_points
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
 from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, ttft_range
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
-from kvcalc.question.question import Question
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from kvcalc.throughput.power import mean_watts
 
@@ -72,6 +72,20 @@ def test_pools_have_a_cost_if_both_kinds_have_a_price(
     one, other = Platform(H100, 8, "vllm", price=prefill), Platform(H200, 8, "vllm", price=decode)
     kinds = PoolPlatforms(one, other, same_kind(one, LINK).link, (1.0, 1.0), (8, 8, 16))
     assert kinds.cost_per_hour((4, 3)) == cost
+
+
+@pytest.mark.parametrize("headroom", [0.0, 0.25])
+def test_tokens_are_paid_for_that_are_asked_for_and_not_those_of_the_headroom(headroom: float) -> None:
+    document: Any = kvcalc.plan(
+        "llama-3.1-8b", ["h100"], disaggregate=True, transfer=LINK, input_tokens=200, output_tokens=200,
+        requests_per_second=4.0, headroom=headroom, prices={"h100-sxm": 2.0},
+    )  # fmt: skip
+    (row,) = [row for row in document["plans"] if row["disaggregated"]]
+    assert row["tokens_per_second"] == pytest.approx(800.0 * (1 + headroom))
+    assert row["cost_per_hour"] == 2.0 * row["num_devices"]
+    # 800 tokens per second are 2.88 million an hour, and half of all tokens are output.
+    assert row["cost_per_million_output_tokens"] == pytest.approx(row["cost_per_hour"] / 2.88)
+    assert row["cost_per_million_tokens"] == pytest.approx(row["cost_per_hour"] / 2.88 / 2)
 
 
 @pytest.mark.parametrize(("rate", "prefills"), [(100, 1), (300, 2)])
@@ -168,6 +182,17 @@ def test_two_kinds_are_joined_under_one_engine() -> None:
     assert points("vllm", "sglang") == sorted(points("vllm") + points("sglang"))
 
 
+def test_a_point_may_have_all_devices_of_a_kind() -> None:
+    """There are two of the decode instances' kind, so each point has one or two instances of one device."""
+    traffic, kind = traffic_of("llama-3.1-8b"), Platform(H100, 1, "vllm")
+    known = Instances(traffic)
+    layouts = list(product(known.prefills(kind)[0], known.decodes(kind)[0]))
+    for most, decodes in ((1, {1}), (2, {1, 2})):
+        kinds = PoolPlatforms(kind, kind, same_kind(kind, LINK).link, (1.0, 1.0), (9, most, 11))
+        found = [str(point["layout"]).split(" + ")[1] for point in _points(known, kinds, layouts)]
+        assert {int(words.split()[0]) for words in found} == decodes
+
+
 def test_each_pool_and_both_together_have_a_limit() -> None:
     one, other = Platform(H100, 8, "vllm"), Platform(H200, 8, "vllm")
     kinds = PoolPlatforms(one, other, same_kind(one, LINK).link, (1.0, 1.0), (6, 4, 8))
@@ -188,6 +213,70 @@ def test_a_limit_on_the_whole_request_counts_without_one_on_its_first_token() ->
     for limit, is_met in ((whole * 1.001, True), (whole * 0.999, False)):
         targets = Targets(None, 0.1, None, None, max_e2e_seconds=limit)
         assert find_judge(targets, prefill, decode)(times) is is_met
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens", "is_mixed", "said"),
+    [
+        ("6 devices instead of 4", (90.0, 99.0), False, "6 devices instead of 4"),
+        (None, (90.0, 99.0), False, "same number of devices, 90 tokens per second, not 99"),
+        # Rates that are equal as printed, or those of two kinds of device, are not the reason.
+        (None, (99.0, 99.4), False, "same number of devices, TTFT 2 s, not 500 ms"),
+        (None, (90.0, 99.0), True, "same number of devices, TTFT 2 s, not 500 ms"),
+        (None, (99.0, 90.0), False, "same number of devices, TTFT 2 s, not 500 ms"),
+    ],
+)
+def test_why_the_second_pair_lost(more: str | None, tokens: tuple[float, float], is_mixed: bool, said: str) -> None:
+    second, first = (
+        SimpleNamespace(
+            tokens_per_second=rate, kinds=SimpleNamespace(is_mixed=is_mixed), why_more=lambda _: more,
+            match=SimpleNamespace(times=SimpleNamespace(ttft_seconds=ttft)),
+        )
+        for rate, ttft in zip(tokens, (2.0, 0.5))
+    )  # fmt: skip
+    assert search._why_not(first, second).endswith(f": {said}")  # type: ignore[arg-type]
+
+
+def test_both_servers_have_the_options_that_were_asked_for() -> None:
+    document: Any = kvcalc.plan(
+        "llama-3.1-8b", ["h100"], disaggregate=True, transfer=LINK, input_tokens=200, output_tokens=200,
+        requests_per_second=3.0, engine_settings={"max-num-batched-tokens": "4096"},
+    )  # fmt: skip
+    (pools,) = [row["disaggregated"] for row in document["plans"] if row["disaggregated"]]
+    assert all("--max-num-batched-tokens 4096" in pools["commands"][role] for role in ("prefill", "decode"))
+
+
+def test_the_transfer_has_no_range_and_the_other_parts_have_that_of_their_instance() -> None:
+    times = Times(
+        1.0, decoding=7.0, prompts=3, utilization=0.5, host_seconds=0.25, queue_seconds=0.5, prefill_seconds=1.0,
+        transfer_seconds=0.125, first_step_seconds=0.0625, tpot_seconds=0.01,
+    )  # fmt: skip
+    prefill: Any = SimpleNamespace(ttft_factors=lambda prompts: {3: (0.5, 2.0)}[prompts])
+    decode: Any = SimpleNamespace(tpot_factors=lambda decoding: {7.0: (0.25, 8.0)}[decoding])
+    assert ttft_range(prefill, decode, times) == (1.75 * 0.5 + 0.125 + 0.0625 * 0.25, 1.75 * 2 + 0.125 + 0.0625 * 8)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "hit_rate", "dp_ranks", "batch"),
+    [
+        (4096, 0.0, 1, 2),
+        (4097, 0.0, 1, 1),
+        (20_000, 0.0, 1, 1),
+        (4096, 0.5, 1, 4),
+        (4096, 0.0, 2, 4),
+        (10, 0.0, 1, 256),
+    ],
+)
+def test_a_prefill_step_has_the_prompts_of_its_budget(prompt: int, hit_rate: float, dp_ranks: int, batch: int) -> None:
+    """What the cache finds takes none of the 8,192 tokens of a step. More than 256 prompts save no time."""
+    speed = SpeedQuestion(prefix_hit_rate=hit_rate)
+    question = Question(
+        kvcalc.load_model("qwen3-30b-a3b"), engine_settings={"max-num-batched-tokens": "8192"}, speed=speed
+    )  # fmt: skip
+    traffic = Traffic(question, one_length(prompt, 400), Targets(None, 3.0), False)
+    found = prefill_instance(traffic, Platform(H200, 8, "vllm"), Shape(2, 1, dp_ranks))
+    assert not isinstance(found, Trouble)
+    assert found.rates.batch == batch
 
 
 def test_decode_instances_run_fewer_requests_within_a_shorter_limit() -> None:

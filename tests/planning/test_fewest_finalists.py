@@ -53,6 +53,18 @@ def test_the_fewest_replicas_that_meet_the_targets_are_found(guess: int, needed:
     assert max(judge.simulated)[0] <= 32  # on 64 devices
 
 
+@pytest.mark.parametrize(
+    ("guess", "needed", "simulated"),
+    [(20, 20, [20, 19]), (20, 19, [20, 19, 17, 18]), (20, 17, [20, 19, 17, 13, 15, 16]), (20, 22, [20, 21, 23, 22])],
+)
+def test_few_numbers_of_replicas_are_simulated_beside_a_good_guess(
+    guess: int, needed: int, simulated: list[int]
+) -> None:
+    judge: Any = KnownJudge((needed,))
+    _fewest_replicas(judge, option(guess), None)
+    assert list(dict.fromkeys(number for (number,) in judge.simulated)) == simulated
+
+
 def test_where_no_number_of_replicas_is_enough_the_most_are_the_answer() -> None:
     judge: Any = KnownJudge((33,))
     found: Any = _fewest_replicas(judge, option(4), None)

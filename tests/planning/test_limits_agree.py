@@ -49,6 +49,23 @@ def test_the_longest_context_fits_and_one_more_token_does_not(model: str, asked:
     assert [fit(longest + more)["fits"] for more in (0, 1, 2)] == [True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("engine", "settings"),
+    [
+        ("logical", {}), ("vllm", {}), ("sglang", {}), ("sglang", {"page-size": "64"}), ("transformers", {}),
+        ("mlx", {}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("model", ["llama-3-8b", "gpt-oss-20b"])
+def test_the_largest_batch_fits_in_just_its_bytes(model: str, engine: str, settings: dict[str, str]) -> None:
+    """A byte less holds a sequence less, also beside what the first sequence takes alone (SGLang's dummy page)."""
+    spec, asked = kvcalc.load_model(model), {"context_tokens": 2000, "engine": engine, "engine_settings": settings}
+    for batch in (1, 2, 7, 40):
+        size = estimate(spec, batch_size=batch, **asked)["kv_cache"]["bytes_per_device"]
+        for memory, most in ((size, batch), (size - 1, batch - 1)):
+            assert estimate(spec, kv_memory_bytes=memory, **asked)["fit"]["max_batch_size"] == most
+
+
 def test_no_request_runs_in_a_stage_that_does_not_start() -> None:
     """A request takes 512 MiB of each stage, but vLLM 0.14 to 0.16 ask each for the 1 GiB of all layers."""
     asked = {"context_tokens": 8192, "engine": "vllm@0.15", "pipeline_parallel_size": 2}

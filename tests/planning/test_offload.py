@@ -12,6 +12,9 @@ import kvcalc
 from kvcalc.engines.llama_cpp.placement import parse_placement
 from kvcalc.engines.placement import Placement
 from kvcalc.errors import KvcalcError, ModelError, UsageError
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.serving.throughput import speed_of
+from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
 from tests.documents import estimate, fit, texts
 
@@ -232,6 +235,14 @@ def test_fit_suggests_nothing_where_it_fits_or_for_other_engines() -> None:
     assert small["offload"] is None
     assert other["offload"] is None
     assert dense["offload"]["n_cpu_moe"] is None
+    # Neither fits into a host with 1 GiB, and the layers of several devices stay there.
+    host: Any = fit(
+        kvcalc.load_model("gpt-oss-120b"), find_devices("rtx-3090"), engine="llama.cpp",
+        engine_settings={"host-memory": "1GiB"},
+    )  # fmt: skip
+    two: Any = fit(kvcalc.load_model("gpt-oss-120b"), find_devices("rtx-3090x2"), engine="llama.cpp")
+    assert (host["fit"]["fits"], two["fit"]["fits"]) == (False, False)
+    assert (host["offload"], two["offload"]) == (None, None)
 
 
 def test_the_host_must_have_room() -> None:
@@ -359,6 +370,32 @@ def test_the_hosts_part_is_read_at_its_bandwidth() -> None:
     read = 32 * LAYER + TABLE + NORM + 32 * LAYER_CACHE
     assert fast["host"]["decode_seconds"] > read / 100e9
     assert fast["roofline_decode_step_seconds"] == pytest.approx(read / 100e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "switches"),
+    [
+        # To the device's layers, if there are any, whose output is the last: it stays there.
+        ("llama-3.1-8b", {"n-gpu-layers": "0"}, 0), ("llama-3.1-8b", {"n-gpu-layers": "1"}, 1),
+        ("llama-3.1-8b", {"n-gpu-layers": "16"}, 1),
+        # To the host and back for every group of experts, and every attention, of the device's layers.
+        ("mixtral-8x7b", {"n-cpu-moe": "3"}, 1 + 3 * 2),
+        ("mixtral-8x7b", {"n-cpu-moe": "32", "n-gpu-layers": "11"}, 1 + 10 * 2),
+        ("llama-3.1-8b", {"no-kv-offload": True}, 1 + 32 * 2),
+        ("mixtral-8x7b", {"n-cpu-moe": "3", "no-kv-offload": True}, 1 + 3 * 2 + 32 * 2),
+    ],
+)  # fmt: skip
+def test_a_step_changes_between_the_host_and_the_device(model: str, settings: dict[str, Any], switches: int) -> None:
+    case = make_case(
+        Question(
+            kvcalc.load_model(model), devices=find_devices("h200"), engine="llama.cpp", context_tokens=4096,
+            engine_settings=settings,
+        )
+    )  # fmt: skip
+    speed = speed_of(case, [])
+    assert not isinstance(speed, str)
+    assert speed.model.host is not None
+    assert speed.model.host.switches == switches
 
 
 def test_of_the_experts_only_those_in_use_are_read() -> None:

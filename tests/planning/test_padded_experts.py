@@ -41,6 +41,9 @@ def test_only_mxfp4_experts_of_vllm_are_padded() -> None:
     # Each of two ranks has 1,440 rows of a matrix, which become 1,536.
     halves = fit("gpt-oss-20b", "a100", tensor_parallel_size=2)
     assert padding(halves) == matrices * (3072 * 1536 - 2880 * 1440) * 17 // 32
+    # AMD's kernels pad both to 256, and Triton's on Hopper so pad the inputs of the values only.
+    assert padding(fit("gpt-oss-20b", "mi300x")) == matrices * (3072**2 - 2880**2) * 17 // 32
+    assert padding(fit("gpt-oss-20b", "h100")) == matrices * 2880 * (3072 - 2880) // 2
     assert padding(fit("gpt-oss-20b", "a100", "sglang")) is None
     assert padding(fit("gpt-oss-20b", "a100", dtype="bf16")) is None
     assert padding(fit("qwen3-8b", "a100")) is None

@@ -11,13 +11,24 @@ from hypothesis import strategies as st
 
 from kvcalc.engines import command_key
 from kvcalc.errors import DoesNotFitError, UsageError
-from kvcalc.planning.cases.lengths import Lengths
+from kvcalc.planning.cases.lengths import Lengths, one_length
 from kvcalc.planning.plan import pareto
 from kvcalc.planning.plan.document import parse_confidence, parse_price, refuse_empty
+from kvcalc.planning.plan.finalists import _why_next, find_simulated
+from kvcalc.planning.plan.judge import Finalist
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, why_not
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Limit, Targets, check_percentiles, limits_in
-from kvcalc.planning.plan.traffic import Platform, Probe, Trouble, _why_not, describe_cost, range_of, too_slow
+from kvcalc.planning.plan.traffic import (
+    Platform,
+    Probe,
+    Traffic,
+    Trouble,
+    _why_not,
+    describe_cost,
+    range_of,
+    too_slow,
+)
 from kvcalc.throughput.hardware import find_gpu
 
 Range = tuple[float | None, float | None]
@@ -160,6 +171,22 @@ def test_replicas_behind_a_router_listen_for_other_machines(engine: str, command
             assert "http://replica-0:8000 http://replica-1:8000 --host" in found["router"]
 
 
+def test_each_engine_has_the_command_of_its_own_best_row() -> None:
+    def one(cost: float, engine: str, command: str | None = None, **more: Any) -> Any:
+        return row(cost, replicas=1, engine=engine, **{command_key(engine): command}, **more)
+
+    rows = [
+        one(3.0, "vllm", "vllm serve x -tp 2"), one(2.0, "vllm", "vllm serve x"), one(1.0, "vllm", "no", fits=False),
+        one(4.0, "sglang", "sglang serve x"), one(5.0, "logical"), one(6.0, "tensorrt-llm"),
+    ]  # fmt: skip
+    for best, engines in ((rows[1], ["vllm", "sglang"]), (rows[3], ["sglang", "vllm"]), (None, ["vllm", "sglang"])):
+        found = pareto.commands(rows, best, "cost_per_hour", None)
+        assert [one["engine"] for one in found] == engines
+        assert {one["engine"]: one["command"] for one in found} == {"vllm": "vllm serve x", "sglang": "sglang serve x"}
+    # The best row may be one of several of its engine, and is not compared again.
+    assert pareto.commands(rows, rows[0], "cost_per_hour", None)[0]["command"] == "vllm serve x -tp 2"
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), max_size=14), st.booleans())
 def test_the_front_has_what_nothing_else_beats_in_both_ways(points: list[tuple[int, int, bool]], priced: bool) -> None:
     """Tokens per second of a user, and what a token costs: money if every kind has a price, else devices."""
@@ -249,6 +276,26 @@ def test_a_limit_of_a_percentile_is_compared_with_the_mean() -> None:
     assert too_slow(Targets(1, None, 0.99, ttft_percentile=99), LENGTHS, one) is not None
 
 
+@pytest.mark.parametrize(
+    ("engine", "limit", "context"),
+    [
+        ("sglang", None, 2202), ("sglang", 4096, 2202), ("sglang", 2201, 2201), ("sglang", 2200, 2200),
+        ("sglang", 1000, 2200),  # requests beyond the limit, which were asked for
+        ("vllm", None, 2200), ("vllm", 2200, 2200), ("vllm", 1000, 2200),
+    ],
+)  # fmt: skip
+def test_a_server_has_the_context_that_its_engine_needs_up_to_the_limit_of_the_model(
+    engine: str, limit: int | None, context: int
+) -> None:
+    """SGLang keeps two tokens free beyond a prompt and its answer (`needed_context`)."""
+    question: Any = SimpleNamespace(model=SimpleNamespace(max_position_embeddings=limit, name="a"))
+    traffic = Traffic(question, one_length(2000, 200), Targets(1, None), False)
+    assert traffic.context_for(engine) == context
+    assert traffic.limit == (1000 if limit == 1000 else None)
+    assert (traffic.refusal is None) is (limit != 1000)
+    assert traffic._replace(allow_beyond_limit=True).refusal is None
+
+
 def test_requests_at_random_do_not_come_in_groups() -> None:
     found = Probe(1, None, _answer(serving((2.0, 1.0, 3.0), (0.1, None, None), 1.0)), None, is_steady=True)  # type: ignore[arg-type]
     assert range_of(found.serving, "ttft") == (1.0, 0.5, 1.5)
@@ -324,6 +371,59 @@ def test_layouts_have_few_devices_first_and_of_as_many_the_fastest() -> None:
     assert why_not([small, fast], Trouble("x")) == "2 x tp 4: 8 devices instead of 4"
     assert (why_not([small], None), why_not([small], Trouble("too slow"))) == (None, "too slow")
     assert (fast.why_more(slow), fast.why_more(small)) == (None, "8 devices instead of 4")
+
+
+def finalist(one: Any, worst: float, missed: str | None = None) -> Any:
+    return Finalist(one, SimpleNamespace(missed=missed, worst=worst), is_alone=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("others", "missed", "larger", "said"),
+    [
+        ([finalist(layout(3), 0.2)], [finalist(layout(1), 2.0, "late")], [], "3 x tp 4: 12 devices instead of 8"),
+        ([finalist(layout(4, Shape(2, 1)), 0.8)], [], [],
+         "4 x tp 2: same number of devices, less headroom (80% of the limit, not 50%)"),
+        ([finalist(layout(4, Shape(2, 1)), 0.504)], [], [], "4 x tp 2: same number of devices, same headroom"),
+        # Of layouts that miss a target, the one with the fewest devices, and then the closest to its target.
+        ([], [finalist(layout(5), 1.1, "late"), finalist(layout(1), 1.3, "later"), finalist(layout(1), 1.2, "late")],
+         [layout(9)], "tp 4: late"),
+        # A layout that was not simulated, with the fewest replicas that the closed form calls enough.
+        ([], [], [layout(9, price=2.5), layout(3)], "7 x tp 4: 28 devices instead of 8, 70.00 per hour"),
+        ([], [], [], None),
+    ],
+)  # fmt: skip
+def test_why_the_next_layout_lost_to_the_one_that_won(
+    monkeypatch: pytest.MonkeyPatch, others: list[Any], missed: list[Any], larger: list[Any], said: str | None
+) -> None:
+    monkeypatch.setattr(OnePool, "least_replicas", 7)
+    assert _why_next(finalist(layout(), 0.5), others, missed, larger) == said
+
+
+def test_of_pairs_that_miss_a_target_the_one_is_named_that_the_closed_form_prefers() -> None:
+    """One of replicas is not compared with pools, whose order is not that of their devices."""
+    best, first, second = (SimpleNamespace(weight=weight, __str__=str) for weight in (4, 9, 5))
+    missed = [finalist(first, 1.3, "late"), finalist(second, 1.1, "later")]
+    found = _why_next(finalist(best, 0.5), [], missed, [])
+    assert found is not None
+    assert found.endswith(": late")
+
+
+@pytest.mark.parametrize(
+    ("worst", "trouble", "said"),
+    [
+        ((0.5, 0.5), Trouble("another is too slow"), "3 x tp 4: 12 devices instead of 8"),
+        ((0.5,), Trouble("another is too slow"), "another is too slow"),
+        ((0.5,), None, None),
+    ],
+)
+def test_the_winner_of_the_simulations_names_the_next_layout(
+    worst: tuple[float, ...], trouble: Trouble | None, said: str | None
+) -> None:
+    layouts = [layout(2 + number) for number in range(len(worst))]
+    judge: Any = SimpleNamespace(confirm=lambda one: one)
+    found = find_simulated(judge, [(layouts, trouble)], lambda _, one, best: finalist(one, 0.5), lambda *_: None)
+    assert isinstance(found, OnePool)
+    assert (found.replicas, found.next_layout) == (2, said)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,36 @@ def test_the_prefill_of_windows_is_fitted_with_a_stated_error(trace: str) -> Non
     assert not {"uneven-blocks", "does-not-fit"} & {warning["code"] for warning in plain["warnings"]}
 
 
+def test_windows_are_spread_over_the_blocks_of_a_prompt_of_mean_length(tmp_path: Path) -> None:
+    """Gemma 3 27B has 10 layers with full attention, and vLLM pads the 52 with a window of 1,024 tokens to 60."""
+    prompts: list[Prompt] = [((0, 1), 2 * BLOCK), ((2, 3, 4, 5, 6, 7), 6 * BLOCK)]
+    found = api.prefix_curve(str(write_trace(tmp_path / "trace.jsonl", prompts)), "gemma-3-27b", engine="vllm")
+    assert found["engine"] is not None
+    # 16 heads of 128 for K and for V, 2 bytes. The mean prompt has 2,048 tokens in 4 blocks.
+    assert found["engine"]["bytes_per_trace_block"] == (10 * 2048 + 60 * 1024) * 16 * 128 * 2 * 2 // 4
+
+
+@pytest.mark.parametrize(("blocks", "is_uneven"), [(1, False), (2, True), (3, True)])
+def test_states_are_spread_over_a_prompt_unless_it_has_one_block(tmp_path: Path, blocks: int, is_uneven: bool) -> None:
+    prompts: list[Prompt] = [(tuple(range(blocks)), blocks * BLOCK)]
+    found = api.prefix_curve(str(write_trace(tmp_path / "trace.jsonl", prompts)), "falcon-h1-7b", engine="logical")
+    assert ("uneven-blocks" in {warning["code"] for warning in found["warnings"]}) is is_uneven
+
+
+@pytest.mark.parametrize(("smallest", "is_said"), [(2, False), (1, True)])
+def test_a_cache_that_is_smaller_than_a_prompt_is_remarked(tmp_path: Path, smallest: int, is_said: bool) -> None:
+    path = str(write_trace(tmp_path / "trace.jsonl", [((0, 1), 2 * BLOCK), ((2,), BLOCK)]))
+    found = api.prefix_curve(path, cache_tokens=[8 * BLOCK, smallest * BLOCK])
+    assert ("below-largest-request" in {warning["code"] for warning in found["warnings"]}) is is_said
+
+
+def test_what_is_said_of_the_model_is_among_the_warnings(trace: str) -> None:
+    said = list(api.load_model("a.x-3.1").remarks)
+    assert said
+    found = api.prefix_curve(trace, "a.x-3.1", engine="vllm")
+    assert said == [warning["text"] for warning in found["warnings"] if warning["code"] == "remark"]
+
+
 def test_without_a_known_speed_the_hits_are_counted_all_the_same(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
     monkeypatch.setattr("kvcalc.planning.serving.throughput.speed_of", lambda *_: "the reason")
@@ -160,6 +190,32 @@ def test_the_sizes_double_from_the_largest_prompt_to_all_blocks(trace: str) -> N
                 expected.append(power // unit)
             power *= 2
         assert [row["cache_blocks"] for row in found["curve"]] == expected
+
+
+def test_the_curve_begins_with_the_largest_prompt_and_ends_with_all_blocks(tmp_path: Path) -> None:
+    """Both may be powers of two themselves: 4 prompts of 2 blocks, none of them shared."""
+    path = write_trace(tmp_path / "trace.jsonl", [((2 * number, 2 * number + 1), 2 * BLOCK) for number in range(4)])
+    assert [row["cache_blocks"] for row in api.prefix_curve(str(path))["curve"]] == [2, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "size"),
+    [
+        ("llama-3.3-70b", {}, 0),  # 70 billion parameters of two bytes leave less than nothing of 80 GB
+        ("llama-3.1-8b", {"kv_memory_bytes": 0}, 0),
+        ("llama-3.1-8b", {"kv_memory_bytes": 1}, 1),
+    ],
+)
+def test_a_device_without_memory_for_the_cache_has_a_tier_of_nothing(
+    trace: str, model: str, asked: dict[str, int], size: int
+) -> None:
+    found = api.prefix_curve(trace, model, engine="vllm", devices=H100, **asked)  # type: ignore[arg-type]
+    (row,) = found["tiers"]
+    assert (row["memory_bytes"], row["cache_blocks"], row["hit_rate"]) == (size, 0, 0.0)
+    codes = {warning["code"] for warning in found["warnings"]}
+    assert ("does-not-fit" in codes) is (size == 0)
+    # Nothing is loaded to the device's own memory.
+    assert (row["bandwidth_bytes_per_second"], "tier-bandwidth" in codes) == (None, False)
 
 
 def test_a_fit_that_is_off_by_more_than_two_percent_is_worth_a_remark(

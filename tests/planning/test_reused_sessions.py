@@ -5,6 +5,7 @@ llama-3.1-8b in vLLM: a token takes K and V of 32 layers with 8 heads of 128, in
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from kvcalc.engines import load_engine
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.planning.reuse import prefix_hit_notes
-from kvcalc.planning.reuse.document import Store
+from kvcalc.planning.reuse.document import Store, _computed_again
 from kvcalc.question.question import CacheReuse, SpeedQuestion
 from tests.documents import estimate, texts
 
@@ -94,6 +95,14 @@ def test_sessions_that_add_no_whole_block_to_the_prefix_take_nothing_and_have_no
         assert (sessions["kept_sessions_beside_batch"] is None) is (own == 0)
 
 
+@pytest.mark.parametrize(
+    ("engine", "prompt", "found"), [("vllm", 1024, 1008), ("vllm", 1025, 1024), ("sglang", 1000, 999)]
+)
+def test_only_the_last_token_of_a_prompt_must_be_computed(engine: str, prompt: int, found: int) -> None:
+    document = ask(CacheReuse(prefix_tokens=prompt), prompt, engine=engine)
+    assert document["workload"]["prefix_hit_rate"] == found / prompt
+
+
 def test_a_prompt_that_is_all_prefix_computes_its_last_block() -> None:
     """Also if there is room for it in the context, which has the answer."""
     part = ask(CacheReuse(PREFIX), PREFIX, answer=100)["reuse"]["prefix"]
@@ -101,6 +110,34 @@ def test_a_prompt_that_is_all_prefix_computes_its_last_block() -> None:
     # With one more token, that one is computed.
     part = ask(CacheReuse(PREFIX + 1), PREFIX + 1)["reuse"]["prefix"]
     assert part["found_tokens"] == part["shared_tokens"] == PREFIX
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "logical"])
+def test_a_prefix_is_compared_with_requests_that_share_nothing(engine: str, replicas: int) -> None:
+    """As many run alone as without a prefix, on a device, or in memory for the cache without one."""
+    asked: list[dict[str, Any]] = [
+        {"devices": kvcalc.find_devices(f"h200x{replicas}"), "tensor_parallel_size": 1,
+         "data_parallel_size": replicas},
+        {"kv_memory_bytes": 20 * GIB},
+    ]  # fmt: skip
+    for more in asked:
+        shared, alone = (
+            estimate(kvcalc.load_model("mixtral-8x7b"), engine=engine, context_tokens=8000, reuse=reuse, **more)
+            for reuse in (CacheReuse(prefix_tokens=4096), None)
+        )
+        found, most_alone = shared["reuse"]["prefix"], alone["fit"]["max_batch_size"]
+        assert found["max_batch_size_alone"] == most_alone
+        assert found["more_requests"] == shared["fit"]["max_batch_size"] - most_alone > 0
+
+
+def test_the_last_token_of_a_context_is_computed_anyway() -> None:
+    """A prompt of n + 1 tokens takes so much longer than the same prompt of which n are found."""
+
+    def prefill(tokens: int, prompts: int = 1, cached: int = 0) -> Any:
+        return SimpleNamespace(seconds=prompts * (tokens**2 - cached**2 + 10))
+
+    assert _computed_again(SimpleNamespace(prefill=prefill), 100) == 100**2  # type: ignore[arg-type]
 
 
 def test_without_a_device_there_are_no_seconds_and_no_memory() -> None:
@@ -248,5 +285,6 @@ def test_a_unit_of_a_tier_takes_what_a_context_of_its_length_takes() -> None:
         rules = load_engine("vllm", kvcalc.load_model(model))
         prefixes = rules.prefixes(rules.spec, DTYPES["bf16"])
         store = Store(prefixes, 256, 1, False, 1)
+        assert Store(prefixes, 256, 1, True, 1).moved_bytes(0) == 0, "LMCache moves no chunk"
         assert store.unit_bytes == prefixes.tier_bytes(256)
         assert (prefixes.tier_bytes(512) < 2 * store.unit_bytes) == windowed

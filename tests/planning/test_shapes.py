@@ -80,6 +80,15 @@ def test_only_experts_make_dp_ranks_and_a_number_that_is_asked_for_is_the_only_o
     assert max(shape.devices for shape in shapes("gpt-oss-120b")) == 64
 
 
+def test_whole_experts_are_on_the_ranks_if_there_is_one_for_each() -> None:
+    """With tensor parallelism alone, the default splits each expert. Mixtral has 8 of them."""
+    sizes = {(shape.tensor, shape.experts) for shape in shapes("mixtral-8x7b", GB200) if shape.dp_ranks == 1}
+    whole = {(2, 2), (4, 4), (8, 8)}
+    assert sizes == {(tensor, None) for tensor in (1, 2, 4, 8, 16, 32, 64)} | whole
+    of_ranks = {shape.experts for shape in shapes("mixtral-8x7b", GB200) if shape.dp_ranks > 1}
+    assert of_ranks == {None, 1}
+
+
 @pytest.mark.parametrize(
     "targets",
     [Targets(None, 15.0, max_tpot_seconds=0.02), Targets(300, None, max_ttft_seconds=0.4)],

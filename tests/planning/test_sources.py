@@ -55,6 +55,9 @@ def test_a_default_of_the_class_is_named_as_one(kvcalc: Any) -> None:
     rows = kvcalc("estimate", "gemma-3-27b", "--explain", "--json").json["sources"]["model"]["config"]
     assert ("vocab_size", True) in {(row["key"], row["is_default"]) for row in rows}
     assert "defaults of its class: vocab_size" in kvcalc("estimate", "gemma-3-27b", "--explain").out
+    # MPT states its width as d_model, and has no default for it.
+    assert "d_model 4096" in (mpt := kvcalc("estimate", "mpt-7b", "--explain").out)
+    assert "defaults of its class" not in mpt
 
 
 def test_without_explain_no_document_has_sources(kvcalc: Any) -> None:

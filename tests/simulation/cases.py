@@ -74,7 +74,10 @@ class Case(NamedTuple):
 
 
 def table_of(draw: Random, page: int, longest: int, kind: str) -> tuple[Sequence[int], str]:
-    """Blocks by the number of blocks of tokens: even, with a window that stops growing, or of groups that differ."""
+    """Blocks by the number of blocks of tokens: even, with a window that stops growing, or of groups that differ.
+
+    A group has a block for three blocks of tokens, and another one, which half of the cases have, for each.
+    """
     numbers = -(-longest // page) + 3
     if kind == "tokens":
         return range(0, (numbers + 1) * page, page), kind
@@ -85,7 +88,7 @@ def table_of(draw: Random, page: int, longest: int, kind: str) -> tuple[Sequence
     if shape == "window":
         most = draw.randrange(2, 6)
         return [0, *(n + 2 * min(n, most) + 1 for n in range(1, numbers + 1))], shape
-    return [0, *(n + -(-n // 3) for n in range(1, numbers + 1))], shape
+    return [0, *(numbers % 2 * n + -(-n // 3) for n in range(1, numbers + 1))], shape
 
 
 def make_case(seed: int) -> Case:

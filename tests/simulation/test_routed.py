@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,8 +12,15 @@ import pytest
 import kvcalc
 from kvcalc.question.fields import ROUTERS
 from kvcalc.simulation import routed
+from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
-from kvcalc.simulation.routed import PrefixAware
+from kvcalc.simulation.replicas.mixed import MixedReplica
+from kvcalc.simulation.replicas.pool import BlockPool
+from kvcalc.simulation.replicas.rules import Rules
+from kvcalc.simulation.replicas.server import Server
+from kvcalc.simulation.results import describe_times
+from kvcalc.simulation.routed import PrefixAware, serve
+from tests.simulation.cases import SCHEDULES, PieceTimes
 
 LOAD: dict[str, Any] = {"prompt_tokens": "lognormal:2000,0.8", "answer_tokens": "lognormal:250,0.8"}
 LOADS: list[dict[str, Any]] = [{"requests_per_second": 50.0}, {"concurrency": 300}]
@@ -56,6 +64,38 @@ def test_replicas_that_know_nothing_of_each_other_may_run_one_after_the_other(
     both = simulated(router=router, engine=engine, requests_per_second=40.0)
     for metric in ("ttft", "tpot", "e2e"):
         assert times(both, metric) == pytest.approx(times(alone, metric), rel=1e-9)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_a_client_sends_its_next_request_when_it_has_the_answer(monkeypatch: pytest.MonkeyPatch, router: str) -> None:
+    """The client gets an answer by the host time of the request later than the engine has it."""
+    served: list[Request] = []
+
+    def describe(requests: list[Request], ranks: Any) -> Any:
+        served.extend(requests)
+        return describe_times(requests, ranks)
+
+    monkeypatch.setattr("kvcalc.simulation.simulate.describe_times", describe)
+    simulated(router=router, concurrency=12, requests=60)
+    assert all(request.lag > 0 for request in served)
+    ends = {(request.finish or 0.0) + request.lag for request in served}
+    arrivals = sorted(request.arrival for request in served)
+    assert arrivals[:12] == [0.0] * 12
+    assert set(arrivals[12:]) < ends
+
+
+def test_a_replica_with_an_answer_that_goes_on_gets_no_other_request() -> None:
+    """The first answer goes on, and every other one ends before the next request arrives."""
+
+    def make(arrivals: Arrivals) -> Server:
+        # No step takes more than 2.3 seconds, and 2,000 of them take more than 800.
+        return MixedReplica(Rules(SCHEDULES["vllm"], 100, 4), PieceTimes(Random(2)), BlockPool(None), arrivals)
+
+    for router, numbers in (("least-loaded", [1, 8]), ("round-robin", [4, 5])):
+        requests = [Request(0, 0.0, 10, 2000), *(Request(n, 100.0 * n, 10, 2) for n in range(1, 9))]
+        servers = serve(requests, 2, make, router)
+        assert sorted(server.finished for server in servers) == numbers
+        assert max(request.finish or 0.0 for request in requests[1:]) < (requests[0].finish or 0.0)
 
 
 def test_random_waits_longest() -> None:

@@ -233,6 +233,19 @@ def test_each_further_device_over_pcie_adds_to_the_overhead_of_the_bytes() -> No
     assert decode(layout=(4, 1, 1), **more).communication == decode(layout=(4, 1, 1)).communication
 
 
+def test_prompts_have_overheads_of_their_own_on_fast_links_and_those_of_a_step_over_pcie() -> None:
+    """No more devices than 8 share a link in kernel tables."""
+    own: dict[str, Any] = {"prompt_link_overhead": 3.0, "prompt_link_overhead_per_device": 0.25}
+    slow: dict[str, Any] = {"pcie_overhead": 7.0, "pcie_overhead_per_device": 0.5, **own}
+    alone = GPU._replace(interconnect=None, pcie_bytes_per_second=25)
+    for devices, linked, pcie in ((2, 3.0, 7.0), (4, 3.5, 8.0), (8, 4.5, 10.0)):
+        fast, ideal = (model(layout=(devices, 1, 1), **more).prefill_work(20).communication for more in (own, {}))
+        assert fast == about(linked * ideal)
+        sent = 2 * 80 * 2 * (devices - 1) / devices / 25
+        over_pcie = model(layout=(devices, 1, 1), gpu=alone, **slow).prefill_work(20).communication
+        assert over_pcie == about(pcie * 20 * sent)
+
+
 def test_what_the_shorter_of_reading_and_multiplying_adds_is_its_own_part() -> None:
     dense_alone = COUNTS._replace(head=(), experts=(), work=(), reads=Reads((), Curve((1,), (0,), (0,))))
     # With power 2, 3 and 4 seconds together take 5.
@@ -471,6 +484,9 @@ def test_a_prompt_on_dp_ranks_pays_for_all_reduces_and_for_the_exchange() -> Non
     assert min(reduced, exchanged) > 0
     # Both ranks compute a prompt at the same time, so that each takes half of theirs.
     assert found.prefill_work(40).communication == about(reduced + exchanged)
+    both, latency = [Part(0, 20, share=0.5, number=2.0)], found.costs.latency + found.exchange.latency
+    assert found.beside(both, 4).communication == about(reduced + exchanged)
+    assert found.alone(both).communication == about(reduced + exchanged + latency)
 
 
 def test_a_prompt_waits_for_the_host_if_launching_its_kernels_takes_longer() -> None:

@@ -87,7 +87,7 @@ def kept(spec: ModelSpec, cache: Cache, release: Release | None) -> Cache:
     if isinstance(cache, SlidingWindowAttention) and spec.model_type == "mimo_v2_flash":
         # The model also reads the token before the config's window, but max_size is that window.
         return cache._replace(window=cache.window - 1)
-    if isinstance(cache, RecurrentState) and spec.model_type not in _types("convolutions"):
+    if isinstance(cache, RecurrentState):
         is_older = release is not None and release < _FP32_STATES_SINCE
         return cache._replace(state_dtype=cache.conv_dtype if is_older else "fp32")
     return cache

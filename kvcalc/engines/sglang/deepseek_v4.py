@@ -224,11 +224,13 @@ class DeepseekV4(Sglang):
         window, requests = _layers(whole_of(self.spec)).window, self._requests(batch)
         if self.has_ratio:
             return max(self._window_tokens(full), round_up(window + _PAGE + 1, _PAGE))
-        checked = self.chosen.speculative_num_draft_tokens
-        step = _PAGE if checked is None else 2 * checked
+        chosen, checked = self.chosen, self.chosen.speculative_num_draft_tokens
+        overlaps = not chosen.disable_overlap_schedule
+        step = 2 * checked if checked and overlaps else _PAGE
         each = window + _EVICTION * (checked or 1) + _PAGE + step
-        running = each * requests + 2 * (self.chosen.chunked_prefill_size or 0) + _PAGE
-        return round_up(running + _PREFIXES * requests * (window + _PAGE), _PAGE)
+        running = each * requests + (1 + overlaps) * (chosen.chunked_prefill_size or 0) + _PAGE
+        prefixes = 0 if chosen.disable_radix_cache else _PREFIXES * requests
+        return round_up(running + prefixes * (window + _PAGE), _PAGE)
 
     def _bytes_per_token(self, share: ModelSpec) -> float:
         ratio = self.chosen.swa_full_tokens_ratio if self.has_ratio else 0.0

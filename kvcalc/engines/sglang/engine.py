@@ -205,10 +205,8 @@ class Sglang(Engine):
     def rows_bytes(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, full: int, window: int) -> int:
         """The bytes of pools with these numbers of tokens, of the states, and of the request table."""
         pools, page = pools_of(share, dtype), self.page
-        rows = (full + page) * pools.full + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
-        if pools.window:
-            rows += (window + page) * pools.window
-        return rows + ((self._num_states(batch) + 1) * pools.state if pools.state else 0)
+        rows = (full + page) * pools.full + (window + page) * pools.window + (self._num_states(batch) + 1) * pools.state
+        return rows + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
         pools = pools_of(share, dtype)

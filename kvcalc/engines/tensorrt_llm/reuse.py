@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvcalc.engines.prefixes import PLAIN, InUse, Matching, Prefixes, in_use
+from kvcalc.engines.prefixes import PLAIN, Matching, Prefixes, in_use
 from kvcalc.engines.reuse import CPU, DISK, Reuse
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.tensorrt_llm.pools import Layout, Sequences, blocks_of, most_blocks
@@ -74,12 +74,9 @@ class GroupPrefixes(Prefixes):
         block, slots = self.block_tokens, dict[int | None, int]()
         layout = self._layout(tokens)
         after = ceil_div(tokens, block) - shared // block
-        for kind in self._kinds:
-            needed = most_blocks(kind.window, tokens, block)
-            found = InUse(shared // block, after)
-            if kind.window is not None:
-                found = in_use(needed, after, self._kept(kind.window, shared))
-            slots[kind.window] = found.shared + (batch - 1) * found.own + after
+        for window in {kind.window for kind in self._kinds} - {None}:
+            found = in_use(most_blocks(window, tokens, block), after, self._kept(window, shared))
+            slots[window] = found.shared + (batch - 1) * found.own + after
         # A window that is no shorter than the requests keeps what the other layers keep.
         whole = shared // block + batch * after
         groups = layout.division.groups

@@ -143,10 +143,6 @@ class _Bucket(NamedTuple):
         """Whether every size of page has the same number of layers."""
         return len({len(alike) for alike in self.by_size.values()}) == 1
 
-    @property
-    def bytes(self) -> int:
-        return sum(size * len(alike) for size, alike in self.by_size.items())
-
     def parts(self, count: int) -> list[tuple[Placed, ...]]:
         """The layers divided into `count` groups with as many layers of every size."""
         if count == 1:

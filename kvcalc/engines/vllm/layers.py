@@ -323,8 +323,7 @@ def _dots3_page(spec: ModelSpec, cache: LatentAttention, dtype: Dtype, block_siz
     kind = SLIDING if cache.window is not None and cache.kind not in whole else MLA
     own, width = latent_bytes(cache, dtype, sparse=False), (cache.kv_lora_rank + cache.qk_rope_head_dim,)
     padded = 0 if own == row else block_size * row
-    stride = 0 if cache.window is not None else row
-    return Page(kind, block_size, own, cache.window or 0, width, padded_bytes=padded, stride=stride)
+    return Page(kind, block_size, own, cache.window or 0, width, padded_bytes=padded, stride=row)
 
 
 def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:

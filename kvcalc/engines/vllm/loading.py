@@ -16,7 +16,7 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.throughput.hardware import Gpu
 
 _MARLIN = _TRTLLM = Tile(256, 128)
-_BY_CLASS = {
+_BY_CLASS: dict[str | None, Tile] = {
     "turing": _MARLIN, "ampere": _MARLIN, "ada": _MARLIN, "blackwell-rtx": _MARLIN, "blackwell": _TRTLLM,
     "hopper": Tile(256, 256, inputs_only=True),
 }  # fmt: skip
@@ -25,7 +25,7 @@ _OF_AMD = Tile(256, 256)
 
 def tile_of(gpu: Gpu) -> Tile | None:
     """The sizes of the kernels for this device. None if they are not known."""
-    return _OF_AMD if gpu.vendor == "AMD" else _BY_CLASS.get(gpu.device_class or "")
+    return _OF_AMD if gpu.vendor == "AMD" else _BY_CLASS.get(gpu.device_class)
 
 
 # The tables of cosines and sines that vLLM makes while it loads a model: bytes on every device.
@@ -59,7 +59,7 @@ def rotary_tables(spec: ModelSpec) -> tuple[tuple[str, int], ...]:
 
 def _rotated(spec: ModelSpec, width: int) -> Fraction:
     """The part of `width` dimensions that is rotated. Gemma 4 fills its tables up to the head (gemma4_rope.py)."""
-    if spec.attention.is_latent or not width or spec.model_type.startswith("gemma4"):
+    if spec.attention.is_latent or spec.model_type.startswith("gemma4"):
         return Fraction(1)
     scaling, whole = _scaling(spec), spec.attention.qk_head_dim
     for key in ("partial_rotary_factor", "rotary_pct"):

@@ -65,7 +65,7 @@ class VllmReader(Reader):
             text = f"--quantization {asked}: vLLM does not start with a checkpoint that is not quantized"
             raise LayoutError(text, "leave it out, or name a quantized copy")
         is_known = any(own.startswith(one) for one in _OF_CHECKPOINTS) and (needed is not None or asked == "fp8")
-        if stated is not None and is_known and not own.startswith(needed or "fp8"):
+        if is_known and not own.startswith(needed or "fp8"):
             text = f"--quantization {asked}: vLLM does not start with a checkpoint in {own.split()[0]}"
             raise LayoutError(text, "leave it out: vLLM reads the checkpoint's")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from kvcalc.engines.declarations import table
 from kvcalc.records import NamedTuple
-from kvcalc.releases import Release, RequestedRelease, parse_release, step_at
+from kvcalc.releases import Release, RequestedRelease, parse_release
 
 NEWEST = (0, 33)
 
@@ -68,9 +69,13 @@ class Rules(NamedTuple):
 
     @property
     def release(self) -> str:
-        """The first release with these rules, in the form that `rules_of` accepts."""
+        """The first release with these rules, in the form that `rules_of` accepts.
+
+        Without its patch number it means the last patch release, which may have newer rules.
+        """
         major, minor, patch = self.since
-        return f"{major}.{minor}.{patch}" if patch else f"{major}.{minor}"
+        short = f"{major}.{minor}"
+        return f"{short}.{patch}" if patch or rules_of(short).since != self.since else short
 
     @property
     def name(self) -> str:
@@ -82,35 +87,19 @@ class Rules(NamedTuple):
         return Release.of(*self.since)
 
 
-# Newest first.
-RELEASES: list[Rules] = [Rules((0, 33, 0))]
+def _newest_first() -> list[Rules]:
+    """The rules of every run of releases, by `releases.yaml`."""
+    found: list[Rules] = []
+    for row in table("vllm", "releases")["releases"]:
+        stated: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+        stated["since"] = tuple(map(int, row["since"].split(".")))
+        if "padding_ratio" in row:
+            stated["padding_ratio"] = Fraction(row["padding_ratio"])
+        found.append(found[-1]._replace(**stated) if found else Rules(**stated))
+    return found
 
 
-def _before(since: tuple[int, int, int], **changes: Any) -> None:
-    """Add the rules of older releases: the rules of the next newer ones, except for `changes`."""
-    RELEASES.append(RELEASES[-1]._replace(since=since, **changes))
-
-
-_before((0, 32, 0), checkpoints=("linear",))
-_before((0, 29, 0), checkpoints=(), has_mode_all=True)
-_before((0, 28, 0), packing="overlaid", overlaps_stages=False)
-_before((0, 27, 0), state_per_block=("linear", "selective"), hybrid_prefixes=False)
-_before((0, 26, 0), mla_block=64, packing="slots")
-_before((0, 25, 0), two_steps=False)
-_before((0, 23, 0), pads=False)
-_before((0, 22, 0), packing="tuples")
-_before((0, 20, 1), drafts_align=True)
-_before((0, 20, 0), tokens="group")
-_before((0, 18, 0), packing="", drafts_align=False)
-_before((0, 17, 0), padding_ratio=Fraction(5, 4))
-_before((0, 15, 0), bills="all layers")
-_before((0, 14, 0), has_mode_align=False)
-_before((0, 12, 0), bills="stage")
-_before((0, 11, 0), padding_ratio=Fraction(0), unifies=False, state_per_block=())
-_before((0, 10, 0), states=False)
-_before((0, 9, 1), chunks=False)
-_before((0, 8, 0), windows="alone", tokens="blocks")
-_before((0, 0, 0), windows="never", bills="stages")
+RELEASES = _newest_first()
 
 
 def rules_of(version: str | None) -> Rules:
@@ -122,8 +111,8 @@ def rules_of(version: str | None) -> Rules:
     """
     if version is None:
         return RELEASES[0]
-    place = step_at([rules.first for rules in reversed(RELEASES)], parse_release("vllm", version).release)
-    return RELEASES[-1 if place is None else -1 - place]
+    release = parse_release("vllm", version).release
+    return next(rules for rules in RELEASES if release is None or release >= rules.first)
 
 
 def is_known(asked: RequestedRelease) -> bool:

@@ -75,7 +75,7 @@ def caches_prefixes(spec: ModelSpec, rules: Rules, settings: Mapping[str, str]) 
 def can_cache_prefixes(spec: ModelSpec, rules: Rules) -> bool:
     """Whether --enable-prefix-caching does anything. Older releases turn it off if they cannot keep the states."""
     kinds = _kinds(spec) if keeps_states(spec) else set()
-    return rules.has_mode_align or kinds <= set(rules.state_per_block)
+    return rules.has_mode_align or kinds.issubset(rules.state_per_block)
 
 
 def states_of(
@@ -96,7 +96,7 @@ def states_of(
     chosen = rules.state_per_block if mode in (None, NONE) else _STATE_PER_BLOCK if mode == ALL else ()
     if mode in (None, NONE) and rules.drafts_align and speculative_tokens:
         chosen = ()
-    if kinds and kinds <= set(chosen):
+    if kinds and kinds.issubset(chosen):
         if not spec.attention.num_heads:
             raise ModelError(
                 f"{spec.name}: prefix caching of models without attention is not modelled for {rules.name}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.reader import Body, ConfigReader
@@ -50,22 +51,23 @@ def decoder_body(
     config: ConfigReader,
     mlps: Sequence[tuple[Weight, ...]],
     *outer: Weight,
+    hidden_size: int | None = None,
     norms: Sequence[str] = NORMS,
-    last: str = "model.norm",
+    last: str | None = "model.norm",
     tied: bool = False,
-    embedding: str = "model.embed_tokens",
-    prefix: str = "model.layers.{}.",
     norm_bias: bool = False,
+    **named: Any,
 ) -> Body:
     """Return the weights outside the mixers of a decoder.
 
-    These are `mlps` (one per layer), the norms, the last norm, `outer`, the embedding and the head. `tied` is the
-    default of tie_word_embeddings. `norm_bias`: the norms have a shift.
+    These are `mlps` (one per layer), the norms, the last norm, `outer`, the embedding and the head. `hidden_size` is by
+    default the config's, and `tied` is the default of tie_word_embeddings. `norm_bias`: the norms have a shift. `named`
+    are other arguments of `around`.
     """
-    width = config.integer("hidden_size")
+    width = hidden_size or config.integer("hidden_size")
     is_tied = config.boolean("tie_word_embeddings", default=tied)
-    ends = (norm(last, width, norm_bias), *outer)
-    made = around(config.integer("vocab_size"), width, is_tied, *ends, embedding=embedding, prefix=prefix)
+    ends = outer if last is None else (norm(last, width, norm_bias), *outer)
+    made = around(config.integer("vocab_size"), width, is_tied, *ends, **named)
     return Body(made, mlps, tuple(norm(name, width, norm_bias) for name in norms))
 
 

@@ -1,12 +1,9 @@
 """Read decoders with K and V in every layer: without windows, with a window in all layers, or in some layers.
 
-The differences between these families are in `decoder_table`, one row per family. A family with a single special rule
-fills in a row and uses this reader too.
+The differences between these families are in `decoder_table`, one row per family.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from kvcalc.model.experts import choose, moe, sparse_layers, with_defaults
 from kvcalc.model.families.decoder_table import Decoder, row
@@ -43,12 +40,16 @@ def known_keys(model_type: str) -> frozenset[str]:
 
 
 def read(config: ConfigReader, model_type: str) -> ModelSpec:
-    """Read a decoder that has a row in the table."""
-    return read_row(config, model_type, row(model_type))
-
-
-def read_row(config: ConfigReader, model_type: str, facts: dict[str, Any]) -> ModelSpec:
     """Read a decoder by its row: K and V of num_key_value_heads heads in every layer, for all tokens or a window."""
+    facts = row(model_type)
+    if "computed" in facts:
+        # Only a few rows need these modules.
+        from kvcalc.model.families.layer_functions import FUNCTIONS
+        from kvcalc.model.families.layer_row import Row
+        from kvcalc.model.families.layered import CALLED
+
+        known = Row({}, config, {**FUNCTIONS, **facts}, CALLED)
+        facts = {**facts, **{field: known.value(one) for field, one in facts["computed"].items()}}
     decoder = Decoder(facts)
     defaults = decoder.defaults
     if any(config.has(key) for key in _WINDOW_KEYS[1:]):
@@ -201,12 +202,16 @@ def _around(config: ConfigReader, row: Decoder, width: int, vocab: int) -> Aroun
     outer = [norm(name, width, row.norm_bias) for name in row.final_norms]
     for name, keys, default, more in row.tables:
         outer.append(lookup(name, (config.optional_integer(*keys) or default) + more, width))
+    narrow = (config.optional_integer(row.narrow_key) if row.narrow_key else None) or width
+    if narrow != width:
+        stem = row.embedding.rpartition(".")[0]
+        outer += linear(f"{stem}.project_in", narrow, width), linear(f"{stem}.project_out", width, narrow)
     tied = config.boolean("tie_word_embeddings", default=row.tied)
     head_bias = _flag(config, row.head_bias)
     if tied and head_bias:
         outer.append(other(f"{row.head}.bias", vocab))
     return around(
-        vocab, width, tied, *outer, embedding=row.embedding, head=row.head, head_bias=head_bias, prefix=row.prefix
+        vocab, narrow, tied, *outer, embedding=row.embedding, head=row.head, head_bias=head_bias, prefix=row.prefix
     )
 
 

@@ -27,7 +27,7 @@ class Decoder:
     always hidden_size / num_attention_heads. `floors_head_dim`: without a width of its own, that quotient is rounded
     down. `output_gate`: each output of the heads has a gate. `gate_key` is the key that says whether a gate has one row
     per head (true) or per output (per-element). `heads_by_layer` is the key that lists the query heads of every layer.
-    `num_kv_heads` is set if the family's own module has determined the number.
+    `num_kv_heads` is set if the number is not the one under `kv_heads_key`.
 
     Weights: `vocab_size` is None if the family's weights are not counted. `tied` is the default of tie_word_embeddings.
     `qk_norm` is as in Projections; if `qk_norm_key` is set, it applies only if the config has that key set to true.
@@ -38,7 +38,9 @@ class Decoder:
     position tables: name, keys, default rows and additional rows. `vocab` lists the keys for the rows of the embedding.
     `uncounted` maps keys whose weights are not counted to the reason. `builds` are the sizes that the class has
     whatever the config says; weights of other sizes are not counted. `is_remote`: published with its own code, without
-    a class in Transformers.
+    a class in Transformers. If the config has another number under `narrow_key` than the width of the model, the
+    embedding has this width, with a projection on each side. `computed` has formulas for fields, which may call the
+    functions of layers.yaml and name the row's other fields.
     """
 
     layers: tuple[str, ...] = ("num_hidden_layers", "n_layer")
@@ -94,6 +96,8 @@ class Decoder:
     tables: tuple[Any, ...] = ()
     builds: Mapping[str, int] = {}
     is_remote: bool = False
+    narrow_key: str = ""
+    computed: Mapping[str, str] = {}
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self.__dict__.update(facts)

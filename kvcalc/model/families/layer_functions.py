@@ -1,4 +1,7 @@
-"""The functions that the formulas of presets/types/layers.yaml may call."""
+"""The functions that the formulas of presets/types/layers.yaml may call.
+
+Those whose first parameter is `row` also take the row, which no formula names.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,24 @@ from kvcalc.model import tensors
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import listed_sparse_layers, moe
 from kvcalc.model.families.common import grouped_shape, hyper_connection, latent_shape
-from kvcalc.model.families.indexers import indexer
 from kvcalc.model.families.layer_row import Row
+from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer, Projections
 from kvcalc.model.mixers.recurrent import Recurrence, delta_attention, delta_net, mamba, mamba2, short_convolution
 from kvcalc.model.reader import MAX_INTEGER, MAX_LAYERS
-from kvcalc.model.tensors import Weight, gated_mlp, linear, lookup, norm, other, plain_mlp, replicated, router, weights
+from kvcalc.model.tensors import (
+    Block,
+    Weight,
+    gated_mlp,
+    linear,
+    lookup,
+    norm,
+    other,
+    plain_mlp,
+    replicated,
+    router,
+    weights,
+)
 
 # What a config says. `a|b` is a key and its other name, and `of` the path of the object that the key is in.
 
@@ -32,7 +47,7 @@ def optional(row: Row, key: str, default: Any = None, *, least: int = 1, most: i
 
 def times(row: Row, key: str) -> int:
     """How often something repeats: at most the largest number of layers."""
-    return row.reader.integer(key, most=MAX_LAYERS)
+    return row.reader.integer(*key.split("|"), most=MAX_LAYERS)
 
 
 def number(row: Row, key: str, default: float, *, of: str = "") -> float:
@@ -48,6 +63,16 @@ def flag(row: Row, key: str, default: bool = False) -> bool:
 def is_set(row: Row, key: str, *, of: str = "") -> bool:
     """Whether the value under a key is there and is not null, false, zero or empty."""
     return row.inside(of).is_set(key)
+
+
+def begins(row: Row, key: str, text: str) -> bool:
+    """Whether the text under a key, which must be there, begins with another."""
+    return row.reader.text(key).startswith(text)
+
+
+def is_class(row: Row, name: str) -> bool:
+    """Whether the name of the checkpoint's class ends with this one."""
+    return str(next(iter(row.reader.items("architectures")), "")).endswith(name)
 
 
 def integers(row: Row, key: str) -> list[int]:
@@ -106,11 +131,6 @@ def product(row: Row, inner: int, heads: str, head_dim: str) -> int:
     return inner
 
 
-def either(condition: object, one: Any, other: Any) -> Any:
-    """One of two values."""
-    return one if condition else other
-
-
 def round_up(width: float, multiple: int) -> int:
     """The next multiple."""
     return int((width + multiple - 1) // multiple * multiple)
@@ -141,10 +161,18 @@ def latent(row: Row, v_head_dim: int | None = None, *, least_rope: int = 1, **ow
     return latent_shape(row.reader, least_rope=least_rope, v_head_dim=v_head_dim)._replace(**own)
 
 
-def shaped(row: Row, heads: int, kv_heads: int, width: int, hidden_size: int = 0, **own: Any) -> AttentionShape:
-    """The shape of attention whose keys and values are equally wide, in the model's width if `hidden_size` is 0."""
-    kv_heads = row.reader.check_groups(heads, kv_heads)
-    return AttentionShape(heads, kv_heads, width, own.pop("v_width", width), hidden_size or row["hidden_size"], **own)
+def shaped(
+    row: Row, heads: int, kv_heads: int, width: int, hidden_size: int | None = 0, **own: Any
+) -> AttentionShape:  # fmt: skip
+    """The shape of attention whose keys and values are equally wide.
+
+    `hidden_size` is the model's width: by default the config's, and None if that is not known.
+    """
+    kv_heads, hidden_size = (
+        row.reader.check_groups(heads, kv_heads),
+        row["hidden_size"] if hidden_size == 0 else hidden_size,
+    )
+    return AttentionShape(heads, kv_heads, width, own.pop("v_width", width), hidden_size, **own)
 
 
 def attention(row: Row, shape: AttentionShape | None = None, **own: Any) -> Attention:
@@ -155,15 +183,31 @@ def attention(row: Row, shape: AttentionShape | None = None, **own: Any) -> Atte
     return Attention(shape or row["shape"], names=names, **own)
 
 
+def mixers_of(row: Row, kind: str) -> tuple[Mixer, ...]:
+    """The mixers of a kind of layer."""
+    return tuple(mixer for mixer in row.all_of(row.facts["kinds"][kind]) if mixer is not None)
+
+
 def changed(shape: AttentionShape, **own: Any) -> AttentionShape:
     """A shape with other fields."""
     return shape._replace(**own)
 
 
 def latent_indexer(row: Row, head_dim: int = 0, more: tuple[Weight, ...] = ()) -> Indexer:
-    """The indexer of MLA. Its keys may be wider than its queries, and it may have more weights."""
-    own = indexer(row.reader, row["shape"])
-    return Indexer(own.num_heads, head_dim or own.head_dim, (*own.weights, *more))
+    """The indexer of MLA. Its keys may be wider than its queries, and it may have more weights.
+
+    Every rank holds its projections (ReplicatedLinear, DeepseekV2MLAAttention of vLLM 0.33.0), because all heads share
+    its keys. Source: DeepseekV32Indexer, Transformers 5.23.0.
+    """
+    heads, width, shape = row.reader.optional_integer("index_n_heads") or 1, row["index_head_dim"], row["shape"]
+    own = (
+        replicated("self_attn.indexer.wq_b", shape.q_lora_rank, heads * width),
+        replicated("self_attn.indexer.wk", row["hidden_size"], width),
+        norm("self_attn.indexer.k_norm", width, bias=True),
+        # Published in 16 or 32 bits, although the other weights of the layer have 8 bits.
+        other("self_attn.indexer.weights_proj", heads, row["hidden_size"]),
+    )
+    return Indexer(heads, head_dim or width, (*own, *more))
 
 
 # Recurrences.
@@ -214,20 +258,21 @@ def listed_sparse(row: Row, first: int, flags: str = "") -> Collection[int]:
     return listed_sparse_layers(config, number, default)
 
 
-OF_A_ROW: Mapping[str, Callable[..., Any]] = {
-    found.__name__: found
-    for found in (
-        attention, equal, every, expanded, experts, first_of, flag, gated_delta, grouped, head_width, integer, integers,
-        is_set, kimi_delta, kinds_of, latent, latent_indexer, listed_sparse, multiple, number, optional, place, product,
-        shaped, stated_layers, theta, time_step_rank, times,
-    )
-}  # fmt: skip
-"""Functions that also take the row."""
+def block(prefix: str, number: int, *parts: Attention | Weight | tuple[Weight, ...]) -> Block:
+    """The weights of `number` layers of another stack: those of attention, or others."""
+    found = (part.weights if isinstance(part, Attention) else part for part in parts)
+    return Block(prefix, range(number), weights(*found))
+
+
+def encoder(prefix: str, number: int, *parts: Attention | Weight | tuple[Weight, ...]) -> Block:
+    """The same for layers that a decode step does not read."""
+    return tensors.unread(block(prefix, number, *parts))
+
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{found.__name__: found for found in (
-        changed, either, gated_mlp, hyper_connection, int, linear, lookup, mamba, mamba2, norm, other, plain_mlp,
-        replicated, round_up, router, short_convolution, weights,
+        block, changed, encoder, gated_mlp, hyper_connection, int, linear, lookup, mamba, mamba2, norm, other,
+        plain_mlp, replicated, round_up, router, short_convolution, weights,
     )},
     "copies": tensors.experts, "indexer": Indexer, "recurrence": Recurrence, "state": RecurrentState,
 }  # fmt: skip

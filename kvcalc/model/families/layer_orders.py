@@ -5,9 +5,6 @@ Each returns the kinds, or None if the config does not say them in this way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from kvcalc.model.families.layer_row import Row
 from kvcalc.model.reader import MAX_LAYERS
 
@@ -80,9 +77,6 @@ def repeated(row: Row, order: list[str], kind: str, passes: int) -> list[str]:
     return order + [kind] * (len(order) * (passes - 1))
 
 
-ORDERS: Mapping[str, Callable[..., Any]] = {
-    found.__name__: found
-    for found in (
-        cycle, cycled, flagged, if_set, listed, numbered, one_in, repeated, required,
-    )
-}  # fmt: skip
+def ending(row: Row, order: list[str], kind: str) -> list[str]:
+    """The last layer is of this kind."""
+    return [*order[:-1], kind]

@@ -34,21 +34,11 @@ DERIVED_HEADS = ("dbrx", "falcon", "gpt2", "gpt_bigcode", "jais", "mpt", "qwen")
 OWN_HEADS = ("bert", "gpt2", "nomic_bert", "xlm-roberta")
 
 
-def llama(facts: Facts, config: Config) -> Config:
-    """Llama, or Mixtral if the file has experts."""
-    return {**config, "model_type": "mixtral"} if facts.optional("expert_count") else config
-
-
 def falcon(facts: Facts, config: Config) -> Config:
     """Falcon's keys for heads that share K and V."""
     heads = config.pop("num_key_value_heads")
     grouped = heads not in (1, config["num_attention_heads"])
     return {**config, "new_decoder_architecture": grouped, "num_kv_heads": heads, "multi_query": heads == 1}
-
-
-def starcoder(facts: Facts, config: Config) -> Config:
-    """StarCoder's key for heads that share K and V."""
-    return {**config, "multi_query": config["num_key_value_heads"] == 1}
 
 
 def windowed(
@@ -82,12 +72,6 @@ def exaone4(facts: Facts, config: Config) -> Config:
     return {**config, "sliding_window": 0, "layer_types": ["full_attention"] * facts.num_layers}
 
 
-def granite_swa(facts: Facts, config: Config) -> Config:
-    """With experts the file is GraniteMoE with windows."""
-    name = "granitemoe_swa" if facts.optional("expert_count") else "granite_swa"
-    return {**windowed(facts, config, step=None), "model_type": name}
-
-
 # Architectures whose builders read the number of KV heads of each layer.
 BY_LAYER = (
     "deci gemma4 granitehybrid jamba kimi-k3 kimi-linear lfm2 lfm2moe mamba mamba2 mimo2 nemotron_h nemotron_h_moe "
@@ -108,7 +92,10 @@ def _with_keys(build: Build | None, row: Mapping[str, Any], facts: Facts, config
     """The facts with the `keys` of a row, whose formulas may name the facts and call `functions_of` them."""
     config = config if build is None else build(facts, config)
     kept = config if "only" not in row else {key: config[key] for key in row["only"].split()}
-    return {**kept, **_values(row["keys"], {**functions_of(facts), **config})}
+    names = {**functions_of(facts), **config}
+    for formula in row.get("check", ()):
+        value_of(formula, names)
+    return {**kept, **_values(row["keys"], names)}
 
 
 def functions_of(facts: Facts) -> dict[str, Any]:
@@ -119,14 +106,22 @@ def functions_of(facts: Facts) -> dict[str, Any]:
         number = facts.optional("leading_dense_block_count", most=facts.num_layers) or 0
         return [dense] * number + [rest] * (facts.num_layers - number)
 
+    def equal(one: object, other: object, text: str) -> None:
+        if one != other:
+            raise facts.error(text)
+
     return {
-        "integer": facts.integer, "by_layer": facts.by_layer, "num_layers": facts.num_layers,
-        "optional": lambda key: facts.optional(key) or None,
+        "integer": facts.integer, "by_layer": facts.by_layer, "same_in_all": facts.same_in_all,
+        "num_layers": facts.num_layers, "num_blocks": facts.num_blocks,
+        "optional": lambda key, default=None: facts.optional(key) or default, "equal": equal,
+        "flag": lambda key: facts.boolean(key, default=False),
         "otherwise": lambda key, value: facts.optional(key, least=1) or value,
+        "listed": lambda key: found if isinstance(found := facts.get(key), list) else [],
         "in_all": lambda kind: [kind] * facts.num_layers,
         "leading": leading, "kv_heads": lambda: layers.attending(facts)[0],
         "kinds": lambda attends, other: [attends if number else other for number in heads()],
         "states": partial(layers.layer_types_of_states, facts), "ssm": partial(layers.state_size, facts),
+        "windows": partial(layers.windows, facts), "count_of": partial(layers.count_of, facts),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""GGUF metadata as config keys, for architectures with a latent, an indexer or compressed entries.
+"""GGUF metadata as config keys, for architectures with a latent or an indexer.
 
 Source: load_arch_hparams in src/models of llama.cpp, and conversion/, in the version that llama-cpp-python 0.3.36
 ships.
@@ -63,18 +63,3 @@ def glm_dsa(facts: Facts, config: Config) -> Config:
     else:
         return {**latent(facts, config), "index_topk_freq": 4, "index_skip_topk_offset": 3}
     return {**latent(facts, config), **kinds}
-
-
-def deepseek4(facts: Facts, config: Config) -> Config:
-    """DeepSeek V4: every layer has a window. compress_ratios gives the number of tokens per compressed entry."""
-    if facts.num_blocks != facts.num_layers:
-        raise facts.error("deepseek4.nextn_predict_layers: files with multi-token prediction layers are not supported")
-    ratios = facts.get("attention.compress_ratios")
-    return {
-        **config, "num_key_value_heads": 1, "sliding_window": facts.integer("attention.sliding_window"),
-        "compress_ratios": ratios if isinstance(ratios, list) else [], "q_lora_rank": facts.optional(
-            "attention.q_lora_rank", least=1
-        ), "qk_rope_head_dim": facts.integer("rope.dimension_count"),
-        "index_head_dim": facts.integer("attention.indexer.key_length"),
-        "index_topk": facts.integer("attention.indexer.top_k"),
-    }  # fmt: skip

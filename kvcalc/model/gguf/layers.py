@@ -37,6 +37,20 @@ def layer_kinds(flags: list[bool]) -> list[str]:
     return [_KINDS[flag] for flag in flags]
 
 
+def windows(facts: Facts, step: int | None = None) -> list[str]:
+    """Return layer_types, by `sliding`."""
+    return layer_kinds(sliding(facts, step))
+
+
+def count_of(facts: Facts, key: str, kind: str) -> int:
+    """Return the number under `key` in the layers of a kind, or in the first layer if there are none of the kind."""
+    counts = facts.by_layer(key)
+    found = {count for count, own in zip(counts, windows(facts)) if own == kind} or {counts[0]}
+    if len(found) > 1:
+        raise facts.error(f"{facts.arch}.{key} differs between layers of the same kind")
+    return found.pop()
+
+
 def gemma3n(facts: Facts, config: Config) -> Config:
     """In llama.cpp, the first 20 layers have their own caches, whatever the file states. Both models have 20."""
     own = 20
@@ -45,33 +59,8 @@ def gemma3n(facts: Facts, config: Config) -> Config:
         raise facts.error(f"gemma3n.attention.shared_kv_layers: only the first {own} layers of this family have caches")
     return {
         **config, "sliding_window": facts.integer("attention.sliding_window"),
-        "layer_types": layer_kinds(sliding(facts, 5)), "num_kv_shared_layers": facts.num_layers - own,
+        "layer_types": windows(facts, 5), "num_kv_shared_layers": facts.num_layers - own,
     }  # fmt: skip
-
-
-def gemma4(facts: Facts, config: Config) -> Config:
-    """Layers that attend to all tokens have heads of a different width, and often a different number of KV heads."""
-    flags = sliding(facts, None)
-    if flags[-1]:
-        raise facts.error("gemma4.attention.sliding_window_pattern: the last layer of this family has no window")
-    heads = facts.by_layer("attention.head_count_kv")
-    windowed, full = ({n for n, slides in zip(heads, flags) if slides is kind} for kind in (True, False))
-    if len(windowed) != 1 or len(full) != 1:
-        raise facts.error("gemma4.attention.head_count_kv differs between layers of the same kind")
-    for width in ("", "_swa"):
-        _same(facts, f"attention.key_length{width}", f"attention.value_length{width}")
-    return {
-        **config, "num_key_value_heads": windowed.pop(), "num_global_key_value_heads": full.pop(),
-        "attention_k_eq_v": True, "head_dim": facts.integer("attention.key_length_swa"),
-        "global_head_dim": facts.integer("attention.key_length"),
-        "sliding_window": facts.integer("attention.sliding_window"), "layer_types": layer_kinds(flags),
-        "num_kv_shared_layers": facts.optional("attention.shared_kv_layers") or 0,
-    }  # fmt: skip
-
-
-def _same(facts: Facts, one: str, other: str) -> None:
-    if facts.integer(one) != facts.integer(other):
-        raise facts.error(f"{facts.arch}.{one} differs from {facts.arch}.{other}: not supported")
 
 
 def llama4(facts: Facts, config: Config) -> Config:
@@ -83,32 +72,6 @@ def llama4(facts: Facts, config: Config) -> Config:
         raise facts.error(f"llama4.attention.sliding_window is {stated}: this family has chunks of 8,192 tokens")
     kinds = ["chunked_attention" if chunked else "full_attention" for chunked in sliding(facts, 4)]
     return {**config, "attention_chunk_size": 8192, "layer_types": kinds}
-
-
-def mimo2(facts: Facts, config: Config) -> Config:
-    """The window includes the current token: llama.cpp masks tokens that are `sliding_window` or more tokens back."""
-    flags = sliding(facts, None)
-    heads = facts.by_layer("attention.head_count_kv")
-    counts = {kind: {n for n, slides in zip(heads, flags) if slides is kind} or {heads[0]} for kind in (True, False)}
-    if any(len(found) > 1 for found in counts.values()):
-        raise facts.error("mimo2.attention.head_count_kv differs between layers of the same kind")
-    return {
-        **config, "num_key_value_heads": counts[False].pop(), "swa_num_key_value_heads": counts[True].pop(),
-        "v_head_dim": facts.integer("attention.value_length"), "layer_types": layer_kinds(flags),
-        "sliding_window": facts.integer("attention.sliding_window"),
-    }  # fmt: skip
-
-
-def step35(facts: Facts, config: Config) -> Config:
-    """Layers with the window have more query heads. All layers have the same number of KV heads."""
-    flags = sliding(facts, None)
-    heads = facts.by_layer("attention.head_count")
-    full = [count for count, slides in zip(heads, flags) if not slides] or heads
-    return {
-        **config, "num_attention_heads": full[0], "layer_types": layer_kinds(flags),
-        "num_key_value_heads": facts.same_in_all("attention.head_count_kv"),
-        "sliding_window": facts.integer("attention.sliding_window"),
-    }  # fmt: skip
 
 
 def deci(facts: Facts, config: Config) -> Config:
@@ -157,30 +120,6 @@ class Mamba2:
         if self.inner % self.heads:
             raise facts.error(f"{facts.arch}.ssm.time_step_rank {self.heads} does not divide inner_size {self.inner}")
         self.head_dim = self.inner // self.heads
-
-
-def rwkv6(facts: Facts, config: Config) -> Config:
-    """A layer keeps the last token of both of its blocks, for their shift, and one matrix per head.
-
-    The converter writes 0 for the number of heads.
-    """
-    if facts.optional("token_shift_count") not in (None, 2):
-        raise facts.error("rwkv6.token_shift_count is not 2: not supported")
-    return {
-        "model_type": "rwkv6", "num_hidden_layers": facts.num_layers, "hidden_size": config["hidden_size"],
-        "torch_dtype": config["torch_dtype"], "head_size": facts.integer("wkv.head_size"),
-    }  # fmt: skip
-
-
-def mamba(facts: Facts, config: Config) -> Config:
-    """Falcon-Mamba differs from Mamba only in its norms, and is recognized by them."""
-    falcon = facts.boolean("ssm.dt_b_c_rms", default=False)
-    return {
-        "model_type": "falcon_mamba" if falcon else "mamba", "num_hidden_layers": facts.num_layers,
-        "hidden_size": config["hidden_size"], "torch_dtype": config["torch_dtype"],
-        "state_size": facts.integer("ssm.state_size"), "conv_kernel": facts.integer("ssm.conv_kernel"),
-        "intermediate_size": facts.integer("ssm.inner_size"),
-    }  # fmt: skip
 
 
 def jamba(facts: Facts, config: Config) -> Config:

@@ -19,7 +19,7 @@ from kvcalc.planning.answers.figures import CacheFigures, cache_figures, describ
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.device.capacity import capacity
 from kvcalc.planning.device.weights import describe_weights
-from kvcalc.question.question import Question
+from kvcalc.question.question import CacheReuse, Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 
@@ -115,11 +115,13 @@ def answer_case(case: Case) -> Answer:
         "warnings": describe_notes(notes),
     }
     if case.question.reuse is not None:
-        _add_reuse(case, served or case, document, notes)
+        _add_reuse(case, case.question.reuse, served or case, document, notes)
     return Answer(document, tuple(notes))
 
 
-def _add_reuse(case: Case, served: Case, document: documents.Estimate, notes: list[Note]) -> None:
+def _add_reuse(
+    case: Case, reuse: CacheReuse, served: Case, document: documents.Estimate, notes: list[Note]
+) -> None:  # fmt: skip
     """Add the parts about a cache that is used again. Seconds are those of `served`."""
     from kvcalc.planning.reuse.document import describe_reuse
 
@@ -129,7 +131,7 @@ def _add_reuse(case: Case, served: Case, document: documents.Estimate, notes: li
 
         speed = speed_of(served, [])
         model = None if isinstance(speed, str) else speed.model
-    document["reuse"] = describe_reuse(case, document["fit"], model, notes)
+    document["reuse"] = describe_reuse(case, reuse, document["fit"], model, notes)
     if throughput is not None and case.question.reuse is not None and case.question.reuse.transfer is not None:
         from kvcalc.planning.serving.transfer import describe_transfer
 

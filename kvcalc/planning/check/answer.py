@@ -45,9 +45,8 @@ def check(
     """
     with _refusals(server.reader):
         read = server.read()
-    number = server.num_devices
-    if number is not None and (devices.num_devices == 1 or number > devices.num_devices):
-        devices = devices._replace(num_devices=number)
+    if server.num_devices is not None:
+        devices = devices._replace(num_devices=max(server.num_devices, devices.num_devices))
     if devices.num_devices > 1:
         devices = devices._replace(num_devices=devices.num_devices * read.nodes)
     has_lengths = input_tokens is not None and output_tokens is not None

@@ -137,7 +137,7 @@ def server_of(
 def _runner(words: Sequence[str]) -> tuple[int, str]:
     """The place and the name of the program that runs another one: a container, or a shell, also behind `srun`."""
     for place, word in enumerate(words[:_MOST_BEFORE]):
-        program, after = os.path.basename(word), words[place + 1 : place + 3]
+        program, after = os.path.basename(word), words[place : place + 3]
         if program in _RUNNERS and "run" in after:
             return place, program
         if program in _SHELLS and (place == 0 or any(_RUNS_TEXT.fullmatch(one) for one in after)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, command_key, engine_class, start_command
@@ -188,9 +189,7 @@ def plan(
 
 def _check_split(kinds: Sequence[Platform], settings: Mapping[str, Any]) -> None:
     """Raise UsageError (exit 2) for a number of devices that an engine's options name, because plan chooses it."""
-    if "tensor-split" in settings and any(
-        engine_class(kind.engine).split_layers(settings, None, None, 1, 1)[2] > 1 for kind in kinds
-    ):
+    if any(engine_class(kind.engine).split_layers(settings, None, None, 1, 1)[2] > 1 for kind in kinds):
         raise UsageError(
             f"--tensor-split {settings['tensor-split']}: plan chooses the number of devices",
             "kvcalc fit takes it, and shows what each device holds",
@@ -245,7 +244,7 @@ def parse_price(text: str) -> tuple[str, float]:
     try:
         price = float(number)
     except ValueError:
-        price = -1.0
+        price = nan
     if not equals or not 0 <= price < 1e9:
         raise UsageError(f"--price {text[:40]!a}: not a price", "for example --price h100=2.5, for one device per hour")
     return find_gpu(name).name, price

@@ -188,9 +188,10 @@ class Judge:
         """For each layout, the fewest devices that meet the targets, and the most that do not."""
         shown: dict[tuple[Hashable, bool], Finalist] = {}
         for one in self._found.values():
-            key, is_met = (one.layout.key, one.missed is None), one.missed is None
+            is_met = one.missed is None
             if one.is_alone and is_met:
                 continue
+            key = one.layout.key, is_met
             other = shown.get(key)
             if other is None or (_size(one) < _size(other)) == is_met:
                 shown[key] = one

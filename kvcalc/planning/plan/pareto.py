@@ -51,7 +51,7 @@ def front(traffic: Traffic, kinds: Sequence[Platform], split: SplitPlan | None =
 
 def _burden(point: documents.ParetoPoint, priced: bool) -> float:
     """What a user pays for a token: money, or devices."""
-    return (point["cost_per_million_output_tokens"] or 0.0) if priced else -point["tokens_per_second_per_device"]
+    return cast(Any, point)["cost_per_million_output_tokens"] if priced else -point["tokens_per_second_per_device"]
 
 
 def _points(traffic: Traffic, kind: Platform) -> Iterator[documents.ParetoPoint]:
@@ -101,8 +101,8 @@ def ranked_by(rows: Sequence[documents.PlanRow], has_targets: bool) -> Ranking:
 
 def best_of(rows: Sequence[documents.PlanRow], key: Ranking) -> documents.PlanRow | None:
     """The row that fits and has least of `key`. Of equal ones, it is the fastest per device. None if no row fits."""
-    fitting = (row for row in rows if row["fits"])
-    return min(fitting, key=lambda row: (row[key] or 0.0, -(row["tokens_per_second_per_device"] or 0.0)), default=None)
+    fitting: Iterator[Any] = (row for row in rows if row["fits"])
+    return min(fitting, key=lambda row: (row[key], -row["tokens_per_second_per_device"]), default=None)
 
 
 def commands(
@@ -140,17 +140,15 @@ def given_up(rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, 
     """
     if best is None or key != "cost_per_million_output_tokens":
         return None
-    faster = [
-        (time / of_best, row, title)
+    known: Any = best  # a row that fits has its times and its cost
+    faster: list[tuple[float, Any, str]] = [
+        (time / known[name], row, f"{title} {seconds_text(time)} instead of {seconds_text(known[name])}")
         for row in rows
         for title, name in _TIMES.items()
-        if row["fits"] and (time := row[name] or inf) * _LONGER < (of_best := best[name] or 0.0)
+        if row["fits"] and (time := row[name] or inf) * _LONGER < known[name]
     ]
     if not faster:
         return None
-    _, row, title = min(faster, key=lambda one: one[0])
-    time, of_best = (one[_TIMES[title]] or 0.0 for one in (row, best))
-    cost = (row[key] or 0.0) / (best[key] or 1.0)
+    _, row, times = min(faster, key=lambda one: one[0])
     where = row["gpu"] if row["engine"] == best["engine"] else f"{row['gpu']} with {row['engine']}"
-    times = f"{seconds_text(time)} instead of {seconds_text(of_best)}"
-    return f"{where}: {title} {times}, for {cost:.2g} times the cost per token"
+    return f"{where}: {times}, for {row[key] / known[key]:.2g} times the cost per token"

@@ -154,7 +154,7 @@ def _prefill_of(case: Case, found: Profile, notes: list[Note]) -> PrefillTime | 
 
 def _sizes(sizes: Sizes, found: Profile, setup: Setup | None) -> list[int]:
     """The sizes of the curve, in blocks."""
-    stack, unit = found.stack, 1 if setup is None else max(setup.block.of_replica, 1)
+    stack, unit = found.stack, 1 if setup is None else setup.block.of_replica
     if sizes.memory_bytes:
         return [size // unit for size in sizes.memory_bytes]
     if sizes.tokens:

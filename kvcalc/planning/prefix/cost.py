@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import nan
 from typing import TYPE_CHECKING
 
 from kvcalc.engines.prefixes import Prefixes
@@ -125,7 +126,7 @@ def parse_memory_price(text: str) -> tuple[str, float] | None:
     try:
         price = float(number)
     except ValueError:
-        price = -1.0
+        price = nan
     if not 0 <= price < 1e9:
         raise UsageError(f"--price {text[:40]!a}: not a price", "for example --price cpu=0.003, for one GiB per hour")
     return name.strip().casefold(), price

@@ -51,16 +51,14 @@ def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> document
     stack, blocks = found.stack, reuse.cache_blocks
     total = stack.counted_tokens
     best = None if stack.next_uses is None else stack.next_uses.hit_tokens(blocks) / total
-    saved = gpu_seconds = None
+    saved = share = gpu_seconds = None
     costs: dict[str, float | None] = {DEVICE: None, CPU: None, DISK: None}
     if setup is not None and setup.prefill is not None:
         saved = setup.prefill.seconds(reuse.hit_tokens, reuse.hit_squares)
+        share = saved / setup.prefill.seconds(total, stack.counted_squares)
         gpu_seconds = saved * setup.block.devices
         for name, cost in _memory_costs(setup, blocks).items() if gpu_seconds else ():
             costs[name] = None if cost is None else cost / gpu_seconds
-    share = None
-    if saved is not None and setup is not None and setup.prefill is not None:
-        share = saved / setup.prefill.seconds(total, stack.counted_squares)
     return {
         "cache_blocks": blocks,
         "cache_tokens": blocks * stack.block_tokens,
@@ -153,13 +151,13 @@ def describe_tiers(
     names = [DEVICE, *(name for name, _ in offload)]
     sizes = [memory or 0, *(size for _, size in offload)]
     per_block = [block.per_device, *(block.in_tier for _ in offload)]
-    own = [size // max(each, 1) for size, each in zip(sizes, per_block)]
+    own = [size // each for size, each in zip(sizes, per_block)]
     # What is found in each tier or one before it.
     found = stack.at(list(accumulate(own, max if setup.case.engine_class.reuse().copies_at_once else None)))
     rows: list[documents.PrefixTier] = []
-    before = Reuse(0, 0.0, 0.0, 0.0, 0.0)
+    tokens_before = squares_before = 0.0
     for name, size, blocks, reuse in zip(names, sizes, own, found):
-        tokens, squares = reuse.hit_tokens - before.hit_tokens, reuse.hit_squares - before.hit_squares
+        tokens, squares = reuse.hit_tokens - tokens_before, reuse.hit_squares - squares_before
         rate = None if name == DEVICE else tier_rate(name, setup.gpu, bandwidths, notes, "tiers")
         moved = tokens / stack.block_tokens * (block.per_device if name == CPU else block.in_tier)
         if name != DEVICE or memory is not None:
@@ -172,7 +170,7 @@ def describe_tiers(
                 "bandwidth_bytes_per_second": rate,
                 "load_seconds": None if rate is None else moved / rate,
             })  # fmt: skip
-        before = reuse
+        tokens_before, squares_before = reuse.hit_tokens, reuse.hit_squares
     return rows
 
 

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 
 def describe_reuse(
-    case: Case, fit: documents.Fit | None, model: SpeedModel | None, notes: list[Note]
+    case: Case, reuse: CacheReuse, fit: documents.Fit | None, model: SpeedModel | None, notes: list[Note]
 ) -> documents.Reuse:
     """The `reuse` part of a document. Bytes are those of one device unless a field says otherwise.
 
-    `fit` is the document's part, `model` the speed if it is known. Raises what the engine's `prefixes` raises.
+    `reuse` is what the question asks for, `fit` the document's part, and `model` the speed if it is known. Raises what
+    the engine's `prefixes` raises.
     """
-    reuse = case.question.reuse or CacheReuse()
     described: documents.Reuse = {"prefix": None, "sessions": None, "tiers": None}
     if reuse.prefix_tokens:
         described["prefix"] = _describe_prefix(case, reuse, fit)
@@ -200,7 +200,7 @@ def describe_tiers(case: Case, reuse: CacheReuse, model: SpeedModel | None, note
     memory is not modelled.
     """
     store = _checked_store(case, reuse)
-    tokens = store.found(_session_tokens(case, store.prefixes))
+    tokens = store.found(_session_tokens(case, reuse, store.prefixes))
     if not tokens:
         raise UsageError(
             f"--offload: a context of {case.workload.context_tokens:,} tokens is shorter than the "
@@ -242,11 +242,11 @@ def check_engine_tiers(name: str, offload: Sequence[tuple[str, int]], *, is_lmca
         raise UsageError(f"--offload {unknown[0]}: {name} has no such tier", hint)
 
 
-def _session_tokens(case: Case, prefixes: Prefixes) -> int:
+def _session_tokens(case: Case, reuse: CacheReuse, prefixes: Prefixes) -> int:
     """The tokens that a later turn finds of a session: before the last turn, or of the whole context without turns."""
-    reuse, workload = case.question.reuse, case.workload
+    workload = case.workload
     tokens = workload.context_tokens
-    if reuse is None or not reuse.turns:
+    if not reuse.turns:
         return prefixes.found(tokens)
     prompt = prompt_tokens_of(case.question.speed, workload)
     return prefixes.found(turns_of(reuse, prompt, tokens, prefixes)[-2].end_tokens)
@@ -276,22 +276,25 @@ def _describe_tier(
     rate, unit, (shared, tokens) = tier.bytes_per_second, store.unit_tokens, lengths
     left = tier.memory_bytes - store.tier_bytes(shared)
 
-    def load(count: int) -> float:
-        moved = store.moved_bytes(store.found(count))
+    load_seconds = break_even = None
+    if rate is not None:
         # Every device has its own link to host memory. A disk or a network is one link for all copies.
-        return (moved if tier.name == CPU else moved * store.copies) / (rate or 1)
+        copies = 1 if tier.name == CPU else store.copies
 
-    break_even = None
-    if rate is not None and model is not None:
-        speed = model
-        break_even = break_even_tokens(load, lambda count: _computed_again(speed, count), unit, limit)
+        def load(count: int) -> float:
+            return store.moved_bytes(store.found(count)) * copies / rate
+
+        load_seconds = load(tokens)
+        if model is not None:
+            speed = model
+            break_even = break_even_tokens(load, lambda count: _computed_again(speed, count), unit, limit)
     return {
         "name": cast(Any, tier.name),
         "memory_bytes": tier.memory_bytes,
         "bandwidth_bytes_per_second": rate,
         "sessions": contexts_kept(left, store.tier_bytes(tokens, shared)),
         "tokens": _tokens_kept(tier.memory_bytes, store, shared, tokens),
-        "load_seconds": None if rate is None else load(tokens),
+        "load_seconds": load_seconds,
         "break_even_tokens": break_even,
     }
 

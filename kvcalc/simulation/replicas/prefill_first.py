@@ -101,8 +101,6 @@ class PrefillFirstReplica(Replica):
             free -= 0 if self._chunked else min(request.answer_tokens, most_tokens)
         while self.waiting and left > 0 and free > 0 and inputs > 0:
             request = self.waiting[0]
-            if self._chunked is not None:
-                break
             if len(self.running) >= self.rules.max_running:
                 self._is_full = fills
                 break

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from kvcalc.engines.log import Setup
-from kvcalc.engines.log_lines import EQUAL, UNEXPLAINED, Figure, Log, Printed, Record, count_equal, parse_printed
+from kvcalc.engines.log_lines import EQUAL, Figure, Log, Printed, Record, count_equal, parse_printed
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.engines.vllm.engine import Vllm
 from kvcalc.engines.vllm.layers import layers_of
@@ -175,7 +175,7 @@ def _pool_figures(log: Log, pool: _Pool, rule: _Rule, setup: Setup) -> list[Figu
 
 def _of_the_least(figure: Figure, ranks: int) -> Figure:
     """Name the reason of a number that is too small if other ranks may have had less memory."""
-    if ranks == 1 or figure.verdict != UNEXPLAINED or (figure.difference or 0) >= 0:
+    if ranks == 1 or (figure.difference or 0) >= 0:
         return figure
     words = f"the rank with the least memory counts, and the log may lack the line of some of the {ranks} ranks"
     return figure._replace(rule=f"{figure.rule}; {words}")

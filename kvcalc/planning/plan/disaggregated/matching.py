@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil, inf
+from sys import maxsize
 
 from kvcalc.planning.plan.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
 from kvcalc.records import NamedTuple
@@ -30,8 +31,6 @@ from kvcalc.search import smallest_where
 
 # The share of the time that instances work under the load of `busy_load`.
 _BUSY = 0.9
-# More instances than any plan has.
-_MANY = 1_000_000
 
 
 class Load(NamedTuple):
@@ -134,17 +133,14 @@ class Pair(NamedTuple):
 
     def _first_decodes(self, load: Load, meets: Judge, last: int) -> int | None:
         """The fewest decode instances, at most `last`, with which any number of prefill instances meets the target."""
-        low = self._fewest_decodes(load)
 
         def with_all(decodes: int) -> bool:
             # As many prefill instances as there are requests: none waits.
-            many = self._least_prefills(decodes, load) + (load.concurrency or _MANY)
+            many = self._least_prefills(decodes, load) + (load.concurrency or maxsize)
             found = self.times(many, decodes, load)
             return found is not None and meets(found)
 
-        if low is None or last < low or not with_all(last):
-            return None
-        return smallest_where(with_all, low, last)
+        return smallest_where(with_all, 1, last) if last > 0 and with_all(last) else None
 
     def fewest_prefills(self, decodes: int, load: Load, meets: Judge, last: int) -> Match | None:
         """The fewest prefill instances, at most `last`, for a number of decode instances. None if none serve it."""
@@ -161,16 +157,6 @@ class Pair(NamedTuple):
         found = times(prefills)
         devices = prefills * self.prefill.devices + decodes * self.decode.devices
         return None if found is None else Match(prefills, decodes, devices, found)
-
-    def _fewest_decodes(self, load: Load) -> int | None:
-        """The fewest decode instances that hold the load's requests within the target for TPOT."""
-        largest = self.decode.largest(self.transfer)
-        if not largest:
-            return None
-        if load.concurrency is not None:
-            # All of them may decode at once.
-            return -(-load.concurrency // largest)
-        return max(1, ceil((load.requests_per_second or 0.0) / self.capacities(1, 1)[1] - TINY))
 
     def _least_prefills(self, decodes: int, load: Load) -> int:
         """The fewest prefill instances that are not the bottleneck."""
@@ -240,4 +226,4 @@ class Pair(NamedTuple):
 
 def _affordable(cost: float, of_each: float) -> int:
     """The number of instances that cost no more than this, and one more if it is a matter of rounding."""
-    return int(min(cost / of_each + TINY, _MANY)) if of_each else _MANY
+    return int(min(cost / of_each + TINY, maxsize)) if of_each else maxsize

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import permutations
+from typing import cast
 
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.planning.cases.case import Case
@@ -116,9 +117,13 @@ def _two_kinds(
         return None
     joined = [_most_devices(kind, link) for kind in (prefill, decode)]
     is_limited = any(number < kind.max_devices for number, kind in zip(joined, (prefill, decode)))
-    weights = (prefill.price or 0.0, decode.price or 0.0) if by_cost else (1.0, 1.0)
+    prices = cast("tuple[float, float]", (prefill.price, decode.price))
     return PoolPlatforms(
-        prefill, decode, link, weights, (joined[0], joined[1], min(*joined, most) if is_limited else most)
+        prefill,
+        decode,
+        link,
+        prices if by_cost else (1.0, 1.0),
+        (joined[0], joined[1], min(*joined, most) if is_limited else most),
     )
 
 
