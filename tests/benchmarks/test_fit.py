@@ -211,3 +211,15 @@ def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(
         alone += known + used.launch_wait(prefill)
         alone += warm * own.first_seconds + cold * own.cold_seconds
         assert alone == pytest.approx(seconds_together, rel=1e-9)
+
+
+def test_the_ranges_of_a_family_have_not_seen_it(monkeypatch: pytest.MonkeyPatch, data: ModuleType) -> None:
+    """Four families are predicted exactly and one takes twice as long: only its cells are outside their ranges."""
+    scored = module("score_ranges", monkeypatch)
+    found = [(row, 2.0 if row.family == "family 1" else 1.0) for row in rows_of(data) if row.engine == "vllm"]
+    cells = list(scored.cells(found))
+    assert {row.family for row, _ in found} == {f"family {number}" for number in range(5)}
+    assert sum(cell.points for cell in cells) == len(found)
+    for cell in cells:
+        outside = "family 1" in cell.name
+        assert (cell.below, cell.inside, cell.above) == ((0, 0, 1) if outside else (0, 1, 0)), cell
