@@ -105,9 +105,9 @@ class PlannedLoad(NamedTuple):
             load = self._drawn(targets, num_requests, is_alone, has_prefix)
         else:
             load = _recorded(self.recording, is_alone)
-        # A trace ends, so a limit on the wait says all.
+        # A trace ends, so a limit on the wait says all. The clients of a closed loop wait, so the engine keeps up.
         is_limited = targets.max_ttft_seconds is not None or targets.max_e2e_seconds is not None
-        return load, not is_alone and load.concurrency is None and not (self.recording is not None and is_limited)
+        return load, not is_alone and not (self.recording is not None and is_limited)
 
     def _drawn(self, targets: Targets, num_requests: int, are_alone: bool, has_prefix: bool) -> Load:
         prompt, answer = self._distributions()

@@ -10,11 +10,13 @@ import kvcalc
 from kvcalc.engines import ENGINES, engine_class, load_engine
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.model.spec import distinct_caches, windows
+from kvcalc.model.caches import CompressedAttention
+from kvcalc.model.spec import all_caches, distinct_caches, windows
 from tests.conftest import PLAIN_PRESETS
 from tests.documents import estimate
 from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
 from tests.engines.shapes import minimax_m3, t5
+from tests.engines.test_vllm_states import QWEN4
 
 # Decoder presets without a window. For these, Transformers holds exactly what the formula stores.
 SPECS = {name: kvcalc.load_model(name) for name in PLAIN_PRESETS}
@@ -81,6 +83,45 @@ def test_a_soft_prompt_is_cached_before_the_text() -> None:
     for more, tokens in (({}, 132), ({"prompt_length": 20}, 120)):
         spec = kvcalc.read_config({**config, **more}, "test", "test")
         assert held(spec, 100) == 2 * 2 * 8 * 64 * 2 * tokens
+
+
+def test_the_window_layers_of_deepseek_v4_keep_and_read_their_rows_twice() -> None:
+    """A tensor of 512 elements is both K and V, and the layers without compression keep it as both."""
+    rules, bf16 = load_engine("transformers", kvcalc.load_model("deepseek-v4-flash")), DTYPES["bf16"]
+    rates = set()
+    for cache in all_caches(rules.spec):
+        assert isinstance(cache, CompressedAttention)
+        copies = 1 if cache.compress_rate else 2
+        assert rules.entry_sizes(cache, bf16)[0] == copies * 512 * 2
+        if copies == 2:
+            assert rules.cache_bytes(cache, 1000, bf16) == 127 * 2 * 512 * 2
+        rates.add(cache.compress_rate)
+    assert rates == {0, 4, 128}
+
+
+def test_the_indexers_of_qwen4_exp_keep_three_positions_of_a_token_once_for_all_layers() -> None:
+    """Positions of 64 bits (Qwen4ExpTextModel), beside the caches of all layers."""
+    rules, bf16 = load_engine("transformers", kvcalc.read_config(QWEN4, "test", "test")), DTYPES["bf16"]
+    layers = sum(number * rules.cache_bytes(cache, 1000, bf16) for cache, number in distinct_caches(rules.spec))
+    assert rules.held_bytes(rules.spec, bf16, 1000, 2) == 2 * (layers + 1000 * 3 * 8)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more"),
+    [
+        ("unlimited_ocr_text", {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128}),
+        ("cpmant", {"dim_head": 64}),
+    ],
+)
+def test_types_whose_static_cache_is_not_modelled(model_type: str, more: dict[str, object]) -> None:
+    config = {
+        "model_type": model_type, "num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512,
+        "torch_dtype": "bfloat16", **more,
+    }  # fmt: skip
+    spec = kvcalc.read_config(config, "test", "test")
+    assert held(spec, 100) > 0
+    with pytest.raises(ModelError, match=f"static cache of {model_type} is not modelled"):
+        held(spec, 100, cache="static")
 
 
 def test_a_window_of_one_is_refused_for_transformers() -> None:

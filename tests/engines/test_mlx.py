@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines.mlx.models import weight_dtype
 from kvcalc.errors import KvcalcError, LayoutError, ModelError, UsageError
 from tests.documents import estimate, texts
 from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
@@ -59,13 +60,13 @@ def test_the_latent_is_cached_since_0_30_6(engine: str, elements: int) -> None:
 # The caches of MLA in the classes of mlx_lm/models at the tags v0.30.4 to v0.30.7: which classes cached the latent.
 CACHES_THE_LATENT = {
     "0.30.4": "", "0.30.5": "glm4_moe_lite", "0.30.6": "glm4_moe_lite deepseek_v3 kimi_k2 deepseek_v32 glm_moe_dsa",
-    "0.30.7": "glm4_moe_lite deepseek_v3 kimi_k2 deepseek_v32 glm_moe_dsa",
+    "0.30.7": "glm4_moe_lite deepseek_v3 kimi_k2 deepseek_v32 glm_moe_dsa longcat_flash",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("release", CACHES_THE_LATENT)
 def test_each_class_caches_the_latent_since_its_own_release(release: str) -> None:
-    for name in ("deepseek-v3", "kimi-k2", "deepseek-v3.2", "glm-5", "glm-4.7-flash"):
+    for name in ("deepseek-v3", "kimi-k2", "deepseek-v3.2", "glm-5", "glm-4.7-flash", "longcat-flash"):
         spec = kvcalc.load_model(name)
         found, now = (estimate(spec, engine=engine)["kv_cache"]["total_bytes"] for engine in (f"mlx@{release}", "mlx"))
         if spec.model_type in CACHES_THE_LATENT[release].split():
@@ -233,6 +234,24 @@ def test_an_fp8_checkpoint_is_counted_as_mlx_loads_it() -> None:
     found = estimate(kvcalc.load_model("deepseek-v3"), engine="mlx")
     assert found["weights"]["dtype"] == "bf16"
     assert "MLX has no fp8" in " ".join(texts(found))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "stated", "dtype"),
+    [
+        ("fp8", "float16", "fp16"), ("fp8", "bfloat16", "bf16"), ("fp8", None, "bf16"), ("mxfp4", "bfloat16", None),
+        (None, "float16", None),
+    ],
+)  # fmt: skip
+def test_fp8_weights_become_those_of_the_models_type(
+    quantization: str | None, stated: str | None, dtype: str | None
+) -> None:
+    """MLX keeps weights in its own types and in MXFP4 as they are (load_model, mlx_lm/utils.py)."""
+    config = plain(torch_dtype=stated)
+    if quantization is not None:
+        config["quantization_config"] = {"quant_method": quantization}
+    found, note = weight_dtype(kvcalc.read_config(config, "test", "test"), None)
+    assert (found, note is None) == (dtype, dtype is None)
 
 
 def test_a_mac_gives_mlx_three_quarters_of_its_memory() -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvcalc.engines import load_engine
+from kvcalc.engines import engine_class, load_engine
 from kvcalc.engines.allocation import Allocation, Requests
 from kvcalc.engines.engine import Engine
 from kvcalc.engines.prefixes import PLAIN, DraftedPrefixes, Matching
 from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.kv_cache import on_device
+from kvcalc.model.drafting import Speculation
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.resolve import load_model
 from tests.engines.models import plain
@@ -479,3 +480,38 @@ def test_a_draft_model_s_pool_keeps_its_prefixes_beside_the_model_s(engine: str)
     ):  # fmt: skip
         whole = getattr(both, name)(*asked)
         assert whole == getattr(own, name)(*asked) + getattr(drafts, name)(*asked) > getattr(own, name)(*asked), name
+
+
+@pytest.mark.parametrize(
+    ("engine", "latent_copies", "copies_at_once", "takes_lmcache", "drafted"),
+    [
+        # kv_offload and offloading/config.py of vLLM 0.33.0; --num-speculative-tokens counts the drafted tokens.
+        ("vllm", 1, True, True, {"num-speculative-tokens": "3"}),
+        # write_through and mla_host_dedup.py of SGLang 0.5.23, which counts the token before the drafted ones too.
+        ("sglang", 1, True, True, {"speculative-num-draft-tokens": "4"}),
+        # Blocks of each device move when they are evicted (kvCacheManager.h of TensorRT-LLM).
+        ("tensorrt-llm", 8, False, False, {}),
+        # llama-server saves the context of a slot (ggml-org/llama.cpp#16391).
+        ("llama.cpp", 8, False, False, {"draft-max": "3"}),
+    ],
+)
+def test_how_an_engine_keeps_contexts_outside_the_device_and_counts_drafts(
+    engine: str, latent_copies: int, copies_at_once: bool, takes_lmcache: bool, drafted: dict[str, str]
+) -> None:
+    """What every device has in full, MLA, may be kept once for all of them. Heads are divided, so all are kept."""
+    reuse = engine_class(engine).reuse()
+    for model, copies in (("deepseek-v3", latent_copies), ("llama-3.1-8b", 8)):
+        spec = load_model(model)
+        assert reuse.tier_copies(spec, on_device(spec, 8), 8) == copies
+    assert (reuse.copies_at_once, reuse.takes_lmcache) == (copies_at_once, takes_lmcache)
+    assert reuse.draft_settings(Speculation("mtp", 3), {}) == drafted
+    if engine == "llama.cpp":
+        with pytest.raises(UsageError, match=r"DFlash is not modelled for llama\.cpp"):
+            reuse.check_drafts(Speculation("dflash", 3), load_model("qwen3-8b"), {})
+    else:
+        reuse.check_drafts(Speculation("dflash", 3), load_model("qwen3-8b"), {})
+    # SGLang drafts n-grams in trees of 10 branches, unless the command says otherwise.
+    trees = {"speculative-eagle-topk": "10"} if engine == "sglang" else {}
+    assert reuse.draft_settings(Speculation("ngram", 3), {}) == {**drafted, **trees}
+    given = {"speculative-eagle-topk": "1"} if engine == "sglang" else {}
+    assert reuse.draft_settings(Speculation("ngram", 3), given) == {**drafted, **given}

@@ -38,6 +38,11 @@ def test_ranks_split_the_outputs_of_columns_and_the_inputs_of_rows() -> None:
     assert buffers("llama-3.1-8b", "h100x4", tensor_parallel_size=4, **lora(2, 16)) == 2 * 16 * 32 * layer * 2
 
 
+def test_the_stage_with_most_layers_has_the_most_buffers() -> None:
+    """vLLM cuts 32 layers into 10, 11 and 11."""
+    assert buffers("llama-3.1-8b", "h100x3", pipeline_parallel_size=3, **lora(1, 16)) == 16 * 11 * LAYER * 2
+
+
 def test_every_expert_has_its_own() -> None:
     attention = (2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048)
     experts = 128 * (2 * (2048 + 768) + (768 + 2048))

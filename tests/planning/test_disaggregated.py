@@ -79,6 +79,13 @@ def test_tokens_per_second_have_the_range_of_the_time_of_a_token(usual: tuple[An
     assert row["tokens_per_second_high"] * row["tpot_low_seconds"] == pytest.approx(one)
 
 
+def test_a_decode_instance_that_is_nearly_idle_holds_one_request() -> None:
+    _, row = planned(requests_per_second=0.001)
+    decode = row["disaggregated"]["decode"]
+    assert 0 < decode["requests_per_instance"] < 0.1
+    assert decode["requests_held"] == 1
+
+
 def test_targets_are_for_the_upper_ends_of_the_ranges() -> None:
     asked: dict[str, Any] = {"requests_per_second": 3, "max_tpot_seconds": 0.02, "max_ttft_seconds": 1.2}
     upper, point = (planned(**asked, confidence=confidence)[1] for confidence in (80, 50))

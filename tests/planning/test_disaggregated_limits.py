@@ -60,6 +60,7 @@ def test_the_cheapest_within_all_limits_is_what_trying_all_numbers_finds() -> No
         ((4, 1), (1.0, 1.0), (1, 2)), ((1, 4), (1.0, 1.0), (2, 1)),  # 6 devices, not 9
         ((1, 1), (4.0, 1.0), (1, 2)), ((1, 1), (1.0, 4.0), (2, 1)),  # a price of 6, not 9
         ((2, 1), (2.0, 1.0), (1, 2)), ((2, 1), (0.5, 4.0), (2, 1)),
+        ((1, 1), (1.0, 1.0), (2, 1)),  # of equal costs, the fewest decode instances
     ],
 )  # fmt: skip
 def test_of_two_ways_to_meet_a_limit_the_one_that_costs_less_is_taken(

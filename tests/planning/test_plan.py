@@ -11,9 +11,9 @@ import pytest
 import kvcalc
 from kvcalc.errors import DoesNotFitError, GpuError, ModelError, UsageError
 from kvcalc.planning.cases.lengths import Lengths, one_length
-from kvcalc.planning.plan.document import ROW, Targets, parse_price, plan, refuse_empty
+from kvcalc.planning.plan.document import ROW, Targets, _full_notes, parse_price, plan, refuse_empty
 from kvcalc.planning.plan.replicas import as_many_devices
-from kvcalc.planning.plan.traffic import _why_not, seconds_text
+from kvcalc.planning.plan.traffic import Platform, _why_not, seconds_text
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import Devices, Gpu, find_devices, find_gpu
 from tests.conftest import loaded
@@ -108,6 +108,32 @@ def test_only_clients_send_their_prompts_in_groups(load: dict[str, Any]) -> None
     assert serving["random_ttft_seconds"] != serving["ttft_seconds"]
     expected = serving["random_ttft_seconds" if "rate" in load else "ttft_seconds"]
     assert row["ttft_seconds"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+def test_the_rates_and_the_power_are_those_of_all_replicas_that_the_load_needs(spare: int) -> None:
+    (row,) = ask("llama-3.1-8b", rate=60.0, spare_replicas=spare)["plans"]
+    answer = replica("llama-3.1-8b", "h100", row["tensor_parallel_size"], row["requests_per_replica"],
+                     one_length(2048, 500))  # fmt: skip
+    busy = row["replicas"] - spare
+    assert busy > 2
+    serving, energy = answer["throughput"]["serving"], answer["throughput"]["energy"]
+    for name in ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second"):
+        assert row[name] == pytest.approx(busy * serving[name]), name
+    assert row["watts"] == pytest.approx(busy * energy["watts"])
+    assert row["kwh_per_million_output_tokens"] == pytest.approx(energy["kwh_per_million_tokens"])
+    assert row["num_devices"] == row["replicas"] * row["tensor_parallel_size"]
+    assert row["tokens_per_second_per_device"] == pytest.approx(row["tokens_per_second"] / row["num_devices"])
+
+
+def test_only_rows_that_are_nearly_full_say_so() -> None:
+    kinds = [Platform(find_gpu(gpu), 8, "vllm") for gpu in ("h100", "h200", "l40s")]
+    rows: Any = [{"utilisation": 0.9}, {"utilisation": 0.91}, {"utilisation": None}]
+    (note,) = _full_notes(kinds, rows)
+    assert "h200" in note.text
+    assert "h100" not in note.text
+    assert "l40s" not in note.text
+    assert _full_notes(kinds[:1], rows[:1]) == _full_notes(kinds[2:], rows[2:]) == []
 
 
 def test_a_file_of_unlike_requests_keeps_room_for_the_longest() -> None:

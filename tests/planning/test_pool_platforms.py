@@ -124,6 +124,13 @@ def test_one_pool_or_two_whichever_takes_fewer_devices(
     assert found[1]["next_mode"] is None
 
 
+def test_only_kinds_that_differ_and_read_each_others_cache_are_joined() -> None:
+    a100, h100, h200 = (Platform(find_gpu(name), 8, "vllm") for name in ("a100", "h100", "h200"))
+    names = [pair.names for pair in joined_kinds([a100, h100, h100, h200], "infiniband-400g", 16)]
+    assert set(names) == {("h100-sxm", "h200-sxm"), ("h200-sxm", "h100-sxm")}
+    assert joined_kinds([a100, h100], "infiniband-400g", 16) == joined_kinds([h100, h100], "pcie", 16) == []
+
+
 @pytest.mark.parametrize(
     ("prices", "weights"),
     [((2.0, 3.0), [(2.0, 3.0), (3.0, 2.0)]), ((None, 3.0), [(1.0, 1.0)] * 2), ((2.0, None), [(1.0, 1.0)] * 2)],

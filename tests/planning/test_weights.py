@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.model.checkpoint import INDEX
+from kvcalc.model.checkpoint import INDEX, StoredWeights
 from kvcalc.model.presets import find_preset
+from kvcalc.planning.device.weights import believed_bytes
 from kvcalc.units import format_size
 from tests.conftest import Result
 from tests.documents import estimate, texts
@@ -223,3 +224,15 @@ def test_one_line_for_a_person(kvcalc: Any, model: str, line: str) -> None:
 
 def test_no_line_where_nothing_is_known(kvcalc: Any) -> None:
     assert "weights" not in kvcalc("estimate", "gpt-3", "--format", "human").out
+
+
+def test_a_folder_with_adapters_alone_lacks_nothing() -> None:
+    """Only files that say what is missing are not believed."""
+    adapters = StoredWeights(None, "adapter_model.safetensors", None, ("an adapter",))
+    for counted in (None, 1000):
+        size, notes = believed_bytes(adapters, counted, None)
+        assert (size, [note.code for note in notes]) == (None, ["adapter"])
+        size, notes = believed_bytes(adapters._replace(trouble="a shard is missing"), counted, None)
+        assert size is None
+        assert len(notes) == 2
+        assert "incomplete: a shard is missing" in notes[1].text

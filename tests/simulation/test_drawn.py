@@ -51,6 +51,17 @@ def test_equal_lengths_move_in_step_and_a_number_is_a_mean() -> None:
     assert equal["steady_ttft_seconds"] > 2 * varying["steady_ttft_seconds"]
 
 
+@pytest.mark.parametrize("lengths", [(4000, 100), (500, 500)])
+def test_prompts_take_the_share_of_the_time_per_token_that_they_take_of_about_equal_lengths(
+    lengths: tuple[int, int],
+) -> None:
+    """A number is the mean of lengths that vary by about a third."""
+    prompt, answer = (f"uniform:{tokens * 7 // 10}..{tokens * 13 // 10}" for tokens in lengths)
+    drawn, closed = (served("vllm", asked, 32)["prefill_share"] for asked in ((prompt, answer), lengths))
+    assert 0 < drawn < 1
+    assert drawn == pytest.approx(closed, abs=0.05)
+
+
 def test_a_number_beside_a_distribution_is_the_length_of_all() -> None:
     assert served("vllm", (1000, "fixed:200"), 8)["ttft_seconds"] == served("vllm", EQUAL, 8)["ttft_seconds"]
 

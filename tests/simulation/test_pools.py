@@ -10,8 +10,12 @@ import pytest
 import kvcalc
 from kvcalc.errors import DoesNotFitError, LayoutError
 from kvcalc.model.drafting import Speculation
-from kvcalc.simulation import pools
+from kvcalc.question.lengths import lengths_of
+from kvcalc.question.question import Question
+from kvcalc.simulation import coupled, pools
+from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.pools import Prefills, simulate_pools
 from kvcalc.simulation.results import describe_times, ttft_of
 from tests.conftest import ROOT
 
@@ -173,6 +177,22 @@ def test_prompts_find_the_blocks_of_earlier_ones_on_their_prefill_instance() -> 
     assert not [warning for warning in one["warnings"] if warning["code"] == "not-shared"]
 
 
+def test_why_requests_of_a_trace_do_not_share_blocks_is_named() -> None:
+    """Blocks of 512 tokens are named in this trace. llama.cpp has slots, and windows share other blocks."""
+    asked: dict[str, Any] = {"trace": str(ROOT / "tests" / "traces" / "files" / "mooncake.jsonl"), "scale_rate": 0.01}
+    for model, engine, settings, why in (
+        ("qwen3-8b", "llama.cpp", {}, "slots keep their requests apart"),
+        ("gpt-oss-20b", "vllm", {}, "layers with windows or states share other blocks"),
+        ("qwen3-8b", "sglang", {"page-size": "1024"}, "blocks of 1024 tokens do not make up those of 512 tokens"),
+        ("qwen3-8b", "vllm", {"no-enable-prefix-caching": True}, "prefix caching is off"),
+        ("qwen3-8b", "vllm", {}, None),
+    ):
+        found = kvcalc.simulate(model, "h100", engine=engine, engine_settings=settings, **asked)
+        texts = [warning["text"] for warning in found["warnings"] if warning["code"] == "not-shared"]
+        assert (len(texts) == 0) if why is None else (why in texts[0]), engine
+        assert (found["results"]["cached_tokens"] > 0) is (why is None)
+
+
 def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> None:
     asked = {"requests_per_second": 8, "prompt_tokens": 1000, "answer_tokens": 100, "requests": 50, "gpu": "h100x3",
              "prefill_replicas": 2, "transfer_bandwidth": "50GB/s"}  # fmt: skip
@@ -204,6 +224,19 @@ def test_what_cannot_be_simulated_is_refused(kvcalc: Any, options: tuple[str, ..
                     "100", "--output-tokens", "10", *options)  # fmt: skip
     assert result.status == 2
     assert message in result.err
+
+
+def test_progress_is_told_while_requests_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the blocks of all instances are added up as often."""
+    monkeypatch.setattr(coupled, "_RECOUNT_EVERY", 20)
+    told: list[tuple[int, int]] = []
+    question = Question(kvcalc.load_model("llama-3.1-8b"), engine="vllm", devices=kvcalc.find_devices("h100"))
+    load = Load(lengths_of(500, "prompt"), lengths_of(20, "answer"), requests_per_second=20.0, num_requests=100)
+    simulate_pools(question, load, Prefills(1, LINK), progress=lambda done, of: told.append((done, of)))
+    assert len(told) >= 10
+    assert told == sorted(told)
+    assert {of for _, of in told} == {100}
+    assert 50 < told[-1][0] <= 100
 
 
 def test_prefill_instances_keep_a_common_prefix() -> None:

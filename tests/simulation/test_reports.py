@@ -20,8 +20,8 @@ from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules
-from kvcalc.simulation.replicas.timeline import Sample
-from kvcalc.simulation.results import Limits, describe_results, describe_timeline, is_good
+from kvcalc.simulation.replicas.timeline import Sample, TokenGaps
+from kvcalc.simulation.results import Limits, describe_results, describe_timeline, is_good, percentile
 from kvcalc.simulation.simulate import describe_load, simulate
 from kvcalc.traces.request import TraceRequest
 from tests.simulation.cases import SCHEDULES, PieceTimes, make_case
@@ -69,6 +69,24 @@ def test_the_state_over_time_counts_every_request_once(capacity: int | None) -> 
         assert capacity is None or 0 <= row["used_blocks"] <= replica.pool.most_used <= capacity
     assert any(row["waiting_requests"] for row in rows)
     assert any(row["running_requests"] for row in rows)
+
+
+@pytest.mark.parametrize(("first", "last", "steps"), [(1.0, 1.0, 9), (1.0, 1.004, 50), (0.2, 0.5, 400), (3.0, 7.0, 6)])
+def test_a_run_of_steps_is_counted_like_its_steps(first: float, last: float, steps: int) -> None:
+    """Their seconds rise evenly. A percentile is exact to 1 % (of the classes) and 0.5 % (of a part of the run)."""
+    run, single = TokenGaps(), TokenGaps()
+    run.add_run(first, last, steps, 3)
+    seconds = [first + (last - first) * step / max(steps - 1, 1) for step in range(steps)]
+    for each in seconds:
+        single.add(each, 3)
+    assert run.tokens == single.tokens == 3 * steps
+    assert run.longest == single.longest == last
+    for share in (0.1, 0.35, 0.5, 0.8, 1.0):
+        # Of a few steps, a part is as long as the distance of two.
+        rel = 0.016 + 0.5 * (last - first) / steps
+        assert run.percentile(share) == pytest.approx(single.percentile(share), rel=min(rel, 0.35))
+    run.add_run(1.0, 2.0, 5, 0)
+    assert run.tokens == 3 * steps
 
 
 def test_a_row_of_the_state_over_time_is_the_last_state_before_it_of_all_replicas() -> None:
@@ -123,6 +141,14 @@ def test_results_are_counted_from_the_requests() -> None:
         found_tokens += found["cached_tokens"] > 0
         waited += waits > 0
     assert min(preempted, found_tokens, waited) > 0
+
+
+def test_a_percentile_lies_between_the_two_nearest_values() -> None:
+    """As in numpy.percentile: of 5 values, 0.9 is 0.6 of the way from the fourth to the fifth."""
+    values = [1.0, 2.0, 3.0, 4.0, 9.0]
+    found = [percentile(values, share) for share in (0.0, 0.25, 0.5, 0.9, 0.99, 1.0)]
+    assert found == pytest.approx([1.0, 2.0, 3.0, 4 + 0.6 * 5, 4 + 0.96 * 5, 9.0])
+    assert [percentile([5.0], share) for share in (0.0, 0.5, 1.0)] == [5.0] * 3
 
 
 def test_no_mean_is_above_the_longest_time() -> None:

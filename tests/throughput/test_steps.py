@@ -30,7 +30,7 @@ IDEAL = Constants(
     prompt_link_overhead=1.0, prompt_link_overhead_per_device=0.0, pcie_all_reduce_seconds=0.0,
     pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0,
     pcie_overhead_per_device=0.0, stage_seconds=0.0, prefill_overhead=1.0, prefill_expert_overhead=1.0,
-    prefill_attention_overhead=1.0, ttft_seconds=0.0, ttft_steps=0.0, ttft_token_seconds=0.0, ttft_request_seconds=0.0,
+    prefill_attention_overhead=1.0, ttft_seconds=0.0, ttft_steps=0.0, ttft_token_seconds=0.0,
     first_seconds=0.0, cold_seconds=0.0, token_overlap=1.0, expert_passes=0.0, prompt_launch_seconds=0.0,
 )  # fmt: skip
 
@@ -231,6 +231,19 @@ def test_each_further_device_over_pcie_adds_to_the_overhead_of_the_bytes() -> No
         assert decode(layout=(devices, 1, 1), gpu=alone, **slow).communication == about(overhead * sent)
     more = {"pcie_overhead_per_device": 0.5}
     assert decode(layout=(4, 1, 1), **more).communication == decode(layout=(4, 1, 1)).communication
+
+
+def test_prompts_have_overheads_of_their_own_on_fast_links_and_those_of_a_step_over_pcie() -> None:
+    """No more devices than 8 share a link in kernel tables."""
+    own: dict[str, Any] = {"prompt_link_overhead": 3.0, "prompt_link_overhead_per_device": 0.25}
+    slow: dict[str, Any] = {"pcie_overhead": 7.0, "pcie_overhead_per_device": 0.5, **own}
+    alone = GPU._replace(interconnect=None, pcie_bytes_per_second=25)
+    for devices, linked, pcie in ((2, 3.0, 7.0), (4, 3.5, 8.0), (8, 4.5, 10.0)):
+        fast, ideal = (model(layout=(devices, 1, 1), **more).prefill_work(20).communication for more in (own, {}))
+        assert fast == about(linked * ideal)
+        sent = 2 * 80 * 2 * (devices - 1) / devices / 25
+        over_pcie = model(layout=(devices, 1, 1), gpu=alone, **slow).prefill_work(20).communication
+        assert over_pcie == about(pcie * 20 * sent)
 
 
 def test_what_the_shorter_of_reading_and_multiplying_adds_is_its_own_part() -> None:

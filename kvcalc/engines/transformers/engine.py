@@ -107,7 +107,7 @@ class Transformers(Engine):
             counter = _COUNTER_BYTES if model_type in _COUNTED_INDEXERS and not self.is_dynamic else 0
             return stored_cache_bytes(cache, tokens, dtype) + counter
         if model_type == "cpmant":
-            prompt = self.spec.stated.get("prompt_length", 32)
+            prompt = self.spec.stated.get("prompt_length")
             tokens += prompt if isinstance(prompt, int) else 0
         if isinstance(cache, CompressedAttention):
             held = stored_cache_bytes(cache._replace(window=cache.window - 1), tokens, dtype)

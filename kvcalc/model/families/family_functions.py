@@ -11,7 +11,6 @@ from collections.abc import Collection
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import listed_sparse_layers
 from kvcalc.model.families.common import latent_shape
-from kvcalc.model.families.indexers import has_indexer
 from kvcalc.model.families.layer_functions import listed_sparse, mixers_of, optional, round_up
 from kvcalc.model.families.layer_orders import cycle, one_in, required
 from kvcalc.model.families.layer_row import Row
@@ -97,7 +96,7 @@ def kimi_linear(row: Row) -> list[str]:
 
 def sharing_indexers(row: Row, order: list[str], kind: str, without: str) -> list[str]:
     """Layers without an indexer of their own are of another kind."""
-    has = has_indexer(row.reader, row["model_type"], len(order))
+    has = own_indexers(row)
     return [without if own == kind and not has[layer] else own for layer, own in enumerate(order)]
 
 
@@ -241,8 +240,30 @@ def keeps_latent(row: Row) -> list[bool]:
 
 
 def own_indexers(row: Row) -> list[bool]:
-    """Whether every layer has an indexer of its own."""
-    return has_indexer(row.reader, row["model_type"], row["num_layers"])
+    """Whether every layer has an indexer of its own. The others reuse the tokens picked by the last indexer.
+
+    GLM-5.2 states this as a list (indexer_types), as a string of F and S (index_topk_pattern), or as a step
+    (index_topk_freq) with an offset. Hunyuan 4 states a list; without one, the first layer and then every fourth layer
+    from the second on have an indexer. Source: GlmMoeDsaConfig and HYV4Config, Transformers 5.23.0.
+    """
+    config, model_type, num_layers = row.reader, row["model_type"], row["num_layers"]
+    if model_type not in ("glm5_next_text", "glm_moe_dsa", "hy_v4", "mistral_large4_text"):
+        return [True] * num_layers
+    kinds = config.strings("indexer_types", num_layers, ("full", "shared"))
+    if kinds is not None:
+        return [kind == "full" for kind in kinds]
+    if model_type == "hy_v4":
+        return [number == 0 or number % 4 == 1 for number in range(num_layers)]
+    must = f"must give F or S for each of {num_layers} layers"
+    pattern = config.chosen("index_topk_pattern", {"F": True, "S": False, "full": True, "shared": False}, must)
+    if pattern is not None:
+        if len(pattern) != num_layers:
+            raise config.error(f"index_topk_pattern {must}")
+        return pattern
+    step = max(config.optional_integer("index_topk_freq", least=0) or 1, 1)
+    offset = config.optional_integer("index_skip_topk_offset", least=0)
+    offset = 2 if offset is None else offset
+    return [max(number - offset + 1, 0) % step == 0 for number in range(num_layers)]
 
 
 def step_heads(row: Row) -> int:

@@ -12,7 +12,6 @@ from kvcalc.model import tensors
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import listed_sparse_layers, moe
 from kvcalc.model.families.common import grouped_shape, hyper_connection, latent_shape
-from kvcalc.model.families.indexers import indexer
 from kvcalc.model.families.layer_row import Row
 from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import Attention, AttentionShape, Indexer, Projections
@@ -195,9 +194,20 @@ def changed(shape: AttentionShape, **own: Any) -> AttentionShape:
 
 
 def latent_indexer(row: Row, head_dim: int = 0, more: tuple[Weight, ...] = ()) -> Indexer:
-    """The indexer of MLA. Its keys may be wider than its queries, and it may have more weights."""
-    own = indexer(row.reader, row["shape"])
-    return Indexer(own.num_heads, head_dim or own.head_dim, (*own.weights, *more))
+    """The indexer of MLA. Its keys may be wider than its queries, and it may have more weights.
+
+    Every rank holds its projections (ReplicatedLinear, DeepseekV2MLAAttention of vLLM 0.33.0), because all heads share
+    its keys. Source: DeepseekV32Indexer, Transformers 5.23.0.
+    """
+    heads, width, shape = row.reader.optional_integer("index_n_heads") or 1, row["index_head_dim"], row["shape"]
+    own = (
+        replicated("self_attn.indexer.wq_b", shape.q_lora_rank, heads * width),
+        replicated("self_attn.indexer.wk", row["hidden_size"], width),
+        norm("self_attn.indexer.k_norm", width, bias=True),
+        # Published in 16 or 32 bits, although the other weights of the layer have 8 bits.
+        other("self_attn.indexer.weights_proj", heads, row["hidden_size"]),
+    )
+    return Indexer(heads, head_dim or width, (*own, *more))
 
 
 # Recurrences.

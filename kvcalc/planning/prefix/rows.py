@@ -51,16 +51,14 @@ def describe_size(reuse: Reuse, found: Profile, setup: Setup | None) -> document
     stack, blocks = found.stack, reuse.cache_blocks
     total = stack.counted_tokens
     best = None if stack.next_uses is None else stack.next_uses.hit_tokens(blocks) / total
-    saved = gpu_seconds = None
+    saved = share = gpu_seconds = None
     costs: dict[str, float | None] = {DEVICE: None, CPU: None, DISK: None}
     if setup is not None and setup.prefill is not None:
         saved = setup.prefill.seconds(reuse.hit_tokens, reuse.hit_squares)
+        share = saved / setup.prefill.seconds(total, stack.counted_squares)
         gpu_seconds = saved * setup.block.devices
         for name, cost in _memory_costs(setup, blocks).items() if gpu_seconds else ():
             costs[name] = None if cost is None else cost / gpu_seconds
-    share = None
-    if saved is not None and setup is not None and setup.prefill is not None:
-        share = saved / setup.prefill.seconds(total, stack.counted_squares)
     return {
         "cache_blocks": blocks,
         "cache_tokens": blocks * stack.block_tokens,

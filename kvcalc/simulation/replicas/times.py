@@ -71,10 +71,10 @@ class ModelTimes:
         self._rank_prompts = lru_cache(_MOST_KEPT)(self._new_rank_prompts)
 
     def line(self, batch: int, context: int) -> Line:
-        return self._lines(batch, bisect_right(self._ends, context / batch, 0, len(self._ends) - 1))
+        return self._lines(batch, bisect_right(self._ends, context / batch, hi=len(self._ends) - 1))
 
     def rank_line(self, batch: int, context: int, total: int) -> Line:
-        return self._lines(batch, bisect_right(self._ends, context / batch, 0, len(self._ends) - 1), total)
+        return self._lines(batch, bisect_right(self._ends, context / batch, hi=len(self._ends) - 1), total)
 
     def prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         return self._prompts((*chunks,), batch)
