@@ -70,13 +70,13 @@ def _entry(engine: str, rows: Sequence[Row], fitted: Fitted, here: Predicted, ou
         if mine
         else None
     )
-    entry["ranges"] = _ranges(ratios)
+    entry["ranges"] = ranges_of(ratios)
     first = [
         (row, row.ttft_seconds / predicted)
         for row, predicted in ((rows[i], out[i][1]) for i in mine)
         if row.ttft_seconds and predicted
     ]
-    entry["ttft_ranges"] = _ranges(first) if first else {"": [0.5, 2.0]}
+    entry["ttft_ranges"] = ranges_of(first) if first else {"": [0.5, 2.0]}
     if engine not in SINCE:
         return entry
     older = _constants(engine, fitted, [before(engine)])
@@ -118,7 +118,7 @@ def _fitted(own: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _ranges(ratios: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
+def ranges_of(ratios: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
     """The ends of the range of measured / predicted by region, each at least the noise between equal points."""
     regional: dict[str, list[tuple[Row, float]]] = {}
     for row, ratio in ratios:

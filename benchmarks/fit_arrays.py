@@ -30,7 +30,7 @@ from kvcalc.throughput.costs import (
 from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.scheduling import StepRules
-from kvcalc.throughput.serving import burst_wait, host_wait, replaced, requests_per_client
+from kvcalc.throughput.serving import burst_wait, first_host_wait, host_wait, replaced, requests_per_client
 
 if TYPE_CHECKING:
     from fit_parameters import Model
@@ -140,7 +140,7 @@ def _replaced(row: Row) -> float:
     prompts = Prompts(row.model, row.input_tokens, row.cached_tokens, row.rules or StepRules())
     away = prompts.steps(row.decoding)
     if row.running >= row.concurrency:
-        away += host_wait(row.model.constants, row.seconds, row.input_tokens, 0.0) / row.seconds
+        away += host_wait(row.model.constants, row.seconds, row.input_tokens) / row.seconds
     return replaced(row.decoding, row.running, row.output_tokens / row.model.tokens_per_step, away)
 
 
@@ -157,23 +157,25 @@ def ttft_seconds_of(rows: Sequence[Row], step: Sequence[Constants]) -> Ask:
     """The time to first token of every row, with the step's constants as they are in `step`."""
     models = [SpeedModel(row.model.counts, row.model.gpu, c) for row, c in zip(rows, step)]
     each = np.array([_waits(model, row) for model, row in zip(models, rows)]).T
-    one_step, others, known, first, cold, launches, alone = each
+    one_step, with_first, known, first, cold, launches, alone = each
     prompt = np.array([row.input_tokens for row in rows], float)
 
     def ask(constants: Mapping[str, Any]) -> Values:
         c = _namespace(constants)
         of_first = first * c.first_seconds + cold * c.cold_seconds
         launching = np.maximum(0.0, c.prompt_launch_seconds * launches - alone)
-        return np.asarray(host_wait(c, one_step, prompt, others) + known + launching + of_first)
+        host = host_wait(c, one_step, prompt) + first_host_wait(c, prompt, with_first)
+        return np.asarray(host + known + launching + of_first)
 
     return ask
 
 
 def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, float, float, float]:
-    """The seconds of a step, the other running requests, the waits that are not fitted, and the share of first ones.
+    """What the time to first token of a row is made of, besides constants.
 
-    Then come the share on a cold server, the kernels of a step, and the seconds of a step with the prompt alone. They
-    are those of `serve` with the requests that decoded, and came, when the row was measured.
+    The seconds of a step, the others that come with a first request, on average over all requests, the waits that are
+    not fitted, the share of first ones, that on a cold server, the kernels of a step, and the seconds of a step with
+    the prompt alone. They are those of `serve` with the requests that decoded, and came, when the row was measured.
     """
     step = model.decode(row.decoding, row.context_tokens).seconds
     rules = row.rules or StepRules()
@@ -188,16 +190,16 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, flo
     for _ in range(_ROUNDS):
         stop = prompts.stop(step, row.seconds, rate, others * row.decoding / row.output_tokens, row.decoding)
     mean_step = step + row.decoding * stop / row.output_tokens
-    lag = host_wait(model.constants, step, row.input_tokens, row.decoding)
+    lag = host_wait(model.constants, step, row.input_tokens)
     waits = prompts.waits(step, mean_step, row.decoding, others * rate, lag)
     # The measured rate may be above the one that the constants allow. Each DP rank has a queue of its own.
     replicas = model.layout.data_parallel_size
     of_one = min(rate / replicas, _MOST_LOAD / waits.each)
     waited = (waits.random if row.is_open else waits.first) + waits.queue(others * of_one)[0] / (others * of_one)
-    met = 0.0 if row.is_open else others * (row.decoding + of_one * replicas * prompts.alone)
+    with_first = (first + cold) * max(0.0, row.running / replicas - 1)
     # In the mean, the first ones wait for half of each other.
     burst = (first + 2 * _LATE * cold) * burst_wait(waits.burst, max(waits.most, 1.0), row.running / replicas)
-    return step, met, waited + burst, first, cold, launches, alone
+    return step, with_first, waited + burst, first, cold, launches, alone
 
 
 def fit(

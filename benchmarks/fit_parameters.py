@@ -124,10 +124,6 @@ _FIRST_TOKEN = (
         {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.5), "sglang on blackwell": 1.0},
     ),
     Parameter("ttft_token_seconds", 2e-6, 0.5, {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.1), **_each(_DEVICES, 0.5)}),
-    Parameter(
-        "ttft_request_seconds", 1e-4, 0.7,
-        {**_each(_ENGINES, 0.5), **_each(_OLDER, 0.3), **_each(_DEVICES, 0.3)},
-    ),
     # Python and the CUDA driver take 5 to 10 us for an operation that is not in a graph, and some launch several.
     Parameter(
         "prompt_launch_seconds", 1e-5, 0.7,

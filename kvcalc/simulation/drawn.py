@@ -68,7 +68,7 @@ def _simulated(
     """The DP ranks of one replica, and the requests that it served."""
     requests = requests_of(load, hit_rate, notes).requests
     longest = longest_of(requests)
-    scheduler = scheduler_of(case, model, longest).under(load)
+    scheduler = scheduler_of(case, model, longest)
     fitting = [request for request in requests if scheduler.fits(request)]
     check_fitting(requests, fitting, case.question._replace(context_tokens=None), notes)
     accept_prompts(case, max(request.prompt_tokens for request in fitting), notes)
@@ -76,7 +76,8 @@ def _simulated(
 
     def make(arrivals: Arrivals) -> Server:
         server = scheduler.server(times, arrivals)
-        server.first_seconds = load.first_seconds(model.constants)
+        starting = min(scheduler.rules.max_running, -(-(load.concurrency or 0) // scheduler.dp_ranks))
+        server.first_seconds = load.first_wait(model.constants, fitting[:starting])
         server.keep_sums()
         return server
 

@@ -226,7 +226,7 @@ def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int,
     except LayoutError as error:
         raise LayoutError(f"prefill instances: {error.message}", error.hint) from None
     rules = found.scheduler.rules
-    lag = None if rules.lag is None else rules.lag._replace(steps=0.0, request_seconds=0.0)
+    lag = None if rules.lag is None else rules.lag._replace(steps=0.0)
     return found._replace(
         scheduler=found.scheduler._replace(rules=rules._replace(lag=lag, sends=True), finds_own=False)
     )

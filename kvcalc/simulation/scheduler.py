@@ -17,7 +17,6 @@ from kvcalc.planning.device.capacity import too_many_to_start
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import Arrivals
-from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.lock_step import LockStep, OfRank
 from kvcalc.simulation.replicas.mixed import MixedReplica, SlotsReplica
@@ -42,13 +41,6 @@ class Scheduler(NamedTuple):
     pool: RunningPool
     finds_own: bool
     dp_ranks: int
-
-    def under(self, load: Load) -> Scheduler:
-        """For a load. Requests that arrive at random do not come in groups, as those of clients do."""
-        if load.concurrency is not None or self.rules.lag is None:
-            return self
-        lag = self.rules.lag._replace(request_seconds=0.0)
-        return self._replace(rules=self.rules._replace(lag=lag))
 
     def fits(self, request: Request) -> bool:
         """Whether a request can ever run to its end."""
@@ -135,7 +127,7 @@ def scheduler_of(
     per_step = Fraction(model.tokens_per_step).limit_denominator(1000)
     c = model.constants
     launch_seconds = c.prompt_launch_seconds * model.counts.launches
-    lag = Lag(c.ttft_seconds, c.ttft_steps, c.ttft_token_seconds, c.ttft_request_seconds, launch_seconds)
+    lag = Lag(c.ttft_seconds, c.ttft_steps, c.ttft_token_seconds, launch_seconds)
     rules = Rules(schedule, step_tokens, running, lag, per_step, checked, lookahead)
     return Scheduler(rules, pool, schedule.finds_preempted and isinstance(pool.table, range), replicas)
 

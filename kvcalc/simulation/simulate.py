@@ -66,7 +66,7 @@ def simulate(
     speed = known_speed(case, notes)
     number = replicas or count_replicas(case.devices.num_devices, case.workload)
     _check_devices(devices.num_devices, number, case.workload.num_devices)
-    scheduler = scheduler_of(case, speed.model, longest).under(load)
+    scheduler = scheduler_of(case, speed.model, longest)
     notes += start_notes(case)
     fitting = [request for request in taken(requests, question) if scheduler.fits(request)]
     check_fitting(requests, fitting, question, notes)
@@ -85,7 +85,8 @@ def simulate(
 
     def make(arrivals: Arrivals) -> Server:
         server = scheduler.server(times, arrivals, shared_tokens)
-        server.first_seconds = step_factor * load.first_seconds(speed.model.constants)
+        starting = min(scheduler.rules.max_running, -(-(load.concurrency or 0) // (number * scheduler.dp_ranks)))
+        server.first_seconds = step_factor * load.first_wait(speed.model.constants, fitting[:starting])
         if not is_detailed:
             server.keep_sums()
         return server

@@ -45,8 +45,8 @@ class Constants(NamedTuple):
     - prefill_overhead, prefill_expert_overhead: additional factors on multiplying for a prompt.
       prefill_attention_overhead: computing its scores.
     - ttft_seconds: the host's time for a request before and after the prefill. ttft_token_seconds: for each token of
-      its prompt. ttft_request_seconds: for each other running request, if clients send them, because those come in
-      groups. ttft_steps: decode steps that a request waits in the server's pipeline, besides those of the scheduler.
+      its prompt. ttft_steps: decode steps that a request waits in the server's pipeline, besides those of the
+      scheduler.
     - prompt_launch_seconds: the host's time to launch a small kernel of a step that computes prompts, which is not in a
       CUDA graph. A prompt that the device computes sooner waits for it.
     - first_seconds: how much longer the first step of a benchmark takes, whose clients all start together.
@@ -86,7 +86,6 @@ class Constants(NamedTuple):
     ttft_seconds: float
     ttft_steps: float
     ttft_token_seconds: float
-    ttft_request_seconds: float
     prompt_launch_seconds: float
     first_seconds: float
     cold_seconds: float

@@ -57,8 +57,7 @@ SCALED: Mapping[str, tuple[str, ...]] = {
     ),
     "reading": ("weight_overhead", "kv_overhead", "kv_token_seconds"),
     "waiting": (
-        "ttft_seconds", "ttft_steps", "ttft_token_seconds", "ttft_request_seconds", "prompt_launch_seconds",
-        "first_seconds",
+        "ttft_seconds", "ttft_steps", "ttft_token_seconds", "prompt_launch_seconds", "first_seconds",
     ),
 }  # fmt: skip
 """The constants that each factor multiplies. Other overheads of prompts, experts and devices act on these."""

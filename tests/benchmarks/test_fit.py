@@ -12,7 +12,7 @@ import pytest
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.roofline import Part, SpeedModel
-from kvcalc.throughput.serving import host_wait
+from kvcalc.throughput.serving import first_host_wait, host_wait
 from tests.conftest import ROOT
 
 np = pytest.importorskip("numpy")
@@ -168,7 +168,7 @@ def test_the_range_of_a_region_is_nearer_to_its_own_rows_the_more_families_it_ha
         return [(row._replace(family=f"family {i % number}", weight_dtype=dtype), ratio) for i in range(6 * number)]
 
     others = [*families(12, "int4", 0.5), *families(12, "int4", 2.0)]
-    found = {n: document._ranges([*families(n, "bf16", 1.0), *others]) for n in (1, 2, 6)}
+    found = {n: document.ranges_of([*families(n, "bf16", 1.0), *others]) for n in (1, 2, 6)}
     # One family says nothing about the next one.
     assert not any(region.startswith("hopper bf16") for region in found[1])
     assert found[1][""] == found[2][""] == found[2]["hopper"] == [0.5, 2.0]
@@ -187,9 +187,9 @@ def test_a_cell_counts_once_in_a_range_however_many_rows_it_has(
     few = [(row._replace(family=f"family {i % 8}"), 1.0) for i in range(80)]
     many = [(row._replace(family="one more"), 3.0)] * 1000
     # One cell of nine is more than the share that is left out at an end, whatever its rows.
-    assert document._ranges([*few, *many])[""] == document._ranges([*few, *many[:10]])[""] == [0.91, 3.0]
+    assert document.ranges_of([*few, *many])[""] == document.ranges_of([*few, *many[:10]])[""] == [0.91, 3.0]
     # A cell of one row counts a fifth.
-    assert document._ranges([*few, *many[:1]])[""] == [0.91, 1.09]
+    assert document.ranges_of([*few, *many[:1]])[""] == [0.91, 1.09]
 
 
 def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(
@@ -204,7 +204,10 @@ def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(
         own = c._replace(**first.values(theta, row.engine, first.labels_of(row)))
         used = SpeedModel(row.model.counts, row.model.gpu, own)
         # A client comes back after the host's time before this fit.
-        step, others, known, warm, cold, _, prefill = arrays._waits(SpeedModel(row.model.counts, row.model.gpu, c), row)
-        alone = host_wait(own, step, row.input_tokens, others) + known + used.launch_wait(prefill)
+        step, starting, known, warm, cold, _, prefill = arrays._waits(
+            SpeedModel(row.model.counts, row.model.gpu, c), row
+        )
+        alone = host_wait(own, step, row.input_tokens) + first_host_wait(own, row.input_tokens, starting)
+        alone += known + used.launch_wait(prefill)
         alone += warm * own.first_seconds + cold * own.cold_seconds
         assert alone == pytest.approx(seconds_together, rel=1e-9)

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.engines.account import RunningPool
+from kvcalc.simulation.loads import load as load_module
 from kvcalc.simulation.loads.load import Load
-from kvcalc.simulation.replicas.rules import Lag, Rules
-from kvcalc.simulation.scheduler import Scheduler
+from kvcalc.simulation.loads.requests import Request
 from kvcalc.throughput.constants import load_constants
 from kvcalc.throughput.hardware import find_gpu
-from tests.simulation.cases import SCHEDULES
 
 LENGTHS: dict[str, Any] = {"prompt_tokens": "uniform:800..1200", "answer_tokens": "uniform:100..300"}
 
@@ -85,11 +83,29 @@ def test_a_cold_server_has_the_first_step_that_is_fitted_to_the_99th_percentile(
     assert Load(concurrency=4, cold=True).first_seconds(longer) == constants.cold_seconds
 
 
-def test_only_requests_of_clients_wait_for_the_others_of_their_group() -> None:
-    rules = Rules(SCHEDULES["vllm"], 2048, 8, Lag(0.25, request_seconds=0.5))
-    scheduler = Scheduler(rules, RunningPool(None), False, 1)
-    lags = [scheduler.under(load).rules.lag for load in (Load(concurrency=4), Load(requests_per_second=1.0))]
-    assert lags == [Lag(0.25, request_seconds=0.5), Lag(0.25)]
+def test_first_requests_of_clients_wait_for_the_host_s_time_of_each_other() -> None:
+    c, _ = load_constants("vllm", find_gpu("h100"))
+    requests = [Request(number, 0.0, tokens, 8) for number, tokens in enumerate((100, 200, 300))]
+    for load in (Load(concurrency=3), Load(concurrency=3, cold=False)):
+        others = load.first_wait(c, requests) - load.first_seconds(c)
+        assert others == pytest.approx(2 * (c.ttft_seconds + 200 * c.ttft_token_seconds))
+        assert load.first_wait(c, requests[:1]) == load.first_seconds(c)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_so_the_first_tokens_of_a_warm_server_are_later_with_a_slow_host(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_tokens() -> dict[str, float]:
+        found = simulated(engine=engine, concurrency=16, requests=48, cold=False)
+        (row,) = [row for row in found["times"] if row["metric"] == "ttft"]
+        return {"p50": row["p50_seconds"], "p99": row["p99_seconds"]}
+
+    before = first_tokens()
+    monkeypatch.setattr(load_module, "first_host_wait", lambda c, tokens, others: 2.0 * others)
+    after = first_tokens()
+    assert after["p99"] > before["p99"] + 29
+    assert after["p50"] < before["p50"] + 1  # two of three requests come later
 
 
 def test_the_command_line_has_both_and_refuses_them_together(run: Any) -> None:

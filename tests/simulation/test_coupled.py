@@ -154,7 +154,7 @@ class Pool:
         running = draw.randrange(1, 7)
         self.rules = Rules(
             SCHEDULES[engine], draw.randrange(8, 60) + running + 50 * (engine == "tensorrt-llm"), running,
-            Lag(lag, 0.0, 0.0, 0.0), sends=sends,
+            Lag(lag), sends=sends,
         )  # fmt: skip
         schedule = self.rules.schedule._replace(overlaps=draw.random() < 0.5)
         self.rules = self.rules._replace(schedule=schedule, keeps=draw.choice(["found", "nothing", "all"]))

@@ -30,7 +30,7 @@ IDEAL = Constants(
     prompt_link_overhead=1.0, prompt_link_overhead_per_device=0.0, pcie_all_reduce_seconds=0.0,
     pcie_all_reduce_device_seconds=0.0, pcie_overhead=1.0,
     pcie_overhead_per_device=0.0, stage_seconds=0.0, prefill_overhead=1.0, prefill_expert_overhead=1.0,
-    prefill_attention_overhead=1.0, ttft_seconds=0.0, ttft_steps=0.0, ttft_token_seconds=0.0, ttft_request_seconds=0.0,
+    prefill_attention_overhead=1.0, ttft_seconds=0.0, ttft_steps=0.0, ttft_token_seconds=0.0,
     first_seconds=0.0, cold_seconds=0.0, token_overlap=1.0, expert_passes=0.0, prompt_launch_seconds=0.0,
 )  # fmt: skip
 

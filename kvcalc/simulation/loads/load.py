@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from random import Random
 
@@ -13,7 +13,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import poisson_times
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.serving import MOST_REQUESTS, default_requests
+from kvcalc.throughput.serving import MOST_REQUESTS, default_requests, first_host_wait
 from kvcalc.traces import Trace, TraceRequest, rows_text
 
 # InferenceX sends 10 requests per client to a server that has just started.
@@ -74,6 +74,16 @@ class Load(NamedTuple):
             return c.cold_seconds
         is_late = self.concurrency is None or self.has_run or self.cold is False
         return 0.0 if is_late else c.first_seconds
+
+    def first_wait(self, c: Constants, together: Sequence[Request]) -> float:
+        """How much later the first step with prompts ends, in seconds, if the requests `together` arrive with it.
+
+        Those of a closed loop do, and each waits for the host's time of the others. There are none in other loads.
+        """
+        if not together:
+            return self.first_seconds(c)
+        mean = sum(request.prompt_tokens for request in together) / len(together)
+        return self.first_seconds(c) + first_host_wait(c, mean, len(together) - 1)
 
     @property
     def kind(self) -> str:

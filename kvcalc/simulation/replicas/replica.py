@@ -309,7 +309,7 @@ class Replica(Holder):
         if lag.launch_seconds:
             prompt = request.cached_tokens, request.prompt_tokens
             found += max(0.0, lag.launch_seconds - self.times.prompts([prompt], 0))
-        return found + lag.request_seconds * (len(self.running) - 1)
+        return found
 
     def _preempt(self, request: Request) -> None:
         """Stop a running request. It gives its blocks back, and its cache is computed again later."""

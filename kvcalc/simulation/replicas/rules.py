@@ -11,15 +11,13 @@ from kvcalc.records import NamedTuple
 class Lag(NamedTuple):
     """What a request waits for its first token besides what the engine does, which the simulation has.
 
-    - seconds: host time. token_seconds: host time for each token of the prompt. request_seconds: for each other running
-      request. steps: decode steps in the server's pipeline. launch_seconds: host time to launch a prompt, which counts
-      as far as the prompt takes less.
+    - seconds: host time. token_seconds: host time for each token of the prompt. steps: decode steps in the server's
+      pipeline. launch_seconds: host time to launch a prompt, which counts as far as the prompt takes less.
     """
 
     seconds: float
     steps: float = 0.0
     token_seconds: float = 0.0
-    request_seconds: float = 0.0
     launch_seconds: float = 0.0
 
 

@@ -99,7 +99,7 @@ def prefill_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance
         min(each, _MOST_PROMPTS) * shape.dp_ranks,
         shape.stages,
         found.slots,
-        host_wait(model.constants, 0.0, lengths.input_tokens, 0.0)
+        host_wait(model.constants, 0.0, lengths.input_tokens)
         + model.launch_wait(model.prefill(lengths.input_tokens, 1, cached).seconds),
     )
     return found._replace(rates=rates)

@@ -1,0 +1,106 @@
+"""How many measurements are in the ranges of kvcalc's answers? By cell, with ranges that have not seen the family.
+
+    python benchmarks/score_ranges.py --data FOLDER [--write docs/concepts/throughput.md]
+
+For each model family, the constants and the ranges are made without it, and its measurements are held against them. A
+range that is too wide to be shown holds nothing, and its cells are left out. Prints the cells (the points of an engine,
+a device, a family and a type of weights) with ten points or more of which fewer than 75 % or more than 90 % are in the
+range, and the table of the manual, in which every cell counts once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from constants_document import cell_of, ranges_of
+from fit_throughput import Fitted, Predicted, family_of, left_out
+from score_throughput import write
+from throughput_data import FIRST, Row, data_folder, read_rows
+
+from kvcalc.throughput.speed import known_range, range_factors
+
+BEGIN = "<!-- ranges: python benchmarks/score_ranges.py --data FOLDER --write docs/concepts/throughput.md -->"
+END = "<!-- end of ranges -->"
+# Points of a cell from which its share says something, and the shares of an honest range of 80 %.
+_MANY, _LEAST, _MOST = 10, 0.75, 0.9
+_TITLES = (
+    ("TPOT or step, vLLM", "vllm", "tpot"), ("TPOT, SGLang", "sglang", "tpot"),
+    ("TPOT, TensorRT-LLM", "tensorrt-llm", "tpot"), ("step, llama.cpp", "llama.cpp", "tpot"),
+    ("step, MLX", "mlx", "tpot"), ("TTFT, vLLM", "vllm", "ttft"), ("TTFT, SGLang", "sglang", "ttft"),
+    ("TTFT, TensorRT-LLM", "tensorrt-llm", "ttft"),
+)  # fmt: skip
+
+
+class Cell(NamedTuple):
+    """The shares, 0 to 1, of a cell's points that are in their ranges, below and above."""
+
+    name: tuple[str, ...]
+    points: int
+    inside: float
+    below: float
+    above: float
+
+
+def ratios(rows: Sequence[Row], out: Predicted, engine: str, metric: str) -> list[tuple[Row, float]]:
+    """Measured / predicted of an engine's rows."""
+    found = []
+    for row, (tpot, ttft) in zip(rows, out):
+        if row.engine != engine or row.requests == FIRST:
+            continue
+        if metric == "tpot":
+            found.append((row, row.seconds / tpot))
+        elif row.ttft_seconds and ttft:
+            found.append((row, row.ttft_seconds / ttft))
+    return found
+
+
+def cells(found: Sequence[tuple[Row, float]]) -> Iterator[Cell]:
+    """The cells of an engine whose ranges are shown."""
+    places: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for family in sorted({row.family for row, _ in found}):
+        ranges = ranges_of([one for one in found if one[0].family != family])
+        for row, ratio in found:
+            if row.family != family:
+                continue
+            low, high = known_range(*range_factors(row.model, ranges, row.weight_dtype, row.running, is_outside=False))
+            if low is not None and high is not None:
+                places[cell_of(row)].append(-1 if ratio < low else 1 if ratio > high else 0)
+    for name, own in sorted(places.items()):
+        below, inside, above = (own.count(place) / len(own) for place in (-1, 0, 1))
+        yield Cell(name, len(own), inside, below, above)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table between the markers in this file")
+    options = parser.parse_args()
+    rows = read_rows(data_folder(options.data))
+    out = left_out(rows, family_of, Fitted(rows))
+    lines = ["| measured | cells | in the range | below | above |", "|---|---|---|---|---|"]
+    for title, engine, metric in _TITLES:
+        own = list(cells(ratios(rows, out, engine, metric)))
+        many = [cell for cell in own if cell.points >= _MANY]
+        honest = [cell for cell in many if _LEAST <= cell.inside <= _MOST]
+        print(f"{title}: {len(honest)} of {len(many)} cells with {_MANY} points have {_LEAST:.0%} to {_MOST:.0%} in")
+        for cell in many:
+            if cell not in honest:
+                shares = f"{cell.inside:4.0%} in  {cell.below:4.0%} below  {cell.above:4.0%} above"
+                print(f"  {' '.join(cell.name):60s} {cell.points:4d} points  {shares}")
+        if own:
+            means = (statistics.mean(getattr(cell, name) for cell in own) for name in Cell._fields[2:])
+            shares = " | ".join(f"{mean:.0%}".replace("%", " %") for mean in means)
+            lines.append(f"| {title} | {len(own)} | {shares} |")
+    table = "\n".join(lines)
+    print(f"\n{table}")
+    if options.write:
+        write(options.write, BEGIN, END, table)
+
+
+if __name__ == "__main__":
+    main()
