@@ -14,7 +14,7 @@ from kvcalc.engines.command import Checkpoint, Layout
 from kvcalc.engines.reading import Read, readers
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.check.servers import choose_server
+from kvcalc.planning.check.servers import choose_server, servers_in
 from kvcalc.writing.shell import join
 from tests.engines.test_commands import DRAFTINGS
 from tests.engines.test_options_are_read import CASES, GONE, NO_FLAGS
@@ -341,3 +341,18 @@ def test_vllm_reads_a_checkpoint_in_its_own_method(
         return
     with pytest.raises(LayoutError, match=words):
         reader.check_model(found, spec)
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "dtype"),
+    [
+        ("-hf ggml-org/gpt-oss-20b-GGUF", "ggml-org/gpt-oss-20b-GGUF", None),
+        ("-hf ggml-org/Llama-3.1-8B-GGUF:Q8_0", "Llama-3.1-8B", "q8_0"),
+        ("-m models/Llama-3.1-8B-Instruct-Q4_K_M.gguf", "Llama-3.1-8B-Instruct", "q4_k_m"),
+        ("-m models/Llama-3.1-8B-Instruct.gguf", "models/Llama-3.1-8B-Instruct", None),
+    ],
+)
+def test_the_name_of_a_gguf_file_has_the_type_of_its_weights(file: str, model: str, dtype: str | None) -> None:
+    """A repository without a type is named as it is, and a file without one says no type."""
+    read = servers_in(f"llama-server {file}")[0].read()
+    assert (read.model, read.fields.get("dtype"), "dtype" in read.fields) == (model, dtype, dtype is not None)

@@ -216,3 +216,17 @@ def test_what_llama_cpp_refuses(
 ) -> None:
     with pytest.raises(error, match=message):
         ask(config, "llama.cpp", 256, **options)
+
+
+@pytest.mark.parametrize("settings", [{}, {"draft-max": "2"}, {"kv-unified": ""}])
+@pytest.mark.parametrize("model", ["qwen3.5-27b", "nemotron-3-nano", "falcon-h1-7b", "jamba-1.5-mini"])
+def test_the_lines_of_states_and_of_attention_add_up(model: str, settings: dict[str, str]) -> None:
+    """Slots beyond the batch have cells of attention, of whichever layer comes first, and states."""
+    asked: dict[str, Any] = {"engine": "llama.cpp", "context_tokens": 5000, "batch_size": 2}
+    found = estimate(kvcalc.load_model(model), engine_settings={"parallel": "4", **settings}, **asked)
+    lines = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
+    assert sum(lines.values()) == found["kv_cache"]["bytes_per_device"]
+    two = estimate(kvcalc.load_model(model), engine_settings={"parallel": "2", **settings}, **asked)
+    if not settings:
+        # Each of four slots has all that each of two has.
+        assert lines["slots beyond the batch"] == two["kv_cache"]["bytes_per_device"]
