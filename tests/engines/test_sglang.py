@@ -167,6 +167,20 @@ def test_requests_with_states_run_as_far_as_their_tokens_have_room() -> None:
     assert shared == min(most, (tokens - 10_000) // 10_000)
 
 
+@pytest.mark.parametrize(("lengths", "settings", "most"), [
+    (6, {}, 6 * 512), (3, {}, 2048), (9, {}, 4096), (6, {"context-length": "65536"}, 4096),
+    (6, {"context-length": "262144"}, 2048), (6, {"max-running-requests": "7"}, 7),
+])  # fmt: skip
+def test_512_requests_run_for_each_of_full_length_within_limits(
+    lengths: int, settings: dict[str, str], most: int
+) -> None:
+    """From 2,048 to 4,096 without a number (resolve_max_num_reqs, SGLang 0.5.23). Full length is the model's own."""
+    rules = load_engine("sglang", kvcalc.load_model("llama-3.1-8b"), settings)
+    # A token takes 128 KiB, and the length of the model is 131,072.
+    memory = lengths * 131_072 * 2 * 32 * 8 * 128 * 2 + 1
+    assert rules.max_running_requests(rules.spec, DTYPES["bf16"], memory) == most
+
+
 def test_what_sglang_refuses() -> None:
     with pytest.raises(UsageError, match="above 0 and at most 1"):
         ask(gpt_oss(), "sglang", 8, settings={"swa-full-tokens-ratio": "1.5"})
