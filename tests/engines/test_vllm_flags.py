@@ -145,6 +145,13 @@ def test_blocks_beside_states_are_multiples_of_the_size_asked_for() -> None:
         ("jamba-v0.1", "", {"mamba_block_size": "64", "no_enable_prefix_caching": ""}, "needs prefix caching"),
         ("llama-3.1-8b", "", {"kv_cache_dtype_skip_layers": "32"}, "use numbers from 0 to 31"),
         ("jamba-v0.1", "@0.32", {"kv_cache_dtype_skip_layers": "4"}, "not modelled beside recurrent states"),
+        ("deepseek-v3", "", {"kv_cache_dtype_skip_layers": "4"}, "not modelled for its layers"),
+        (
+            "gpt-oss-20b",
+            "",
+            {"kv_cache_dtype_skip_layers": "4", "disable_hybrid_kv_cache_manager": ""},
+            "not modelled for its layers",
+        ),
     ],
 )
 def test_flags_that_a_release_or_a_model_does_not_have(

@@ -61,8 +61,7 @@ class Page(NamedTuple):
 
     def aligned(self, step: int) -> Page:
         """The page padded to a multiple of `step` bytes."""
-        padded = round_up(self.own_bytes, step)
-        return self._replace(padded_bytes=padded) if padded != self.own_bytes else self
+        return self._replace(padded_bytes=round_up(self.own_bytes, step))
 
     def tokens(self, demand: Demand) -> int:
         """The most tokens whose rows a request may hold in this layer, before rounding to blocks.
