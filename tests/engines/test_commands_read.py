@@ -275,6 +275,16 @@ def test_what_kvcalc_does_not_count_in_vllms_command(options: str, unknown: list
     assert vllm(options).unknown == unknown
 
 
+@pytest.mark.parametrize(
+    ("text", "is_on"), [("1", True), ("on", True), ("Enabled", True), ("true", True), ("0", False)]
+)
+def test_a_variable_turns_a_flag_of_llama_server_on(text: str, is_on: bool) -> None:
+    """is_truthy (common/arg.cpp). A variable with a value is the option itself."""
+    command = f"LLAMA_ARG_SWA_FULL={text} LLAMA_ARG_UBATCH=256 llama-server -m x.gguf"
+    found = choose_server(command, None).read().settings
+    assert ("swa-full" in found, found["ubatch-size"]) == (is_on, "256")
+
+
 def test_options_without_an_effect_are_ignored() -> None:
     found = vllm("--no-enable-log-requests --port 9000 --swap-space 4 --enable-reasoning")
     assert found.ignored == ["--no-enable-log-requests", "--port", "--swap-space", "--enable-reasoning"]

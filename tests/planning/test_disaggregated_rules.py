@@ -215,6 +215,15 @@ def test_a_limit_on_the_whole_request_counts_without_one_on_its_first_token() ->
         assert find_judge(targets, prefill, decode)(times) is is_met
 
 
+def test_a_first_token_is_the_reason_only_if_one_request_is_too_slow() -> None:
+    traffic, kind = traffic_of("llama-3.1-8b", requests_per_second=500.0), Platform(H100, 2, "vllm")
+    for limit, said in ((4.0, "two pools need more than 2 devices"), (0.001, "TTFT of one request is up to ")):
+        targets = traffic.targets._replace(max_ttft_seconds=limit)
+        found = search.find_split(Instances(traffic._replace(targets=targets)), [same_kind(kind, LINK)])
+        assert isinstance(found, Trouble)
+        assert found.reason.startswith(said)
+
+
 @pytest.mark.parametrize(
     ("more", "tokens", "is_mixed", "said"),
     [
