@@ -311,6 +311,8 @@ def test_every_option_the_manual_names_exists() -> None:
         "--hicache-size",
         "--hicache-ratio",
         "--cache-ram",
+        "--random-input-len",
+        "--random-range-ratio",
     }
     prose = re.sub(r"^```.*?^```", "", MANUAL, flags=re.DOTALL | re.MULTILINE)
     named = set(re.findall(r"(?<=`)--[a-z][\w-]*", prose)) | {
