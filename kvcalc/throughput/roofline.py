@@ -235,8 +235,7 @@ class SpeedModel:
         for start, end, share, number in parts:
             own = share * number
             sequences, tokens, of_all = sequences + own, tokens + own * (end - start), of_all + number * (end - start)
-            if own:
-                scores += own * self._prompt_scores(end, start)
+            scores += own * self._prompt_scores(end, start)
         return PromptWork(sequences, tokens, scores, of_all)
 
     def _matrices(self, prompts: PromptWork, tokens: float, expert_tokens: float) -> Step:

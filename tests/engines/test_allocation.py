@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from kvcalc.engines import ENGINES, load_engine
-from kvcalc.engines.allocation import Allocation, Requests
+from kvcalc.engines.allocation import Allocation, Drafts, Requests
 from kvcalc.engines.engine import Engine
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.resolve import load_model
@@ -88,6 +88,29 @@ def test_slots_are_tokens_at_the_end_of_every_request(name: str) -> None:
         asked = spec, BF16, room
         assert drafting.max_running_requests(*asked, 4095) == engine.max_running_requests(*asked, 4100)
     assert drafting.most_running(spec, BF16, 10**10, 900, 4095) == engine.most_running(spec, BF16, 10**10, 905, 4100)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_a_drafter_with_as_many_layers_takes_half_of_the_memory(name: str) -> None:
+    """Its pool has as many tokens as the model's, at every length and for every number of requests."""
+    spec = load_model("llama-3-8b")
+    engine, groups = load_engine(name, spec), spec.layers
+    moved = tuple(group._replace(first=group.first + 32, last=group.last + 32) for group in groups)
+    both = spec._replace(layers=(*groups, *moved), first_draft_layer=32)
+    drafting = Allocation(engine, Requests(slots=5, drafts=Drafts(engine, spec)))
+    memory = 10**10 + 1
+    for tokens, batch in ((4095, 1), (9000, 3)):
+        plain = engine.held_bytes(spec, BF16, tokens + 5, batch)
+        assert drafting.held_bytes(both, BF16, tokens, batch) == 2 * plain
+        blocks = engine.blocks(spec, BF16, tokens, batch, memory // 2)
+        own, drafted = blocks.describe(), drafting.blocks(both, BF16, tokens, batch, memory).describe()
+        assert drafted == {**own, "request_bytes": 2 * engine.held_bytes(spec, BF16, tokens + 5, 1)}
+        running = engine.most_running(spec, BF16, memory // 2, 905, tokens + 5)
+        assert drafting.most_running(both, BF16, memory, 900, tokens) == running
+        pool = engine.running_pool(spec, BF16, tokens, batch, memory // 2)
+        assert drafting.running_pool(both, BF16, tokens, batch, memory) == pool
+    # Layers that draft nothing leave all of it to the model.
+    assert drafting.running_pool(spec, BF16, 99, 1, memory) == engine.running_pool(spec, BF16, 99, 1, memory)
 
 
 def test_every_method_names_its_arguments_like_the_engine() -> None:

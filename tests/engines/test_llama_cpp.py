@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines.llama_cpp.engine import LlamaCpp
 from kvcalc.errors import ModelError, UsageError
 from tests.documents import estimate
 from tests.engines.models import ask, gated_delta, gpt_oss, latent, lines, plain, sparse, total
@@ -186,6 +187,36 @@ def test_states_are_kept_for_each_drafted_token_if_the_type_can_take_tokens_back
     assert added == 2 * state
     older = gated_delta(model_type="qwen3_next")
     assert total(older, "llama.cpp", 256, settings=drafts) == total(older, "llama.cpp", 256, settings=ONE)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_every_slot_keeps_states_for_drafts_in_fp32(batch: int) -> None:
+    """Four slots, each with 256 cells, a state and two more for two drafted tokens. The model's states are in bf16."""
+    state, cells = 30 * (8192 * 3 + 524288) * 4, 10 * 256 * 1024 * 2
+    settings = {"draft-max": "2", "parallel": "4"}
+    found = lines(gated_delta(), "llama.cpp", 256, batch, settings=settings)
+    assert sum(found.values()) == 4 * (cells + 3 * state)
+    assert found["states for prefixes and drafts"] == 4 * 2 * state
+    assert found.get("slots beyond the batch", 0) == (4 - batch) * (cells + state)
+    assert found["stored"] + found["states in fp32"] == batch * (cells + state)
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "dtype"),
+    [
+        (plain(), None, None), (plain(), "Q8_0", "gguf-q8_0"), (plain(), "bf16", "bf16"),
+        (plain(), "mxfp4", "mxfp4"), (gpt_oss(), "mxfp4", "gguf-mxfp4"), (gpt_oss(), None, "gguf-mxfp4"),
+        (gpt_oss(), "bf16", "bf16"),
+    ],
+)  # fmt: skip
+def test_a_type_of_weights_is_that_of_a_gguf_file(
+    config: dict[str, object], asked: str | None, dtype: str | None
+) -> None:
+    """MXFP4_MOE is for models with experts (ggml-org/gpt-oss-20b-GGUF), and the type of the file that was published."""
+    if "gpt_oss" in str(config["model_type"]):
+        config = {**config, "quantization_config": {"quant_method": "mxfp4"}}
+    spec = kvcalc.read_config(config, "test", "test")
+    assert LlamaCpp.weight_dtype(spec, asked) == (dtype, None)
 
 
 def test_shared_layers_keep_nothing() -> None:

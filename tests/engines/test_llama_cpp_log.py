@@ -90,6 +90,22 @@ def test_a_stated_split_is_held() -> None:
     assert buffers(stated.replace("384.00 MiB\n", "352.00 MiB\n"), config)[0] == ("unexplained", 384 * MIB)
 
 
+def test_a_device_to_which_the_split_gives_no_layer_has_none_if_the_split_is_stated() -> None:
+    config = plain(48, 32, 4, 128)
+    log = TWO_DEVICES.replace("31518 MiB free", "9 MiB free")
+    # The split may have been changed, and all buffers are whole layers.
+    assert buffers(log, config) == [("equal", 384 * MIB), ("equal", 1152 * MIB)]
+    found = audit(
+        log + "llama-server --tensor-split 9862,9\n", "log", model=kvcalc.read_config(config, "log", "log"),
+        engine="llama.cpp",
+    )["figures"]  # fmt: skip
+    second = next(row for row in found if row["line"] == 8)
+    assert (second["verdict"], second["computed"]) == ("unexplained", 0)
+    assert second["rule"].startswith("0 of 48 layers")
+    # A device that the log does not name may have any of the layers.
+    assert buffers(log.replace("CUDA1 KV", "Vulkan0 KV"), config)[1] == ("equal", 1152 * MIB)
+
+
 def test_states_are_on_the_device_of_their_layer() -> None:
     state = 48 * (10240 * 3 + 48 * 128 * 128) * 4 // 48 * 4
     found = buffers(STATES, "qwen3.6-27b")
@@ -130,6 +146,25 @@ def test_slots_that_llama_server_starts_by_default_share_one_stream() -> None:
     log = "llama_context: n_ctx = 8192\nllama_context: kv_unified = {}\ncreating non-SWA KV cache, size = {} cells\n"
     for unified, cells, verdict in (("true", 8192, "equal"), ("false", 8192, "equal"), ("false", 2048, "unexplained")):
         assert [row[:2] for row in figures(log.format(unified, cells), GEMMA)] == [("cells", verdict)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "stated", "cells", "taken"),
+    [
+        (4, "", 8192, "one stream for all slots"), (4, "", 2048, "one stream per slot"), (1, "", 8192, None),
+        (4, "llama_context: kv_unified = true\n", 8192, None), (4, "llama_context: kv_unified = false\n", 2048, None),
+    ],
+)  # fmt: skip
+def test_the_streams_of_several_slots_are_told_by_their_cells(
+    slots: int, stated: str, cells: int, taken: str | None
+) -> None:
+    log = f"llama_context: n_seq_max = {slots}\nllama_context: n_ctx = 8192\n{stated}"
+    log += f"creating non-SWA KV cache, size = {cells} cells\n"
+    spec = kvcalc.read_config(GEMMA, "log", "log")
+    found = audit(log, "log", model=spec, engine="llama.cpp")
+    assert [(row["verdict"], row["computed"]) for row in found["figures"]] == [("equal", cells)]
+    said = [rule for rule in found["engine"]["rules"] if "stream" in rule]
+    assert said == ([] if taken is None else [taken])
 
 
 def test_a_stated_number_of_slots_is_not_replaced() -> None:

@@ -227,6 +227,9 @@ def test_the_pools_of_deepseek_v4(each: str, windows: int, states: int, heavy: i
     assert found["swa"][0][0] == ("input" if windows == 13_312 else "equal")
     # Where requests have the states of 128 tokens, their number is not known here.
     assert found.get("c128_state") == ([("equal", heavy)] if heavy else None)
+    # An excerpt that ends before the last pool.
+    shorter = figures(log.partition(", c128_state=")[0], "sglang", "deepseek-v4-flash")
+    assert (shorter["c4_state"], "c128_state" in shorter) == (found["c4_state"], False)
     wrong = figures(log.replace(each, "7000.00"), "sglang", "deepseek-v4-flash")
     assert wrong["bytes_per_full_token"][0][0] == "unexplained"
 

@@ -13,7 +13,8 @@ import kvcalc
 from kvcalc.engines import SERVERS, start_command
 from kvcalc.engines.command import Checkpoint, Layout
 from kvcalc.engines.declarations import OPTIONS
-from kvcalc.engines.options import option_names
+from kvcalc.engines.options import SettingsReader, option_names
+from kvcalc.errors import SettingError
 from kvcalc.writing.shell import join
 from tests.conftest import ROOT
 from tests.rows import every_row
@@ -189,6 +190,41 @@ def test_an_option_is_in_the_command(engine: str, name: str) -> None:
     text = str(value).replace("64k", "65536").partition(",")[0]
     is_there = RENAMED.get(name, name).replace("_", "-") in words and (value is True or text in command.lower())
     assert is_there == (name not in NO_FLAGS | GONE), command
+
+
+@pytest.mark.parametrize(
+    ("text", "otherwise", "hint"),
+    [
+        ("90", 0.9, "90%"), ("5", 0.9, "5%"), ("100", 0.9, "100%"), ("90", None, "90%"), ("4.9", 0.9, "default is 0.9"),
+        ("100.5", 0.9, "default is 0.9"), ("0", 0.9, "default is 0.9"), ("much", 0.9, "default is 0.9"),
+        ("2", None, ""),
+    ],
+)  # fmt: skip
+def test_a_share_of_5_to_100_may_be_meant_as_a_percentage(text: str, otherwise: float | None, hint: str) -> None:
+    given = SettingsReader("sglang", {"mem-fraction-static": text})
+    with pytest.raises(SettingError, match="must be above 0 and at most 1") as caught:
+        given.share("mem-fraction-static", otherwise)
+    assert hint in (caught.value.hint or "")
+    assert bool(caught.value.hint) is bool(hint)
+
+
+def test_a_share_may_be_one_if_nothing_else_needs_memory() -> None:
+    given = SettingsReader("sglang", {"mem-fraction-static": "1"})
+    assert given.share("mem-fraction-static") == given.share("mem-fraction-static", 0.5) == 1
+    with pytest.raises(SettingError, match="must be above 0 and below 1"):
+        given.share("mem-fraction-static", below_one=True)
+    # The default of the caller counts, or that of the option.
+    other = SettingsReader("sglang", {})
+    assert (other.share("mem-fraction-static", 0.5), other.share("swa-full-tokens-ratio")) == (0.5, 0.8)
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.5", 0.5), ("1e-9", 1e-9), ("999999999", 999999999.0)])
+def test_a_ratio_is_above_0_and_below_a_billion(text: str, value: float) -> None:
+    name = "schedule-conservativeness"
+    assert SettingsReader("sglang", {name: text}).ratio(name) == value
+    for wrong in ("0", "-1", "1e9", "nan", "some"):
+        with pytest.raises(SettingError, match="above 0 and below 1e9"):
+            SettingsReader("sglang", {name: wrong}).ratio(name)
 
 
 # Methods of `SettingsReader` that read a setting by its name.

@@ -104,6 +104,11 @@ def test_newer_releases_have_pools_of_blocks_and_of_states() -> None:
     assert any("periodic_snapshot_interval" in text for text in texts(found))
 
 
+def test_a_request_of_one_block_has_one() -> None:
+    """Three of them take a page less than six. The pools have the proportion for requests of one block."""
+    assert total(gated_delta(mamba_ssm_dtype="float32"), POOLS, 32, 3) == 124 * PAGE
+
+
 def test_the_states_of_all_that_may_run_come_first() -> None:
     """65 states take 1,950 + 46 pages. With a long average, the blocks have the rest of the memory."""
     settings = {"max-batch-size": "64", "avg-seq-len": "30000"}

@@ -256,6 +256,31 @@ def test_a_link_carries_one_cache_at_a_time() -> None:
     assert sent(2) == [(1.0, 3.0), (1.1, 3.1), (3.0, 5.0), (9.0, 11.0)]
 
 
+def test_blocks_are_added_up_and_progress_is_told_while_instances_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every two events: a prompt, its sending, an answer, its arrival at the client. A cache is sent in two seconds."""
+    monkeypatch.setattr("kvcalc.simulation.coupled._RECOUNT_EVERY", 2)
+    checks: list[int] = []
+
+    class Counted(FixedServer):
+        finished = 0
+
+        def advance(self) -> None:
+            super().advance()
+            self.finished += 1
+
+        def check(self) -> None:
+            checks.append(self.finished)
+
+    make: Any = partial(Counted, {})
+    told: list[tuple[int, int]] = []
+    requests = [Request(number, float(number), 100, 1) for number in range(4)]
+    pools = Coupled(requests, (1, make), (1, make), Link(50, lambda tokens: tokens))
+    pools.run(lambda *done: told.append(done))
+    # Two prompts, an answer, two prompts and three answers.
+    assert told == [(0, 4), (0, 4), (1, 4), (1, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert len(checks) == 2 * (8 + 1)  # once more at the end
+
+
 class OneByOne:
     """Steps of a second."""
 

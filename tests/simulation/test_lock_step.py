@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -168,6 +170,24 @@ def test_a_step_takes_as_long_as_that_of_the_replica_with_most_work() -> None:
     # The weights are read anyway, so prompts add less to a step that decodes than they take alone.
     assert beside < spread
     assert beside / 8 < times.rank_prompts([chunk], [], 4, 32) < beside
+
+
+@pytest.mark.parametrize(
+    ("used", "capacity", "busier"), [(50, 100, 2), (60, 100, 2), (75, 100, 3), (100, 100, 5), (0, None, 2)]
+)
+def test_waiting_requests_count_more_if_more_than_half_of_the_cache_is_used(
+    used: int, capacity: int | None, busier: int
+) -> None:
+    """Up to four times: 1 + 6 x (usage - 0.5). One request waits on the second rank, and `busier` run on the first."""
+    for running, gets_it in ((busier - 1, 0), (busier, 1)):
+        ranks: Any = [
+            SimpleNamespace(waiting=[], running=[1] * running, pool=SimpleNamespace(used=0, capacity=100)),
+            SimpleNamespace(waiting=[1], running=[], pool=SimpleNamespace(used=used, capacity=capacity)),
+        ]
+        router = LeastLoaded(ranks)
+        router.queue.append(Request(0, 0.0, 10, 1))
+        router.route()
+        assert [len(rank.waiting) for rank in ranks] == [1 - gets_it, 1 + gets_it]
 
 
 def test_copies_of_a_model_without_experts_are_replicas() -> None:

@@ -98,6 +98,28 @@ def test_a_replica_with_an_answer_that_goes_on_gets_no_other_request() -> None:
         assert max(request.finish or 0.0 for request in requests[1:]) < (requests[0].finish or 0.0)
 
 
+def test_blocks_are_added_up_and_progress_is_told_while_replicas_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[int, list[tuple[int, int]]] = {}
+    for every in (1, 2):
+        monkeypatch.setattr(routed, "_RECOUNT_EVERY", every)
+        checked: list[int] = []
+
+        class Counted(MixedReplica):
+            def check(self, checked: list[int] = checked) -> None:
+                checked.append(self.finished)
+
+        def make(arrivals: Arrivals, kind: type[MixedReplica] = Counted) -> Server:
+            return kind(Rules(SCHEDULES["vllm"], 100, 4), PieceTimes(Random(2)), BlockPool(None), arrivals)
+
+        requests = [Request(number, 0.25 * number, 10, 2 + number) for number in range(9)]
+        found = told.setdefault(every, [])
+        serve(requests, 2, make, "least-loaded", progress=lambda *done, found=found: found.append(done))  # type: ignore[misc]
+        assert len(checked) == 2 * (len(found) + 1)
+    assert told[2] == told[1][1::2]
+    assert told[1] == sorted(told[1])
+    assert (told[1][0], told[1][-1]) == ((0, 9), (9, 9))
+
+
 def test_random_waits_longest() -> None:
     """Requests at random come in groups that others do not have to wait for: 4 of 5 seeds at least."""
     worse = 0

@@ -128,3 +128,5 @@ def test_the_shorter_part_of_a_step_adds_no_negative_time(read: float, multiply:
     parts = _overlap(read, multiply, power)
     assert min(parts) >= 0
     assert sum(parts) >= max(read, multiply)
+    # What takes no time adds none.
+    assert (_overlap(read, 0.0, power), _overlap(0.0, multiply, power)) == ((read, 0.0), (0.0, multiply))

@@ -92,8 +92,7 @@ class BlockPool:
             self._move(steps)
         else:
             self._grow(steps)
-        if self.used > self.most_used:  # with fewer units than ever before, none can be missing
-            self._check()
+        self._check()
 
     def _move(self, steps: int) -> None:
         while self._changes and self._changes[0][0] <= self.steps + steps:
@@ -182,14 +181,14 @@ class BlockPool:
 
 
 def _turns(table: Sequence[int]) -> list[int | None]:
-    """For every number of blocks, the next number from which on another block takes another number of units.
+    """For every number of blocks, the next number from which on another block takes another number of units, or None.
 
-    Empty if every block takes the same.
+    Empty for a range: every block takes the same.
     """
-    if isinstance(table, range) or len(table) < 3:
+    if isinstance(table, range):
         return []
     found: list[int | None] = [None] * len(table)
     for block in range(len(table) - 3, -1, -1):
         same = table[block + 1] - table[block] == table[block + 2] - table[block + 1]
         found[block] = found[block + 1] if same else block + 1
-    return found if any(turn is not None for turn in found) else []
+    return found

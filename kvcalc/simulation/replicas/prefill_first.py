@@ -98,8 +98,8 @@ class PrefillFirstReplica(Replica):
             chunks.append(self._chunk(request, taken))
             left, free = left - _pages(taken, page), free - _pages(taken, page) - more
             inputs -= _pages(taken, page)
-            free -= 0 if self._chunked else min(request.answer_tokens, most_tokens)
-        while self.waiting and left > 0 and free > 0 and inputs > 0:
+            free -= min(request.answer_tokens, most_tokens)
+        while self.waiting and left > 0 and inputs > 0:
             request = self.waiting[0]
             if len(self.running) >= self.rules.max_running:
                 self._is_full = fills
@@ -121,7 +121,7 @@ class PrefillFirstReplica(Replica):
             has_started = True
             left, free = left - _pages(taken, page), free - (before - self.pool.free) - page
             inputs -= _pages(taken, page)
-            free -= 0 if self._chunked else min(request.answer_tokens, most_tokens)
+            free -= min(request.answer_tokens, most_tokens)
         if free <= 0 and (self.waiting or has_started):
             self._is_full = fills
         return chunks

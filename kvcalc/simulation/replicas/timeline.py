@@ -67,9 +67,6 @@ class TokenGaps:
         """`tokens` tokens came in each of `steps` steps, whose seconds rise evenly from `first` to `last`."""
         if not tokens or not self._is_counting:
             return
-        if steps == 1 and first == last:
-            self.add(first, tokens)
-            return
         parts = 1 if last <= first else min(steps, 1 + int((last - first) / (first * 0.01)))
         for part in range(parts):
             middle = first + (last - first) * (part + 0.5) / parts
