@@ -488,6 +488,31 @@ def test_each_device_has_whole_blocks_of_fp8(begun: Asked, rules: Rules, reason:
     assert found is None if reason is None else reason in str(found)
 
 
+SMALL = {
+    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8, "vocab_size": 1024,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "reason"),
+    [
+        ({**SMALL, "intermediate_size": 256}, 4, "64 of the 256 outputs of mlp.gate"),
+        ({**SMALL, "intermediate_size": 256}, 2, None),
+        # Checkpoints keep a matrix in 16 bits if it has one block of rows or no whole blocks.
+        ({**SMALL, "intermediate_size": 128}, 2, None),
+        ({**SMALL, "intermediate_size": 320}, 2, None),
+    ],
+)  # fmt: skip
+def test_only_matrices_of_several_whole_blocks_have_scales(
+    config: dict[str, object], tp: int, reason: str | None
+) -> None:
+    workload = Workload(4096, 1, DTYPES["bf16"], DTYPES["bf16"], tp, ())
+    begun = Start(kvcalc.read_config(config, "small", ""), workload, NOT_SPREAD, None, find_gpu("h100"))
+    found, _ = refused(begun, Rules(inputs=False))
+    assert found is None if reason is None else reason in str(found)
+
+
 def test_a_hint_is_the_largest_smaller_size_that_starts() -> None:
     assert refused(start_of(FP8, tp=64), Rules())[1] == "use --tp 32"
     assert refused(start_of(EXPERTS, tp=4), Rules())[1] == "use --tp 2 or --ep 4"
