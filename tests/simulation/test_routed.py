@@ -113,7 +113,7 @@ def test_blocks_are_added_up_and_progress_is_told_while_replicas_run(monkeypatch
 
         requests = [Request(number, 0.25 * number, 10, 2 + number) for number in range(9)]
         found = told.setdefault(every, [])
-        serve(requests, 2, make, "least-loaded", progress=lambda *done, found=found: found.append(done))  # type: ignore[misc]
+        serve(requests, 2, make, "least-loaded", progress=lambda *done, found=found: found.append(done))
         assert len(checked) == 2 * (len(found) + 1)
     assert told[2] == told[1][1::2]
     assert told[1] == sorted(told[1])
