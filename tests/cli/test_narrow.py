@@ -67,7 +67,7 @@ def test_a_narrow_screen_keeps_what_was_asked_for(kvcalc: Any, monkeypatch: pyte
     assert re.search(r"kv_cache_tokens +432,512 +432,512 +equal\n", log)
     assert "not shown at 50 columns: rule" in log
     score = kvcalc("score", "tests/logs/vllm-bench.json", "--gpu", "h100", "--format", "human").out
-    assert re.search(r"  reading +x1\.\d\d  reading weights", score)
+    assert re.search(r"  reading +x\d\.\d\d  reading weights", score)
 
 
 def test_warnings_wrap_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_the_window_pool_holds_at_least_a_window_and_a_page() -> None:
     assert (found["max_total_num_tokens"], found["swa_max_total_num_tokens"]) == (162, 129)
 
 
-FOR_REQUESTS = {"disable-radix-cache": True, "max-running-requests": "16"}
+FOR_REQUESTS: dict[str, Any] = {"disable-radix-cache": True, "max-running-requests": "16"}
 
 
 @pytest.mark.parametrize(("settings", "full", "windows"), [
