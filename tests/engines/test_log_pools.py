@@ -231,6 +231,18 @@ def test_the_pools_of_deepseek_v4(each: str, windows: int, states: int, heavy: i
     assert wrong["bytes_per_full_token"][0][0] == "unexplained"
 
 
+@pytest.mark.parametrize("said", ["speculative_algorithm='EAGLE'", "speculative_num_draft_tokens=4"])
+def test_drafts_take_longer_rings_and_a_layer_in_the_pools_of_deepseek_v4(said: str) -> None:
+    """Rings have 16 entries instead of 8, and the draft model has a layer beside 43 (get_compress_state_ring_size).
+
+    By hand: 21 x (585 + 132) / 4 + 20 x 864 / 128 + 0.1 x (43 x 585 + 21 x 16 / 256 x 10,240), times 44 / 43.
+    """
+    log = V4_LOG.format(each="7939.19", windows=20_736, states=1296, heavy=0)
+    found = figures(f"server_args=ServerArgs({said})\n{log}", "sglang", "deepseek-v4-flash")
+    assert (found["bytes_per_full_token"][0][0], found["c4_state"]) == ("equal", [("equal", 1296)])
+    assert figures(log, "sglang", "deepseek-v4-flash")["bytes_per_full_token"][0][0] == "unexplained"
+
+
 def test_the_states_of_a_hybrid_in_tensorrt_llm() -> None:
     """Nemotron-3-Nano: 23 layers of 6,144 channels and 64 heads of 64 x 128 in fp32, for 64 requests."""
     conv, ssm = 64 * 23 * 6144 * 3 * 2, 64 * 23 * 64 * 64 * 128 * 4

@@ -5,6 +5,8 @@ A token in one layer of `plain()` has 2 heads x 64 x 2 elements, 512 bytes. Ever
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvcalc.errors import ModelError, UsageError
@@ -92,6 +94,25 @@ def test_nemotron_nas_has_rows_for_layers_without_attention() -> None:
     assert lines(config, "sglang", 99)["unused rows"] == 99 * ROW
     with pytest.raises(ModelError, match="one number of KV heads"):
         ask(nemotron_nas(4, 8), "sglang", 99)
+
+
+def test_nemotron_nas_may_leave_attention_out_but_not_replace_it() -> None:
+    config = nemotron_nas(4, 4, 4)
+    blocks: Any = config["block_configs"]
+    blocks[1]["attention"] = {"replace_with_linear": True}
+    with pytest.raises(ModelError, match="attention is a linear map"):
+        ask(config, "sglang", 99)
+    blocks[1]["attention"] = {"replace_with_linear": False, "no_op": True}
+    assert total(config, "sglang", 99) == 100 * 3 * ROW
+
+
+def test_chatglm_has_one_group_of_queries_by_default() -> None:
+    """ChatGLMConfig of SGLang 0.5.23 (srt/configs/chatglm.py) reads the number of groups alone."""
+    config = renamed("chatglm", num_layers=2, num_attention_heads=1, hidden_size=64, kv_channels=64)
+    assert total(config, "sglang", 99) == 100 * 2 * 2 * 64 * 2
+    assert total({**config, "multi_query_group_num": 1}, "sglang", 99) == 100 * 2 * 2 * 64 * 2
+    with pytest.raises(ModelError, match="uses multi_query_group_num"):
+        ask({**config, "num_attention_heads": 2, "hidden_size": 128}, "sglang", 99)
 
 
 def test_whispers_encoder_stands_in_front_of_the_decoder() -> None:

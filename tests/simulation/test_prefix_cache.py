@@ -131,6 +131,49 @@ def test_the_units_in_use_are_those_of_the_blocks_that_are_shared() -> None:
         assert (request.shared, request.cached_tokens) == (shared, shared * PAGE)
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_blocks_that_two_requests_compute_become_one_if_the_cache_merges(has_ended: bool) -> None:
+    """Whether the one that was first still runs or has ended (insert in mem_cache/radix_cache.py of SGLang)."""
+    for merges in (False, True):
+        pool = BlockPool(300, PAGE, range(0, 306, 3))
+        prefixes = PrefixCache(pool, PAGE, 3, merges=merges)
+        first, second, later = (Request(number, 0.0, 2 * PAGE + number, 5, names=(1, 2)) for number in range(3))
+        for request in (first, second):
+            pool.take(6)
+            request.held = 6
+        prefixes.add(first, 2 * PAGE)
+        if has_ended:
+            prefixes.release(first, 2 * PAGE)
+        prefixes.add(second, 2 * PAGE)
+        assert (second.held, second.shared) == ((0, 2) if merges else (6, 0))
+        assert pool.used == (6 if merges or has_ended else 12)
+        if merges:
+            for request in (second,) if has_ended else (second, first):
+                prefixes.release(request, 2 * PAGE)
+            # Nothing is used now. All other units of the pool may be taken before a block is forgotten.
+            for units, tokens in ((294, 2 * PAGE), (295, PAGE)):
+                prefixes.look_up(later, units)
+                assert (pool.used, later.cached_tokens) == (0, tokens)
+
+
+def test_units_that_two_requests_gave_back_do_not_bring_back_what_they_displaced() -> None:
+    pool = BlockPool(15, PAGE, range(0, 306, 3))
+    prefixes = PrefixCache(pool, PAGE, 3, merges=True)
+    ended, first, second = (
+        Request(number, 0.0, 2 * PAGE + 1, 5, names=names) for number, names in enumerate(((7, 8), (1, 2), (1, 2)))
+    )
+    for request in (ended, first, second):
+        pool.take(6)
+        request.held = 6
+        prefixes.add(request, 2 * PAGE)
+        if request is ended:
+            prefixes.release(ended, 2 * PAGE)
+    # While both blocks were there twice, 12 of 15 units, there was room for one of the other two.
+    again = Request(3, 0.0, 2 * PAGE + 1, 5, names=(7, 8))
+    prefixes.look_up(again, 0)
+    assert again.cached_tokens == PAGE
+
+
 @pytest.mark.parametrize(
     ("overlaps", "found"), [(False, [(3, 32), (4, 40), (5, 40)]), (True, [(3, 32), (4, 32), (5, 40)])]
 )
