@@ -25,7 +25,7 @@ from collections.abc import Callable
 from math import ceil, inf
 from sys import maxsize
 
-from kvcalc.planning.plan.disaggregated.rates import ROUNDS, TINY, Decode, Prefill, mean_wait, seen_share
+from kvcalc.planning.plan.disaggregated.rates import TINY, Decode, Prefill, around_first, mean_wait, seen_share
 from kvcalc.records import NamedTuple
 from kvcalc.search import smallest_where
 
@@ -135,9 +135,7 @@ class Pair(NamedTuple):
         """The fewest decode instances, at most `last`, with which any number of prefill instances meets the target."""
 
         def with_all(decodes: int) -> bool:
-            # As many prefill instances as there are requests: none waits.
-            many = self._least_prefills(decodes, load) + (load.concurrency or maxsize)
-            found = self.times(many, decodes, load)
+            found = self.times(maxsize, decodes, load)  # no prompt waits
             return found is not None and meets(found)
 
         return smallest_where(with_all, 1, last) if last > 0 and with_all(last) else None
@@ -174,13 +172,12 @@ class Pair(NamedTuple):
         return lambda prefills: self._timed((prefills, decodes), rate, decoding, None)
 
     def _rate_without_queue(self, decodes: int, clients: int) -> float:
-        low, high = 0.0, clients / decodes
-        for _ in range(ROUNDS):
-            middle = (low + high) / 2
-            rate = decodes * self.decode.rate(middle)
-            stay = rate * (self._beside(middle) + self.prefill.seconds(1))
-            low, high = (low, middle) if stay + decodes * middle >= clients else (middle, high)
-        return decodes * self.decode.rate(high)
+        def has_all(decoding: float) -> bool:
+            stay = decodes * self.decode.rate(decoding) * (self._beside(decoding) + self.prefill.seconds(1))
+            return stay + decodes * decoding >= clients
+
+        _, decoding = around_first(has_all, clients / decodes)
+        return decodes * self.decode.rate(decoding)
 
     def _beside(self, decoding: float) -> float:
         """The seconds that a request spends outside the prefill step and the batch, without the queue."""
@@ -194,16 +191,18 @@ class Pair(NamedTuple):
         return lambda prefills: None if prefills < least else self._closed_times(prefills, decodes, clients)
 
     def _closed_times(self, prefills: int, decodes: int, clients: int) -> Times | None:
-        low, high = 0.0, clients / decodes
-        for _ in range(ROUNDS):
-            middle = (low + high) / 2
-            at_middle = self._timed((prefills, decodes), decodes * self.decode.rate(middle), middle, clients)
-            inside = inf
-            if at_middle is not None:
-                beside = at_middle.queue_seconds + at_middle.prefill_seconds + self._beside(middle)
-                inside = at_middle.requests_per_second * beside + decodes * middle
-            low, high = (low, middle) if inside >= clients else (middle, high)
-        return self._timed((prefills, decodes), decodes * self.decode.rate(low), low, clients)
+        def at(decoding: float) -> Times | None:
+            return self._timed((prefills, decodes), decodes * self.decode.rate(decoding), decoding, clients)
+
+        def has_all(decoding: float) -> bool:
+            found = at(decoding)
+            if found is None:
+                return True
+            beside = found.queue_seconds + found.prefill_seconds + self._beside(decoding)
+            return found.requests_per_second * beside + decodes * decoding >= clients
+
+        decoding, _ = around_first(has_all, clients / decodes)
+        return at(decoding)
 
     def _timed(self, instances: tuple[int, int], rate: float, decoding: float, clients: int | None) -> Times | None:
         """The times at a rate, of a number of clients or of requests at random. None for an endless queue."""

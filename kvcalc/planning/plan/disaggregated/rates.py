@@ -15,7 +15,7 @@ from kvcalc.search import largest_where
 # A count that is a whole number but for rounding is not rounded up.
 TINY = 1e-9
 # Halvings of the range of decoding requests.
-ROUNDS = 36
+_ROUNDS = 36
 # Rounds after which the share that a new request sees changes by less than 1 %.
 _SHARE_ROUNDS = 12
 
@@ -87,11 +87,20 @@ class Decode(NamedTuple):
 
     def decoding(self, rate: float) -> float:
         """The mean number of requests in the batch at a rate. It is `most` for a rate that no smaller batch reaches."""
-        low, high = 0.0, float(self.most)
-        for _ in range(ROUNDS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.rate(middle) >= rate else (middle, high)
-        return high
+        _, found = around_first(lambda decoding: self.rate(decoding) >= rate, float(self.most))
+        return found
+
+
+def around_first(holds: Callable[[float], bool], high: float) -> tuple[float, float]:
+    """Two close numbers between 0 and `high`: a condition holds from the second on, and not up to the first.
+
+    The second is `high` if the condition holds nowhere below it.
+    """
+    low = 0.0
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low, high
 
 
 def mean_wait(utilization: float, service: float, turns: int) -> float:
@@ -126,8 +135,6 @@ def seen_share(utilization: float, clients: int, instances: int) -> float:
         wait = used / (2 * (1 - used))
         more = used * (2 - used) / (2 * (1 - used) ** 2)
         elsewhere = clients / instances / utilization - 1 - wait
-        if elsewhere <= 0:
-            return share
         less = (more + 0.5) / (instances * (elsewhere + 1 + more)) * (1 - 1 / sqrt(clients))
         seen = utilization * (wait + 0.5) - less
         wanted = 2 * max(seen, 0.0) / (1 + 2 * max(seen, 0.0)) / utilization
