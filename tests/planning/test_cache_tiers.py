@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcalc.errors import UsageError
 from kvcalc.planning import reuse as tiers
+from kvcalc.question.question import CacheReuse
 
 
 @given(st.integers(-5, 4000), st.integers(1, 90), st.integers(1, 40), st.integers(1, 9))
@@ -58,3 +63,35 @@ def test_a_length_that_pays_between_others_is_not_the_answer() -> None:
     # A context of 16 tokens has one whole unit of 16, and one of 8 has none.
     assert tiers.break_even_tokens(lambda n: 0.0, lambda _: 1.0, 16, 16) == 16
     assert tiers.break_even_tokens(lambda n: 0.0, lambda _: 1.0, 16, 8) is None
+
+
+CPU = (("cpu", 1 << 30),)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, None), ({"prefix_tokens": -1}, "prefix_tokens"), ({"turns": 1}, "turns"), ({"turns": 2}, None),
+        ({"turns": 1000}, None), ({"turns": 1001}, "--turns 1001: must be at most 1,000"),
+        ({"backend": "x" * 50}, f"--offload-backend {'x' * 40}: unknown"),
+        ({"backend": "lmcache"}, "--offload-backend lmcache: needs --offload"),
+        ({"backend": "lmcache", "offload": CPU}, None), ({"offload": CPU}, None),
+        ({"offload": (("tape", 5),)}, "--offload 'tape': not a tier"), ({"offload": (("cpu", 0),)}, "--offload"),
+        ({"offload": CPU, "bandwidths": CPU}, None), ({"offload": CPU, "bandwidths": (("cpu", 0),)}, "bandwidth"),
+        ({"offload": CPU, "bandwidths": (("disk", 5),)}, "--offload-bandwidth disk: --offload has no such tier"),
+    ],
+)  # fmt: skip
+def test_what_is_asked_of_a_cache_that_is_used_again(asked: dict[str, Any], said: str | None) -> None:
+    if said is None:
+        tiers.check_reuse(CacheReuse(**asked), has_device=False)
+        return
+    with pytest.raises(UsageError) as raised:
+        tiers.check_reuse(CacheReuse(**asked), has_device=True)
+    assert said in raised.value.message
+
+
+def test_a_cache_is_sent_from_a_device() -> None:
+    sent = CacheReuse(transfer="infiniband-400g")
+    tiers.check_reuse(sent, has_device=True)
+    with pytest.raises(UsageError, match="needs a device"):
+        tiers.check_reuse(sent, has_device=False)

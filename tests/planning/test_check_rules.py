@@ -126,6 +126,48 @@ def test_an_empty_value_is_no_value_and_a_word_for_a_number_is_refused() -> None
 
 
 @pytest.mark.parametrize(
+    ("command", "dtype"),
+    [
+        (f"vllm serve {LLAMA} --dtype float32", "fp32"), (f"vllm serve {LLAMA} --dtype auto", None),
+        (f"vllm serve {LLAMA} --quantization fp8", "fp8"),
+        ("vllm serve openai/gpt-oss-20b --dtype bfloat16", None),
+        ("vllm serve Qwen/Qwen3.6-27B-FP8 --quantization fp8", None),
+    ],
+)  # fmt: skip
+def test_a_type_is_that_of_the_weights_unless_the_checkpoint_is_quantized(command: str, dtype: str | None) -> None:
+    (server,) = servers_in(command)
+    question, _ = asked_by(server.read(), server.reader, find_devices("h100"))
+    assert question.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("auto", None), ("AUTO", None), ("-1", None), ("4k", 4000), ("4K", 4096), ("5000", 5000)]
+)
+def test_a_context_is_a_number_or_the_longest_that_fits(text: str, tokens: int | None) -> None:
+    """`--max-model-len auto` or -1: the longest context that fits (vLLM). Other options have an `auto` of their own."""
+    (server,) = servers_in(f"vllm serve {LLAMA} --max-model-len {text} --kv-cache-dtype auto")
+    question, _ = asked_by(server.read(), server.reader, find_devices("h100"))
+    assert (question.context_tokens, question.fits_context, question.kv_dtype) == (tokens, tokens is None, "auto")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"bash -c 'vllm serve {LLAMA} -tp 2'", f"/bin/bash -lc 'cd /x && exec vllm serve {LLAMA} -tp 2'",
+        f"sh -euc 'A=1\nvllm serve {LLAMA} -tp 2\n'", f"srun --comment 'two words' bash -c 'vllm serve {LLAMA} -tp 2'",
+        f"bash -c 'vllm serve {LLAMA} -tp 2' 'vllm serve other/model'",
+    ],
+)  # fmt: skip
+def test_the_words_of_a_shell_are_a_script(command: str) -> None:
+    (server,) = servers_in(command)
+    assert server.words == [LLAMA, "-tp", "2"]
+
+
+def test_a_shell_without_a_script_starts_no_server() -> None:
+    assert servers_in("bash start.sh\nsrun -n 1 bash run.sh") == []
+
+
+@pytest.mark.parametrize(
     ("command", "shape"),
     [
         (f"llama-server -hf {LLAMA}", (2, 1)),
@@ -344,7 +386,10 @@ def test_no_rate_is_enough_if_none_or_not_even_a_request_alone_meets_the_target(
     assert (found["requests_per_second"], found["limited_by"]) == (0.0, "TTFT mean is 2 s and the limit is 1 s")
     assert len(knee.ran) > 10
     slow = Knee(10.0, 10.0, alone=1.5)
-    assert capacity_with(monkeypatch, slow)["requests_per_second"] == 0.0
+    found = capacity_with(monkeypatch, slow)
+    assert found["requests_per_second"] == 0.0
+    assert found["limited_by"] == "TTFT mean of requests alone is 1.5 s and the limit is 1 s"
+    assert found["ttft_mean_seconds"] == 1.5
     assert len(slow.ran) == 1
 
 

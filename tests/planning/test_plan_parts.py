@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 from kvcalc.engines import command_key
 from kvcalc.errors import DoesNotFitError, UsageError
 from kvcalc.planning.cases.lengths import Lengths, one_length
-from kvcalc.planning.plan import pareto
+from kvcalc.planning.plan import finalists, pareto
+from kvcalc.planning.plan import replicas as one_pool
 from kvcalc.planning.plan.document import parse_confidence, parse_price, refuse_empty
 from kvcalc.planning.plan.finalists import _why_next, find_simulated
-from kvcalc.planning.plan.judge import Finalist
+from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judged
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, why_not
 from kvcalc.planning.plan.shapes import Shape
-from kvcalc.planning.plan.targets import Limit, Targets, check_percentiles, limits_in
+from kvcalc.planning.plan.targets import METRICS, Limit, Simulated, Targets, check_percentiles, limits_in
 from kvcalc.planning.plan.traffic import (
     Platform,
     Probe,
+    Refused,
     Traffic,
     Trouble,
     _why_not,
@@ -475,3 +477,68 @@ def test_an_empty_plan_says_why_for_the_first_device_and_how_many_more_there_are
 def test_why_requests_do_not_run_together(running: int, free: int, said: str) -> None:
     fit: Any = {"free_bytes": free}
     assert _why_not(Platform(find_gpu("h100"), 8, "vllm"), running, 500, fit) == said
+
+
+REFUSED, OTHER, SLOW, SLOWER = Refused("first"), Refused("second"), Trouble("slow"), Trouble("slower")
+
+
+@pytest.mark.parametrize(
+    ("answers", "trouble"),
+    [
+        ([REFUSED, OTHER], REFUSED), ([REFUSED, SLOW, OTHER], SLOW), ([SLOW, SLOWER, REFUSED], SLOWER),
+        ([SLOW, None], SLOW), ([REFUSED, layout(1)], None), ([layout(1), REFUSED], None),
+        ([layout(1), SLOW], SLOW), ([None], None),
+    ],
+)  # fmt: skip
+def test_a_layout_that_the_engine_refuses_is_the_reason_only_if_no_other_layout_has_one(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Any], trouble: Trouble | None
+) -> None:
+    """Of several that serve too little, the largest is the reason, and of several refusals the first."""
+    left = iter(answers)
+    monkeypatch.setattr(one_pool, "smallest", lambda *_: next(left))
+    traffic: Any = SimpleNamespace(has_many_layouts=lambda _: False)
+    found = one_pool._layouts(traffic, layout().kind, [Shape(2**n, 1) for n in range(len(answers))], 2)
+    assert found.trouble == trouble
+    assert found.layouts == [one for one in answers if isinstance(one, OnePool)]
+
+
+@pytest.mark.parametrize(("has_many", "limits"), [(True, [None, None, 8, 4]), (False, [None] * 5)])
+def test_of_many_layouts_only_those_are_searched_that_may_be_among_the_best(
+    monkeypatch: pytest.MonkeyPatch, has_many: bool, limits: list[int | None]
+) -> None:
+    """Two are kept. The fifth shape alone has more devices than the second best layout."""
+    asked: list[int | None] = []
+    answers = iter([layout(2), layout(1, Shape(2, 1)), layout(1), None, None])
+
+    def smallest(*given: Any) -> Any:
+        asked.append(given[3])
+        return next(answers)
+
+    monkeypatch.setattr(one_pool, "smallest", smallest)
+    traffic: Any = SimpleNamespace(has_many_layouts=lambda _: has_many)
+    shapes = [Shape(1, 1), Shape(2, 1), Shape(4, 1), Shape(4, 1, experts=4), Shape(8, 1)]
+    found = one_pool._layouts(traffic, layout().kind, shapes, 2)
+    assert asked == limits
+    assert [one.num_devices for one in found.layouts] == [2, 4, 8]
+
+
+@pytest.mark.parametrize(("number", "simulated"), [(None, [9]), (1, [9]), (2, [9, 1, 2]), (5, [9, 1, 2, 3])])
+def test_without_percentiles_the_layout_of_the_closed_form_is_simulated_and_more_if_asked_for(
+    monkeypatch: pytest.MonkeyPatch, number: int | None, simulated: list[int]
+) -> None:
+    ran: list[int] = []
+    judge: Any = SimpleNamespace(decides=False, at=lambda one, numbers: ran.extend(numbers))
+    lists = [[], [layout(1), layout(2), layout(3)], [layout(4)]]
+    monkeypatch.setattr(finalists, "find_layouts", lambda *_: (SimpleNamespace(layouts=one) for one in lists))
+    for best in (layout(9), Trouble("too slow")):
+        monkeypatch.setattr(finalists, "find_confirmed", lambda *_, best=best: best)
+        ran.clear()
+        assert finalists.find_replicas(None, None, judge, number) is best  # type: ignore[arg-type]
+        assert ran == (simulated if isinstance(best, OnePool) else [])
+
+
+def test_a_simulation_is_judged_as_it_is_if_nothing_makes_it_slower() -> None:
+    times: Any = {metric: dict.fromkeys(STATISTICS, 0.5) for metric in METRICS}
+    judged = Judged(Simulated(times, 10, 0, 7))
+    row = judged.describe()
+    assert (row["step_factor"], row["ttft_factor"], row["ttft_p99_seconds"]) == (1.0, 1.0, 0.5)

@@ -66,6 +66,7 @@ def test_the_tokens_are_divided_only_among_ranks_with_the_same_heads() -> None:
     assert {pair for pair in ranks if pair[1] > 1} == {(16, 2), (32, 2), (32, 4), (64, 2), (64, 4), (64, 8)}
     latent = {(shape.tensor, shape.token_ranks) for shape in shapes("deepseek-v3", MI300X)}
     assert {dcp for tensor, dcp in latent if tensor == 8} == {1, 2, 4, 8}
+    assert {shape.token_ranks for shape in shapes("mamba-codestral-7b", GB200)} == {1}, "it has no heads"
     for none in (
         shapes("llama-3.1-405b"), shapes("gpt-oss-120b", GB200), shapes("deepseek-v3", engine="sglang"),
         shapes("qwen3-30b-a3b", MI300X), shapes("deepseek-v3", settings={"decode-context-parallel-size": "2"}),

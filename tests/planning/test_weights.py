@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kvcalc
+from kvcalc.memory.sharding import Width
 from kvcalc.model.checkpoint import INDEX, StoredWeights
 from kvcalc.model.presets import find_preset
-from kvcalc.planning.device.weights import believed_bytes
+from kvcalc.planning.device.device_weights import DeviceWeights, _file_on_device
+from kvcalc.planning.device.weights import believed_bytes, files_of
 from kvcalc.units import format_size
 from tests.conftest import Result
 from tests.documents import estimate, texts
@@ -236,3 +239,54 @@ def test_a_folder_with_adapters_alone_lacks_nothing() -> None:
         assert size is None
         assert len(notes) == 2
         assert "incomplete: a shard is missing" in notes[1].text
+
+
+HEADER: dict[str, Any] = {
+    "bytes": 4001, "reason": None, "parameters": 8000, "active_parameters_per_token": 7000,
+    "input_embedding_parameters": 1000,
+}  # fmt: skip
+
+
+def of_file(described: dict[str, Any] = HEADER, *, hidden: int | None = 10, ranks: int = 1, stages: int = 1,
+            on_host: bool = False, parts: Any = None) -> DeviceWeights:  # fmt: skip
+    gguf = SimpleNamespace(weights=SimpleNamespace(bytes=4001, parts=parts))
+    spec: Any = SimpleNamespace(attention=SimpleNamespace(hidden_size=hidden), num_layers=6, gguf=gguf)
+    return _file_on_device(spec, described, ranks, stages, on_host)
+
+
+def test_a_device_holds_its_share_of_a_gguf_file() -> None:
+    """A layer of (7,000 - 1,000) / 6 parameters is at most 100 wide, because one side of each matrix is 10."""
+    whole, half = of_file(), of_file(ranks=2)
+    assert (whole.bytes, half.bytes) == (4001, 2001)
+    assert (whole.width, half.width) == (Width(100, 10, 100, 6, False), Width(50, 10, 100, 6, False))
+    # More parameters than those of a token and of the table are experts'.
+    assert of_file({**HEADER, "parameters": 8001}).width == Width(100, 10, 100, 6, True)
+    parts: Any = SimpleNamespace(input=700, tied_head=200)
+    assert [of_file(on_host=on_host, parts=parts).bytes for on_host in (True, False)] == [3501, 4001]
+    assert of_file(on_host=True).bytes == 4001
+    assert of_file({**HEADER, "bytes": 5000}, on_host=True, parts=parts).bytes == 5000, "another type than the file's"
+
+
+def test_why_the_share_of_a_gguf_file_is_not_known() -> None:
+    for found, reason in (
+        (of_file({**HEADER, "bytes": None}), "the file's header does not have them"),
+        (of_file({**HEADER, "bytes": None, "reason": "another attention"}), "another attention"),
+        (of_file(hidden=0), "the file's header does not have them"),
+        (of_file(stages=2), "a GGUF file is not split into pipeline stages"),
+    ):
+        assert found == DeviceWeights(None, 0, None, reason)
+
+
+@pytest.mark.parametrize(("layers", "drafts"), [(1, 7), (0, 0)])
+def test_layers_after_the_last_draft_if_the_config_says_so(tmp_path: Path, layers: int, drafts: int) -> None:
+    """model.layers.61 of DeepSeek-V3 is for multi-token prediction (its README_WEIGHTS.md)."""
+    sizes, end, header = {"model.layers.60.a": 30, "model.layers.61.a": 7}, 0, dict[str, Any]()
+    for name, size in sizes.items():
+        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+        end += size
+    write(tmp_path / "model.safetensors", header=header, data=end)
+    spec = kvcalc.load_model("deepseek-v3")._replace(checkpoint=str(tmp_path), num_draft_layers=layers)
+    stored = files_of(spec)
+    assert stored is not None
+    assert (stored.bytes, stored.draft_bytes) == (37, drafts)
+    assert files_of(spec._replace(checkpoint=None)) is None

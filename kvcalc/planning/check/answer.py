@@ -215,9 +215,9 @@ def capacity_of(
     def judged(rate: float, requests: int, more: int = 0) -> Judged:
         asked = targets._replace(requests_per_second=rate)
         found = simulation.seeded(more).run(served, asked, 1, requests, 1.0)
-        return Judged(found, 1.0, 1.0).against(asked, is_alone=False)
+        return Judged(found).against(asked, is_alone=False)
 
-    alone = Judged(simulation.run(served, targets, None, 1, 1.0), 1.0, 1.0).against(targets, is_alone=True)
+    alone = Judged(simulation.run(served, targets, None, 1, 1.0)).against(targets, is_alone=True)
     if alone.missed is not None:
         return _described(0.0, alone, targets)
     low, high, limit = 0.0, most, None

@@ -111,7 +111,7 @@ def server_of(
     words = list(words)
     begin, program = _runner(words)
     if program in _SHELLS:
-        inside = next((word for word in words[begin + 1 :] if " " in word or "\n" in word), "")
+        inside = next((word for word in words[begin:] if " " in word), "")
         script = parse_script(inside)
         return [
             server

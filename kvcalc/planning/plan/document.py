@@ -106,10 +106,10 @@ def plan(
         from kvcalc.planning.plan.disaggregated.search import Instances
 
         check_disaggregated(question, [kind.engine for kind in kinds], disaggregate, transfer)
-    if len(dtypes) > 1 and (with_front or disaggregate or transfer is not None):
+    if len(dtypes) > 1 and (with_front or disaggregate):
         option = "--pareto" if with_front else "--disaggregate"
         raise UsageError(f"{option}: plans for one type of weights at a time", f"--dtype {dtypes[0]}")
-    if spare_replicas and (disaggregate or transfer is not None):
+    if spare_replicas and disaggregate:
         raise UsageError("--spare-replicas: separate instances have none", "--headroom 20% plans for a larger load")
     if headroom and simulation is not None and simulation.trace is not None:
         raise UsageError("--headroom: --trace has its own rate", f"--scale-rate {1 + headroom:g}")

@@ -49,8 +49,8 @@ class Judged(NamedTuple):
     """
 
     simulated: Simulated
-    step_factor: float
-    ttft_factor: float
+    step_factor: float = 1.0
+    ttft_factor: float = 1.0
     missed: str | None = None
     worst: float = 0.0
     worst_metric: str | None = None

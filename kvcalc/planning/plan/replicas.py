@@ -284,7 +284,7 @@ def smallest(
     if most_devices is not None and one.needs_more(alone, most_devices // shape.devices):
         return None
     most = one.most_running()
-    replicas = -(-one.clients // most) if one.clients else max(1, -int(-one.rate // one.rate_at(most)))
+    replicas = -(-one.clients // most) if one.clients else -int(-one.rate // one.rate_at(most))
     if one.rate:
         replicas = max(replicas, ceil(one.rate / one.capacity(alone) / traffic.most_busy))
     needed = (replicas + traffic.spare_replicas) * shape.devices
