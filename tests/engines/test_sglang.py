@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import kvcalc
@@ -70,7 +72,7 @@ def test_the_pools_are_the_smallest_with_room_for_all_tokens_and_all_windows(rat
         found = ask(gpt_oss(), "sglang", tokens, batch, settings=settings)["engine"]
         full, windows = found["max_total_num_tokens"], found["swa_max_total_num_tokens"]
         in_pages = batch * -(-tokens // page) * page
-        needed = max(-(-(128 + page + 1) // page) * page, batch * -(-128 // page) * page)
+        needed = max(-(-(127 + page + 1) // page) * page, batch * -(-128 // page) * page)
         assert full >= in_pages
         assert windows == of_windows(full) >= needed
         assert full == in_pages or of_windows(full - page) < needed
@@ -84,9 +86,73 @@ def test_hicache_keeps_the_windows_of_a_model_that_has_nothing_else() -> None:
 
 
 def test_the_window_pool_holds_at_least_a_window_and_a_page() -> None:
-    # SGLang does not start with 128 + 1 rows. It starts with 130 rows, which is 80% of 163 tokens.
+    # gpt-oss's own window is 127 tokens for SGLang, which does not start with 127 + 1 rows. It starts with 129 rows,
+    # which is 80% of 162 tokens.
     found = ask(gpt_oss(), "sglang", 8)["engine"]
-    assert (found["max_total_num_tokens"], found["swa_max_total_num_tokens"]) == (163, 130)
+    assert (found["max_total_num_tokens"], found["swa_max_total_num_tokens"]) == (162, 129)
+
+
+FOR_REQUESTS: dict[str, Any] = {"disable-radix-cache": True, "max-running-requests": "16"}
+
+
+@pytest.mark.parametrize(("settings", "full", "windows"), [
+    ({}, 154_265, 20_497),
+    ({"page-size": "64"}, 152_128, 22_592),
+    ({"disable-overlap-schedule": True}, 162_457, 12_305),
+    ({"chunked-prefill-size": "2048"}, 166_553, 8_209),
+    ({"speculative-num-draft-tokens": "4"}, 148_009, 26_753),
+    ({"speculative-num-draft-tokens": "4", "page-size": "64"}, 146_880, 27_840),
+    ({"speculative-num-draft-tokens": "4", "disable-overlap-schedule": True}, 156_265, 18_497),
+    ({"speculative-num-draft-tokens": "4", "disable-overlap-schedule": True, "page-size": "64"}, 154_176, 20_544),
+    ({"max-total-tokens": "50000"}, 50_000, 20_497),
+    ({"max-total-tokens": "20000"}, 20_000, 20_000),
+])  # fmt: skip
+def test_without_a_radix_cache_the_window_pool_is_sized_for_the_requests(
+    settings: dict[str, Any], full: int, windows: int
+) -> None:
+    """gpt-oss-20b, 16 requests and 4 GiB: the numbers are those of SGLang's own code.
+
+    The methods of SWAChunkCapPoolConfigurator (0.5.21) and SWARequestCapPoolConfigurator (0.5.22, 0.5.23) were run on
+    these options, with 24,576 bytes for a token in the 12 layers of each kind. They agree.
+    """
+    asked = {**FOR_REQUESTS, **settings}
+    found = ask(gpt_oss(), "sglang", 1000, kv_memory_bytes=4 * 2**30, settings=asked)["engine"]
+    assert (found["kv_cache_tokens"], found["swa_max_total_num_tokens"]) == (full, windows)
+    # A batch has its own tokens in the full pool, whatever the ratio.
+    page, row = int(asked.get("page-size", 1)), 12 * 2048
+    for ratio in ("0.1", "0.8"):
+        pools = {**asked, "swa-full-tokens-ratio": ratio}
+        size = sum(lines(gpt_oss(), "sglang", 1280, 3, settings=pools).values())
+        table = lines(gpt_oss(), "sglang", 1280, 3, settings=pools)["request table"]
+        assert size - table == (3 * 1280 + page + windows + page) * row
+
+
+@pytest.mark.parametrize(("model", "window"), [("gpt-oss-20b", 127), ("mimo-v2-flash", 128), ("step-3.5-flash", 512)])
+def test_a_window_has_the_tokens_before_the_newest_one_or_the_newest_one_too(model: str, window: int) -> None:
+    """get_attention_sliding_window_size of GptOssForCausalLM is 127 for a window of 128.
+
+    MiMo-V2 and Step-3.5 have no such method, so the number of the config counts: 128 and 512 (SGLang 0.5.23).
+    """
+    rules = load_engine("sglang", kvcalc.load_model(model), FOR_REQUESTS)
+    assert rules.blocks(rules.spec, DTYPES["bf16"], 1000, 1, None).own["swa_max_total_num_tokens"] == (
+        16 * (window + 128 + 1 + 1) + 2 * 8192 + 1
+    )
+
+
+def test_the_ratio_counts_with_a_radix_cache_without_a_number_of_requests_and_before_0_5_14() -> None:
+    """is_applicable of SWAChunkCapPoolConfigurator, which 0.5.13.post1 does not have."""
+
+    def windows(engine: str = "sglang", **more: Any) -> int:
+        settings = {name.replace("_", "-"): text for name, text in more.items()}
+        return int(ask(gpt_oss(), engine, 1000, settings=settings)["engine"]["swa_max_total_num_tokens"])
+
+    both: dict[str, Any] = {"disable_radix_cache": True, "max_running_requests": "16"}
+    assert windows(disable_radix_cache=True) == windows(max_running_requests="16") == 800
+    assert windows("sglang@0.5.13.post1", **both) == 800
+    assert windows("sglang@0.5.14", **both) == windows(**both) == 20_497
+    # While tokens are drafted, 48 requests run if no number is given.
+    drafts: dict[str, Any] = {"disable_radix_cache": True, "speculative_num_draft_tokens": "4"}
+    assert windows(**drafts) == windows(**drafts, max_running_requests="48")
 
 
 def test_the_window_pool_holds_the_windows_of_the_batch() -> None:

@@ -27,6 +27,7 @@ SETTINGS: tuple[dict[str, str], ...] = (
     {"page-size": "64"},
     {"page-size": "64", "max-running-requests": "16"},
     {"disable-radix-cache": "true", "speculative-num-draft-tokens": "4"},
+    {"disable-radix-cache": "true", "max-running-requests": "16", "max-total-tokens": "9000"},
     {"max-running-requests": "16", "max-mamba-cache-size": "60", "speculative-num-draft-tokens": "4"},
 )
 

@@ -10,7 +10,7 @@ import pytest
 import kvcalc
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan import confirm
-from kvcalc.planning.plan.judge import STATISTICS, Judge, Judged
+from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judge, Judged
 from kvcalc.planning.plan.replicas import Found, OnePool
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Simulated, Targets
@@ -80,6 +80,27 @@ def test_nearly_all_runs_must_meet_the_targets(
 ) -> None:
     found = confirmed(seconds, long)
     assert (found.missed, found.judged.seeds) == (missed, seeds)
+
+
+@pytest.mark.parametrize(
+    ("metric", "more", "before", "missed"),
+    [
+        ("ttft", 0.2, None, "TTFT mean with other seeds is 2.2 s and the limit is 2 s"),
+        ("tpot", 0.2, None, "TPOT mean with other seeds is 110 ms and the limit is 100 ms"),
+        ("tpot", 0.1, None, None), ("ttft", 0.2, "late", "late"),
+    ],
+)  # fmt: skip
+def test_other_seeds_may_miss_the_target_that_is_closest(
+    metric: str, more: float, before: str | None, missed: str | None
+) -> None:
+    """The mean share of both runs, by their requests, is 0.9, and `more` is how much runs differ."""
+    judge = Judge(Targets(None, RATE, 2.0, 0.1), Known([0.5], []))  # type: ignore[arg-type]
+    runs = [
+        Finalist(Layout(), Judged(Simulated({}, number, 0, 1), missed=before, worst=worst, worst_metric=metric), False)
+        for worst, number in ((0.8, 1000), (0.925, 4000))
+    ]
+    found = judge._with_others(runs[0], runs, more)
+    assert (found.missed, found.judged.seeds, found.judged.worst) == (missed, 2, 0.8)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -358,7 +359,9 @@ def test_instances_that_are_too_few_for_a_trace_have_the_figures_of_what_they_ca
 
 
 @pytest.mark.parametrize("load", [{"requests_per_second": 40.0}, {"concurrency": 160}])
-def test_no_pools_cost_less_than_the_bound_of_their_layouts(load: dict[str, Any]) -> None:
+def test_no_pools_cost_less_than_the_bound_of_their_layouts(
+    load: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     targets = Targets(load.get("concurrency"), load.get("requests_per_second"), 4.0, 0.03)
     known = Instances(traffic_of("llama-3.1-8b")._replace(targets=targets))
     one, other = Platform(H100, 64, "vllm", price=2.0), Platform(H200, 64, "vllm", price=3.0)
@@ -369,17 +372,27 @@ def test_no_pools_cost_less_than_the_bound_of_their_layouts(load: dict[str, Any]
         bounds = [bound for bound, _, _ in rows]
         assert bounds == sorted(bounds)
         assert min(bounds) > sum(kinds.weights), "more than two devices"
-        best = []
+        weights = []
         for bound, prefill, decode in rows:
             pair, moved = pair_of(prefill, decode, kinds.link)
             judge = find_judge(targets, prefill, decode)
             match = pair.cheapest(Load(**load), judge, kinds.most, kinds.weights)
-            if match is not None:
-                best.append(TwoPools(prefill, decode, kinds, moved, match).weight)
-                assert bound <= best[-1] * (1 + 1e-9)
-        found = search.find_split(known, [kinds])
-        assert isinstance(found, TwoPools)
-        assert found.weight == min(best)
+            weights.append(inf if match is None else TwoPools(prefill, decode, kinds, moved, match).weight)
+            assert bound <= weights[-1] * (1 + 1e-9)
+        for keep in (1, 2):
+            tried: list[Any] = []
+
+            def counted(*asked: Any, tried: list[Any] = tried) -> Any:
+                tried.append(asked)
+                return pair_of(*asked)
+
+            monkeypatch.setattr(search, "pair_of", counted)
+            best = search.find_splits(known, [kinds], targets, keep)
+            assert isinstance(best, list)
+            assert [one.weight for one in best] == sorted(weights)[:keep]
+            # The bounds grow, so the search ends at the first one above what is found already.
+            ends = [bound > sorted([*weights[:number], inf, inf])[keep - 1] for number, bound in enumerate(bounds)]
+            assert len(tried) == [*ends, True].index(True) < len(rows)
 
 
 @pytest.mark.parametrize(

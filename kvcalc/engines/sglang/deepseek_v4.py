@@ -13,6 +13,7 @@ from kvcalc.engines.account import BatchLine, BlockPool, Line, PoolFigures, Pool
 from kvcalc.engines.engine import Engine, not_established
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.engine import Sglang
+from kvcalc.engines.sglang.pools import window_slots
 from kvcalc.engines.sglang.settings import Settings, parse_settings
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of
@@ -29,9 +30,9 @@ _PAGE = 256
 # are padded to a multiple of 576 bytes (KVLayout.V4, kernels/ops/attention/dsv4/kv_layout.py).
 _HEAD_DIM, _ROW, _PADDING = 512, 448 + 2 * 64 + 8, 576
 _STATE_BYTES = 4  # compressor states are in fp32 (SGLANG_DSV4_COMPRESS_STATE_DTYPE)
-# Defaults: apply_deepseek_v4_defaults (arg_groups/deepseek_v4_hook.py), handle_gpu_memory_settings for a device of 60
-# to 160 GiB, and SGLANG_SWA_EVICTION_INTERVAL.
-_REQUESTS, _CHUNK, _EVICTION = 256, 8192, 128
+# Defaults: apply_deepseek_v4_defaults (arg_groups/deepseek_v4_hook.py), and handle_gpu_memory_settings for a device of
+# 60 to 160 GiB.
+_REQUESTS, _CHUNK = 256, 8192
 # Prefixes for which windows are kept, for every running request (_resolve_swa_prefix_tails).
 _PREFIXES = 4
 
@@ -217,20 +218,15 @@ class DeepseekV4(Sglang):
         return rings_of(self.chosen.speculative_num_draft_tokens is not None)
 
     def _window_slots(self, full: int, batch: int) -> int:
-        """The tokens in the pool of windows (_resolve_swa_cap_tokens, compute_swa_request_cap).
+        """The tokens in the pool of windows (_resolve_swa_cap_tokens).
 
         With a ratio, more than one window and one page (validate_swa_pool_size).
         """
         window, requests = _layers(whole_of(self.spec)).window, self._requests(batch)
         if self.has_ratio:
             return max(self._window_tokens(full), round_up(window + _PAGE + 1, _PAGE))
-        chosen, checked = self.chosen, self.chosen.speculative_num_draft_tokens
-        overlaps = not chosen.disable_overlap_schedule
-        step = 2 * checked if checked and overlaps else _PAGE
-        each = window + _EVICTION * (checked or 1) + _PAGE + step
-        running = each * requests + (1 + overlaps) * (chosen.chunked_prefill_size or 0) + _PAGE
-        prefixes = 0 if chosen.disable_radix_cache else _PREFIXES * requests
-        return round_up(running + prefixes * (window + _PAGE), _PAGE)
+        prefixes = 0 if self.chosen.disable_radix_cache else _PREFIXES * requests
+        return round_up(window_slots(self.chosen, window, requests) + prefixes * (window + _PAGE), _PAGE)
 
     def _bytes_per_token(self, share: ModelSpec) -> float:
         ratio = self.chosen.swa_full_tokens_ratio if self.has_ratio else 0.0

@@ -27,7 +27,16 @@ from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.defaults import default_cache, has_raw_rows
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, encoder_tokens, layers_of
 from kvcalc.engines.sglang.models import MINIMAX_M3, check_model
-from kvcalc.engines.sglang.pools import DraftSlot, Pools, draft_slot, most_requests, pools_of, profiled_tokens
+from kvcalc.engines.sglang.pools import (
+    DraftSlot,
+    Pools,
+    draft_slot,
+    most_requests,
+    pools_of,
+    profiled_tokens,
+    set_requests,
+    window_slots,
+)
 from kvcalc.engines.sglang.settings import (
     Settings,
     check_copies,
@@ -62,6 +71,9 @@ _M3_PAGE = 128
 
 # Settings that count for all DP ranks together.
 _OF_ALL_REPLICAS = ("max-running-requests", "max-mamba-cache-size", "chunked-prefill-size")
+
+# Since this release, a pool of windows may have room for the requests that may run.
+_FOR_REQUESTS = (0, 5, 14)
 
 # Extra tokens per row of the request table (get_req_to_token_extra_context_len). The table's entries are int32.
 _EXTRA_TOKENS = 4
@@ -276,8 +288,10 @@ class Sglang(Engine):
         pools, most = pools_of(share, dtype), self.chosen.max_total_tokens
         if most is None or pools.state:
             return None
-        tokens = most // self.page * self.page
+        tokens, windows = most // self.page * self.page, self._request_windows(pools)
         window = self._window_tokens(tokens) if pools.has_full else tokens
+        if windows is not None:
+            window = min(windows, most)
         size = self.rows_bytes(
             share, dtype, 1, 1, tokens if pools.has_full else 0, window if pools.widest_window else 0
         )
@@ -327,7 +341,10 @@ class Sglang(Engine):
         """
         state = self._largest_states(share, dtype)
         left = memory_after_states(memory, state, self.chosen, self.states_each, self.place)
-        found = [profiled_tokens(pools_of(stage, dtype), self.chosen, left) for stage in self._stages(share)]
+        found = [
+            profiled_tokens(pools, self.chosen, left, self._request_windows(pools))
+            for pools in [pools_of(stage, dtype) for stage in self._stages(share)]
+        ]
         return min((tokens for tokens in found if tokens is not None), default=self._tokens_without_rows())
 
     def _tokens_without_rows(self) -> int | None:
@@ -402,7 +419,7 @@ class Sglang(Engine):
 
         The window pool must hold every sequence's window, and SGLang only starts if it holds more than one window and
         one page (validate_swa_pool_size). If the share is too small, both pools are larger. A model with windows in all
-        layers has only the window pool, and the ratio does not apply.
+        layers has only the window pool, and the ratio does not apply. Nor does it if the pool is sized for requests.
         """
         page, tokens = self.page, tokens + self.encoder
         windows = round_up(min(tokens, pools.widest_window), page)
@@ -410,17 +427,35 @@ class Sglang(Engine):
 
     def sized_pools(self, pools: Pools, full: int, least: int) -> tuple[int, int]:
         """The tokens of both pools if they must hold at least `full` tokens and `least` tokens of windows."""
-        page, span = self.page, pools.widest_window
-        if not span:
+        page = self.page
+        if not pools.widest_window:
             return full, 0
-        least = max(round_up(span + page + 1, page), least)
+        least = max(round_up(self._span(pools) + page + 1, page), least)
         if not pools.has_full:
             return 0, max(full, least)
+        windows = self._request_windows(pools)
+        if windows is not None:
+            return full, max(least, min(windows, self.chosen.max_total_tokens or windows))
         full = max(full, round_up(ceil_div(least * self.ratio.denominator, self.ratio.numerator), page))
         while self._window_tokens(full) < least:
             # SGLang computes the share in floating point, which can be just below a whole number.
             full += page
         return full, self._window_tokens(full)
+
+    def _request_windows(self, pools: Pools) -> int | None:
+        """The tokens of the window pool if it has room for the requests that may run, and not a share of all tokens.
+
+        So it is if there is no radix cache and the requests are known (SWAChunkCapPoolConfigurator of SGLang 0.5.14 to
+        0.5.21, SWARequestCapPoolConfigurator since then). The full pool then takes the rest of the memory.
+        """
+        requests, has_both = set_requests(self.chosen), pools.widest_window and pools.has_full
+        if requests is None or not (has_both and self.chosen.disable_radix_cache and self.place.since(*_FOR_REQUESTS)):
+            return None
+        return round_up(window_slots(self.chosen, self._span(pools), requests), self.page)
+
+    def _span(self, pools: Pools) -> int:
+        """SGLang's sliding_window_size. For some types it has only the tokens before the newest one."""
+        return pools.widest_window - (self.spec.model_type in types_of(self.name, "windows_before"))
 
     def _window_tokens(self, full_tokens: int) -> int:
         return int(full_tokens * self.chosen.swa_full_tokens_ratio) // self.page * self.page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvcalc.engines.rounding import round_up
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, Layer, layers_of
 from kvcalc.engines.sglang.settings import Settings
 from kvcalc.engines.sglang.states import DRAFTING_REQUESTS
@@ -13,6 +14,7 @@ from kvcalc.model.caches import RecurrentState
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 from kvcalc.records import NamedTuple
+from kvcalc.throughput.scheduling import STEP_TOKENS
 
 
 class Pools(NamedTuple):
@@ -54,9 +56,7 @@ def most_requests(settings: Settings, tokens: int | None, longest: int | None) -
 
     `tokens` are those of the pool (None: not known), `longest` those of the longest request (context_len).
     """
-    requests = settings.max_running_requests
-    if requests is None and settings.speculative_num_draft_tokens is not None:
-        requests = DRAFTING_REQUESTS
+    requests = set_requests(settings)
     if requests is None:
         requests = _MOST_REQUESTS
         if tokens is not None and longest is not None:
@@ -64,13 +64,43 @@ def most_requests(settings: Settings, tokens: int | None, longest: int | None) -
     return requests if tokens is None else min(requests, tokens // 2)
 
 
-def profiled_tokens(pools: Pools, settings: Settings, memory: int) -> int | None:
+def set_requests(settings: Settings) -> int | None:
+    """The most requests that run if that is given, or if tokens are drafted."""
+    if settings.max_running_requests is None and settings.speculative_num_draft_tokens is not None:
+        return DRAFTING_REQUESTS
+    return settings.max_running_requests
+
+
+# The decode steps after which tokens outside of a window are evicted (SGLANG_SWA_EVICTION_INTERVAL, srt/environ.py).
+_EVICTION = 128
+
+
+def window_slots(settings: Settings, window: int, requests: int) -> int:
+    """The most tokens that `requests` running requests and the steps of prompts have in a pool of windows.
+
+    A request has its window, the tokens until the next eviction and those of its next step. A step that checks drafts
+    takes the tokens of two steps if steps overlap, else its own in whole pages. Overlapping steps compute two chunks of
+    prompts. Source: compute_swa_request_cap (pool_configurator.py), SGLang 0.5.23. Trees have one draft per branch.
+    """
+    checked, page = settings.speculative_num_draft_tokens, settings.page_size
+    step, overlaps = page, not settings.disable_overlap_schedule
+    if checked is not None:
+        drafted = max(checked, settings.speculative_eagle_topk)
+        step = 2 * drafted if overlaps else round_up(drafted, page)
+    each = window + _EVICTION * (checked or 1) + page + step
+    return each * requests + (1 + overlaps) * (settings.chunked_prefill_size or STEP_TOKENS) + page
+
+
+def profiled_tokens(pools: Pools, settings: Settings, memory: int, windows: int | None) -> int | None:
     """max_total_num_tokens for the memory left for tokens: whole pages, without the dummy page, and no more than asked.
 
-    None if a pipeline stage has only states.
+    `windows` are the tokens of the window pool if they do not depend on this number. None if a pipeline stage has no
+    tokens of the full pool then, or only states.
     """
     share: float = settings.swa_full_tokens_ratio if pools.has_full else 1
     cell = pools.full + share * pools.window if pools.window else pools.full
+    if windows is not None:
+        cell, memory = pools.full, max(0, memory - windows * pools.window)
     if not cell:
         return None
     tokens, most = int(memory // cell), settings.max_total_tokens
