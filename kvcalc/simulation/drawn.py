@@ -76,8 +76,8 @@ def _simulated(
 
     def make(arrivals: Arrivals) -> Server:
         server = scheduler.server(times, arrivals)
-        starting = min(scheduler.rules.max_running, -(-(load.concurrency or 0) // scheduler.dp_ranks))
-        server.first_seconds = load.first_wait(model.constants, fitting[:starting])
+        most = scheduler.rules.max_running
+        server.first_seconds = load.first_wait(model.constants, fitting, scheduler.dp_ranks, most)
         server.keep_sums()
         return server
 

@@ -85,8 +85,8 @@ def simulate(
 
     def make(arrivals: Arrivals) -> Server:
         server = scheduler.server(times, arrivals, shared_tokens)
-        starting = min(scheduler.rules.max_running, -(-(load.concurrency or 0) // (number * scheduler.dp_ranks)))
-        server.first_seconds = step_factor * load.first_wait(speed.model.constants, fitting[:starting])
+        servers, most = number * scheduler.dp_ranks, scheduler.rules.max_running
+        server.first_seconds = step_factor * load.first_wait(speed.model.constants, fitting, servers, most)
         if not is_detailed:
             server.keep_sums()
         return server

@@ -87,9 +87,10 @@ def test_first_requests_of_clients_wait_for_the_host_s_time_of_each_other() -> N
     c, _ = load_constants("vllm", find_gpu("h100"))
     requests = [Request(number, 0.0, tokens, 8) for number, tokens in enumerate((100, 200, 300))]
     for load in (Load(concurrency=3), Load(concurrency=3, cold=False)):
-        others = load.first_wait(c, requests) - load.first_seconds(c)
+        others = load.first_wait(c, requests, 1, 8) - load.first_seconds(c)
         assert others == pytest.approx(2 * (c.ttft_seconds + 200 * c.ttft_token_seconds))
-        assert load.first_wait(c, requests[:1]) == load.first_seconds(c)
+        assert load.first_wait(c, requests[:1], 1, 8) == load.first_seconds(c)
+        assert load.first_wait(c, requests, 3, 8) == load.first_wait(c, requests, 1, 1) == load.first_seconds(c)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])

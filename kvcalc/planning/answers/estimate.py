@@ -132,7 +132,7 @@ def _add_reuse(
         speed = speed_of(served, [])
         model = None if isinstance(speed, str) else speed.model
     document["reuse"] = describe_reuse(case, reuse, document["fit"], model, notes)
-    if throughput is not None and case.question.reuse is not None and case.question.reuse.transfer is not None:
+    if throughput is not None and reuse.transfer is not None:
         from kvcalc.planning.serving.transfer import describe_transfer
 
         serving = throughput["serving"]

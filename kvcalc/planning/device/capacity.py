@@ -148,16 +148,23 @@ def context_notes(case: Case, longest: int | None) -> list[Note]:
     return [Note("fit", "beyond-model", text)]
 
 
-def longest_context(case: Case, kv_memory_bytes: int, pool_shrinkage: PoolShrinkage | None = None) -> int | None:
-    """The longest context of the case's batch whose cache fits in `kv_memory_bytes`. None if memory sets no limit."""
+def longest_context(
+    case: Case, kv_memory_bytes: int, pool_shrinkage: PoolShrinkage | None = None, at_most: int | None = None
+) -> int | None:
+    """The longest context of the case's batch whose cache fits in `kv_memory_bytes`. None if memory sets no limit.
+
+    `at_most` is a limit that is known already. If it fits, nothing longer is tried.
+    """
     spec, workload = case.spec, case.workload
     batch = workload.attention_batch(workload.batch_size)
     if not starts(case, kv_memory_bytes):
         return 0
+    needed = _needed(case, pool_shrinkage)
+    if at_most is not None and period(spec) == 1 and (not at_most or needed(at_most, batch) <= kv_memory_bytes):
+        return at_most
     if pool_shrinkage is None and not case.encoder_follows_context:
         found = case.allocation.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
     else:
-        needed = _needed(case, pool_shrinkage)
         found = kv_cache.longest_context(lambda tokens: needed(tokens, batch), kv_memory_bytes, period(spec))
     return _longest_running(case, kv_memory_bytes, found)
 
@@ -198,9 +205,24 @@ def _largest_attention_batch(
                 return 0
             return max((kv_memory_bytes - line.fixed_bytes) // line.bytes_of_each, 0)
     held = _needed(case, pool_shrinkage)
-    if held(tokens, _UNBOUNDED_SEQUENCES) <= kv_memory_bytes:
+    one = held(tokens, 1)
+    if one > kv_memory_bytes:
+        return 0
+    if not one and pool_shrinkage is None:
         return None
-    return kv_cache.most_that_fit(lambda sequences: held(tokens, sequences), kv_memory_bytes, _UNBOUNDED_SEQUENCES)
+    # The second sequence may take less than the first, which includes the pool's fixed bytes. Avoid dividing by 0.
+    another = max(1, held(tokens, 2) - one)
+    too_many = 2 + (kv_memory_bytes - one) // another
+    if held(tokens, too_many) > kv_memory_bytes:
+        # In most engines every further sequence takes the same number of bytes. Then this estimate is exact.
+        if held(tokens, too_many - 1) <= kv_memory_bytes:
+            return too_many - 1
+    else:
+        while held(tokens, too_many) <= kv_memory_bytes:
+            too_many *= 2
+            if too_many > _UNBOUNDED_SEQUENCES:
+                return None
+    return kv_cache.most_that_fit(lambda sequences: held(tokens, sequences), kv_memory_bytes, too_many)
 
 
 def _needed(case: Case, pool_shrinkage: PoolShrinkage | None) -> Callable[[int, int], int]:

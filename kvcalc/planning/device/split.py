@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvcalc.planning.cases.case import Case
-from kvcalc.planning.device.capacity import PoolShrinkage, largest_batch, least, longest_context
+from kvcalc.planning.device.capacity import PoolShrinkage, largest_batch, longest_context
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -59,12 +59,23 @@ class Room(NamedTuple):
 
 def largest_batch_of(rooms: tuple[Room, ...], tokens: int) -> int | None:
     """The most sequences of `tokens` tokens that fit on every device. None if memory sets no limit."""
-    return least(*(largest_batch(room.case, room.pool_bytes, tokens, room.pool_shrinkage) for room in rooms))
+    least = None
+    for room in rooms:
+        # One try is enough if the limit of the other devices fits here too.
+        if least is not None and room.holds(tokens, least):
+            continue
+        found = largest_batch(room.case, room.pool_bytes, tokens, room.pool_shrinkage)
+        least = found if least is None or (found is not None and found < least) else least
+    return least
 
 
 def longest_context_of(rooms: tuple[Room, ...], margin: int = 0) -> int | None:
     """The longest context that leaves `margin` bytes free on every device. None if memory sets no limit."""
-    return least(*(longest_context(room.case, room.pool_bytes - margin, room.pool_shrinkage) for room in rooms))
+    least = None
+    for room in rooms:
+        found = longest_context(room.case, room.pool_bytes - margin, room.pool_shrinkage, at_most=least)
+        least = found if least is None or (found is not None and found < least) else least
+    return least
 
 
 def memory_of_devices(case: Case, rooms: tuple[Room, ...]) -> Callable[[int, int], int]:

@@ -75,11 +75,12 @@ class Load(NamedTuple):
         is_late = self.concurrency is None or self.has_run or self.cold is False
         return 0.0 if is_late else c.first_seconds
 
-    def first_wait(self, c: Constants, together: Sequence[Request]) -> float:
-        """How much later the first step with prompts ends, in seconds, if the requests `together` arrive with it.
+    def first_wait(self, c: Constants, requests: Sequence[Request], servers: int, most: int) -> float:
+        """How many seconds later the first step with prompts ends on one of `servers`, which run `most` requests each.
 
-        Those of a closed loop do, and each waits for the host's time of the others. There are none in other loads.
+        The first of `requests` arrive together in a closed loop, and each waits for the host's time of the others.
         """
+        together = requests[: min(most, -(-(self.concurrency or 0) // servers))]
         if not together:
             return self.first_seconds(c)
         mean = sum(request.prompt_tokens for request in together) / len(together)
