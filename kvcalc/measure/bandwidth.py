@@ -74,8 +74,7 @@ def _measured(
     device: torch.device, dtype: torch.dtype, size: int, effort: Effort, seconds: float
 ) -> documents.MeasureRoof:
     best = _read_seconds(device, size, effort, seconds)
-    widths = (effort.matrix_width,) if effort.matrix_width else _MATRIX[device.type]
-    rate = max(_matmul_rate(device, dtype, width, effort, seconds / 2) for width in widths)
+    rate = _matmul_rate(device, dtype, effort, seconds / 2)
     release(device)
     return {
         "read_bytes_per_second": size / best,
@@ -96,17 +95,24 @@ def _read_seconds(device: torch.device, size: int, effort: Effort, most_seconds:
     )
 
 
-def _matmul_rate(device: torch.device, dtype: torch.dtype, width: int, effort: Effort, most_seconds: float) -> float:
-    """FLOP per second of a product of two square matrices.
+def _matmul_rate(device: torch.device, dtype: torch.dtype, effort: Effort, most_seconds: float) -> float:
+    """FLOP per second of the fastest product of a square matrix and a weight, which is laid out like a projection's.
 
-    On a CPU, fp32 is tried too, because prefill runs in fp32 if the CPU emulates 16-bit products.
+    On a CPU, fp32 is tried too, because prefill runs in fp32 if the CPU emulates 16-bit products. Emulated products are
+    up to a hundred times slower, so a dtype that is slow on small matrices is not tried on larger ones.
     """
     is_cpu = device.type == "cpu"
-    seconds: list[float] = []
-    for used in {torch.float32, dtype} if is_cpu else {dtype}:
-        a, b = (torch.empty(width, width, device=device).uniform_(-1, 1).to(used) for _ in range(2))
-        taken = time_calls(
-            device, lambda: a @ b, _MATRIX_REPEATS, most_seconds=most_seconds, effort=effort  # noqa: B023
-        )  # fmt: skip
-        seconds.append(summarize(taken.seconds)["min" if is_cpu else "p50"])
-    return 2.0 * float(width) ** 3 / min(seconds)
+    widths = (effort.matrix_width,) if effort.matrix_width else _MATRIX[device.type]
+    dtypes = {torch.float32, dtype} if is_cpu else {dtype}
+    best = 0.0
+    for width in widths:
+        rates: dict[torch.dtype, float] = {}
+        for used in dtypes:
+            x, weight = (torch.empty(width, width, device=device).uniform_(-1, 1).to(used) for _ in range(2))
+            taken = time_calls(
+                device, partial(F.linear, x, weight), _MATRIX_REPEATS, most_seconds=most_seconds, effort=effort
+            )
+            rates[used] = 2.0 * float(width) ** 3 / summarize(taken.seconds)["min" if is_cpu else "p50"]
+        best = max(best, *rates.values())
+        dtypes = {used for used, rate in rates.items() if rate > max(rates.values()) / 2}
+    return best

@@ -18,8 +18,8 @@ import torch
 import torch._dynamo  # flex loads it. Its first import must not run on a simulated device, half of it would stay.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvcalc.measure import runner
-from kvcalc.measure.devices.timing import Effort
+from kvcalc.measure import bandwidth, runner
+from kvcalc.measure.devices.timing import Effort, Timings
 from kvcalc.measure.figures import above_roof
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.spec import ModelSpec, map_attention
@@ -213,7 +213,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, flop_per_second: dict[torch.dtype, 
 
 RATES = {
     "fp16 is emulated": {torch.float32: 4e10, torch.float16: 1e10, torch.bfloat16: 4e10},
-    "tiles of bf16": {torch.float32: 1e10, torch.float16: 2e10, torch.bfloat16: 1.6e11},
+    "tiles of bf16": {torch.float32: 1e10, torch.float16: 2.5e10, torch.bfloat16: 1.6e11},
 }
 
 
@@ -226,3 +226,26 @@ def test_what_is_counted_is_done_on_a_cpu(monkeypatch: pytest.MonkeyPatch, seed:
         document = runner.measure(spec, device="cpu", effort=EFFORT, without_backends=("native",), **asked)
     assert fastest(document) <= 1 + 1e-6, asked
     assert remarks(document) == []
+
+
+def test_emulated_products_are_tried_on_small_matrices_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU without fp16 products, one of width 2,048 takes half a minute."""
+    tried: list[tuple[torch.dtype, int]] = []
+
+    def time_calls(device: torch.device, call: Any, *given: Any, **options: Any) -> Timings:
+        # A product, or a reduction of the read roof.
+        x = call.args[0] if hasattr(call, "args") else None
+        if x is None:
+            return Timings([1e-3], None, "wall clock")
+        tried.append((x.dtype, len(x)))
+        return Timings([2.0 * len(x) ** 3 / rates[x.dtype]], None, "wall clock")
+
+    monkeypatch.setattr(bandwidth, "time_calls", time_calls)
+    for rates in RATES.values():
+        tried.clear()
+        roof = bandwidth.read_roof(torch.device("cpu"), torch.float16, Effort(read_bytes=1 << 20))
+        fastest = max(rates[torch.float32], rates[torch.float16])
+        assert roof["matmul_flop_per_second"] == pytest.approx(fastest)
+        slowest = min(torch.float32, torch.float16, key=rates.__getitem__)
+        assert [width for used, width in tried if used == slowest] == [1024]
+        assert [width for used, width in tried if used != slowest] == [1024, 2048]
