@@ -201,6 +201,20 @@ def test_nvlink_joins_no_more_devices_than_it_does() -> None:
     assert row["disaggregated"]["transfer"]["bandwidth_bytes_per_second"] == 450_000_000_000
 
 
+@pytest.mark.parametrize(
+    ("input_tokens", "output_tokens", "role", "tokens"),
+    # A prefill instance holds the prompt and its first token, and a decode instance the whole request.
+    [(120_000, 100, "prefill", "120,001"), (10_000, 110_000, "decode", "120,000")],
+)
+def test_the_pool_that_cannot_hold_a_request_is_named(
+    input_tokens: int, output_tokens: int, role: str, tokens: str
+) -> None:
+    asked = {**SPLIT, "input_tokens": input_tokens, "output_tokens": output_tokens}
+    document: Any = kvcalc.plan("llama-3.1-8b", ["rtx-4090"], requests_per_second=1, max_devices=1, **asked)
+    reason = document["plans"][-1]["reason"]
+    assert reason.startswith(f"{role} instance: tp 1: a request of {tokens} tokens does not fit: ")
+
+
 def test_without_a_switch_a_cache_is_sent_over_one_link() -> None:
     assert link_bytes_per_second("nvlink", find_gpu("h100")) == 450_000_000_000
     assert link_bytes_per_second("nvlink", find_gpu("mi300x")) == 448_000_000_000 // 7
