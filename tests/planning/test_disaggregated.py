@@ -202,17 +202,20 @@ def test_nvlink_joins_no_more_devices_than_it_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("input_tokens", "output_tokens", "role", "tokens"),
-    # A prefill instance holds the prompt and its first token, and a decode instance the whole request.
-    [(120_000, 100, "prefill", "120,001"), (10_000, 110_000, "decode", "120,000")],
+    ("asked", "reason"),
+    [
+        # Too long for both pools: the first is named.
+        (
+            {"input_tokens": 120_000, "output_tokens": 100},
+            "prefill instance: tp 1: a request of 120,001 tokens does not",
+        ),
+        ({"max_tpot_seconds": 1e-4}, "decode instance: tp 1: TPOT of one request is "),
+    ],
 )
-def test_the_pool_that_cannot_hold_a_request_is_named(
-    input_tokens: int, output_tokens: int, role: str, tokens: str
-) -> None:
-    asked = {**SPLIT, "input_tokens": input_tokens, "output_tokens": output_tokens}
-    document: Any = kvcalc.plan("llama-3.1-8b", ["rtx-4090"], requests_per_second=1, max_devices=1, **asked)
-    reason = document["plans"][-1]["reason"]
-    assert reason.startswith(f"{role} instance: tp 1: a request of {tokens} tokens does not fit: ")
+def test_the_pool_that_cannot_serve_is_named(asked: dict[str, Any], reason: str) -> None:
+    asked = {**SPLIT, "requests_per_second": 1, "max_devices": 1, **asked}
+    document: Any = kvcalc.plan("llama-3.1-8b", ["rtx-4090"], **asked)
+    assert document["plans"][-1]["reason"].startswith(reason)
 
 
 def test_without_a_switch_a_cache_is_sent_over_one_link() -> None:
