@@ -310,3 +310,9 @@ def test_up_to_four_decode_instances_share_a_prefill_instance() -> None:
         transfer="nvlink", with_front=True,
     )  # fmt: skip
     assert "1 x tp 1 prefill + 4 x tp 1 decode" in [point["layout"] for point in document["pareto"] or ()]
+
+
+def test_the_only_pair_of_layouts_has_no_next_one() -> None:
+    document: Any = kvcalc.plan("llama-3.1-8b", ["h100"], requests_per_second=0.1, max_devices=2, **SPLIT)  # type: ignore[arg-type]
+    row = document["plans"][-1]
+    assert (row["fits"], row["num_devices"], row["next_layout"]) == (True, 2, None)

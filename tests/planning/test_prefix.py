@@ -433,3 +433,22 @@ def test_a_device_whose_free_memory_is_not_known_has_no_row(trace: str) -> None:
     assert (note["code"], note["text"].startswith("the weights of mine")) == ("unknown", True)
     assert [row["name"] for row in found["tiers"] or ()] == ["cpu"]
     assert [row["hit_rate"] for row in found["curve"]] == [row["hit_rate"] for row in known["curve"]]
+
+
+def test_the_line_through_the_prefills_has_the_least_relative_errors() -> None:
+    """A long window bends the line. No other line has a smaller sum of squares."""
+    speed = speed_of(make_case(Question(api.load_model("mistral-7b-v0.1"), engine="vllm", devices=H100)), [])
+    assert isinstance(speed, Speed)
+    line = prefill_time(speed.model, 30_000)
+    lengths = [round(256 * (30_000 / 256) ** (step / 11)) for step in range(12)]
+    times = [speed.model.prefill_work(length).seconds for length in lengths]
+
+    def loss(base: float, slope: float) -> float:
+        return sum(((base * n + slope * n * n) / time - 1) ** 2 for n, time in zip(lengths, times))
+
+    least = loss(line.per_token, line.per_square)
+    assert least > 1e-4
+    for base, slope in ((1.003, 1), (0.997, 1), (1, 1.01), (1, 0.99), (1.003, 0.99), (0.997, 1.01)):
+        assert loss(base * line.per_token, slope * line.per_square) > least
+    errors = [(line.per_token + line.per_square * n) * n / time - 1 for n, time in zip(lengths, times)]
+    assert line.worst_error == pytest.approx(max(map(abs, errors)))
