@@ -95,11 +95,10 @@ def check(without_indexer: bool, log: Log, setup: Setup) -> list[Figure]:
     figures: list[Figure] = []
     totals = log.named("max_total_num_tokens")
     pools = log.named("pool")
-    drafts = log.text("drafts") is not None or any("drafted_ssm" in record.parts for record in log.named("states"))
     explained: set[str | None] = set()
     for record in pools:
         found = _check_pool(record, totals, layers, setup)
-        if explained and not count_equal(found) and (drafts or record.parts.get("tokens") in explained):
+        if not count_equal(found) and record.parts.get("tokens") in explained:
             # The pool of the draft model comes after the model's own, and has as many tokens.
             found = [record.as_input(part, name, "bytes", _OF_DRAFTS) for part, name in _SIZES if part in record.parts]
         elif count_equal(found):
