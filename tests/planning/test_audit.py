@@ -698,3 +698,19 @@ def test_an_intel_gpu_has_blocks_of_64_beside_states() -> None:
     for platform, block in (("xpu", 832), ("cuda", 784)):
         found = audit(start.format(platform) + line.format(block), model="qwen3.6-27b")
         assert [figure["verdict"] for figure in found["figures"]] == ["equal"], platform
+
+
+def test_the_pool_of_sglangs_windows_is_named() -> None:
+    """Llama 4: 12 layers of all tokens and 36 of windows, each with 8 heads of 128 in 16 bits."""
+    pools = [(154_265, 12, ""), (20_497, 36, " in the sliding-window layers")]
+    sizes = [(tokens + 1) * layers * 8 * 128 * 2 for tokens, layers, _ in pools]
+    log = "server_args=ServerArgs(model_path='meta-llama/Llama-4-Scout-17B-16E', page_size=1)\n" + "".join(
+        f"KV Cache is allocated. #tokens: {pool[0]}, K size: {size / 2**30:.2f} GB, V size: {size / 2**30:.2f} GB\n"
+        for pool, size in zip(pools, sizes)
+    )
+    found: Any = audit(log, "log")
+    rows = [row for row in found["figures"] if row["name"] == "k_bytes"]
+    assert [row["computed"] for row in rows] == sizes
+    assert [row["rule"] for row in rows] == [
+        f"({tokens:,} tokens + a page of 1) x {layers * 8 * 128 * 2:,} bytes{whose}" for tokens, layers, whose in pools
+    ]
