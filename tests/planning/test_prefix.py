@@ -15,8 +15,8 @@ import pytest
 import kvcalc as api
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.planning.cases.case import make_case
-from kvcalc.planning.prefix import KNEE_SHARE, prefix_curve
-from kvcalc.planning.prefix.cost import PrefillTime, parse_memory_price, prefill_time
+from kvcalc.planning.prefix import KNEE_SHARE, Sizes, prefix_curve
+from kvcalc.planning.prefix.cost import PrefillTime, Prices, parse_memory_price, prefill_time
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
 from kvcalc.throughput.hardware import Devices, find_devices
@@ -375,7 +375,10 @@ def test_many_blocks_are_sampled_and_the_answer_says_so(tmp_path: Path) -> None:
     path = str(write_trace(tmp_path / "trace.jsonl", prompts))
     exact, found = (api.prefix_curve(path, "llama-3.1-8b", most_blocks=most) for most in (10**6, 4_000))
     told: list[int] = []
-    prefix_curve(path, report=told.append)
+    prefix_curve(
+        path, None, sizes=Sizes(), offload=(), bandwidths=None, prices=Prices(), format=None, block_tokens=None,
+        most_blocks=10**6, after=0.0, optimal=False, report=told.append,
+    )  # fmt: skip
     assert told == [2000, 4000]
     assert exact["trace"]["sampling_rate"] == 1
     assert found["trace"]["sampling_rate"] < 1

@@ -30,7 +30,6 @@ from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.traces import read_trace
-from kvcalc.traces.reuse import MOST_BLOCKS
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -54,17 +53,17 @@ class Sizes(NamedTuple):
 
 def prefix_curve(
     path: str,
-    question: Question | None = None,
+    question: Question | None,
     *,
-    sizes: Sizes = Sizes(),
-    offload: Sequence[tuple[str, int]] = (),
-    bandwidths: Mapping[str, int] | None = None,
-    prices: Prices = Prices(),
-    format: str | None = None,
-    block_tokens: int | None = None,
-    most_blocks: int = MOST_BLOCKS,
-    after: float = 0.0,
-    optimal: bool = False,
+    sizes: Sizes,
+    offload: Sequence[tuple[str, int]],
+    bandwidths: Mapping[str, int] | None,
+    prices: Prices,
+    format: str | None,
+    block_tokens: int | None,
+    most_blocks: int,
+    after: float,
+    optimal: bool,
     report: Callable[[int], None] | None = None,
 ) -> documents.Prefix:
     """The prefix document of the trace at `path`, or on standard input if it is `-`.

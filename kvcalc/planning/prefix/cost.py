@@ -95,7 +95,7 @@ def prefill_time(model: SpeedModel, longest: int) -> PrefillTime:
     mean_length = sum(w * n for w, n in zip(weights, lengths)) / total
     mean_time = sum(w * t for w, t in zip(weights, times)) / total
     spread = sum(w * (n - mean_length) ** 2 for w, n in zip(weights, lengths))
-    rise = sum(w * (n - mean_length) * (t - mean_time) for w, n, t in zip(weights, lengths, times))
+    rise = sum(w * (n - mean_length) * t for w, n, t in zip(weights, lengths, times))
     slope = max(rise / spread, 0.0) if spread else 0.0
     base = mean_time - slope * mean_length
     worst = max(abs((base + slope * n) / t - 1) for n, t in zip(lengths, times))

@@ -18,7 +18,7 @@ from kvcalc.planning.prefix.cost import BlockBytes, PrefillTime, Prices
 from kvcalc.planning.reuse import tier_rate
 from kvcalc.records import NamedTuple
 from kvcalc.traces import Trace
-from kvcalc.traces.reuse import MOST_BLOCKS, LruStack, NotAPrefixError
+from kvcalc.traces.reuse import LruStack, NotAPrefixError
 from kvcalc.traces.reuse_counts import Reuse
 
 if TYPE_CHECKING:
@@ -210,10 +210,10 @@ class Profile(NamedTuple):
 def profile(
     trace: Trace,
     engine_tokens: int,
-    most_blocks: int = MOST_BLOCKS,
-    report: Callable[[int], None] | None = None,
-    warm_up: int = 0,
-    optimal: bool = False,
+    most_blocks: int,
+    report: Callable[[int], None] | None,
+    warm_up: int,
+    optimal: bool,
 ) -> Profile:
     """Read all requests of `trace`. An engine finds prefixes in steps of `engine_tokens` tokens.
 
