@@ -73,7 +73,7 @@ _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 # A mutant that most tests run is tried with tests of so many seconds, noted with coverage: those of its own room first,
 # and the recorded figures, which take a minute and notice most.
-_MOST_SECONDS = 600.0
+_MOST_SECONDS, _MOST_SECONDS_OF_OTHERS = 600.0, 60.0
 # A failure of the first few tests saves collecting the others.
 _TESTS_AT_ONCE = (8, 32, 128)
 
@@ -340,8 +340,7 @@ def tests_of(mutant: Mutant) -> list[str]:
     room = f"tests/{mutant.file.split('/')[1]}/"
     others = {test for test in _seconds() if test.partition("::")[0] in files} - run
     found: list[str] = []
-    left = _MOST_SECONDS
-    for tests in (run, others):
+    for tests, left in ((run, _MOST_SECONDS), (others, _MOST_SECONDS_OF_OTHERS)):
         for test in sorted(tests, key=lambda test: (not test.startswith(room), _seconds()[test], test)):
             if (left := left - _seconds()[test]) > 0:
                 found.append(test)
