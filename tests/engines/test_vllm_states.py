@@ -11,7 +11,7 @@ import kvcalc
 from kvcalc.engines import load_engine
 from kvcalc.engines.vllm.engine import Vllm
 from kvcalc.engines.vllm.states import States, _chunk
-from kvcalc.errors import KvcalcError
+from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.memory.dtypes import DTYPES
 from tests.documents import estimate, texts
 from tests.engines.models import ask, plain
@@ -433,3 +433,13 @@ def test_glm_5_3_flash(
 def test_what_is_refused_for_glm_5_3_flash(release: str, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(KvcalcError, match=re.escape(words)):
         start("glm-5.3-flash", 8192, release, **asked)
+
+
+def test_states_alone_need_no_hybrid_manager() -> None:
+    """A model with other layers beside its states needs it (unify_hybrid_kv_cache_specs). One of states alone does not."""
+    off = {"disable-hybrid-kv-cache-manager": True}
+    for model in ("mamba2-780m", "falcon-mamba-7b"):
+        found = kvcalc.estimate(model, engine="vllm", engine_settings=off)
+        assert found["kv_cache"] == kvcalc.estimate(model, engine="vllm")["kv_cache"]
+    with pytest.raises(ModelError, match="is not supported for its kinds of layers"):
+        kvcalc.estimate("qwen3-next-80b-a3b", engine="vllm", engine_settings=off)

@@ -714,3 +714,16 @@ def test_the_pool_of_sglangs_windows_is_named() -> None:
     assert [row["rule"] for row in rows] == [
         f"({tokens:,} tokens + a page of 1) x {layers * 8 * 128 * 2:,} bytes{whose}" for tokens, layers, whose in pools
     ]
+
+
+@pytest.mark.parametrize(("layers", "verdict"), [(40, "equal"), (41, "unexplained")])
+def test_states_are_of_the_models_layers(kvcalc: Any, tmp_path: Path, layers: int, verdict: str) -> None:
+    """A file has more only if it has layers for MTP, and this model has none."""
+    log = f"""
+    llama_context: n_seq_max     = 1
+    llama_context: n_ctx         = 262144
+    llama_memory_recurrent: size =   62.81 MiB (     1 cells,  {layers} layers,  1 seqs), R (f32):    2.81 MiB, S (f32): \
+  60.00 MiB
+    """
+    result = run(kvcalc, tmp_path, gated_delta(), log, "--json")
+    assert [row["verdict"] for row in result.json["figures"] if row["name"] == "layers"] == [verdict]
