@@ -436,7 +436,7 @@ def test_what_is_refused_for_glm_5_3_flash(release: str, asked: dict[str, Any], 
 
 
 def test_states_alone_need_no_hybrid_manager() -> None:
-    """A model with other layers beside its states needs it (unify_hybrid_kv_cache_specs). One of states alone does not."""
+    """A model with other layers beside its states needs it (unify_hybrid_kv_cache_specs)."""
     off = {"disable-hybrid-kv-cache-manager": True}
     for model in ("mamba2-780m", "falcon-mamba-7b"):
         found = kvcalc.estimate(model, engine="vllm", engine_settings=off)

@@ -722,8 +722,8 @@ def test_states_are_of_the_models_layers(kvcalc: Any, tmp_path: Path, layers: in
     log = f"""
     llama_context: n_seq_max     = 1
     llama_context: n_ctx         = 262144
-    llama_memory_recurrent: size =   62.81 MiB (     1 cells,  {layers} layers,  1 seqs), R (f32):    2.81 MiB, S (f32): \
-  60.00 MiB
+    llama_memory_recurrent: size =   62.81 MiB (     1 cells,  {layers} layers,  1 seqs), R (f32):    2.81 MiB, \
+S (f32):   60.00 MiB
     """
     result = run(kvcalc, tmp_path, gated_delta(), log, "--json")
     assert [row["verdict"] for row in result.json["figures"] if row["name"] == "layers"] == [verdict]
