@@ -363,7 +363,9 @@ def _run_tests(mutant: Mutant | None, tests: list[str]) -> int:
     for count in (*_TESTS_AT_ONCE, *(_TESTS_AT_ONCE[-1:] * len(tests))):
         if not (part := tests[first : first + count]):
             break
-        status = _pytest(part, "-x")
+        # A mutant may never end. A test that takes ten times as long as noted has failed.
+        longest = max(_seconds().get(test, 60.0) for test in part)
+        status = _pytest(part, "-x", f"--timeout={30 + 10 * longest:.0f}")
         if status == 4:  # a test that had another name when it was noted: all tests of these files
             status = _pytest(sorted({test.partition("::")[0] for test in part}), "-x")
         if status:

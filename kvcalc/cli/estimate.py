@@ -25,7 +25,7 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     output = output_of(ctx.params)
     check_report(ctx.params)
     question = question_of(ctx.params)
-    shown = {"variants": True} if ctx.params["variants"] and not question.asks_several else {}
+    shown: dict[str, Any] = {"variants": True} if ctx.params["variants"] and not question.asks_several else {}
     if ctx.params["check"]:
         if question.devices is None and question.kv_memory_bytes is None:
             raise UsageError("--check needs a device or a memory size", "for example --gpu h100, or --kv-memory 40GiB")
@@ -41,6 +41,11 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
 
         document["sources"] = sources_of(question, document)
     _write_report(ctx, question, document, kind)
+    fit = document.get("fit")
+    if output.format == "human" and output.path is None and question.devices is not None and fit and not fit["fits"]:
+        from kvcalc.planning.answers.fit import fit as fit_alone
+
+        shown["fit_alone"] = fit_alone(question)
     output.emit(document, kind, **shown)
     if ctx.params["check"]:
         from kvcalc.errors import DoesNotFitError

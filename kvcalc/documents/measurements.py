@@ -272,6 +272,7 @@ class MeasureRoof(TypedDict):
     buffer_bytes: Whole
     matmul_flop_per_second: float
     matmul_dtype: str
+    """the dtype of the fastest products: float32 if the CPU emulates those of the run"""
 
 
 class MeasureSweep(TypedDict):

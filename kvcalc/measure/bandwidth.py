@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,8 +47,8 @@ def read_again(roof: documents.MeasureRoof, device: torch.device, dtype: torch.d
     Other programs slow a CPU for seconds. Without this, a run that they left alone would be above its roof.
     """
     now = _measured(device, dtype, roof["buffer_bytes"], effort, _SECONDS_AGAIN)
-    for rate in ("read_bytes_per_second", "matmul_flop_per_second"):
-        roof[rate] = max(roof[rate], now[rate])
+    roof["read_bytes_per_second"] = max(roof["read_bytes_per_second"], now["read_bytes_per_second"])
+    _raise_to(roof, now["matmul_flop_per_second"], now["matmul_dtype"])
 
 
 def multiply_again(roof: documents.MeasureRoof, layers: Iterable[nn.Module], rows: int, effort: Effort) -> None:
@@ -66,21 +67,29 @@ def multiply_again(roof: documents.MeasureRoof, layers: Iterable[nn.Module], row
             taken = time_calls(
                 device, partial(F.linear, a, b), _REPEATS, most_seconds=_SECONDS / len(weights), effort=effort
             )
-            rate = 2.0 * rows * weight.numel() / min(taken.seconds)
-            roof["matmul_flop_per_second"] = max(roof["matmul_flop_per_second"], rate)
+            _raise_to(roof, 2.0 * rows * weight.numel() / min(taken.seconds), _name(used))
+
+
+def _raise_to(roof: documents.MeasureRoof, rate: float, dtype: str) -> None:
+    if rate > roof["matmul_flop_per_second"]:
+        roof["matmul_flop_per_second"], roof["matmul_dtype"] = rate, dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _measured(
     device: torch.device, dtype: torch.dtype, size: int, effort: Effort, seconds: float
 ) -> documents.MeasureRoof:
     best = _read_seconds(device, size, effort, seconds)
-    rate = _matmul_rate(device, dtype, effort, seconds / 2)
+    rate, fastest = _matmul_rate(device, dtype, effort, seconds / 2)
     release(device)
     return {
         "read_bytes_per_second": size / best,
         "buffer_bytes": size,
         "matmul_flop_per_second": rate,
-        "matmul_dtype": str(dtype).removeprefix("torch."),
+        "matmul_dtype": _name(fastest),
     }
 
 
@@ -95,8 +104,10 @@ def _read_seconds(device: torch.device, size: int, effort: Effort, most_seconds:
     )
 
 
-def _matmul_rate(device: torch.device, dtype: torch.dtype, effort: Effort, most_seconds: float) -> float:
-    """FLOP per second of the fastest product of a square matrix and a weight, which is laid out like a projection's.
+def _matmul_rate(
+    device: torch.device, dtype: torch.dtype, effort: Effort, most_seconds: float
+) -> tuple[float, torch.dtype]:
+    """FLOP per second, and dtype, of the fastest product of a square matrix and a weight laid out like a projection's.
 
     On a CPU, fp32 is tried too, because prefill runs in fp32 if the CPU emulates 16-bit products. Emulated products are
     up to a hundred times slower, so a dtype that is slow on small matrices is not tried on larger ones.
@@ -104,7 +115,7 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, effort: Effort, most_
     is_cpu = device.type == "cpu"
     widths = (effort.matrix_width,) if effort.matrix_width else _MATRIX[device.type]
     dtypes = {torch.float32, dtype} if is_cpu else {dtype}
-    best = 0.0
+    best = 0.0, dtype
     for width in widths:
         rates: dict[torch.dtype, float] = {}
         for used in dtypes:
@@ -113,6 +124,6 @@ def _matmul_rate(device: torch.device, dtype: torch.dtype, effort: Effort, most_
                 device, partial(F.linear, x, weight), _MATRIX_REPEATS, most_seconds=most_seconds, effort=effort
             )
             rates[used] = 2.0 * float(width) ** 3 / summarize(taken.seconds)["min" if is_cpu else "p50"]
-        best = max(best, *rates.values())
+        best = max(best, *((rate, used) for used, rate in rates.items()), key=itemgetter(0))
         dtypes = {used for used, rate in rates.items() if rate > max(rates.values()) / 2}
     return best

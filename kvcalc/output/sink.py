@@ -29,7 +29,7 @@ class Output(NamedTuple):
     path: str | None
     color: bool
 
-    def emit(self, document: Mapping[str, Any], kind: str, **shown: bool) -> None:
+    def emit(self, document: Mapping[str, Any], kind: str, **shown: Any) -> None:
         """Print `document`. `kind` names the command's human renderer in kvcalc.output.human, which takes `shown`.
 
         Notes go to stderr with the human format and with tables, which do not include them. If the reader of stdout has
@@ -40,7 +40,7 @@ class Output(NamedTuple):
         except BrokenPipeError:
             discard_stdout()
 
-    def _print(self, document: Mapping[str, Any], kind: str, shown: Mapping[str, bool]) -> None:
+    def _print(self, document: Mapping[str, Any], kind: str, shown: Mapping[str, Any]) -> None:
         warnings = document.get("warnings", ())
         if self.path is not None:
             from kvcalc.output.paths import look_up

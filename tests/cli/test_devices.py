@@ -90,6 +90,29 @@ def test_a_document_is_printed_even_where_it_does_not_fit(kvcalc: Any) -> None:
     assert "it fits on 2 of these devices: --tp 2" in human.out
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("llama-3-70b --gpu h100 --engine vllm", ["it fits on 2 of these devices: --tp 2"]),
+        # An engine that splits only layers, and keeps some in host memory.
+        (
+            "llama-3-70b --gpu rtx-4090 --context 8k --engine llama.cpp --dtype q4_k_m",
+            ["it fits on 2 of these devices: --pp 2", "it fits with -ngl "],
+        ),
+        ("llama-3.1-8b --gpu h100 --engine vllm", []),
+    ],
+)
+def test_an_estimate_says_how_it_would_fit(kvcalc: Any, asked: str, said: list[str]) -> None:
+    shown = kvcalc("estimate", *asked.split(), "--format", "human")
+    assert shown.status == 0
+    lines = [line for line in shown.out.splitlines() if line.startswith("it fits ")]
+    assert len(lines) == len(said)
+    for line, start in zip(lines, said):
+        assert line.startswith(start)
+    alone = kvcalc("fit", *asked.split(), "--format", "human").out.splitlines()
+    assert lines == [line for line in alone if line.startswith("it fits ")]
+
+
 def test_engines_side_by_side_on_a_device(kvcalc: Any) -> None:
     rows = kvcalc("estimate", "llama-3.1-8b", "--gpu", "h100", "--engine", "all", "--json").json["engines"]
     assert {row["engine"]: row["fits"] for row in rows}["vllm"] is True

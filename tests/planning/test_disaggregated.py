@@ -203,6 +203,23 @@ def test_nvlink_joins_no_more_devices_than_it_does() -> None:
     assert row["disaggregated"]["transfer"]["bandwidth_bytes_per_second"] == 450_000_000_000
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        # Too long for both pools: the first is named.
+        (
+            {"input_tokens": 120_000, "output_tokens": 100},
+            "prefill instance: tp 1: a request of 120,001 tokens does not",
+        ),
+        ({"max_tpot_seconds": 1e-4}, "decode instance: tp 1: TPOT of one request is "),
+    ],
+)
+def test_the_pool_that_cannot_serve_is_named(asked: dict[str, Any], reason: str) -> None:
+    asked = {**SPLIT, "requests_per_second": 1, "max_devices": 1, **asked}
+    document: Any = kvcalc.plan("llama-3.1-8b", ["rtx-4090"], **asked)
+    assert document["plans"][-1]["reason"].startswith(reason)
+
+
 def test_without_a_switch_a_cache_is_sent_over_one_link() -> None:
     assert link_bytes_per_second("nvlink", find_gpu("h100")) == 450_000_000_000
     assert link_bytes_per_second("nvlink", find_gpu("mi300x")) == 448_000_000_000 // 7

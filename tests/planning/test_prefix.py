@@ -419,3 +419,17 @@ def test_the_price_of_memory() -> None:
     for text in ("cpu=x", "disk=-1", "cpu=nan", "cpu=1e9"):
         with pytest.raises(UsageError, match="not a price"):
             parse_memory_price(text)
+
+
+def test_a_device_whose_free_memory_is_not_known_has_no_row(trace: str) -> None:
+    """The weights of a generic model are not known. Its cache is, so the curve is the same."""
+    generic = api.read_config(
+        {"model_type": "generic", "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}, "mine", "test"
+    )
+    sizes = [2**20, 2**22]
+    known = api.prefix_curve(trace, generic, cache_memory_bytes=sizes)
+    found = api.prefix_curve(trace, generic, cache_memory_bytes=sizes, devices=H100, offload_bytes={"cpu": 2**24})
+    (note,) = [warning for warning in found["warnings"] if warning["part"] == "fit"]
+    assert (note["code"], note["text"].startswith("the weights of mine")) == ("unknown", True)
+    assert [row["name"] for row in found["tiers"] or ()] == ["cpu"]
+    assert [row["hit_rate"] for row in found["curve"]] == [row["hit_rate"] for row in known["curve"]]

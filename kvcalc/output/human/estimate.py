@@ -18,7 +18,7 @@ from kvcalc.output.human.figures import (
     size,
     split,
 )
-from kvcalc.output.human.fit import describe_devices, print_limits, print_verdict
+from kvcalc.output.human.fit import describe_devices, print_changes, print_limits, print_verdict
 from kvcalc.output.human.speed import print_drafting, print_speed
 from kvcalc.output.human.tables import Text, plain_table
 from kvcalc.units import format_parameters, format_size
@@ -27,8 +27,14 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 
-def render(document: documents.Estimate, console: Console, variants: bool = False) -> None:
-    """Print the estimate document. With a device, the four kinds of attention are shown only if `variants` is true."""
+def render(
+    document: documents.Estimate, console: Console, variants: bool = False,
+    fit_alone: documents.FitDocument | None = None,
+) -> None:  # fmt: skip
+    """Print the estimate document. With a device, the four kinds of attention are shown only if `variants` is true.
+
+    `fit_alone` is the fit document of the same question, which says how it would fit.
+    """
     _heading(document, console)
     fit = document["fit"]
     if document["hardware"] is None:
@@ -40,6 +46,8 @@ def render(document: documents.Estimate, console: Console, variants: bool = Fals
     else:
         if fit is not None:
             print_verdict(document, fit, console)
+            if fit_alone is not None:
+                print_changes(fit_alone, console)
             console.print()
         _totals(document, console)
         if document["throughput"] is not None:

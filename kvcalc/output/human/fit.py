@@ -45,24 +45,30 @@ def render(document: documents.FitDocument, console: Console) -> None:
 
         console.print()
         print_reuse(document["reuse"], document["fit"], console)
-    if document["smallest"]:
-        smallest = document["smallest"]
-        stages = smallest["pipeline_parallel_size"]
-        replicas = smallest["data_parallel_size"]
-        layout = f"--tp {smallest['tensor_parallel_size']}" + (f" --pp {stages}" if stages > 1 else "")
-        layout += f" --dp {replicas}" if replicas > 1 else ""
-        console.print(f"it fits on {count(smallest['num_devices'])} of these devices: {layout}")
-    if offload := document["offload"]:
-        for moved, option in ((offload["n_gpu_layers"], "-ngl"), (offload["n_cpu_moe"], "--n-cpu-moe")):
-            if moved is not None:
-                held = format_size(moved["host_bytes"])
-                console.print(f"it fits with {option} {moved['value']}: {held} are then in host memory")
+    print_changes(document, console)
     if "sources" in document:
         from kvcalc.output.human.explained import print_reserve, print_sources
 
         console.print()
         print_sources(document["sources"], document["engine"], console)
         print_reserve(document, console)
+
+
+def print_changes(document: documents.FitDocument, console: Console) -> None:
+    """Print with how many devices, or how much in host memory, it would fit. Nothing if it fits."""
+    if document["smallest"]:
+        smallest = document["smallest"]
+        sizes = {
+            "tp": smallest["tensor_parallel_size"], "pp": smallest["pipeline_parallel_size"],
+            "dp": smallest["data_parallel_size"],
+        }  # fmt: skip
+        layout = " ".join(f"--{name} {size}" for name, size in sizes.items() if size > 1)
+        console.print(f"it fits on {count(smallest['num_devices'])} of these devices: {layout}")
+    if offload := document["offload"]:
+        for moved, option in ((offload["n_gpu_layers"], "-ngl"), (offload["n_cpu_moe"], "--n-cpu-moe")):
+            if moved is not None:
+                held = format_size(moved["host_bytes"])
+                console.print(f"it fits with {option} {moved['value']}: {held} are then in host memory")
 
 
 def print_verdict(document: Answered, fit: documents.Fit, console: Console) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.plan.confirm import find_confirmed
@@ -142,27 +142,27 @@ def _fewest_replicas(judge: Judge, layout: OnePool, best: Finalist | None) -> Fi
     least = 1 if judge.simulation.trace else layout.least_replicas
     if not most or (best is not None and most < least):
         return None
-    # With a best layout, one simulation usually decides. Without, doubling would go on to the last device.
-    first = judge.alone(layout) if best is None else judge.at(layout, (most,))
-    if first is None or first.missed is not None:
-        return first
+
+    def at(replicas: int) -> Finalist:
+        return cast(Finalist, judge.at(layout, (replicas,)))  # one pool has no endless queue
 
     def misses(replicas: int) -> bool:
-        if replicas < min(least, most):
-            return True
-        found = judge.at(layout, (replicas,))
-        return found is None or found.missed is not None
+        return replicas < min(least, most) or at(replicas).missed is not None
 
+    # With a best layout, one simulation usually decides. Without, doubling would go on to the last device.
+    first = judge.alone(layout) if best is None else at(most)
+    if first.missed is not None:
+        return first
     high, low, step = min(layout.replicas, most), 0, 1
     while misses(high):
         if high == most:
-            return judge.at(layout, (high,))
+            return at(high)
         low, high, step = high, min(high + step, most), 2 * step
     step = 1
     while not low and high > 1:
         fewer = max(high - step, 1)
         low, high, step = (fewer, high, step) if misses(fewer) else (0, fewer, 2 * step)
-    return judge.at(layout, (smallest_where(lambda replicas: not misses(replicas), low + 1, high),))
+    return at(smallest_where(lambda replicas: not misses(replicas), low + 1, high))
 
 
 def _one_more(judge: Judge, found: Finalist) -> Finalist | None:
