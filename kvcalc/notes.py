@@ -19,7 +19,7 @@ _WARNINGS = frozenset(
     "unknown refused left-out bad-rows without-answer does-not-fit does-not-fit-host tight host-not-checked "
     "tower-not-counted not-fitted disaggregated-not-fitted nearly-full preemptions other-attention type-not-modelled "
     "start-limit incomplete-files contradiction other-device other-engine other-model records-differ not-shared "
-    "command".split()
+    "command separate-instance".split()
 )
 
 # The text of a note about one of these parts does not name the part, so it is printed in front.

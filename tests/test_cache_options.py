@@ -41,6 +41,7 @@ READ: dict[tuple[str, str], tuple[str, Settings, Settings]] = {
     ("mlx", "kv-group-size"): (LLAMA, {"kv-bits": "4"}, {"kv-group-size": "32"}),
     ("mlx", "max-kv-size"): ("qwen3-8b", {}, {"max-kv-size": "4096"}),
 }
+DECODE = {"disaggregation-mode": "decode", "max-running-requests": "16"}
 # (engine, option) -> the same if the bytes are reserved and no step reads them, and what they are.
 RESERVED: dict[tuple[str, str], tuple[str, Settings, Settings, str]] = {
     ("vllm", "block-size"): (LLAMA, {}, {"block-size": "256"}, "blocks rounded up"),
@@ -68,6 +69,13 @@ RESERVED: dict[tuple[str, str], tuple[str, Settings, Settings, str]] = {
     ("sglang", "mamba-radix-cache-strategy"): (
         HYBRID, {}, {"mamba-radix-cache-strategy": "no_buffer"}, "states for prefixes"),
     ("sglang", "disable-overlap-schedule"): (HYBRID, {}, {"disable-overlap-schedule": ""}, "states for prefixes"),
+    ("sglang", "swa-prefix-tails"): ("deepseek-v4-flash", {}, {"swa-prefix-tails": "0"}, "windows of prefixes"),
+    ("sglang", "disaggregation-mode"): (
+        HYBRID, {"max-running-requests": "16"}, {"disaggregation-mode": "decode"}, "states beyond the batch"),
+    ("sglang", "disaggregation-decode-extra-slots"): (
+        HYBRID, DECODE, {"disaggregation-decode-extra-slots": "5"}, "states beyond the batch"),
+    ("sglang", "disaggregation-decode-enable-radix-cache"): (
+        HYBRID, DECODE, {"disaggregation-decode-enable-radix-cache": ""}, "states for prefixes"),
     ("sglang", "disable-radix-cache"): (HYBRID, {}, {"disable-radix-cache": ""}, "states for prefixes"),
     ("sglang", "speculative-num-draft-tokens"): (
         HYBRID, {}, {"speculative-num-draft-tokens": "4"}, "states for checking drafts"),

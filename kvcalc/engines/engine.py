@@ -55,7 +55,8 @@ class Engine(ABC):
     release, or the one from which the rules were read; of the class, always the latter. `settings` are the settings in
     use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine, and `splits_layers` whether
     pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `running_option` is
-    the engine's option for the most requests that run at once, and `context_option` its flag for the longest request.
+    the engine's option for the most requests that run at once, which counts those of all DP ranks together if
+    `counts_all_ranks`, and `context_option` its flag for the longest request.
     `fp32_as` is the type in which it computes a model that is published in fp32, unless the question names a type.
     `starts_short` is whether it starts if the cache does not hold one request of that length.
 
@@ -91,6 +92,7 @@ class Engine(ABC):
     spreads_head = False
     older_rules = ""
     running_option: str | None = None
+    counts_all_ranks = False
     block_option: str | None = None
     context_option: str | None = None
     fp32_as = "fp32"
@@ -105,6 +107,7 @@ class Engine(ABC):
     copies_prefixes = False  # whether requests copy a prefix that they have in common, and share no memory
     has_scheduler = False
     has_instances = False  # whether it has separate prefill and decode instances (`DISAGGREGATION` of `scheduler`)
+    role: str | None = None  # `role_in` its settings
     prefixes_off = ""  # how to turn the prefix cache on, if the settings leave it off
     divides_decode = True  # whether these copies also divide the requests of a decode step
     by_type: Mapping[str, tuple[str, str]] = {}
@@ -138,6 +141,7 @@ class Engine(ABC):
         self.attention_backend = name_of(settings, backend) if backend in settings else None
         self._most_asked = None if option is None else SettingsReader(self.name, settings).optional_count(option)
         self.prompt_ranks = self.prompt_ranks_in(settings)
+        self.role = self.role_in(settings)
         self.bounds: Bounds = bounds_of(self.cut(spec.num_layers, stages)) if stages > 1 else ()
 
     @classmethod
@@ -438,6 +442,11 @@ class Engine(ABC):
         """
         found: Schedule | None = part_of(self.name, "scheduler").schedule(self) if self.has_scheduler else None
         return found
+
+    @classmethod
+    def role_in(cls, settings: Mapping[str, str]) -> str | None:
+        """PREFILL or DECODE (`kvcalc.engines.command`) if the settings make an instance that does only that."""
+        return None
 
     @classmethod
     def disaggregation(cls) -> Disaggregation | None:

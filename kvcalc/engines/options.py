@@ -88,18 +88,18 @@ class SettingsReader(NamedTuple):
             return self.count(name) if has_default else self.optional_count(name)
         return self.choice(name) if "|" in metavar else self.settings.get(name)
 
-    def count(self, name: str, otherwise: int | None = None) -> int:
-        """A whole number of at least 1, and at most the bound that the option declares."""
+    def count(self, name: str, otherwise: int | None = None, least: int = 1) -> int:
+        """A whole number from `least` to the bound that the option declares."""
         if otherwise is not None and name not in self.settings:
             return otherwise
         try:
-            return parse_count(self._text(name), f"--{name}", most=self._option(name).most)
+            return parse_count(self._text(name), f"--{name}", least, self._option(name).most)
         except UsageError as error:
             raise SettingError(error.message, error.hint) from None
 
-    def optional_count(self, name: str) -> int | None:
-        """A whole number of at least 1, or None if it is not given."""
-        return self.count(name) if name in self.settings else None
+    def optional_count(self, name: str, least: int = 1) -> int | None:
+        """A whole number of at least `least`, or None if it is not given."""
+        return self.count(name, least=least) if name in self.settings else None
 
     def choice(self, name: str, what: str = "a choice") -> str:
         """One of the words in the option's metavar. `what` names it in the error."""

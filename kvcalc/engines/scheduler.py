@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.scheduling import STEP_TOKENS, StepRules
 
@@ -92,8 +95,9 @@ class Disaggregation(NamedTuple):
     staged_decode: bool
     reserved_tokens: int  # are left free for a request when it is admitted to a decode instance
     transfer_buffers: int  # the buffers of one prompt on each device
-    decode_settings: tuple[str, ...]  # the options that a decode instance has in any case
     uncounted: str  # the memory that is not counted
+    settings: Mapping[str, Mapping[str, Any]] = {}  # by role: the options that an instance has in any case
+    limits_held: bool = False  # whether its limit of running requests counts those that are sent or received, too
     # What a preempted request of a decode instance need not compute again: "nothing" but what it finds in the
     # instance's own prefix cache, or "all".
     preempted_keep: str = "nothing"

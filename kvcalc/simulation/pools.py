@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import disaggregation_of
+from kvcalc.engines.command import DECODE, PREFILL
 from kvcalc.engines.prefixes import Prefixes
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, UsageError
@@ -24,6 +25,7 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.plan.disaggregated.instances import (
     buffer_bytes,
     handover_seconds,
+    in_role,
     sent_of,
     transfer_bytes,
     without_hits,
@@ -222,7 +224,7 @@ def _join(prompt: Request, answer: Request) -> None:
 
 def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int, int]) -> _Pool:
     try:
-        found = _scheduled(question, needs, longest, [], lowers_limit=True)
+        found = _scheduled(in_role(question, needs, PREFILL), needs, longest, [], lowers_limit=True)
     except LayoutError as error:
         raise LayoutError(f"prefill instances: {error.message}", error.hint) from None
     rules = found.scheduler.rules
@@ -233,8 +235,7 @@ def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int,
 
 
 def _decode_pool(question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note]) -> _Pool:
-    settings = {**(question.engine_settings or {}), **dict.fromkeys(needs.decode_settings, True)}
-    found = _scheduled(question._replace(engine_settings=settings), needs, longest, notes, lowers_limit=False)
+    found = _scheduled(in_role(question, needs, DECODE), needs, longest, notes, lowers_limit=False)
     constants, scheduler = found.speed.model.constants, found.scheduler
     lag = Lag(handover_seconds(needs, constants), constants.ttft_steps)
     # No engine stops decoding for a cache that is received: the request joins the next step.

@@ -11,10 +11,10 @@ from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.fit_part import describe_hardware
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.layout import count_replicas
-from kvcalc.planning.serving.admission import accept_prompts
+from kvcalc.planning.serving.admission import accept_prompts, check_serves
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.fields import IN_TURN
-from kvcalc.question.question import Question
+from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, repeat_prompts, share_prefix
@@ -51,6 +51,7 @@ def simulate(
     the common prefix. Raises UsageError (exit 2), ModelError (exit 3) if the speed is
     not known, and DoesNotFitError (exit 4) if no request can run.
     """
+    check_serves(question.engine, setting_texts(question.engine_settings or {}))
     question, devices, requests, named_tokens, of_load = ask_about(question, load)
     if replicas and devices.num_devices % replicas == 0 and question.tensor_parallel_size is None:
         # All devices of a replica without --tp, as of one server.

@@ -38,6 +38,7 @@ FULL = {"speed": kvcalc.SpeedQuestion(input_tokens=3000, output_tokens=3000, con
 LONG = {"speed": kvcalc.SpeedQuestion(input_tokens=5000, output_tokens=500, concurrency=16)}
 LARGEST = {"fits_context": True}
 FP8 = {"kv_dtype": "fp8"}
+SMALL_DECODE = {"disaggregation-mode": "decode", "max-running-requests": 16}
 POOLS = {"engine": "tensorrt-llm@1.3.0rc28"}  # the first release with pools for windows
 
 CASES: dict[str, dict[str, Case]] = {
@@ -82,6 +83,10 @@ CASES: dict[str, dict[str, Case]] = {
         "max-mamba-cache-size": Case(64, HYBRID, "h100x8", asked=FOUR),
         "mamba-full-memory-ratio": Case(0.5, HYBRID, "h100x8", asked=FOUR),
         "mamba-radix-cache-strategy": Case("no_buffer", HYBRID, "h100x8", asked=FOUR),
+        "swa-prefix-tails": Case(0, "deepseek-v4-flash", "h100x8", asked=FOUR),
+        "disaggregation-mode": Case("decode", asked=FOUR),
+        "disaggregation-decode-extra-slots": Case(0, settings=SMALL_DECODE, asked=FOUR),
+        "disaggregation-decode-enable-radix-cache": Case(True, HYBRID, "h100x8", SMALL_DECODE, FOUR),
         "disable-radix-cache": Case(True, HYBRID, "h100x8", asked=FOUR),
         "speculative-num-draft-tokens": Case(2, HYBRID, "h100x8", asked=FOUR),
         "speculative-eagle-topk": Case(4, HYBRID, "h100x8", {"speculative-num-draft-tokens": 4}, FOUR),

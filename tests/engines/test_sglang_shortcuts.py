@@ -29,6 +29,10 @@ SETTINGS: tuple[dict[str, str], ...] = (
     {"disable-radix-cache": "true", "speculative-num-draft-tokens": "4"},
     {"disable-radix-cache": "true", "max-running-requests": "16", "max-total-tokens": "9000"},
     {"max-running-requests": "16", "max-mamba-cache-size": "60", "speculative-num-draft-tokens": "4"},
+    {"disaggregation-mode": "decode"},
+    {"disaggregation-mode": "decode", "max-running-requests": "9", "page-size": "64"},
+    {"disaggregation-mode": "decode", "disaggregation-decode-extra-slots": "5", "speculative-num-draft-tokens": "4"},
+    {"disaggregation-mode": "prefill", "speculative-num-draft-tokens": "4"},
 )
 
 # The request table of a model with an encoder is not modelled.
@@ -49,7 +53,7 @@ def test_a_line_over_the_batch_has_the_bytes_of_every_batch(name: str, settings:
     rules = rules_of(name, settings)
     line = rules.batch_line(rules.spec, BF16, 1000)
     if line is None:  # windows and tables are no line
-        assert "windows" in name or "max-running-requests" in settings
+        assert "windows" in name or {"max-running-requests", "disaggregation-decode-extra-slots"} & set(settings)
         return
     for batch in (1, 2, 15):
         assert line.fixed_bytes + batch * line.bytes_of_each == rules.batch_bytes(rules.spec, BF16, 1000, batch)

@@ -22,7 +22,6 @@ MODELS = (
 GPUS = ("l40s", "a100", "h100", "h200", "b200", "mi300x")
 TRANSFER = {
     "--kv-transfer-config",
-    "--disaggregation-mode",
     "--disaggregation-transfer-backend",
     "cache_transceiver_config",
 }

@@ -160,12 +160,14 @@ def test_sglang_leaves_tokens_free_for_every_request() -> None:
         "qwen3-32b", engine="sglang", input_tokens=4096, output_tokens=100, requests_per_second=4, max_tpot_seconds=0.03
     )  # fmt: skip
     decode = row["disaggregated"]["decode"]
-    found = kvcalc.estimate(
-        "qwen3-32b", engine="sglang", devices=kvcalc.find_devices("h100x8"),
-        tensor_parallel_size=decode["tensor_parallel_size"], context_tokens=4096 + 50 + 512,
-        engine_settings={"disable-radix-cache": True},
-    )  # fmt: skip
-    assert decode["max_requests_held"] == found["fit"]["max_batch_size"]  # type: ignore[index]
+    largest = decode["max_requests_held"]
+    for limit, most in ((largest, largest), (largest + 1, largest)):
+        found: Any = kvcalc.estimate(
+            "qwen3-32b", engine="sglang", devices=kvcalc.find_devices("h100x8"),
+            tensor_parallel_size=decode["tensor_parallel_size"], context_tokens=4096 + 50 + 512,
+            engine_settings={"disaggregation-mode": "decode", "max-running-requests": str(limit)},
+        )  # fmt: skip
+        assert found["fit"]["max_batch_size"] == most
 
 
 def test_tensorrt_llm_has_two_buffers_on_each_device() -> None:

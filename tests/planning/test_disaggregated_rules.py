@@ -114,7 +114,7 @@ def test_a_decode_pool_draws_what_its_steps_draw_and_a_prefill_pool_what_its_pro
     assert row["free_bytes"] == min(prefill["free_bytes"], decode["free_bytes"])
 
 
-@pytest.mark.parametrize(("model", "tokens", "requests"), [("llama-3.1-8b", 200, 256), ("llama-3-70b", 7168, 2)])
+@pytest.mark.parametrize(("model", "tokens", "requests"), [("llama-3.1-8b", 200, 256), ("llama-3-70b", 7168, 3)])
 def test_a_prefill_server_takes_the_prompts_that_it_holds_and_no_more_than_save_time(
     model: str, tokens: int, requests: int
 ) -> None:
@@ -321,13 +321,25 @@ def test_devices_without_a_published_power_have_no_energy() -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_instance_holds_what_fits_and_not_one_request_more(strict: bool) -> None:
-    """With `strict`, at the low end of the free memory, after the buffers for the transfer."""
+    """With `strict`, at the low end of the free memory, after the buffers for the transfer.
+
+    With a higher limit of running requests, the server would not hold as many.
+    """
     for engine in ("vllm", "sglang", "tensorrt-llm"):
         known, kind = Instances(traffic_of("llama-3.1-8b", strict=strict)), Platform(H100, 1, engine)
         for (one,), _ in (known.prefills(kind), known.decodes(kind)):
             assert one.slots is not None
-            free = [one.free_bytes(one.answer(one.slots + more))[strict] for more in (0, 1)]
-            assert free[1] < 0 <= free[0]
+            assert (one.each is None) == (engine == "tensorrt-llm")  # which reserves nothing for a request of Llama
+            started, limit = one.start.at(one.each), one.each or one.slots
+            assert one.answer(one.slots).fit["fits"]
+            assert (started.slots, started.fitting) == (min(limit, one.slots), one.slots)
+            needed = [started.room.case.needed_bytes(one.held_tokens, one.slots + more) for more in (0, 1)]
+            assert needed[0] <= started.pool_bytes < needed[1]
+            more = one.start.at(limit + 1)
+            assert more.slots is not None
+            assert more.slots <= limit
+            if one.held_tokens <= one.start.context_tokens:
+                assert one.free_bytes(one.answer(one.slots))[strict] == started.pool_bytes - needed[0]
 
 
 @pytest.mark.parametrize(("engine", "passes"), [("vllm", 2), ("sglang", 1), ("tensorrt-llm", 2)])

@@ -90,8 +90,7 @@ class Command(StartCommand):
         start = [*self.router_program, "--pd-disaggregation"]
         found = {ROUTER: [*start, *pools.router_flags([str(_BOOTSTRAP_PORT)])]}
         for role, layout in pools.layouts.items():
-            mode = ["--disaggregation-mode", role, "--disaggregation-transfer-backend", "nixl"]
-            found[role] = [*self.words(pools.checkpoint, layout), *mode]
+            found[role] = [*self.words(pools.checkpoint, layout), "--disaggregation-transfer-backend", "nixl"]
         return found
 
 

@@ -14,7 +14,7 @@ from kvcalc.engines.engine import Engine, not_established
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.engines.sglang.engine import Sglang
 from kvcalc.engines.sglang.pools import window_slots
-from kvcalc.engines.sglang.settings import Settings, parse_settings
+from kvcalc.engines.sglang.settings import NO_EXTRA_SLOTS, Settings, parse_settings
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.memory.dtypes import Dtype, bytes_of
 from kvcalc.memory.sharding import whole_of
@@ -93,7 +93,9 @@ class DeepseekV4(Sglang):
 
     @classmethod
     def default_settings(cls, settings: Mapping[str, str]) -> Mapping[str, str]:
-        return {"max-running-requests": Number(_REQUESTS), "chunked-prefill-size": Number(_CHUNK), **settings}
+        slots = {} if "max-running-requests" in settings else NO_EXTRA_SLOTS
+        defaults = {"max-running-requests": Number(_REQUESTS), "chunked-prefill-size": Number(_CHUNK)}
+        return {**defaults, **slots, **settings}
 
     def parse(self, settings: Mapping[str, str]) -> Settings:
         self.ratio_is_given = "swa-full-tokens-ratio" in settings
@@ -142,7 +144,6 @@ class DeepseekV4(Sglang):
         return _PAGE * self.ratio.denominator if self.has_ratio else _PAGE
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
-        self.check_context(tokens)
         full = batch * round_up(tokens, _PAGE)
         each = self._bytes_per_token(share)
         found = BlockPool(_PAGE, int(_PAGE * each), self.held_bytes(share, dtype, tokens, 1))
@@ -203,7 +204,7 @@ class DeepseekV4(Sglang):
         sparse_ring, rings = self._rings()[0], windows // rules.page
         sparse_rows = round_up(rings * sparse_ring + sparse_ring + 1, _SPARSE)
         states = layers.sparse * sparse_rows * 4 * (_HEAD_DIM + layers.index_head_dim) * _STATE_BYTES
-        states += self._heavy_states(layers, rings if rules.heavy_per_page else self._requests(batch) + 1)
+        states += self._heavy_states(layers, rings if rules.heavy_per_page else self._slots(batch))
         return Sizes(layers.windows * _pages(windows, rules.page, rules) * _page_bytes(rules.page), entries, states)
 
     def _heavy_states(self, layers: Layers, rings: int) -> int:
@@ -213,6 +214,10 @@ class DeepseekV4(Sglang):
 
     def _requests(self, batch: int) -> int:
         return max(batch, self.chosen.max_running_requests or 0)
+
+    def _slots(self, batch: int) -> int:
+        """The slots of running and of received requests, and a spare one (_get_num_req_slots)."""
+        return self._requests(batch) + self.chosen.extra_slots + 1
 
     def _rings(self) -> tuple[int, int]:
         return rings_of(self.chosen.speculative_num_draft_tokens is not None)
@@ -225,7 +230,9 @@ class DeepseekV4(Sglang):
         window, requests = _layers(whole_of(self.spec)).window, self._requests(batch)
         if self.has_ratio:
             return max(self._window_tokens(full), round_up(window + _PAGE + 1, _PAGE))
-        prefixes = 0 if self.chosen.disable_radix_cache else _PREFIXES * requests
+        prefixes = self.chosen.swa_prefix_tails
+        if prefixes is None:
+            prefixes = 0 if self.chosen.disable_radix_cache else _PREFIXES * requests
         return round_up(window_slots(self.chosen, window, requests) + prefixes * (window + _PAGE), _PAGE)
 
     def _bytes_per_token(self, share: ModelSpec) -> float:
@@ -234,7 +241,7 @@ class DeepseekV4(Sglang):
 
     def _fixed_bytes(self, share: ModelSpec) -> float:
         """The bytes that do not depend on the tokens of the pool, for the requests that may run."""
-        fixed = 0 if self.rules.heavy_per_page else self._heavy_states(_layers(share), self._requests(0) + 1)
+        fixed = 0 if self.rules.heavy_per_page else self._heavy_states(_layers(share), self._slots(0))
         if self.has_ratio:
             return fixed
         return fixed + self._window_slots(0, 0) * _bytes_per_window_token(share, self._rings(), self.rules)

@@ -19,6 +19,7 @@ from kvcalc.engines.account import (
     RunningPool,
     lines_of,
 )
+from kvcalc.engines.command import DECODE
 from kvcalc.engines.declarations import types_of
 from kvcalc.engines.engine import Engine, Resolved, part_of
 from kvcalc.engines.options import SettingsReader
@@ -38,6 +39,8 @@ from kvcalc.engines.sglang.pools import (
     window_slots,
 )
 from kvcalc.engines.sglang.settings import (
+    BOTH,
+    NO_EXTRA_SLOTS,
     Settings,
     check_copies,
     check_devices,
@@ -47,7 +50,14 @@ from kvcalc.engines.sglang.settings import (
     parse_settings,
     strategy_of,
 )
-from kvcalc.engines.sglang.states import DRAFTING_REQUESTS, memory_after_states, num_states, states_of_request
+from kvcalc.engines.sglang.states import (
+    DRAFTING_REQUESTS,
+    checked_tokens,
+    least_states,
+    memory_after_states,
+    num_states,
+    states_of_request,
+)
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.memory.kv_cache import Growth, growth_of, stored_cache_bytes
@@ -118,6 +128,12 @@ class Sglang(Engine):
         self.notes = _notes(spec, self.chosen)
 
     @classmethod
+    def role_in(cls, settings: Mapping[str, str]) -> str | None:
+        """--disaggregation-mode."""
+        mode = SettingsReader("sglang", settings).choice("disaggregation-mode", "a mode")
+        return None if mode == BOTH else mode
+
+    @classmethod
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
         """Requests, states and the tokens of a prefill step are divided among the DP ranks.
 
@@ -130,7 +146,7 @@ class Sglang(Engine):
         given = SettingsReader("sglang", shared)
         counts = {name: given.optional_count(name) for name in _OF_ALL_REPLICAS}
         if "speculative-num-draft-tokens" in shared and counts["max-running-requests"] is None:
-            counts["max-running-requests"] = DRAFTING_REQUESTS
+            counts["max-running-requests"], shared = DRAFTING_REQUESTS, {**NO_EXTRA_SLOTS, **shared}
         return {**shared, **{name: Number(max(1, n // replicas)) for name, n in counts.items() if n is not None}}
 
     @classmethod
@@ -148,10 +164,18 @@ class Sglang(Engine):
         check_model(self.spec)
 
     def check_start(self, start: Start) -> None:
-        """A step of a prompt is whole pages, on each DP rank (validation_hook.py; server_args.py since 0.5.1)."""
+        """A step of a prompt is whole pages, on each DP rank (validation_hook.py; server_args.py since 0.5.1).
+
+        A decode instance has no such steps, and separate instances no lazy states (arg_groups/mamba_hook.py).
+        """
         super().check_start(start)
-        page, step = self.chosen.page_size, self.chosen.chunked_prefill_size
-        if step is not None and step % page:
+        chosen, page, step = self.chosen, self.chosen.page_size, self.chosen.chunked_prefill_size
+        if self.role and chosen.mamba_radix_cache_strategy == "extra_buffer_lazy":  # validate_mamba_extra_buffer
+            raise LayoutError(
+                f"SGLang does not start a {self.role} instance with extra_buffer_lazy",
+                "--mamba-radix-cache-strategy extra_buffer",
+            )
+        if step is not None and step % page and self.role != DECODE:
             text = (
                 f"SGLang does not start with a step of {step:,} tokens of a prompt, which is no whole pages of {page}"
             )
@@ -221,11 +245,12 @@ class Sglang(Engine):
         return rows + self.table_bytes(tokens) + self._draft_bytes(share, dtype, batch)
 
     def batch_line(self, share: ModelSpec, dtype: Dtype, tokens: int) -> BatchLine | None:
-        pools = pools_of(share, dtype)
-        if self.bounds or pools.widest_window or self.chosen.max_mamba_cache_size is not None:
+        pools, chosen = pools_of(share, dtype), self.chosen
+        if self.bounds or pools.widest_window or chosen.max_mamba_cache_size is not None:
             return None
         spare, drafts = self._draft_bytes(share, dtype, 0), self._draft_bytes(share, dtype, 1)
-        if drafts and self.chosen.max_running_requests is not None:
+        is_limited = chosen.max_running_requests is not None or chosen.extra_slots
+        if is_limited and (drafts or (pools.state and self.role)):
             return None
         each = round_up(tokens + self.encoder, self.page) * pools.full + self.states_each * pools.state + drafts - spare
         return BatchLine(self.page * pools.full + pools.state + self.table_bytes(tokens) + spare, each)
@@ -273,7 +298,6 @@ class Sglang(Engine):
             raise UsageError(f"--context-length {length} is shorter than the context of {tokens} tokens")
 
     def blocks(self, share: ModelSpec, dtype: Dtype, tokens: int, batch: int, memory: int | None) -> PoolFigures:
-        self.check_context(tokens)
         page, pools = self.page, pools_of(share, dtype)
         found = BlockPool(page, page * pools.full, self.held_bytes(share, dtype, tokens, 1))
         if memory is not None:
@@ -396,20 +420,21 @@ class Sglang(Engine):
 
     def _draft_slot(self, share: ModelSpec, dtype: Dtype) -> DraftSlot:
         chosen = self.chosen
-        return draft_slot(share, dtype, chosen.speculative_num_draft_tokens, chosen.speculative_eagle_topk)
+        return draft_slot(share, dtype, checked_tokens(chosen, self.place), chosen.speculative_eagle_topk)
 
     def _draft_requests(self, batch: int) -> int:
-        """The slots of running requests, and the spare one. No more requests run than there are states."""
+        """The slots of running and of received requests, and the spare one. No more run than there are states."""
         most, states = self.chosen.max_running_requests or 0, self.chosen.max_mamba_cache_size
-        return max(batch, most if states is None else min(most, states // self.states_each)) + 1
+        running = max(batch, most if states is None else min(most, states // self.states_each))
+        return running + self.chosen.extra_slots + 1
 
     def _draft_bytes(self, share: ModelSpec, dtype: Dtype, batch: int) -> int:
-        if self.chosen.speculative_num_draft_tokens is None:
+        if checked_tokens(self.chosen, self.place) is None:
             return 0
         return self._draft_requests(batch) * sum(self._draft_slot(share, dtype))
 
     def _num_states(self, batch: int) -> int:
-        return max(self.chosen.max_mamba_cache_size or 0, batch * self.states_each)
+        return least_states(self.chosen, batch, self.states_each, self.place)
 
     def _pool_tokens(self, pools: Pools, tokens: int, batch: int) -> tuple[int, int]:
         """The number of tokens in the full pool and in the window pool.
@@ -461,15 +486,16 @@ class Sglang(Engine):
         return int(full_tokens * self.chosen.swa_full_tokens_ratio) // self.page * self.page
 
     def table_bytes(self, tokens: int) -> int:
-        """Bytes of req_to_token: one row for each request that may run, and one spare row (ReqToTokenPool).
+        """Bytes of req_to_token: one row for each request that may run or be received, and one spare row.
 
-        0 if SGLang derives the number of requests from the memory.
+        0 if SGLang derives the number of requests from the memory. Source: ReqToTokenPool (mem_cache/memory_pool.py)
+        and DecodeReqToTokenPool (disaggregation/decode.py).
         """
         requests = self.chosen.max_running_requests
         if requests is None:
             return 0
         longest = self.chosen.context_length or max(self.spec.max_position_embeddings or 0, tokens)
-        return (requests + 1) * (longest + self._extra_tokens()) * _INDEX_BYTES
+        return (requests + self.chosen.extra_slots + 1) * (longest + self._extra_tokens()) * _INDEX_BYTES
 
     def _extra_tokens(self) -> int:
         """The room for tokens beyond the longest request: for drafts, and with pages for those of two steps."""
@@ -486,7 +512,8 @@ def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     if settings.max_running_requests is None:
         text = "the request table depends on the memory and is not counted; set --max-running-requests to count it"
         notes.append(Note("engine", "request-table", text))
-    if has_states(spec) and not settings.max_mamba_cache_size:
+    knows_states = settings.max_mamba_cache_size or (settings.role == DECODE and settings.max_running_requests)
+    if has_states(spec) and not knows_states:
         text = "SGLang gives the states a share of the memory; only those that the batch needs are counted"
         notes.append(Note("engine", "more-states", f"{text} (set --max-mamba-cache-size)"))
     return tuple(notes)

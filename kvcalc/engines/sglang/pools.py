@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvcalc.engines.command import DECODE
 from kvcalc.engines.rounding import round_up
 from kvcalc.engines.sglang.layers import FULL, STATE, WINDOW, Layer, layers_of
 from kvcalc.engines.sglang.settings import Settings
@@ -80,7 +81,8 @@ def window_slots(settings: Settings, window: int, requests: int) -> int:
 
     A request has its window, the tokens until the next eviction and those of its next step. A step that checks drafts
     takes the tokens of two steps if steps overlap, else its own in whole pages. Overlapping steps compute two chunks of
-    prompts. Source: compute_swa_request_cap (pool_configurator.py), SGLang 0.5.23. Trees have one draft per branch.
+    prompts. A decode instance computes none, and has windows of the requests that it receives. Trees have one draft per
+    branch. Source: compute_swa_request_cap (pool_configurator.py), SGLang 0.5.23.
     """
     checked, page = settings.speculative_num_draft_tokens, settings.page_size
     step, overlaps = page, not settings.disable_overlap_schedule
@@ -88,6 +90,8 @@ def window_slots(settings: Settings, window: int, requests: int) -> int:
         drafted = max(checked, settings.speculative_eagle_topk)
         step = 2 * drafted if overlaps else round_up(drafted, page)
     each = window + _EVICTION * (checked or 1) + page + step
+    if settings.role == DECODE:
+        return each * requests + (window + page) * settings.extra_slots
     return each * requests + (1 + overlaps) * (settings.chunked_prefill_size or STEP_TOKENS) + page
 
 

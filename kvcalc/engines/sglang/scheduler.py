@@ -35,13 +35,15 @@ a request only if `num_reserved_decode_tokens` tokens are left for it and for ev
 (DecodePreallocQueue._prealloc_required_tokens and _allocatable_token_budgets, decode.py; the default is in
 arg_groups/fields/disagg.py). It has no radix cache (handle_pd_disaggregation, arg_groups/pd_disaggregation_hook.py),
 and loads the cache of a retracted request from its copy in host memory (resume_retracted_reqs, decode.py). A prefill
-instance forgets that its batch was full (batch_is_full, prefill.py). SGLang's router asks both instances at once.
+instance forgets that its batch was full (batch_is_full, prefill.py). SGLang's router asks both instances at once. A
+request that is sent or received has a row of the request table, like one that runs (DecodeReqToTokenPool, decode.py).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvcalc.engines.command import DECODE, PREFILL
 from kvcalc.engines.scheduler import ROUND_ROBIN, Disaggregation, NewTokenRatio, Schedule
 from kvcalc.throughput.scheduling import STEP_TOKENS
 
@@ -53,10 +55,8 @@ if TYPE_CHECKING:
 _FIRST_RATIO, _LEAST_FACTOR, _DECAY_STEPS, _MOST_TOKENS, _RETRACT_STEPS = 0.7, 0.14, 600, 4096, 20
 
 DISAGGREGATION = Disaggregation(
-    1, True, False, 512, 0, ("disable-radix-cache",),
-    "the extra slots of a decode instance that runs at most 32 requests (--disaggregation-decode-extra-slots), and "
-    "the memory that prefill and decode instances do not need for the other's graphs and activations",
-    "all",
+    1, True, False, 512, 0, "device memory that NIXL and UCX take for themselves",
+    {role: {"disaggregation-mode": role} for role in (PREFILL, DECODE)}, limits_held=True, preempted_keep="all",
 )  # fmt: skip
 
 

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 from math import inf
 
 from kvcalc.engines.account import DeviceDefault
+from kvcalc.engines.command import DECODE
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import GIB, NEWEST
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
-from kvcalc.units import parse_tokens
+from kvcalc.units import Number, parse_tokens
+
+BOTH = "null"  # --disaggregation-mode of a server that computes prompts and decodes
+# The most running requests with which a decode instance has room for others that it receives.
+WITH_EXTRA_SLOTS = 32
+# A default of --max-running-requests is set after the extra slots are, which are then 0.
+NO_EXTRA_SLOTS: Mapping[str, str] = {"disaggregation-decode-extra-slots": Number(0)}
 
 
 class Settings(NamedTuple):
@@ -21,7 +28,8 @@ class Settings(NamedTuple):
     `max_mamba_cache_size` is the number of states. If it is None, there are as many as the sequences need.
     `chunked_prefill_size` is the number of tokens in a prefill step, None if it is not known.
     `speculative_num_draft_tokens` is the number of tokens that a step checks, None if it drafts none, and
-    `speculative_eagle_topk` the branches of a tree of drafts.
+    `speculative_eagle_topk` the branches of a tree of drafts. `swa_prefix_tails` are the prefixes for which DeepSeek-V4
+    keeps windows. `disable_radix_cache` is also true for a decode instance, unless it is to have a prefix cache.
     """
 
     page_size: int
@@ -31,6 +39,10 @@ class Settings(NamedTuple):
     max_mamba_cache_size: int | None
     mamba_full_memory_ratio: float
     mamba_radix_cache_strategy: str
+    swa_prefix_tails: int | None
+    disaggregation_mode: str
+    disaggregation_decode_extra_slots: int | None
+    disaggregation_decode_enable_radix_cache: bool
     disable_radix_cache: bool
     speculative_num_draft_tokens: int | None
     speculative_eagle_topk: int
@@ -43,13 +55,37 @@ class Settings(NamedTuple):
     disable_overlap_schedule: bool
     scheduler_recv_interval: int
 
+    @property
+    def role(self) -> str | None:
+        """PREFILL or DECODE. None for a server that does both."""
+        return None if self.disaggregation_mode == BOTH else self.disaggregation_mode
+
+    @property
+    def extra_slots(self) -> int:
+        """The requests that a decode instance receives beside those that run.
+
+        Source: handle_pd_disaggregation (arg_groups/pd_disaggregation_hook.py), SGLang 0.5.23. The numbers are the same
+        since 0.4.7 (model_executor/model_runner.py).
+        """
+        asked, running = self.disaggregation_decode_extra_slots, self.max_running_requests
+        if self.role != DECODE:
+            return 0
+        if asked is not None:
+            return asked
+        return 2 * running if running is not None and running <= WITH_EXTRA_SLOTS else 0
+
 
 def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:
     """Parse and check the given options. Raises UsageError (exit 2)."""
     given = SettingsReader("sglang", settings)
     context = parse_tokens(settings["context-length"], "--context-length") if "context-length" in settings else None
+    is_off = "disable-radix-cache" in settings
+    if given.choice("disaggregation-mode") == DECODE:
+        is_off = "disaggregation-decode-enable-radix-cache" not in settings
     return given.fill(
         Settings, page_size=given.count("page-size", default_page_size), context_length=context,
+        disable_radix_cache=is_off, swa_prefix_tails=given.optional_count("swa-prefix-tails", 0),
+        disaggregation_decode_extra_slots=given.optional_count("disaggregation-decode-extra-slots", 0),
         swa_full_tokens_ratio=given.share("swa-full-tokens-ratio"),
         mamba_full_memory_ratio=given.ratio("mamba-full-memory-ratio"),
         mamba_radix_cache_strategy=given.choice("mamba-radix-cache-strategy", "a strategy"),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvcalc.engines.command import DECODE, PREFILL
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import GIB, MIB, NEWEST, Question
 from kvcalc.engines.sglang.models import MINIMAX_M3
-from kvcalc.engines.sglang.settings import steps_by_memory
+from kvcalc.engines.sglang.settings import BOTH, steps_by_memory
 from kvcalc.model.drafting import DRAFT, NGRAM
 from kvcalc.releases import Release
 
@@ -22,6 +23,9 @@ _MLA_GRAPHS_MIB = 1536
 # graphs than running requests, and the first that has no part for drafts.
 _BY_SIZES, _PREFILL_GRAPHS = Release.of(0, 5, 3), Release.of(0, 5, 10)
 _LIMITED_GRAPHS, _DRAFTS_UNTIL = Release.of(0, 5, 22), Release.of(0, 5, 14)
+# Since these, separate instances have no parts for the steps and graphs of the other role, and a decode instance none
+# for images. In the releases before the first of them that have prefill graphs, separate instances have none.
+_BY_ROLE, _NO_IMAGES_IN_DECODE = Release.of(0, 5, 15), Release.of(0, 5, 17)
 # Before the first of these, a table by the number of devices decides. Devices with more than 80 GiB had rules of their
 # own since the others, and drafts a part in 0.4.7.
 _BY_MEMORY = Release.of(0, 4, 7)._replace(post=1)
@@ -65,21 +69,32 @@ def _default_share(question: Question, given: SettingsReader, release: Release) 
         memory_mib = question.memory_bytes / MIB
         reserved = (_reserved_mib if release >= _BY_SIZES else _older_reserved_mib)(question, given, release)
         share = round((memory_mib - reserved - _drafting_mib(question.drafts_by, release)) / memory_mib, 3)
-    if question.multimodal is not None:
+    decodes = given.choice("disaggregation-mode") == DECODE
+    if question.multimodal is not None and not (decodes and release >= _NO_IMAGES_IN_DECODE):
         share = round(share * _vision_factor(question.multimodal, release), 6)
     # Above 0 even on a device smaller than the reserve.
     return max(share, 0.001)
 
 
 def _reserved_mib(question: Question, given: SettingsReader, release: Release) -> float:
-    """The largest prefill graph has as many tokens as a prefill step."""
+    """The largest prefill graph has as many tokens as a prefill step. A decode instance computes a token of a request.
+
+    Prefill and decode instances have no graphs of the other's steps.
+    """
     tokens, few, many = steps_by_memory(question.memory_bytes, question.release)
-    tokens = given.count("chunked-prefill-size", tokens)
+    tokens, role = given.count("chunked-prefill-size", tokens), given.choice("disaggregation-mode")
     graph = few if question.ranks < 4 else many
     if release >= _LIMITED_GRAPHS:
         graph = min(graph, given.count("max-running-requests", graph))
+    has_prefill_graphs = release >= _PREFILL_GRAPHS and role == BOTH
+    if release >= _BY_ROLE:
+        has_prefill_graphs = role != DECODE
+        if role == DECODE:
+            tokens = given.count("max-running-requests", graph) * given.count("speculative-num-draft-tokens", 1)
+        elif role == PREFILL:
+            graph = 0
     reserved = 512 + 1.5 * max(tokens, 2048) + question.ranks / 8 * 1024 + 2 * graph
-    if release >= _PREFILL_GRAPHS:
+    if has_prefill_graphs:
         reserved += _MLA_GRAPHS_MIB if question.is_latent else 8 * _prefill_graphs(tokens)
     if question.dp_ranks > 1:
         # More padding, and more again for large graphs (reserve_for_graph_mb).

@@ -6,6 +6,7 @@ mem_cache/kv_cache_configurator.py) and the strategies of srt/server_args.py, re
 
 from __future__ import annotations
 
+from kvcalc.engines.command import DECODE, PREFILL
 from kvcalc.engines.declarations import types_of
 from kvcalc.engines.place import Place
 from kvcalc.engines.sglang.settings import Settings
@@ -24,6 +25,11 @@ _DRAFTS_OF_REQUESTS, _DRAFTS_IN_SHARE = (0, 5, 7), (0, 5, 13)
 _ALWAYS_SHARES, _FIXED = (0, 5, 9), 512
 # The spare state counts.
 _SPARE = (0, 5, 17)
+# A prefill instance checks no drafts, and has no states for them.
+_NO_DRAFTS_IN_PREFILL = (0, 5, 22)
+# A decode instance has states for the requests that it receives (HybridMambaDecodeReqToTokenPool,
+# srt/disaggregation/decode.py), whatever the memory: they are not part of the states that take their share of it.
+_RECEIVED = (0, 5, 11)
 # `auto` means two more states for each request where the model allows it (`with_extra_states`), and Kimi-Linear does
 # since 0.5.16. Before, a command had to ask for them.
 _EXTRA_BY_DEFAULT, _KIMI, _KIMI_SINCE = (0, 5, 14), "kimi_linear", (0, 5, 16)
@@ -47,6 +53,25 @@ def states_of_request(spec: ModelSpec, settings: Settings, place: Place) -> int:
     return 4 if strategy == "extra_buffer_lazy" or settings.disable_overlap_schedule else 5
 
 
+def checked_tokens(settings: Settings, place: Place) -> int | None:
+    """The tokens that a step checks, each with a state in every slot. None if there are no slots."""
+    skips = settings.role == PREFILL and place.since(*_NO_DRAFTS_IN_PREFILL)
+    return None if skips else settings.speculative_num_draft_tokens
+
+
+def least_states(settings: Settings, batch: int, each: int, place: Place) -> int:
+    """The states that there are at least for a batch, without the spare one.
+
+    A decode instance has them for all requests that may run or be received; with a prefix cache a request has two fewer
+    there than SGLang counts for it (`each`).
+    """
+    least = max(settings.max_mamba_cache_size or 0, batch * each)
+    if settings.role != DECODE or not place.since(*_RECEIVED):
+        return least
+    requests = max(batch, settings.max_running_requests or 0) + settings.extra_slots
+    return max(least, requests * max(1, each - 2))
+
+
 def num_states(memory: int | None, state: int, settings: Settings, each: int, place: Place) -> int | None:
     """The states that SGLang allocates, without the spare one (max_mamba_cache_size). None without a memory.
 
@@ -64,7 +89,7 @@ def num_states(memory: int | None, state: int, settings: Settings, each: int, pl
             return _FIXED
     if memory is None:
         return None
-    checked, ratio = settings.speculative_num_draft_tokens or 0, settings.mamba_full_memory_ratio
+    checked, ratio = checked_tokens(settings, place) or 0, settings.mamba_full_memory_ratio
     if place.since(*_DRAFTS_OF_REQUESTS) and not place.since(*_DRAFTS_IN_SHARE):
         memory -= state * _running(settings) * checked
     budget = memory * ratio / (1 + ratio)
@@ -80,7 +105,7 @@ def memory_after_states(memory: int, state: int, settings: Settings, each: int, 
     states = num_states(memory, state, settings, each, place) if state else None
     if states is None:
         return memory
-    checked, spare = settings.speculative_num_draft_tokens or 0, int(place.since(*_SPARE))
+    checked, spare = checked_tokens(settings, place) or 0, int(place.since(*_SPARE))
     running = states
     if place.since(*_DRAFTS_IN_SHARE):
         running = min(_running(settings), states // each)

@@ -28,7 +28,7 @@ from kvcalc.engines.scheduler import FEWEST_TOKENS, Disaggregation, Schedule
 if TYPE_CHECKING:
     from kvcalc.engines.tensorrt_llm.engine import TensorrtLlm
 
-DISAGGREGATION = Disaggregation(2, True, True, 0, 2, (), "device memory that NIXL and UCX take for themselves")
+DISAGGREGATION = Disaggregation(2, True, True, 0, 2, "device memory that NIXL and UCX take for themselves")
 
 
 def schedule(engine: TensorrtLlm) -> Schedule:

@@ -34,7 +34,7 @@ from kvcalc.engines.scheduler import Disaggregation, Schedule
 if TYPE_CHECKING:
     from kvcalc.engines.vllm.engine import Vllm
 
-DISAGGREGATION = Disaggregation(2, False, False, 0, 0, (), "device memory that NIXL and UCX take for themselves")
+DISAGGREGATION = Disaggregation(2, False, False, 0, 0, "device memory that NIXL and UCX take for themselves")
 
 
 def schedule(engine: Vllm) -> Schedule:

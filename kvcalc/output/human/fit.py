@@ -128,7 +128,7 @@ def _waiting(document: Answered, fit: documents.Fit) -> str:
     fitting, wanted = workload["batch_size"], workload["concurrency"]
     if not fit["fits"] or wanted is None or fitting >= wanted:
         return ""
-    running = speed["serving"]["running_requests"] if speed else None
+    running = speed["serving"]["running_requests"] if speed and speed["serving"] else None
     if running is None:
         return f"{count(fitting)} of {count(wanted)} requests fit at full length"
     text = f"{count(running)} of {count(wanted)} requests run, {count(wanted - running)} wait"

@@ -17,6 +17,7 @@ from kvcalc.planning.check.servers import Server
 from kvcalc.planning.device.capacity import TooMany, too_many
 from kvcalc.planning.plan.judge import STATISTICS, Judged
 from kvcalc.planning.plan.targets import METRICS, Simulates, Targets
+from kvcalc.planning.serving.admission import serves_nothing
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices
@@ -86,7 +87,9 @@ def check(
     capacity = requests = None
     if starts and input_tokens is not None and output_tokens is not None:
         requests = _requests(question, input_tokens, output_tokens, found["workload"]["context_tokens"])
-        if simulation is not None and requests["refused"] is None:
+        alone = serves_nothing(engine_class(question.engine).role_in(question.engine_settings or {}))
+        notes += [alone] if alone is not None else []
+        if simulation is not None and requests["refused"] is None and alone is None:
             capacity = capacity_of(question, input_tokens, output_tokens, targets or Targets(None, None), simulation)
     document = {
         "schema_version": SCHEMA_VERSION,

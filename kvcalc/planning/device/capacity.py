@@ -186,13 +186,25 @@ def largest_batch(
 ) -> int | None:
     """The most sequences of `tokens` tokens that the engine runs at once and whose cache fits in `kv_memory_bytes` on
     each device. None if neither sets a limit. Every DP rank runs as many."""
-    if tokens != case.workload.context_tokens and case.encoder_follows_context:
-        case = case.of_length(tokens)
+    case = _of_length(case, tokens)
+    fitting = fitting_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
+    return least(fitting, max_running_requests(case, kv_memory_bytes, tokens))
+
+
+def fitting_batch(
+    case: Case, kv_memory_bytes: int, tokens: int, pool_shrinkage: PoolShrinkage | None = None
+) -> int | None:
+    """`largest_batch` without the engine's limit of running requests: the most sequences whose cache fits."""
+    case = _of_length(case, tokens)
     if not starts(case, kv_memory_bytes):
         return 0
     most = _largest_attention_batch(case, kv_memory_bytes, tokens, pool_shrinkage)
-    fitting = None if most is None else most * case.workload.data_parallel_size
-    return least(fitting, max_running_requests(case, kv_memory_bytes, tokens))
+    return None if most is None else most * case.workload.data_parallel_size
+
+
+def _of_length(case: Case, tokens: int) -> Case:
+    is_other = tokens != case.workload.context_tokens and case.encoder_follows_context
+    return case.of_length(tokens) if is_other else case
 
 
 def _largest_attention_batch(

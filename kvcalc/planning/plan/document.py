@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, command_key, engine_class, start_command
 from kvcalc.engines.command import Checkpoint, Layout
-from kvcalc.engines.options import check_settings
+from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import DoesNotFitError, KvcalcError, SettingError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
@@ -30,6 +30,7 @@ from kvcalc.planning.plan.traffic import (
     describe_cost,
     grouped_notes,
 )
+from kvcalc.planning.serving.admission import check_serves
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
@@ -99,6 +100,8 @@ def plan(
     settings = setting_texts(question.engine_settings or {})
     check_settings([kind.engine for kind in kinds], settings, has_device=True)
     _check_split(kinds, settings)
+    for kind in kinds:
+        check_serves(kind.engine, settings_of(kind.engine, settings))
     speed = question.speed_asked
     question = question._replace(engine_settings=settings, speed=None if speed == SpeedQuestion() else speed)
     if disaggregate or transfer is not None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import exp, inf, sqrt
 
+from kvcalc.engines import engine_class
 from kvcalc.engines.scheduler import NewTokenRatio
+from kvcalc.errors import UsageError
 from kvcalc.model.spec import windows
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
@@ -31,6 +34,22 @@ def most_at_once(case: Case, found: Budget | str) -> int:
     if case.engine.reserves_running and not isinstance(found, str):
         limit = least(limit, found.running_limit())
     return _UNLIMITED * case.workload.data_parallel_size if limit is None else limit
+
+
+def check_serves(engine: str, settings: Mapping[str, str]) -> None:
+    """Raise UsageError (exit 2) if the settings make a prefill or decode instance, which serves no requests alone."""
+    reason = serves_nothing(engine_class(engine).role_in(settings))
+    if reason is not None:
+        raise UsageError(
+            reason.text, "kvcalc plan --disaggregate and kvcalc simulate --prefill-replicas choose the mode"
+        )
+
+
+def serves_nothing(role: str | None) -> Note | None:
+    """A note that an instance of a role serves no requests alone. None if it has no role."""
+    if role is None:
+        return None
+    return Note("engine", "separate-instance", f"a {role} instance serves no requests alone")
 
 
 def accept_prompts(case: Case, prompt_tokens: int, notes: list[Note]) -> None:

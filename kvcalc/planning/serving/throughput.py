@@ -134,8 +134,13 @@ def _serving_in(
     if case.question.speed is None or case.question.speed.request_tokens is None:
         return None
     # Imported here because most questions are about one step and do not need it.
+    from kvcalc.planning.serving.admission import serves_nothing
     from kvcalc.planning.serving.served import served
 
+    alone = serves_nothing(case.engine.role)
+    if alone is not None:
+        notes.append(alone)
+        return None
     found = served(case, speed.model, notes)
     if found is None:
         return None

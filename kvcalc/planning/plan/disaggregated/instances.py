@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from kvcalc.engines import disaggregation_of
+from kvcalc.engines import disaggregation_of, engine_class
+from kvcalc.engines.command import DECODE, PREFILL
 from kvcalc.engines.rounding import round_up
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.planning.answers.estimate import Answer, answer_case
 from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.device.budget import budget
-from kvcalc.planning.device.capacity import largest_batch
+from kvcalc.planning.device.budget import Budget, budget
+from kvcalc.planning.device.capacity import fitting_batch, largest_batch, least, max_running_requests
 from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
@@ -30,7 +31,7 @@ from kvcalc.units import format_size
 # Instances agree on the place of a cache, and poll until it is sent. 55 runs of InferenceX (DeepSeek-R1, SGLang and
 # TensorRT-LLM) say how long: the median error of their median time to first token is smallest with this.
 HANDOVER_SECONDS = 0.05
-# More prompts in a step save no time: the step is bound by operations long before.
+# More prompts in a step save no time: the step is bound by operations long before. So no more run at once either.
 _MOST_PROMPTS = 256
 
 
@@ -41,8 +42,95 @@ class Sent(NamedTuple):
     total_bytes: int
 
 
+class Started(NamedTuple):
+    """An instance with a limit of running requests: its budget, and the bytes for the cache beside transfer buffers."""
+
+    case: Case
+    room: Budget
+    pool_bytes: int
+    buffer_bytes: int
+    held_tokens: int
+
+    @property
+    def fitting(self) -> int | None:
+        """The requests whose cache fits. None without a limit."""
+        return fitting_batch(self.room.case, self.pool_bytes, self.held_tokens, self.room.pool_shrinkage)
+
+    @property
+    def slots(self) -> int | None:
+        """The requests whose cache fits and that run at once. None without a limit."""
+        return self.largest(self.held_tokens)
+
+    def takes_as_much_as(self, other: Started) -> bool:
+        """Whether another limit of running requests takes the same memory."""
+        needed = {one.room.case.needed_bytes(one.held_tokens, 1) for one in (self, other)}
+        return self.pool_bytes == other.pool_bytes and len(needed) == 1
+
+    def largest(self, tokens: int) -> int | None:
+        """The requests of `tokens` tokens that run at once. None without a limit."""
+        return largest_batch(self.room.case, self.pool_bytes, tokens, self.room.pool_shrinkage)
+
+
+class Start(NamedTuple):
+    """How an instance is started: the question about it, its server's context, and what its requests need.
+
+    `prompt_tokens` are those of the longest prompt. With `is_strict`, the memory is that of the low end of its range.
+    """
+
+    question: Question
+    needs: Disaggregation
+    context_tokens: int
+    held_tokens: int
+    prompt_tokens: int
+    is_strict: bool
+
+    def at(self, each: int | None) -> Started:
+        """The start with a limit of running requests on each DP rank. None: with the one that was given, or none."""
+        question, engine = self.question, engine_class(self.question.engine)
+        if each is not None and engine.running_option is not None:
+            requests = each * question.data_parallel_size if engine.counts_all_ranks else each
+            settings = {**(question.engine_settings or {}), engine.running_option: str(requests)}
+            question = question._replace(engine_settings=settings)
+        case = make_case(question)
+        here = case.at(self.context_tokens, 1)
+        room = budget(here)
+        if isinstance(room, str):
+            raise ModelError(f"{case.model.name} cannot be planned for {case.devices.gpu.name}: {room}")
+        buffers = buffer_bytes(self.needs, case, self.prompt_tokens)
+        pool = room.pool_bytes - buffers
+        if self.is_strict:
+            fit = answer_case(here).fit
+            pool -= fit["free_bytes"] - (fit["free_bytes"] if fit["free_low_bytes"] is None else fit["free_low_bytes"])
+        return Started(case, room, pool, buffers, self.held_tokens)
+
+    def largest(self, at_most: int | None) -> tuple[Started, int | None]:
+        """The start with the largest limit of running requests that fit, and that limit on each DP rank.
+
+        A server reserves memory for the requests that may run: with a larger limit it may hold fewer of them. The limit
+        is None if the memory does not depend on it. All DP ranks have no more than `at_most`, or than the limit given.
+        """
+        ranks, at = self.question.data_parallel_size, cache(self.at)
+        found = at(None)
+        slots, most = found.slots, max_running_requests(found.case, None)
+        if slots is None or engine_class(self.question.engine).running_option is None:
+            return found, None
+        most = least(most, None if at_most is None else -(-at_most // ranks) * ranks)
+        each = max(1, min(slots, most or slots) // ranks)
+        if at(each).takes_as_much_as(found):
+            return found, None
+        while each > 1 and (at(each).slots or 0) < each * ranks:
+            each = max(1, (at(each).slots or 0) // ranks)
+        high = least(at(each).fitting, most) or 0
+        each = largest_where(lambda each: (at(each).slots or 0) >= each * ranks, each, max(each, high // ranks))
+        return at(each), each
+
+
 class Instance(NamedTuple):
-    """One instance. `rates` are its times: `Prefill` or `Decode`. `held_tokens` are those of a request in its cache."""
+    """One instance. `rates` are its times: `Prefill` or `Decode`. `held_tokens` are those of a request in its cache.
+
+    `start` starts it with another limit of running requests, and `each` is that of a DP rank, None if its memory does
+    not depend on it.
+    """
 
     shape: Shape
     case: Case
@@ -51,6 +139,8 @@ class Instance(NamedTuple):
     held_tokens: int
     sent: Sent
     buffer_bytes: int
+    start: Start
+    each: int | None
     rates: Any
 
     def ttft_factors(self, prompts: int) -> tuple[float, float]:
@@ -72,7 +162,26 @@ class Instance(NamedTuple):
 
     def answer(self, requests: int) -> Answer:
         """The estimate with a number of requests in the cache. It does not count the buffers for the transfer."""
-        return answer_case(self.case.at(self.held_tokens, requests))
+        return answer_case(self.case.at(min(self.held_tokens, self.start.context_tokens), requests))
+
+    def limited(self, requests: int) -> Instance:
+        """The instance with the limit of running requests with which so many run, as its command has it.
+
+        Every DP rank has the same. The limit stays what it is if the smaller one takes more memory.
+        """
+        ranks = self.shape.dp_ranks
+        if self.each is None or requests >= self.each * ranks:
+            return self
+        each = -(-requests // ranks)
+        found = self.start.at(each)
+        if (found.slots or 0) < each * ranks:
+            return self
+        return self._replace(case=found.case, each=each, slots=least(self.slots, found.fitting))
+
+    @property
+    def limit(self) -> int | None:
+        """The limit of running requests on all DP ranks. None if the memory does not depend on it."""
+        return None if self.each is None else self.each * self.shape.dp_ranks
 
     def free_bytes(self, answer: Answer) -> tuple[int, int]:
         """The free memory of a device after the buffers for the transfer, and at its least."""
@@ -86,7 +195,7 @@ def prefill_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance
     if shape.stages > 1 and not needs.staged_prefill:
         raise LayoutError("no pipeline stages in prefill instances")
     # A prefill instance gives the first token only.
-    found = _instance(traffic, kind, shape, needs, {}, lengths.input_tokens + 1)
+    found = _instance(traffic, kind, shape, PREFILL, lengths.input_tokens + 1, _MOST_PROMPTS)
     if isinstance(found, Trouble):
         return found
     asked = found.case.question.speed_asked
@@ -116,7 +225,7 @@ def decode_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance 
         held = max(held, lengths.input_tokens + -(-lengths.output_tokens // 2) + needs.reserved_tokens)
     # A decode instance receives the whole cache of a prompt, including the prefix that the prefill instance found.
     traffic = traffic._replace(question=without_hits(traffic.question))
-    found = _instance(traffic, kind, shape, needs, dict.fromkeys(needs.decode_settings, True), held)
+    found = _instance(traffic, kind, shape, DECODE, held)
     if isinstance(found, Trouble):
         return found
     model = found.speed.model
@@ -158,43 +267,46 @@ def without_hits(question: Question) -> Question:
     return question._replace(reuse=None, speed=speed)
 
 
+def in_role(question: Question, needs: Disaggregation, role: str) -> Question:
+    """The question about an instance of a role, with the options that it has in any case."""
+    return question._replace(engine_settings={**(question.engine_settings or {}), **needs.settings.get(role, {})})
+
+
 def _instance(
-    traffic: Traffic, kind: Platform, shape: Shape, needs: Disaggregation, settings: Mapping[str, Any], held_tokens: int
+    traffic: Traffic, kind: Platform, shape: Shape, role: str, held_tokens: int, most: int | None = None
 ) -> Instance | Trouble:
-    """The memory and the speed of an instance whose requests hold `held_tokens` tokens."""
-    lengths, asked = traffic.lengths, shape.of(traffic.question)
-    own = traffic.settings_for(kind.engine, {**(asked.engine_settings or {}), **settings})
+    """The memory and the speed of an instance whose requests hold `held_tokens` tokens. At most `most` of them run."""
+    lengths, asked, needs = traffic.lengths, shape.of(traffic.question), disaggregation_of(kind.engine)
+    context, option = traffic.context_for(kind.engine), engine_class(kind.engine).context_option or ""
+    own = {option.removeprefix("--"): str(context), **(asked.engine_settings or {})}
     speed = asked.speed_asked._replace(input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens)
-    case = make_case(
-        asked._replace(
-            dtype=kind.dtype,
-            engine=kind.engine,
-            engine_settings=own,
-            tensor_parallel_size=shape.tensor,
-            pipeline_parallel_size=shape.stages,
-            devices=Devices(kind.gpu, shape.devices),
-            speed=speed,
-        )
+    question = asked._replace(
+        dtype=kind.dtype,
+        engine=kind.engine,
+        engine_settings=traffic.settings_for(kind.engine, own),
+        tensor_parallel_size=shape.tensor,
+        pipeline_parallel_size=shape.stages,
+        devices=Devices(kind.gpu, shape.devices),
+        speed=speed,
     )
+    start = Start(
+        in_role(question, needs, role), needs, context, held_tokens, lengths.longest_prompt, traffic.strict
+    )  # fmt: skip
+    started, each = start.largest(most)
+    case = started.case
     found = speed_of(case, [])
     if isinstance(found, str):
         raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {found}")
-    room = budget(case.at(held_tokens, 1))
-    if isinstance(room, str):
-        raise ModelError(f"{case.model.name} cannot be planned for {kind.gpu.name}: {room}")
-    sent, buffers = sent_of(case, lengths.input_tokens), buffer_bytes(needs, case, buffer_tokens(traffic, case))
-    pool = room.pool_bytes - buffers
-    instance = Instance(shape, case, found, None, held_tokens, sent, buffers, None)
-    if traffic.strict:
-        free, low = instance.free_bytes(instance.answer(1))
-        pool -= free - low
-    slots = largest_batch(room.case, pool, held_tokens, room.pool_shrinkage)
+    slots = started.slots if needs.limits_held or each is None else started.fitting
+    sent = sent_of(case, lengths.input_tokens)
+    instance = Instance(shape, case, found, slots, held_tokens, sent, started.buffer_bytes, start, each, None)
     for tokens in {held_tokens, lengths.longest_tokens}:
-        if largest_batch(room.case, pool, tokens, room.pool_shrinkage) == 0:
-            missing = -instance.free_bytes(answer_case(case.at(tokens, 1)))[bool(traffic.strict)]
+        if not started.largest(tokens) and slots is not None:
+            held = case.at(min(tokens, context), 1)
+            missing = -instance.free_bytes(answer_case(held))[bool(traffic.strict)]
             more = f": {format_size(missing)} more is needed per device" if missing > 0 else ""
             return Trouble(f"{shape}: a request of {tokens:,} tokens does not fit{more}")
-    return instance._replace(slots=slots)
+    return instance
 
 
 def sent_of(case: Case, prompt_tokens: int) -> Sent:

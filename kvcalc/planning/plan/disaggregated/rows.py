@@ -218,6 +218,7 @@ def describe_split(
         row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
         return row, []
     traffic, times, rates = asked.known.traffic, found.match.times, found.decode.rates
+    found = _limited(found)
     held = max(1, rates.held(times.decoding, times.transfer_seconds))
     prompts = prompts_held(found)
     answers = found.prefill.answer(prompts), found.decode.answer(held)
@@ -263,9 +264,18 @@ def describe_split(
     return row, [*_notes(found.kinds.decode, answers), *(judge.notes() if judge is not None else ())]
 
 
+def _limited(found: TwoPools) -> TwoPools:
+    """The pools with the limits of running requests that their commands have."""
+    rates, transfer = found.decode.rates, found.match.times.transfer_seconds
+    running = rates.largest(transfer)
+    if disaggregation_of(found.kinds.decode.engine).limits_held:
+        running = max(running, rates.held(running, transfer))
+    return found._replace(decode=found.decode.limited(running))
+
+
 def _pools_of(traffic: Traffic, found: TwoPools, checkpoint: Checkpoint) -> Pools:
-    prompts = min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
-    running = found.decode.rates.largest(found.match.times.transfer_seconds)
+    prompts = found.prefill.limit or min(found.prefill.slots or _MOST_PROMPTS, _MOST_PROMPTS)
+    running = found.decode.limit or found.decode.rates.largest(found.match.times.transfer_seconds)
     layouts = {PREFILL: _layout(traffic, found.prefill, prompts), DECODE: _layout(traffic, found.decode, running)}
     instances = {PREFILL: found.match.prefills, DECODE: found.match.decodes}
     return Pools(checkpoint, layouts, instances, buffer_tokens(traffic, found.prefill.case))

@@ -149,8 +149,12 @@ def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float
 
 
 def _question(one: Instance) -> Question:
-    """The question about an instance, without the lengths of its requests."""
-    asked = one.case.question
+    """The question about an instance, without the lengths of its requests.
+
+    It has the limit of running requests if that counts all requests in the cache. Elsewhere, those that are received
+    wait beside it, and shorter ones may be more than the limit.
+    """
+    asked = (one.case if one.start.needs.limits_held else one.start).question
     speed = asked.speed_asked
     return asked._replace(
         devices=Devices(asked.devices.gpu, 1) if asked.devices is not None else None,
