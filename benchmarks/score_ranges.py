@@ -5,18 +5,21 @@
 For each model family, the constants and the ranges are made without it, and its measurements are held against them. A
 range that is too wide to be shown holds nothing, and its cells are left out. Prints the cells (the points of an engine,
 a device, a family and a type of weights) with ten points or more of which fewer than 75 % or more than 90 % are in the
-range, and the table of the manual, in which every cell counts once.
+range, and the table of the manual, in which every cell counts once. Its last columns say why that is rare: how many of
+these cells one range would suit that is chosen with all errors known, and the share of the variance between cells.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from constants_document import cell_of, ranges_of
 from fit_throughput import Fitted, Predicted, family_of, left_out
 from score_throughput import write
@@ -28,6 +31,7 @@ BEGIN = "<!-- ranges: python benchmarks/score_ranges.py --data FOLDER --write do
 END = "<!-- end of ranges -->"
 # Points of a cell from which its share says something, and the shares of an honest range of 80 %.
 _MANY, _LEAST, _MOST = 10, 0.75, 0.9
+_ENDS = 200  # the ends of ranges that are tried
 _TITLES = (
     ("TPOT or step, vLLM", "vllm", "tpot"), ("TPOT, SGLang", "sglang", "tpot"),
     ("TPOT, TensorRT-LLM", "tensorrt-llm", "tpot"), ("step, llama.cpp", "llama.cpp", "tpot"),
@@ -75,6 +79,31 @@ def cells(found: Sequence[tuple[Row, float]]) -> Iterator[Cell]:
         yield Cell(name, len(own), inside, below, above)
 
 
+def log_errors(found: Sequence[tuple[Row, float]], names: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
+    """The logarithms of measured / predicted of the cells `names`."""
+    own: dict[tuple[str, ...], list[float]] = {name: [] for name in names}
+    for row, ratio in found:
+        if cell_of(row) in own:
+            own[cell_of(row)].append(math.log(ratio))
+    return [np.array(errors) for errors in own.values()]
+
+
+def best_range(errors: Sequence[np.ndarray]) -> int:
+    """In how many cells a range has 75 to 90 % of the points, if it is the one that suits most of them."""
+    ends = np.quantile(np.concatenate(errors), np.linspace(0, 1, _ENDS))
+    below = np.array([np.searchsorted(np.sort(cell), ends) / len(cell) for cell in errors])
+    inside = below[:, None, :] - below[:, :, None]
+    return int(((inside >= _LEAST) & (inside <= _MOST)).sum(axis=0).max())
+
+
+def variance_between(errors: Sequence[np.ndarray]) -> float:
+    """The share of the variance of errors, 0 to 1, that is between cells and not within them."""
+    within = float(np.mean([cell.var(ddof=1) for cell in errors]))
+    chance = float(np.mean([cell.var(ddof=1) / len(cell) for cell in errors]))
+    between = max(0.0, float(np.var([cell.mean() for cell in errors], ddof=1)) - chance)
+    return between / (between + within)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data")
@@ -82,9 +111,14 @@ def main() -> None:
     options = parser.parse_args()
     rows = read_rows(data_folder(options.data))
     out = left_out(rows, family_of, Fitted(rows))
-    lines = ["| measured | cells | in the range | below | above |", "|---|---|---|---|---|"]
+    lines = [
+        f"| measured | cells | in the range | below | above | with {_MANY} points | {_LEAST:.0%} to {_MOST:.0%} in |"
+        " with the best range | variance between cells |".replace("%", " %"),
+        "|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
     for title, engine, metric in _TITLES:
-        own = list(cells(ratios(rows, out, engine, metric)))
+        found = ratios(rows, out, engine, metric)
+        own = list(cells(found))
         many = [cell for cell in own if cell.points >= _MANY]
         honest = [cell for cell in many if _LEAST <= cell.inside <= _MOST]
         print(f"{title}: {len(honest)} of {len(many)} cells with {_MANY} points have {_LEAST:.0%} to {_MOST:.0%} in")
@@ -95,7 +129,11 @@ def main() -> None:
         if own:
             means = (statistics.mean(getattr(cell, name) for cell in own) for name in Cell._fields[2:])
             shares = " | ".join(f"{mean:.0%}".replace("%", " %") for mean in means)
-            lines.append(f"| {title} | {len(own)} | {shares} |")
+            errors = log_errors(found, [cell.name for cell in many])
+            between = f"{variance_between(errors):.0%}".replace("%", " %")
+            lines.append(
+                f"| {title} | {len(own)} | {shares} | {len(many)} | {len(honest)} | {best_range(errors)} | {between} |"
+            )
     table = "\n".join(lines)
     print(f"\n{table}")
     if options.write:

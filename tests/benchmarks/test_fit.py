@@ -223,3 +223,13 @@ def test_the_ranges_of_a_family_have_not_seen_it(monkeypatch: pytest.MonkeyPatch
     for cell in cells:
         outside = "family 1" in cell.name
         assert (cell.below, cell.inside, cell.above) == ((0, 0, 1) if outside else (0, 1, 0)), cell
+
+
+def test_errors_that_are_alike_within_a_cell_have_no_range_that_suits_many_cells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scored, points = module("score_ranges", monkeypatch), np.linspace(-0.1, 0.1, 100)
+    same, apart = [points] * 4, [points + place for place in range(4)]
+    assert (scored.best_range(same), scored.best_range(apart)) == (4, 2)
+    assert scored.variance_between(same) == 0
+    assert 0.99 < scored.variance_between(apart) < 1
