@@ -25,6 +25,7 @@ class Constants(NamedTuple):
     """The constants of one engine. An `overhead` is a factor of at least 1 on the ideal time. `seconds` are added.
 
     - weight_overhead, compute_overhead: reading a matrix and multiplying with it, by its stored type (`weight_class`).
+      `nvfp4 experts` is for reading experts of that type, whose kernels are others than those of dense layers.
     - expert_overhead, expert_compute_overhead: additional factors for experts.
     - token_overlap: the tokens of a batch choose similar experts, so this many count as one that chooses at random.
     - kv_overhead, attention_compute_overhead: reading the cache, and computing the scores.

@@ -5,7 +5,7 @@ The fit of the constants asks with arrays instead of numbers. `SpeedModel` (`roo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kvcalc.records import NamedTuple
@@ -81,6 +81,8 @@ class Times(NamedTuple):
     stages: float
 
 
+Overhead = Callable[[Mapping[str, float], str], float]
+"""The overhead of a weight class, from those of all classes."""
 Pair = tuple[float, float]
 """The times to read and to multiply, which overlap; or the bytes and the operations."""
 
@@ -138,15 +140,15 @@ def costs_of(t: Times, c: Constants) -> Costs:
     """The costs of a model. Nothing branches on a value, so that everything may be an array."""
     device = c.device_overhead
 
-    def pair(matrices: tuple[MatrixTimes, ...]) -> Pair:
+    def pair(matrices: tuple[MatrixTimes, ...], read_overhead: Overhead = overhead_of) -> Pair:
         return (
-            sum(m.read * overhead_of(c.weight_overhead, m.kind) for m in matrices) * device,
+            sum(m.read * read_overhead(c.weight_overhead, m.kind) for m in matrices) * device,
             sum(m.multiply * overhead_of(c.compute_overhead, m.kind) for m in matrices) * device,
         )
 
     dense, experts = pair(t.dense), []
     for e in t.experts:
-        read, multiply = pair(e.matrices)
+        read, multiply = pair(e.matrices, experts_overhead_of)
         one = read * c.expert_overhead, multiply * c.expert_compute_overhead
         experts.append((e.experts, e.read, one, multiply * c.prefill_expert_overhead * c.prefill_overhead))
     moved = t.one_pass * c.activation_passes + t.move * c.expert_passes
@@ -194,6 +196,11 @@ def alike(tokens: float, overhead: float) -> float:
 def overhead_of(overheads: Mapping[str, float], kind: str) -> float:
     """The overhead of a weight class, or that of 16 bits if the class has none."""
     return overheads[kind] if kind in overheads else overheads["bf16"]
+
+
+def experts_overhead_of(overheads: Mapping[str, float], kind: str) -> float:
+    """The overhead of experts of a weight class: that of their own kernels if it is known, else that of the class."""
+    return overhead_of(overheads, f"{kind} experts" if f"{kind} experts" in overheads else kind)
 
 
 def step_parts(

@@ -197,6 +197,16 @@ def mixed_waits(
     return Waits(first, each, most, each if burst is None else burst, 0.0, shares, full, step, coming, random)
 
 
+def steps_within(seconds: float, step: float) -> float:
+    """The steps without prompts that end within some seconds after another has ended.
+
+    They differ little, so a step that takes a little longer than `seconds` never ends in time, and one that takes a
+    little less always does.
+    """
+    ended = seconds / step
+    return ended - 0.5 if ended > 1.5 else min(1.0, max(0.0, 8.0 * (ended - 0.98)))
+
+
 def step_waits(step: float, mean_step: float, rate: float, lag: float, overlaps: bool) -> StepWaits:
     """What the prompt of a client in a closed loop meets, whose last answer ended with a step `lag` seconds before.
 
@@ -206,9 +216,7 @@ def step_waits(step: float, mean_step: float, rate: float, lag: float, overlaps:
     """
     coming = rate * mean_step
     none = exp(-coming)
-    # The steps without prompts that end within the lag.
-    ended = lag / step
-    ended = ended - 0.5 if ended > 1.5 else min(1.0, max(0.0, 2.5 * (ended - 0.8)))
+    ended = steps_within(lag, step)
     quiet = 1 - none**ended
     passed = none * quiet / (1 - none) if none < 1 else ended
     left = max(mean_step * (1 + passed) - lag, mean_step / 2 * min(1.0, ended))
@@ -267,5 +275,5 @@ def separate_waits(
     """
     # A request is in a batch that is larger than the mean, and waits for half of the others that it did not wait for.
     first = step / 2 + overlaps * found.mean + alone + (found.prompts - 1) * work
-    mates = found.mates * (1 + min(lag, found.seconds) / step)
+    mates = found.mates * (1 + steps_within(min(lag, found.seconds), step))
     return Waits(first, full, most, full, mates, coming=0.0, random=first)

@@ -77,6 +77,14 @@ def test_reading_is_slower_by_the_overhead_of_each_stored_type() -> None:
     assert decode(device_overhead=2.0, **options).weights == about(2 * decode(**options).weights)
 
 
+def test_experts_are_read_at_the_overhead_of_their_own_kernels_if_it_is_known() -> None:
+    overheads = {"bf16": 1.0, "fp8": 3.0, "nvfp4": 2.0, "nvfp4 experts": 1.5}
+    alike = decode(dtype="nvfp4", weight_overhead={**overheads, "nvfp4 experts": 2.0}).weights
+    assert decode(dtype="nvfp4", weight_overhead=overheads).weights == about(alike - 0.5 * 2 * 500 / 1000)
+    # Experts of other types are read like dense layers.
+    assert decode(dtype="fp8", weight_overhead=overheads).weights == about(3 * 9 + 0.6 + 3)
+
+
 def test_each_token_is_multiplied_with_the_dense_layers_the_head_and_its_own_experts() -> None:
     dense, head, experts, scores = 2 * 700 / 100, 2 * 30 / 100, 2 * 2 * 40 / 100, 6 * 50 / 100
     assert decode().compute == about(dense + head + experts + scores)
