@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 from types import CodeType
@@ -74,8 +75,8 @@ _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 # A mutant that most tests run is tried with tests of so many seconds, noted with coverage: those of its own room first,
 # and the recorded figures, which take a minute and notice most.
 _MOST_SECONDS, _MOST_SECONDS_OF_OTHERS = 600.0, 60.0
-# A failure of the first few tests saves collecting the others.
-_TESTS_AT_ONCE = (8, 32, 128)
+# A failure of the first few tests saves collecting the others, which are run file by file, for their fixtures.
+_FIRST_TESTS = (8, 32)
 
 
 class Mutant(NamedTuple):
@@ -358,10 +359,12 @@ def _run_tests(mutant: Mutant | None, tests: list[str]) -> int:
             return code if loader.path == path else own(loader, fullname)
 
         SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
-    first = 0
-    for count in (*_TESTS_AT_ONCE, *(_TESTS_AT_ONCE[-1:] * len(tests))):
-        if not (part := tests[first : first + count]):
-            break
+    ends = sorted({0, *accumulate(_FIRST_TESTS), len(tests)})
+    for first, last in pairwise(end for end in ends if end <= len(tests)):
+        part = tests[first:last]
+        if last > sum(_FIRST_TESTS):
+            files = list(dict.fromkeys(test.partition("::")[0] for test in part))
+            part.sort(key=lambda test: files.index(test.partition("::")[0]))
         # A mutant may never end. A test that takes ten times as long as noted has failed.
         longest = max(_seconds().get(test, 60.0) for test in part)
         status = _pytest(part, "-x", f"--timeout={30 + 10 * longest:.0f}")
@@ -369,7 +372,6 @@ def _run_tests(mutant: Mutant | None, tests: list[str]) -> int:
             status = _pytest(sorted({test.partition("::")[0] for test in part}), "-x")
         if status:
             return status
-        first += count
     return 0
 
 

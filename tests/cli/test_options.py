@@ -39,7 +39,7 @@ VALUES = {
     "attention-backend": "flashinfer",
     "kv-bits": "8", "gdn-prefill-backend": "triton", "decode-context-parallel-size": "1",
     "pp-layer-partition": "32", "mamba-cache-mode": "align", "cudagraph-mode": "piecewise",
-    "mamba-radix-cache-strategy": "no_buffer", "performance-mode": "throughput",
+    "mamba-radix-cache-strategy": "no_buffer", "performance-mode": "throughput", "disaggregation-mode": "null",
     "mamba-cache-dtype": "float32", "mamba-ssm-cache-dtype": "float32", "kv-cache-dtype-skip-layers": "0",
     "prefill-context-parallel-size": "1", "attn-cp-size": "1", "max-num-tokens": "4096",
 }  # fmt: skip

@@ -116,7 +116,7 @@ class Start(NamedTuple):
             return found, None
         most = least(most, None if at_most is None else -(-at_most // ranks) * ranks)
         each = max(1, min(slots, most or slots) // ranks)
-        if at(each).takes_as_much_as(found):
+        if all(at(limit).takes_as_much_as(found) for limit in (each, 1)):
             return found, None
         while each > 1 and (at(each).slots or 0) < each * ranks:
             each = max(1, (at(each).slots or 0) // ranks)
