@@ -168,7 +168,7 @@ def test_another_engine_or_device_is_not_used(kvcalc: Any) -> None:
 
 
 def test_another_model_takes_over_what_belongs_to_the_engine(kvcalc: Any, tmp_path: Path) -> None:
-    slower = results(tmp_path / "slower.jsonl", Factors(step=3.5))
+    slower = results(tmp_path / "slower.jsonl", Factors(step=5.0))
     # A few runs of one model do not say what belongs to the engine.
     few = kvcalc("estimate", "qwen3-8b", "--gpu", "h100", "--engine", "vllm", "--calibrate", slower, "--json").json
     assert not any(row["changed"] for row in few["throughput"]["calibration"]["factors"])

@@ -234,9 +234,7 @@ def _simulated_pools(
 ) -> TwoPools | Trouble:  # fmt: skip
     guesses = _guesses(known, joined, judge, most or DEFAULT_PAIRS)
     candidates = ([], guesses) if isinstance(guesses, Trouble) else (guesses, None)
-    return find_simulated(
-        judge, [candidates], _fewest_instances, lambda judge, found: _larger(judge, found.layout, found, None)
-    )
+    return find_simulated(judge, [candidates], _fewest_instances, _more_instances)
 
 
 def _guesses(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, keep: int) -> list[TwoPools] | Trouble:
@@ -306,6 +304,15 @@ def _larger(judge: Judge, guess: TwoPools, found: Finalist, most: float | None) 
             return one
         best = best or one
     return best
+
+
+def _more_instances(judge: Judge, found: Finalist) -> Finalist | None:
+    """Pools with more instances of one kind than `found`. If they meet the targets, the other kind may need fewer."""
+    more = _larger(judge, found.layout, found, None)
+    if more is None or more.missed is not None:
+        return more
+    same = int(more.layout.numbers[1] == found.layout.numbers[1])
+    return _with_fewer(judge, found.layout, more, same)
 
 
 def _with_fewer(judge: Judge, guess: TwoPools, found: Finalist, role: int) -> Finalist:
