@@ -512,7 +512,8 @@ def _notes(spec: ModelSpec, settings: Settings) -> tuple[Note, ...]:
     if settings.max_running_requests is None:
         text = "the request table depends on the memory and is not counted; set --max-running-requests to count it"
         notes.append(Note("engine", "request-table", text))
-    knows_states = settings.max_mamba_cache_size or (settings.role == DECODE and settings.max_running_requests)
+    decodes = settings.disaggregation_mode == DECODE
+    knows_states = settings.max_mamba_cache_size or (decodes and settings.max_running_requests)
     if has_states(spec) and not knows_states:
         text = "SGLang gives the states a share of the memory; only those that the batch needs are counted"
         notes.append(Note("engine", "more-states", f"{text} (set --max-mamba-cache-size)"))

@@ -90,7 +90,7 @@ def window_slots(settings: Settings, window: int, requests: int) -> int:
         drafted = max(checked, settings.speculative_eagle_topk)
         step = 2 * drafted if overlaps else round_up(drafted, page)
     each = window + _EVICTION * (checked or 1) + page + step
-    if settings.role == DECODE:
+    if settings.disaggregation_mode == DECODE:
         return each * requests + (window + page) * settings.extra_slots
     return each * requests + (1 + overlaps) * (settings.chunked_prefill_size or STEP_TOKENS) + page
 

@@ -15,9 +15,9 @@ from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
 from kvcalc.units import Number, parse_tokens
 
-BOTH = "null"  # --disaggregation-mode of a server that computes prompts and decodes
+BOTH = "null"  # the --disaggregation-mode of an ordinary server, which computes prompts and answers
 # The most running requests with which a decode instance has room for others that it receives.
-WITH_EXTRA_SLOTS = 32
+_WITH_EXTRA_SLOTS = 32
 # A default of --max-running-requests is set after the extra slots are, which are then 0.
 NO_EXTRA_SLOTS: Mapping[str, str] = {"disaggregation-decode-extra-slots": Number(0)}
 
@@ -56,11 +56,6 @@ class Settings(NamedTuple):
     scheduler_recv_interval: int
 
     @property
-    def role(self) -> str | None:
-        """PREFILL or DECODE. None for a server that does both."""
-        return None if self.disaggregation_mode == BOTH else self.disaggregation_mode
-
-    @property
     def extra_slots(self) -> int:
         """The requests that a decode instance receives beside those that run.
 
@@ -68,11 +63,11 @@ class Settings(NamedTuple):
         since 0.4.7 (model_executor/model_runner.py).
         """
         asked, running = self.disaggregation_decode_extra_slots, self.max_running_requests
-        if self.role != DECODE:
+        if self.disaggregation_mode != DECODE:
             return 0
         if asked is not None:
             return asked
-        return 2 * running if running is not None and running <= WITH_EXTRA_SLOTS else 0
+        return 2 * running if running is not None and running <= _WITH_EXTRA_SLOTS else 0
 
 
 def parse_settings(settings: Mapping[str, str], default_page_size: int) -> Settings:

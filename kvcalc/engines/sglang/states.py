@@ -55,7 +55,7 @@ def states_of_request(spec: ModelSpec, settings: Settings, place: Place) -> int:
 
 def checked_tokens(settings: Settings, place: Place) -> int | None:
     """The tokens that a step checks, each with a state in every slot. None if there are no slots."""
-    skips = settings.role == PREFILL and place.since(*_NO_DRAFTS_IN_PREFILL)
+    skips = settings.disaggregation_mode == PREFILL and place.since(*_NO_DRAFTS_IN_PREFILL)
     return None if skips else settings.speculative_num_draft_tokens
 
 
@@ -66,7 +66,7 @@ def least_states(settings: Settings, batch: int, each: int, place: Place) -> int
     there than SGLang counts for it (`each`).
     """
     least = max(settings.max_mamba_cache_size or 0, batch * each)
-    if settings.role != DECODE or not place.since(*_RECEIVED):
+    if settings.disaggregation_mode != DECODE or not place.since(*_RECEIVED):
         return least
     requests = max(batch, settings.max_running_requests or 0) + settings.extra_slots
     return max(least, requests * max(1, each - 2))
