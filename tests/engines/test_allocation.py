@@ -113,6 +113,28 @@ def test_a_drafter_with_as_many_layers_takes_half_of_the_memory(name: str) -> No
     assert drafting.running_pool(spec, BF16, 99, 1, memory) == engine.running_pool(spec, BF16, 99, 1, memory)
 
 
+def test_each_pool_is_counted_by_its_own_engine() -> None:
+    """Blocks of 16 tokens for the model and of 64 for its drafter: 4,100 tokens are 257 blocks and 65 blocks."""
+    spec = load_model("llama-3-8b")
+    engine, other = load_engine("vllm", spec), load_engine("vllm", spec, {"block-size": "64"})
+    moved = tuple(group._replace(first=group.first + 32, last=group.last + 32) for group in spec.layers)
+    both = spec._replace(layers=(*spec.layers, *moved), first_draft_layer=32)
+    drafting = Allocation(engine, Requests(slots=5, drafts=Drafts(other, spec)))
+    row = 32 * 2 * 8 * 128 * 2
+    needed = (257 * 16 + 65 * 64) * row
+    for method in ("held_bytes", "batch_bytes", "all_stages_bytes", "replica_bytes"):
+        assert getattr(drafting, method)(both, BF16, 4095, 3) == 3 * needed, method
+    assert drafting.growth_tokens(both, BF16) == 64
+    growth = drafting.growth(both, BF16, 4095)
+    assert growth.bytes_per_token == 2 * row
+    assert growth.fixed_bytes == needed - 4095 * 2 * row
+    # The drafter's blocks take a little more than half.
+    assert drafting._of_own(both, BF16, 4100, 1, needed) == 257 * 16 * row
+    lines = drafting.lines(both, BF16, 4095)
+    assert lines is not None
+    assert sum(line.bytes for line in lines) == needed
+
+
 def test_every_method_names_its_arguments_like_the_engine() -> None:
     """But for what the allocation knows itself: the tokens that requests keep once."""
     engine, allocation = methods_of(Engine), methods_of(Allocation)

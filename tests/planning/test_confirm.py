@@ -429,6 +429,13 @@ def test_the_closed_form_decides_far_from_the_limits_on_replicas_that_are_not_bu
     assert confirm._is_sure(one_pool(replicas, targets=targets, **SERVING)) is is_sure
 
 
+def test_times_far_from_their_limits_are_those_of_the_estimate() -> None:
+    """The ranges were judged before. Here the upper end alone is above half of the limit."""
+    one = one_pool(3, targets=Targets(None, RATE, max_tpot_seconds=0.05), **{**SERVING, "tpot_high_seconds": 0.03})
+    assert one.traffic.targets.judged("tpot", 0.02, 0.02, 0.03) == 0.03
+    assert confirm._is_sure(one)
+
+
 @pytest.mark.parametrize("share", [0.49, 0.51])
 def test_clients_that_may_end_together_are_judged_by_the_wait_of_their_first_requests(share: float) -> None:
     """A client of 3 has so many requests that the mean says how long the first ones wait (`requests_per_client`)."""

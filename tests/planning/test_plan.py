@@ -451,7 +451,7 @@ def test_several_types_of_weights_are_a_row_each(kvcalc: Any) -> None:
     assert "h200-sxm with fp8, not" in screen
     for option in (("--pareto",), ("--disaggregate", "--transfer-bandwidth", "nvlink")):
         refused = kvcalc(*words, "--dtype", "bf16,fp8", *option)
-        assert (refused.status, "one type of weights at a time" in refused.err) == (2, True)
+        assert (refused.status, f"{option[0]}: plans for one type of weights at a time" in refused.err) == (2, True)
 
 
 def test_the_printed_limit_of_clients_lets_a_replica_run_more_than_the_mean() -> None:
