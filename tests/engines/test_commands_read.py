@@ -354,6 +354,22 @@ def test_vllm_reads_a_checkpoint_in_its_own_method(
 
 
 @pytest.mark.parametrize(
+    ("words", "drafting"),
+    [
+        ("--spec-type ngram-mod --spec-ngram-mod-n-max 5", ("ngram", 5, None)),
+        ("--spec-type ngram-mod", ("ngram", 16, None)),
+        ("--spec-type draft-mtp --spec-draft-n-max 3", ("mtp", 3, None)),
+        ("--spec-type draft-mtp --spec-draft-model a/x.gguf", ("mtp", 16, None)),  # of the model itself
+        ("--spec-draft-model a/x-Q8_0.gguf --spec-draft-n-max 4", ("draft", 4, "x")),
+        ("--spec-type draft-eagle3 --spec-draft-model a/x-Q8_0.gguf", ("eagle", 16, "x")),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_llama_server_drafts_by_its_type_or_with_a_model_that_is_named(words: str, drafting: Any) -> None:
+    assert servers_in(f"llama-server -m y.gguf {words}")[0].read().drafting == drafting
+
+
+@pytest.mark.parametrize(
     ("file", "model", "dtype"),
     [
         ("-hf ggml-org/gpt-oss-20b-GGUF", "ggml-org/gpt-oss-20b-GGUF", None),

@@ -128,6 +128,43 @@ def test_layers_in_host_memory_come_first() -> None:
     """
     # The output is one of the 20, so 19 layers of 8 MiB are on the device.
     assert buffers(log, plain(48, 32, 4, 128)) == [("equal", 29 * 8 * MIB), ("equal", 19 * 8 * MIB)]
+    # The output alone is on the device.
+    alone = log.replace("20/49", "1/49").replace("232.00", "384.00").partition("llama_kv_cache:      CUDA0")[0]
+    assert buffers(alone, plain(48, 32, 4, 128)) == [("equal", 48 * 8 * MIB)]
+
+
+def test_the_layers_that_a_stated_split_leaves_in_host_memory_come_first() -> None:
+    """20 of 49 layers are on two devices with as much each: 10, then 9 and the output. Others are in host memory."""
+    log = """
+    llama_model_load: using device CUDA0 (NVIDIA GeForce RTX 3090) - 24000 MiB free
+    llama_model_load: using device CUDA1 (NVIDIA GeForce RTX 3090) - 24000 MiB free
+    load_tensors: offloaded 20/49 layers to GPU
+    llama-server -ts 1,1
+    llama_context: n_seq_max     = 1
+    llama_context: n_ctx         = 4096
+    llama_kv_cache:        CPU KV buffer size =   232.00 MiB
+    llama_kv_cache:      CUDA0 KV buffer size =    80.00 MiB
+    llama_kv_cache:      CUDA1 KV buffer size =    72.00 MiB
+    """
+    config = plain(48, 32, 4, 128)
+    split = [("equal", 29 * 8 * MIB), ("equal", 10 * 8 * MIB), ("equal", 9 * 8 * MIB)]
+    assert buffers(log, config) == split
+    rules = audit(log, "log", model=kvcalc.read_config(config, "log", "log"), engine="llama.cpp")["figures"]
+    for row, layers in zip(rules, ("0 to 28 on CPU", "29 to 38 on CUDA0", "39 to 47 on CUDA1")):
+        assert f"layers {layers}" in row["rule"]
+    moved = log.replace(" 80.00", " 88.00").replace(" 72.00", " 64.00")
+    assert buffers(moved, config) == [split[0], *(("unexplained", size) for _, size in split[1:])]
+    assert buffers(log.replace("232.00", "224.00"), config)[0] == ("unexplained", 29 * 8 * MIB)
+    # The output alone is on a device.
+    few = log.partition("llama_kv_cache:      CUDA0")[0].replace("20/49", "1/49")
+    assert buffers(few, config) == [("unexplained", 48 * 8 * MIB)]
+    assert buffers(few.replace("232.00", "384.00"), config) == [("equal", 48 * 8 * MIB)]
+    # Shares of other devices than the log has, or the layers of another model, say nothing.
+    for other in (few.replace("1,1", "1,1,1"), few.replace("1/49", "1/98"), few.replace("1/49", "0/49")):
+        assert buffers(other, config) == [("equal", 29 * 8 * MIB)]
+    assert buffers(few.replace("1/49", "1/97"), config)[0][0] == "unexplained"
+    # More layers than there are: all of them are on devices.
+    assert buffers(log.replace("20/49", "60/49"), config) == buffers(log.replace("20/49", "49/49"), config)
 
 
 def test_llama_servers_own_slots_are_read() -> None:

@@ -209,6 +209,14 @@ def test_ollamas_own_lines(log: str, model: str | None, equal: int) -> None:
         assert read(wrong, "llama.cpp", model)["unexplained"] == 1
 
 
+def test_the_sum_of_ollamas_buffers_is_too_large_by_what_is_printed_more() -> None:
+    """4,096 cells of 48 layers with 4 KV heads of 128 are 384 MiB, and 400 and 2 MiB are printed."""
+    sizes = 'msg="kv cache" device=CUDA0 size="400.0 MiB"\nmsg="kv cache" device=CPU size="2.0 MiB"'
+    log = f"KvSize:4096 KvCacheType:\n{sizes}"
+    (row,) = [row for row in read(log, "llama.cpp", "qwen3-30b-a3b")["figures"] if row["verdict"] == "unexplained"]
+    assert (row["computed"], row["difference"]) == (384 * 2**20, 18 * 2**20)
+
+
 def test_auto_deploy_counts_blocks_only() -> None:
     log = """\
 Using fake cache manager with head_dim=0 and num pages: 61848
@@ -272,6 +280,11 @@ Maximum concurrency for 8,192 tokens per request: 128.00x
     assert ("fitting_blocks", "unexplained") in verdicts(read(log.replace("110679", "99999"), "vllm", "qwen2.5-0.5b"))
     option = log.replace("Overriding num_gpu_blocks=110679 with num_gpu_blocks_override=", "--num-gpu-blocks-override ")
     assert verdicts(read(option, "vllm", "qwen2.5-0.5b"))[1:] == found[1:]
+    # V0 prints the number that it takes, which no memory determines.
+    printed = log.replace("GPU KV", "# GPU blocks: 65536, CPU blocks: 0\nGPU KV")
+    assert ("num_gpu_blocks", "input") in verdicts(read(printed, "vllm", "qwen2.5-0.5b"))
+    other = printed.replace("65536, CPU", "65535, CPU")
+    assert ("num_gpu_blocks", "unexplained") in verdicts(read(other, "vllm", "qwen2.5-0.5b"))
 
 
 def test_blocks_while_the_memory_of_graphs_is_measured_are_not_the_pools() -> None:

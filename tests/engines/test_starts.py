@@ -513,6 +513,23 @@ def test_only_matrices_of_several_whole_blocks_have_scales(
     assert found is None if reason is None else reason in str(found)
 
 
+@pytest.mark.parametrize(
+    ("intermediate", "reason"),
+    [(512, None), (384, "192 of the 384 inputs of mlp.down_proj, which are no whole groups")],
+)
+def test_each_device_has_whole_groups_of_the_inputs_that_are_divided(intermediate: int, reason: str | None) -> None:
+    """The 384 inputs of q_proj are three groups of 128, and each of two devices has all of them."""
+    config: dict[str, object] = {
+        **SMALL, "hidden_size": 384, "num_attention_heads": 4, "head_dim": 128, "intermediate_size": intermediate,
+        "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    }  # fmt: skip
+    workload = Workload(4096, 1, DTYPES["bf16"], DTYPES["bf16"], 2, ())
+    begun = Start(kvcalc.read_config(config, "small", ""), workload, NOT_SPREAD, None, find_gpu("h100"))
+    found, _ = refused(begun, Rules(groups=["awq"]))
+    assert found is None if reason is None else reason in str(found)
+    assert refused(begun, Rules(groups=["gptq"])) == (None, None)
+
+
 def test_a_hint_is_the_largest_smaller_size_that_starts() -> None:
     assert refused(start_of(FP8, tp=64), Rules())[1] == "use --tp 32"
     assert refused(start_of(EXPERTS, tp=4), Rules())[1] == "use --tp 2 or --ep 4"

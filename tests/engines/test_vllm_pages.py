@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.engines.rounding import ceil_div
+from kvcalc.engines.vllm.groups import _approximate_gcd
 from kvcalc.engines.vllm.pages import (
     CHUNKED,
     CROSS,
@@ -146,3 +147,17 @@ def test_unified_pages_have_one_size_and_lose_no_bytes_of_a_token(token_bytes: l
     assert {page.bytes for page in unified} == {16 * max(token_bytes)}
     assert [page.token_bytes for page in unified] == token_bytes
     assert all(page.own_bytes <= page.bytes for page in unified)
+
+
+@pytest.mark.parametrize(
+    ("counts", "least", "number"),
+    [
+        ([10, 20, 30], 1, 10), ([9, 18, 27], 2, 9), ([12, 30], 1, 6),
+        ([10, 31], 4, 11),  # 11 and 33 are three more, and so are 12 and 32; fewer and larger groups win
+        ([7], 9, 9),
+    ],
+)  # fmt: skip
+def test_layers_are_divided_into_the_largest_groups_that_need_the_least_padding(
+    counts: list[int], least: int, number: int
+) -> None:
+    assert _approximate_gcd(counts, least) == number

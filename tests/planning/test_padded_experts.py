@@ -44,6 +44,9 @@ def test_only_mxfp4_experts_of_vllm_are_padded() -> None:
     # AMD's kernels pad both to 256, and Triton's on Hopper so pad the inputs of the values only.
     assert padding(fit("gpt-oss-20b", "mi300x")) == matrices * (3072**2 - 2880**2) * 17 // 32
     assert padding(fit("gpt-oss-20b", "h100")) == matrices * 2880 * (3072 - 2880) // 2
+    # Each of eight ranks has 360 of the intermediate values: the inputs of one of three matrices, which become 512.
+    eighths = fit("gpt-oss-20b", "h100", tensor_parallel_size=8)
+    assert padding(eighths) == 24 * 32 * (2 * 360 * (3072 - 2880) + 2880 * (512 - 360)) // 2
     assert padding(fit("gpt-oss-20b", "a100", "sglang")) is None
     assert padding(fit("gpt-oss-20b", "a100", dtype="bf16")) is None
     assert padding(fit("qwen3-8b", "a100")) is None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.pace import Pace
-from kvcalc.simulation.replicas.replica import Plan, Replica
+from kvcalc.simulation.replicas.replica import VERY_MANY, Plan, Replica
 from kvcalc.simulation.replicas.routing import Router
 from kvcalc.simulation.replicas.server import Run, Server
 from kvcalc.simulation.replicas.times import Chunk, Line, RankTimes, decode_run, run_seconds, steps_until
@@ -199,7 +199,7 @@ class LockStep(Server):
             for line, batch, context in zip(lines, batches, contexts)
         ]
         place = max(range(len(lines)), key=costs.__getitem__)
-        (seconds, growth), tokens = costs[place], 2**62
+        (seconds, growth), tokens = costs[place], VERY_MANY
         for line, batch, context, (other, faster) in zip(lines, batches, contexts, costs):
             tokens = min(tokens, (line.end - context) // batch)
             if faster > growth:

@@ -166,7 +166,7 @@ def _pool_figures(log: Log, pool: _Pool, rule: _Rule, setup: Setup) -> list[Figu
             figures.append(concurrency.as_input("concurrency", concurrency.name, "x", words))
             continue
         best = max(made, key=count_equal)
-        if not blocks and tokens and best[0].verdict == EQUAL:
+        if not blocks and best[0].verdict == EQUAL:
             solved = f"{best[0].rule}; an input: the log has no memory"
             best[0] = tokens.as_input("tokens", tokens.name, "tokens", solved)
         figures += best
