@@ -49,6 +49,25 @@ class Prompts:
         self._work = 0.0 if rules.mixes else model.prefill_work(input_tokens, cached_tokens).seconds
         self._batches = Batches(1.0, self.alone, 0.0, 0.0)
 
+    @property
+    def hidden(self) -> float:
+        """The seconds in which the host can read a request that comes with others, while their prompts are computed.
+
+        They are those that each prompt takes if all DP ranks have full steps, so the longer of reading and computing
+        counts. For SGLang's servers, the median error of p99 is 31 % with it and 42 % with the sum of both. For vLLM's
+        and TensorRT-LLM's, the loss of the fit is smaller with the sum: 0 seconds.
+        """
+        if not self._rules.reads_beside:
+            return 0.0
+        if self._replicas > 1:
+            return self._model.alone([self._of_all(self._full)]).seconds / self._full
+        return self._of_full_step
+
+    @property
+    def _of_full_step(self) -> float:
+        """The seconds that each prompt takes of full steps of their own."""
+        return self._together(max(self._full, 1.0)) / max(self._full, 1.0)
+
     def _divided(self) -> float:
         """The seconds of all steps of a prompt that needs several.
 
@@ -152,9 +171,10 @@ class Prompts:
             closed = step_waits(step, mean_step, rate, lag, rules.overlaps)
             alone = Steps(step, step / 2)
             return mixed_waits(rules, alone, mean_step, own, full, rate, most, closed, self._stops)
-        each = self._together(max(self._full, 1.0)) / max(self._full, 1.0)
         found = self._batches if rules.every == 1 else self._batches._replace(mean=step)
-        return separate_waits(found, step, self._work, self._together(1.0), each, self._full, rules.overlaps, lag)
+        return separate_waits(
+            found, step, self._work, self._together(1.0), self._of_full_step, self._full, rules.overlaps, lag
+        )
 
     def _waits_of_rank(self, step: float, mean_step: float, decoding: float, rate: float, lag: float) -> Waits:
         """The waits in a DP rank, for its own steps, which are as long as those of the rank with most work.

@@ -52,7 +52,8 @@ class StepRules(NamedTuple):
     `mixes` is whether prompts are computed in the steps of decoding requests, `divides` whether they are divided over
     steps, and `overlaps` whether a step is scheduled while the one before it runs. No other prompt joins a step with
     `enough_tokens` of prompts (0: any number). The scheduler looks for new requests after `every` decode steps.
-    `in_turn` is whether DP ranks get requests in turn, and not the one with the least to do.
+    `in_turn` is whether DP ranks get requests in turn, and not the one with the least to do. `reads_beside` is whether
+    the host reads requests while the prompts of others are computed.
     """
 
     step_tokens: int = STEP_TOKENS
@@ -62,6 +63,7 @@ class StepRules(NamedTuple):
     enough_tokens: int = 0
     every: int = 1
     in_turn: bool = False
+    reads_beside: bool = False
 
     def prompts_of_step(self, tokens: float, decoding: float) -> float:
         """The prompts of `tokens` tokens that a step has room for, besides those of `decoding` requests."""

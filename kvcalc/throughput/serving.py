@@ -97,14 +97,16 @@ def host_wait(c: Constants, step: float, input_tokens: float) -> float:
     return c.ttft_seconds + c.ttft_token_seconds * input_tokens + c.ttft_steps * step
 
 
-def first_host_wait(c: Constants, input_tokens: float, others: float) -> float:
+def first_host_wait(c: Constants, input_tokens: float, others: float, hidden: float = 0.0) -> float:
     """How many seconds longer each first request of a benchmark waits for the host, with `others` that come with it.
 
     An HTTP server handles requests that come together side by side in one event loop: none is far ahead of the others.
     So each waits for the host's time of all. Measured servers agree: with half of it, as if they were handled one
-    after the other, the loss of the fit is 3 % higher. May be arrays.
+    after the other, the loss of the fit is 3 % higher. `hidden` seconds of each request's host time pass while prompts
+    are computed (`Prompts.hidden`). May be arrays.
     """
-    return (c.ttft_seconds + c.ttft_token_seconds * input_tokens) * others
+    each = c.ttft_seconds + c.ttft_token_seconds * input_tokens
+    return (each - smaller(each, hidden)) * others
 
 
 def replaced(decoding: float, running: float, steps: float, away: float) -> float:
@@ -192,7 +194,7 @@ def serve(
             steady = waits.first + lag
             # The clients of each DP rank queue for its own steps.
             burst = burst_wait(waits.burst, max(waits.most, 1.0), running / replicas)
-            burst += first_host_wait(c, input_tokens, max(0.0, running / replicas - 1))
+            burst += first_host_wait(c, input_tokens, max(0.0, running / replicas - 1), prompts.hidden)
             burst = (burst + c.first_seconds + late_steps * tpot) / per_client
             if is_queueing:
                 of_one, queued = waits.rate(concurrency / replicas, steady + burst + decode, rate / replicas)
