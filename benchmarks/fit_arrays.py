@@ -130,8 +130,8 @@ def _prompts_of_step(row: Row) -> float:
     if row.rules.mixes:
         return prompts.prompts_of_step(rate * row.seconds, row.decoding)
     step = row.model.decode(row.decoding, row.context_tokens).seconds
-    for _ in range(_ROUNDS):
-        prompts.stop(step, step, rate, row.decoding / row.output_tokens, row.decoding)
+    lag = host_wait(row.model.constants, step, row.input_tokens)
+    prompts.stop(step, step, rate, row.decoding / row.output_tokens, row.decoding, lag)
     return prompts.together
 
 
@@ -188,10 +188,9 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, ...]:
     # Clients meet the others, not themselves. At random, requests meet all.
     others = 1.0 if row.is_open else (row.concurrency - 1) / row.concurrency
     rate = row.concurrency / ((row.ttft_seconds or 0.0) + row.output_tokens * row.seconds)
-    for _ in range(_ROUNDS):
-        stop = prompts.stop(step, row.seconds, rate, others * row.decoding / row.output_tokens, row.decoding)
-    mean_step = step + row.decoding * stop / row.output_tokens
     lag = host_wait(model.constants, step, row.input_tokens)
+    stop = prompts.stop(step, row.seconds, rate, others * row.decoding / row.output_tokens, row.decoding, lag)
+    mean_step = step + row.decoding * stop / row.output_tokens
     waits = prompts.waits(step, mean_step, row.decoding, others * rate, lag)
     # The measured rate may be above the one that the constants allow. Each DP rank has a queue of its own.
     replicas = model.layout.data_parallel_size

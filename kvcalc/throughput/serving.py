@@ -168,27 +168,27 @@ def serve(
     replicas = model.layout.data_parallel_size
     last: tuple[float, float] | None = None
     decoding, tpot, stall, steady, held, burst, rate, queued = float(running), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    mean_step, grouped, lag, per_client = 0.0, 0.0, 0.0, requests_per_client(concurrency)
+    mean_step, grouped, per_client = 0.0, 0.0, requests_per_client(concurrency)
     for _ in range(_MOST_ROUNDS):
         before = tpot
         step = model.decode(decoding, input_tokens + output_tokens / 2).seconds
+        lag = host_wait(c, step, input_tokens) + prompts.launching
         # The prompts that are computed per second, also again, are those of the requests that decode now.
         prompts_per_second = decoding * again / (output_tokens * (tpot or step / per_step))
         if running > 1:
             ending = others * decoding * per_step / output_tokens
-            stop = prompts.stop(step, mean_step or step, prompts_per_second, ending, decoding)
+            stop = prompts.stop(step, mean_step or step, prompts_per_second, ending, decoding, lag)
             away = prompts.steps(decoding) + (0.0 if is_full else lag / (mean_step or step))
             stall = replaced(decoding, running, output_tokens / per_step, away) * stop * again / output_tokens
         tpot = step / per_step + stall
         # A step on average, with the prompts that run in it or stop it.
         mean_step, decode = tpot * per_step, output_tokens * tpot
         if concurrency == 1:
-            steady = host_wait(c, step, input_tokens) + prompts.lone + prompts.launching
+            steady = lag + prompts.lone
             burst = c.first_seconds / per_client
             rate = 1 / (steady + burst + decode)
         else:
             met = others * prompts_per_second
-            lag = host_wait(c, step, input_tokens) + prompts.launching
             waits = prompts.waits(step, mean_step, decoding, met, lag)
             grouped = waits.first - waits.random
             steady = waits.first + lag
