@@ -249,9 +249,9 @@ def _named(rules: Rules, backend: str | None) -> tuple[str, Mapping[str, Any] | 
     return found.get((backend or "").casefold(), ("", None))
 
 
-def backend_block(engine: str, release: Release | None, backend: str | None) -> int | None:
+def backend_block(engine: str, release: Release | None, backend: str) -> int | None:
     """The default number of tokens in a block with this --attention-backend. None if that is the engine's own."""
-    facts = None if backend is None else _named(rules_of(engine, release), backend)[1]
+    facts = _named(rules_of(engine, release), backend)[1]
     return None if facts is None else facts.get("block")
 
 

@@ -113,6 +113,28 @@ def test_a_drafter_with_as_many_layers_takes_half_of_the_memory(name: str) -> No
     assert drafting.running_pool(spec, BF16, 99, 1, memory) == engine.running_pool(spec, BF16, 99, 1, memory)
 
 
+def test_each_pool_is_counted_by_its_own_engine() -> None:
+    """Blocks of 16 tokens for the model and of 64 for its drafter: 4,100 tokens are 257 blocks and 65 blocks."""
+    spec = load_model("llama-3-8b")
+    engine, other = load_engine("vllm", spec), load_engine("vllm", spec, {"block-size": "64"})
+    moved = tuple(group._replace(first=group.first + 32, last=group.last + 32) for group in spec.layers)
+    both = spec._replace(layers=(*spec.layers, *moved), first_draft_layer=32)
+    drafting = Allocation(engine, Requests(slots=5, drafts=Drafts(other, spec)))
+    row = 32 * 2 * 8 * 128 * 2
+    needed = (257 * 16 + 65 * 64) * row
+    for method in ("held_bytes", "batch_bytes", "all_stages_bytes", "replica_bytes"):
+        assert getattr(drafting, method)(both, BF16, 4095, 3) == 3 * needed, method
+    assert drafting.growth_tokens(both, BF16) == 64
+    growth = drafting.growth(both, BF16, 4095)
+    assert growth.bytes_per_token == 2 * row
+    assert growth.fixed_bytes == needed - 4095 * 2 * row
+    # The drafter's blocks take a little more than half.
+    assert drafting._of_own(both, BF16, 4100, 1, needed) == 257 * 16 * row
+    lines = drafting.lines(both, BF16, 4095)
+    assert lines is not None
+    assert sum(line.bytes for line in lines) == needed
+
+
 def test_every_method_names_its_arguments_like_the_engine() -> None:
     """But for what the allocation knows itself: the tokens that requests keep once."""
     engine, allocation = methods_of(Engine), methods_of(Allocation)
@@ -121,3 +143,34 @@ def test_every_method_names_its_arguments_like_the_engine() -> None:
         assert [one for one in own if one != "shared_tokens"] == list(
             inspect.signature(getattr(Allocation, name)).parameters
         ), name
+
+
+@pytest.mark.parametrize(("name", "block"), [("vllm", 16), ("tensorrt-llm", 32)])
+def test_a_common_prefix_is_kept_once_in_whole_blocks(name: str, block: int) -> None:
+    """At least the last token of a prompt is computed, so its block is each request's own."""
+    spec, row = load_model("llama-3-8b"), 32 * 2 * 8 * 128 * 2
+    engine = load_engine(name, spec)
+    sharing = Allocation(engine, Requests(prefix_tokens=1024))
+    for tokens, shared in ((4095, 1024), (1025, 1024), (1024, 1024 - block), (500, 499 // block * block), (1, 0)):
+        needed = -(-tokens // block) * block
+        for batch in (1, 3):
+            asked, held = (spec, BF16, tokens, batch), (shared + batch * (needed - shared)) * row
+            for method in ("held_bytes", "batch_bytes", "all_stages_bytes", "replica_bytes"):
+                assert getattr(sharing, method)(*asked) == held, method
+            assert sharing.alone().batch_bytes(*asked) == engine.batch_bytes(*asked) == batch * needed * row
+            lines, alone = sharing.pool(*asked), sharing.alone().pool(*asked)
+            if batch == 1 or not shared:
+                assert lines == alone
+                continue
+            assert lines is not None
+            assert lines[-1] == ("prefix kept once", -(batch - 1) * shared * row)
+            assert sum(line.bytes for line in lines) == held
+        most = sharing.max_running_requests(spec, BF16, 10**10, tokens)
+        assert most == engine.max_running_requests(spec, BF16, 10**10, tokens, shared)
+    assert sharing.batch_line(spec, BF16, 4095) is None
+    figures = sharing.blocks(spec, BF16, 4095, 3, 10**10).describe()
+    assert figures == engine.blocks(spec, BF16, 4095, 3, 10**10).describe()
+    # A token more is each request's own, but for those of the prefix.
+    assert sharing.growth(spec, BF16, 4095).bytes_per_token == engine.growth(spec, BF16, 4095).bytes_per_token == row
+    memory = sharing.batch_bytes(spec, BF16, 9600, 3)
+    assert sharing.longest_context(spec, BF16, 3, memory) == 9600

@@ -78,6 +78,13 @@ max_total_num_tokens=765776
     assert found["max_total_num_tokens"] == [("equal", 765_776)]  # those of the pool of all tokens
 
 
+def test_pools_without_their_tokens_follow_from_the_total() -> None:
+    """Lines of releases before the tokens were printed: 37,081 tokens of all layers, and 0.8 of them in windows."""
+    log = "K size: 0.71 GB, V size: 0.71 GB\nSWAKVPool mem usage: 3.18 GB\nmax_total_num_tokens=37081\n"
+    found = figures(log, "sglang", "gemma-4-26b-a4b", kv_dtype="fp8")
+    assert found["both_pools_bytes"][0][0] == "equal"
+
+
 @pytest.mark.parametrize(
     ("arguments", "heads"),
     [

@@ -584,6 +584,11 @@ def test_sglang_default_share_on_a_small_device_of_a_release() -> None:
         ("0.4.6.post2", 97871, 8, None, 0.88), ("0.4.6.post2", 143771, 8, None, (143771 - 18 * 1024) / 143771),
         ("0.4.7", 143771, 8, "eagle", (143771 - 20 * 1024) / 143771), ("0.4.7", 183359, 8, None, 0.79),
         ("0.4.6.post2", 183359, 8, None, (183359 - 18 * 1024) / 183359),
+        ("0.4.6.post2", 81_559, 8, "eagle", 0.81),  # drafts take none of it yet
+        # Just the size from which the rules for larger devices count, and one MiB more.
+        ("0.4.6", 81_920, 8, None, 0.81), ("0.4.6", 81_921, 8, None, (81_921 - 13 * 1024) / 81_921),
+        ("0.4.6.post2", 98_304, 16, None, 0.88), ("0.4.6.post2", 98_305, 16, None, (98_305 - 18 * 1024) / 98_305),
+        ("0.4.7", 180_000, 8, None, (180_000 - 18 * 1024) / 180_000), ("0.4.7", 180_001, 8, None, 0.79),
         # A very large device keeps no more than 48 GiB of its share for the rest.
         ("0.4.6.post2", 262128, 8, None, 0.88 + 48 * 1024 * 0.12 / 262128),
         ("0.4.7.post1", 81920, 8, None, round((81920 - 13.5 * 1024) / 81920, 3)),
@@ -594,6 +599,15 @@ def test_sglang_oldest_default_share(release: str, mib: int, ranks: int, method:
         "sglang", release=release_of(f"sglang@{release}"), memory_bytes=mib * MIB, ranks=ranks, drafts_by=method
     )
     assert found.settings["mem_fraction_static"] == pytest.approx(share, abs=1e-6)
+
+
+def test_sglang_s_share_of_large_devices_of_nvidia_is_not_that_of_amds() -> None:
+    release, memory = release_of("sglang@0.4.7"), 196_592 * MIB
+    shares = [
+        ask("sglang", release=release, memory_bytes=memory, ranks=8, is_amd=is_amd).settings["mem_fraction_static"]
+        for is_amd in (False, True)
+    ]
+    assert shares == [0.79, round((196_592 - 18 * 1024) / 196_592, 6)]
 
 
 def test_sglang_had_one_factor_for_all_towers_which_a_given_share_had_too() -> None:

@@ -92,6 +92,7 @@ def test_nemotron_nas_has_rows_for_layers_without_attention() -> None:
     # 2 heads of 64 in all 3 layers.
     assert total(config, "sglang", 99) == 100 * 3 * ROW
     assert lines(config, "sglang", 99)["unused rows"] == 99 * ROW
+    assert total(nemotron_nas(4, None), "sglang", 99) == 100 * 2 * ROW
     with pytest.raises(ModelError, match="one number of KV heads"):
         ask(nemotron_nas(4, 8), "sglang", 99)
 

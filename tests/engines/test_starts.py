@@ -571,4 +571,4 @@ def test_the_backend_that_is_named_is_judged_in_any_case() -> None:
     assert refused(start_of(LLAMA), rules, "OTHER") == refused(start_of(LLAMA), rules) == (None, None)
     assert refused(start_of(LLAMA, "mi300x"), rules, "FLASHMLA") == (None, None)
     assert backend_block("vllm", None, "cutlass_mla") == 128
-    assert backend_block("vllm", None, "FLASH_ATTN") is backend_block("vllm", None, None) is None
+    assert backend_block("vllm", None, "FLASH_ATTN") is backend_block("vllm", None, "OTHER") is None

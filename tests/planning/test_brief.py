@@ -9,12 +9,17 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.cases.lengths import lengths_of_pairs
-from kvcalc.planning.plan.shapes import all_shapes, stage_shapes
+from kvcalc.planning.answers.estimate import answer_case
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.cases.lengths import lengths_of_pairs, one_length
+from kvcalc.planning.device.budget import budget
+from kvcalc.planning.plan import traffic as traffic_module
+from kvcalc.planning.plan.shapes import Shape, all_shapes, stage_shapes
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Probe, Traffic, probe
 from kvcalc.question.question import CacheReuse, Question
-from kvcalc.throughput.hardware import find_gpu
+from kvcalc.throughput.hardware import find_devices, find_gpu
+from tests.conftest import ROOT
 
 DECIDES = ("free_bytes", "free_low_bytes")
 
@@ -49,3 +54,65 @@ def test_a_brief_probe_is_the_whole_one(name: str, engine: str) -> None:
         assert found(traffic, kind, shape, running, True) == whole, (shape, running)
         fits.add(isinstance(whole, tuple) and whole[1] is None)
     assert True in fits or name != "llama-3.1-8b"
+
+
+def test_a_calibration_narrows_the_ranges_of_a_brief_probe_too() -> None:
+    """The benchmark is of this model on a device like this, so the upper ends that a plan judges are others."""
+    log = str(ROOT / "tests" / "logs" / "vllm-bench.json")
+    speed = kvcalc.SpeedQuestion(calibration=kvcalc.read_calibration([log]))
+    traffic = Traffic(Question(kvcalc.load_model("llama-3.1-8b")), one_length(1000, 200), Targets(16, None), False)
+    calibrated = traffic._replace(question=traffic.question._replace(speed=speed))
+    asked = Platform(find_gpu("h100"), 8, "vllm"), Shape(1, 1), 16
+    plain, whole, brief = (
+        found(one, *asked, is_brief) for one, is_brief in ((traffic, False), (calibrated, False), (calibrated, True))
+    )
+    assert plain != whole == brief
+
+
+def briefly(question: Question, requests: int = 4, tokens: int = 3200) -> tuple[Any, Any]:
+    """The brief answer and the whole one, of a Llama on an H100."""
+    speed = kvcalc.SpeedQuestion(None, tokens - 200, 200, requests)
+    case = make_case(question._replace(engine="vllm", devices=find_devices("h100"), speed=speed)).at(tokens, requests)
+    return traffic_module.brief_answer(case, True), answer_case(case)
+
+
+LLAMA = Question(kvcalc.load_model("llama-3.1-8b"))
+
+
+def test_a_search_of_plain_layouts_needs_no_whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole(case: Any) -> Any:
+        raise AssertionError("a whole answer")
+
+    monkeypatch.setattr(traffic_module, "answer_case", whole)
+    traffic = Traffic(LLAMA, one_length(1000, 200), Targets(16, None), False)
+    for running, fits in ((1, True), (16, True), (10_000, False)):
+        one = probe(traffic, Platform(find_gpu("h100"), 8, "vllm"), Shape(1, 1), running, is_brief=True)
+        assert (one.trouble is None) is fits
+
+
+def test_requests_that_fill_the_cache_to_the_last_byte_are_served() -> None:
+    """By hand: 4 sequences of 3,200 tokens in 32 layers of 8 KV heads, keys and values in 128 numbers of 2 bytes."""
+    held = 4 * 3200 * 32 * 8 * 2 * 128 * 2
+    for memory, free in ((held, 0), (held + 2**21, 2**21)):
+        brief, whole = briefly(LLAMA._replace(kv_memory_bytes=memory))
+        assert brief.fit["free_bytes"] == whole.fit["free_bytes"] == free
+        assert brief.document["throughput"]["serving"] == whole.document["throughput"]["serving"] is not None
+
+
+@pytest.mark.parametrize("what", ["unknown memory", "devices", "host", "copies", "unknown speed"])
+def test_only_the_whole_answer_knows_what_few_layouts_have(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert briefly(LLAMA)[0] is not None
+    question, rooms = LLAMA, budget
+    changes: dict[str, Any] = {"devices": {"devices": ("a device",)}, "host": {"host": "memory"}}
+    if what in changes:
+        monkeypatch.setattr(traffic_module, "budget", lambda case: rooms(case)._replace(**changes[what]))  # type: ignore[union-attr]
+    elif what == "unknown memory":
+        monkeypatch.setattr(traffic_module, "budget", lambda _: "the weights are not known")
+    elif what == "unknown speed":
+        monkeypatch.setattr(traffic_module, "speed_of", lambda *_: "the bandwidth is not known")
+    else:
+        question = LLAMA._replace(data_parallel_size=2)
+    speed = kvcalc.SpeedQuestion(None, 3000, 200, 4)
+    devices = find_devices("h100x2" if what == "copies" else "h100")
+    case = make_case(question._replace(engine="vllm", devices=devices, speed=speed)).at(3200, 4)
+    assert traffic_module.brief_answer(case, True) is None

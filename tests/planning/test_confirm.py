@@ -53,6 +53,34 @@ class Layout:
         return self, simulation.simulated(number)
 
 
+@pytest.mark.parametrize(
+    ("targets", "num_requests"),
+    [(Targets(8, None, max_ttft_seconds=1.0), None), (Targets(None, RATE, max_ttft_seconds=1.0), 1000)],
+    ids=["clients", "asked"],
+)
+def test_a_closed_loop_and_a_number_that_was_asked_for_have_no_long_run(
+    targets: Targets, num_requests: int | None
+) -> None:
+    simulation: Any = Known([0.5, 0.5], [])
+    simulation.num_requests = num_requests
+    judge = Judge(targets, simulation)
+    found: Any = judge.confirm(judge.at(Layout(), (1,)))  # type: ignore[arg-type]
+    assert (found.missed, found.judged.seeds, found.judged.simulated.requests) == (None, 2, 1000)
+
+
+def test_a_run_in_which_requests_can_never_run_is_shown_and_no_long_one_in_its_place() -> None:
+    class Refusing(Known):
+        def seeded(self, more: int) -> Known:
+            return Refusing(self.seconds, self.long, self.seed + more)
+
+        def simulated(self, number: int) -> Simulated:
+            return super().simulated(number)._replace(refused=int(self.seed == 1))
+
+    judge = Judge(Targets(None, RATE, max_ttft_seconds=1.0), Refusing([0.5, 0.4], [0.5]))  # type: ignore[arg-type]
+    found: Any = judge.confirm(judge.at(Layout(), (1,)))  # type: ignore[arg-type]
+    assert (found.missed, found.judged.seeds) == ("1 of 1,000 requests are too long for the cache", 2)
+
+
 def confirmed(seconds: list[float], long: list[float]) -> Any:
     judge = Judge(Targets(None, RATE, max_ttft_seconds=1.0), Known(seconds, long))  # type: ignore[arg-type]
     found = judge.at(Layout(), (1,))  # type: ignore[arg-type]
@@ -68,6 +96,9 @@ def confirmed(seconds: list[float], long: list[float]) -> Any:
         ([0.5, 0.6], [1.1], "TTFT mean is 1.1 s and the limit is 1 s", 3),  # a queue that grows slowly
         ([0.8, 1.05, 0.75, 0.9], [0.85], None, 5),  # a long run differs less from the others than a short one
         ([0.98, 0.7, 0.99, 0.6], [0.999], "TTFT mean with other seeds is 1.1 s and the limit is 1 s", 8),
+        ([1.0, 1.0, 1.0, 1.0], [0.9], None, 5),
+        # Where the short runs already say that one in many misses, no long one is needed.
+        ([1.0, 0.78, 1.0, 1.0], [0.5], "TTFT mean with other seeds is 1.01 s and the limit is 1 s", 4),
         ([0.9, 1.2, 1.1, 1.3], [0.95], "TTFT mean is 1.3 s and the limit is 1 s", 4),
         ([0.9, 0.9, 0.9, 0.9], [0.95, 0.96], None, 8),  # close to the limit: four long runs
         ([0.9, 0.9, 0.9, 0.9], [0.95, 1.2], "TTFT mean is 1.2 s and the limit is 1 s", 6),
@@ -396,6 +427,13 @@ def test_the_closed_form_decides_far_from_the_limits_on_replicas_that_are_not_bu
     targets: Targets, replicas: int, is_sure: bool
 ) -> None:
     assert confirm._is_sure(one_pool(replicas, targets=targets, **SERVING)) is is_sure
+
+
+def test_times_far_from_their_limits_are_those_of_the_estimate() -> None:
+    """The ranges were judged before. Here the upper end alone is above half of the limit."""
+    one = one_pool(3, targets=Targets(None, RATE, max_tpot_seconds=0.05), **{**SERVING, "tpot_high_seconds": 0.03})
+    assert one.traffic.targets.judged("tpot", 0.02, 0.02, 0.03) == 0.03
+    assert confirm._is_sure(one)
 
 
 @pytest.mark.parametrize("share", [0.49, 0.51])

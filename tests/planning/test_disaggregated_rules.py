@@ -114,17 +114,25 @@ def test_a_decode_pool_draws_what_its_steps_draw_and_a_prefill_pool_what_its_pro
     assert row["free_bytes"] == min(prefill["free_bytes"], decode["free_bytes"])
 
 
-@pytest.mark.parametrize(("model", "tokens", "requests"), [("llama-3.1-8b", 200, 256), ("llama-3-70b", 7168, 3)])
+@pytest.mark.parametrize(
+    ("model", "tokens", "engine", "requests"),
+    [
+        ("llama-3.1-8b", 200, "vllm", 256), ("llama-3-70b", 7168, "vllm", 3),
+        # TensorRT-LLM reserves nothing for a request of Llama, so its memory does not depend on the limit.
+        ("llama-3.1-8b", 200, "tensorrt-llm", 256), ("llama-3-70b", 7168, "tensorrt-llm", 4),
+    ],
+)  # fmt: skip
 def test_a_prefill_server_takes_the_prompts_that_it_holds_and_no_more_than_save_time(
-    model: str, tokens: int, requests: int
+    model: str, tokens: int, engine: str, requests: int
 ) -> None:
     document: Any = kvcalc.plan(
         model, ["h100"], disaggregate=True, transfer=LINK, input_tokens=tokens, output_tokens=200,
-        requests_per_second=3,
+        requests_per_second=3, engine=engine,
     )  # fmt: skip
     (pools,) = [row["disaggregated"] for row in document["plans"] if row["disaggregated"]]
     assert min(pools["prefill"]["max_requests_held"], 256) == requests
-    assert f"--max-num-seqs {requests} " in pools["commands"]["prefill"]
+    option = {"vllm": "--max-num-seqs", "tensorrt-llm": "--max_batch_size"}[engine]
+    assert f"{option} {requests} " in pools["commands"]["prefill"]
 
 
 def test_a_refusal_of_dp_ranks_that_nobody_asked_for_leaves_the_other_layouts(

@@ -8,15 +8,26 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.planning.plan.finalists import _fewest_instances, _fewest_replicas, find_simulated
+from kvcalc.errors import UsageError
+from kvcalc.planning.plan.finalists import (
+    _fewest_instances,
+    _fewest_replicas,
+    _more_instances,
+    _one_more,
+    find_simulated,
+)
 from kvcalc.planning.plan.replicas import OnePool
+from kvcalc.planning.plan.traffic import Trouble
 
 
 class KnownJudge:
     """Layouts meet the targets with at least `needed` replicas, or instances of each pool, and with a quick request."""
 
-    def __init__(self, needed: tuple[int, ...], *, alone_misses: bool = False, has_trace: bool = False) -> None:
+    def __init__(
+        self, needed: tuple[int, ...], *, alone_misses: bool = False, has_trace: bool = False, endless: int = 0
+    ) -> None:  # fmt: skip
         self.needed, self.alone_misses, self.simulated = needed, alone_misses, list[tuple[int, ...]]()
+        self.endless = endless  # so many instances have an endless queue in the closed form
         self.simulation = Fake(trace="a trace" if has_trace else None)
 
     def alone(self, guess: Any) -> Any:
@@ -25,8 +36,10 @@ class KnownJudge:
         return Fake(missed=missed, is_alone=True, layout=Fake(numbers=guess.numbers), judged=judged)
 
     def at(self, guess: Any, numbers: tuple[int, ...]) -> Any:
-        self.simulated.append(numbers)
         assert min(numbers) > 0
+        if sum(numbers) <= self.endless:
+            return None
+        self.simulated.append(numbers)
         shares = [needs / has for needs, has in zip(self.needed, numbers)]
         judged = Fake(worst=max(shares), worst_metric=("ttft", "tpot")[shares.index(max(shares))])
         missed = "late" if max(shares) > 1 else None
@@ -137,6 +150,44 @@ def test_instances_do_not_help_a_request_that_is_too_slow_alone() -> None:
     assert (found.missed, judge.simulated) == ("too slow", [])
 
 
+def test_requests_alone_of_a_trace_are_simulated_only_if_the_first_pools_miss_a_target() -> None:
+    for guess, found in (((2, 2), ((2, 2), None)), ((1, 2), ((1, 2), "too slow"))):
+        judge: Any = KnownJudge((2, 2), alone_misses=True, has_trace=True)
+        one: Any = _fewest_instances(judge, split(guess), None)
+        assert (one.layout.numbers, one.missed) == found
+
+
+def test_pools_with_an_endless_queue_are_made_larger_until_they_serve() -> None:
+    judge: Any = KnownJudge((2, 2), endless=6)
+    found: Any = _fewest_instances(judge, split((3, 3)), None)
+    assert (found.layout.numbers, found.is_alone) == ((4, 3), False)
+
+
+@pytest.mark.parametrize(
+    ("needed", "numbers", "answer"),
+    [
+        ((3, 3), (2, 9), ((3, 3), None)),  # one prefill instance more, and then the fewest decode instances
+        ((3, 3), (9, 2), ((3, 3), None)),
+        ((5, 9), (2, 9), ((3, 9), "late")),  # no smaller pools, if the larger ones still miss
+    ],
+)
+def test_a_winner_that_is_not_confirmed_is_larger_in_one_pool_and_smaller_in_the_other(
+    needed: tuple[int, int], numbers: tuple[int, int], answer: tuple[tuple[int, int], str | None]
+) -> None:
+    metric = "ttft" if numbers[0] < needed[0] else "tpot"
+    unlucky: Any = Fake(layout=split(numbers), judged=Fake(worst=1.5, worst_metric=metric))
+    found: Any = _more_instances(KnownJudge(needed), unlucky)  # type: ignore[arg-type]
+    assert (found.layout.numbers, found.missed) == answer
+    unlucky.layout.allows = lambda *_: False
+    assert _more_instances(KnownJudge(needed), unlucky) is None  # type: ignore[arg-type]
+
+
+def test_a_winner_that_is_not_confirmed_has_one_replica_more_if_there_are_devices() -> None:
+    for replicas, more in ((30, (31,)), (31, (32,)), (32, None)):
+        found: Any = _one_more(KnownJudge((1,)), Fake(layout=option(replicas)))  # type: ignore[arg-type]
+        assert (found and found.layout.numbers) == more
+
+
 class Confirming:
     """A judge that confirms no winner with fewer devices than `least`."""
 
@@ -148,7 +199,14 @@ class Confirming:
 
 
 def finalist(layout: Any, missed: str | None) -> Any:
-    return Fake(missed=missed, layout=layout, rank=(layout.num_devices, 0.5), judged=Fake(worst=0.5))
+    return Tried(missed=missed, layout=layout, rank=(layout.num_devices, 0.5), judged=Fake(worst=0.5))
+
+
+class Tried(Fake):
+    layout: Any
+
+    def __str__(self) -> str:
+        return str(self.layout)
 
 
 class Sized(Fake):
@@ -187,6 +245,52 @@ def test_a_layout_that_was_too_large_is_tried_if_the_winner_is_not_confirmed(lea
         assert found.reason.endswith("unlucky")
     else:
         assert found.num_devices == devices
+
+
+def test_each_layout_is_compared_with_the_smallest_so_far() -> None:
+    compared: list[int | None] = []
+
+    def smallest_of(judge: Any, layout: Any, best: Any) -> Any:
+        compared.append(best and best.layout.num_devices)
+        return finalist(layout, None)
+
+    layouts: Any = [Sized(num_devices=number, sizes=[]) for number in (12, 8, 10)]
+    find_simulated(Confirming(0), [(layouts, None)], smallest_of, lambda *_: None)  # type: ignore[arg-type]
+    assert compared == [None, 12, 8]
+
+
+def test_the_reason_is_that_of_the_last_list_in_which_something_was_tried() -> None:
+    """A list may say why nothing is in it, and a layout that was simulated why it lost."""
+
+    def found(*lists: tuple[list[str], str | None], refused: tuple[str, ...] = ()) -> Any:
+        def smallest_of(judge: Any, layout: Any, best: Any) -> Any:
+            if layout.name in refused:
+                raise UsageError(layout.name)
+            return finalist(layout, None if layout.name == "meets" else "late")
+
+        candidates: Any = [
+            ([Named(name=name, num_devices=1) for name in names], reason and Trouble(reason)) for names, reason in lists
+        ]
+        return find_simulated(Confirming(0), candidates, smallest_of, lambda *_: None)  # type: ignore[arg-type]
+
+    assert found().reason == "the model cannot be split over these devices"
+    assert found(([], "a"), ([], None)).reason == "a"
+    assert found(([], "a"), ([], "b")).reason == "b"
+    assert found((["x", "y", "z"], "a")).reason == "z: late"
+    assert found((["x"], "a"), ([], None)).reason == "x: late"
+    assert found((["x"], "a"), (["meets"], None)).name == "meets"
+    # What is not simulated does not count beside what is.
+    assert found((["x", "y"], None), refused=("y",)).reason == "x: late"
+    assert found((["y", "meets"], None), refused=("y",)).name == "meets"
+    with pytest.raises(UsageError, match="y"):
+        found((["y"], "a"), (["meets"], None), refused=("y",))
+
+
+class Named(Sized):
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def test_the_finalists_are_the_last_that_misses_and_the_first_that_meets() -> None:

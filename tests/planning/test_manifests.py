@@ -230,6 +230,9 @@ def test_a_router_that_an_engine_has_not_is_named(kvcalc: Any, engine: str, rout
     assert row["router"] is None
     text = f"the figures assume a {router} router in front of the replicas, and {engine} has none"
     assert [note["text"] for note in result.json["warnings"] if note["code"] == "router"] == [text]
+    own = kvcalc(*ROUTED, "round-robin", "--json").json
+    assert own["commands"][0]["router"] is not None
+    assert not any(note["code"] == "router" for note in own["warnings"])
 
 
 def test_a_service_picks_replicas_at_random_and_so_does_the_plan(kvcalc: Any) -> None:

@@ -280,9 +280,10 @@ def test_requests_beyond_the_models_limit_fit_nowhere_unless_allowed() -> None:
     assert allowed["best"]["fits"]
     assert any("limit" in text for text in texts(allowed))
     assert allowed["best"]["vllm"].startswith("VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve ")
-    exact = ask("gpt2", ("h100",), one_length(1000, 24), concurrency=4)
-    assert exact["best"]["fits"]
-    assert not any("limit" in text for text in texts(exact))
+    for beyond in (False, True):
+        exact = ask("gpt2", ("h100",), one_length(1000, 24), concurrency=4, beyond=beyond)
+        assert exact["best"]["fits"]
+        assert not any("limit" in text for text in texts(exact))
 
 
 def test_a_target_is_judged_at_the_upper_end_of_the_range() -> None:
@@ -450,7 +451,7 @@ def test_several_types_of_weights_are_a_row_each(kvcalc: Any) -> None:
     assert "h200-sxm with fp8, not" in screen
     for option in (("--pareto",), ("--disaggregate", "--transfer-bandwidth", "nvlink")):
         refused = kvcalc(*words, "--dtype", "bf16,fp8", *option)
-        assert (refused.status, "one type of weights at a time" in refused.err) == (2, True)
+        assert (refused.status, f"{option[0]}: plans for one type of weights at a time" in refused.err) == (2, True)
 
 
 def test_the_printed_limit_of_clients_lets_a_replica_run_more_than_the_mean() -> None:

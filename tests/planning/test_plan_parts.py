@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kvcalc
 from kvcalc.engines import command_key
 from kvcalc.errors import DoesNotFitError, UsageError
+from kvcalc.model.resolve import load_model
 from kvcalc.planning.cases.lengths import Lengths, one_length
 from kvcalc.planning.plan import finalists, pareto
 from kvcalc.planning.plan import replicas as one_pool
-from kvcalc.planning.plan.document import parse_confidence, parse_price, refuse_empty
+from kvcalc.planning.plan.disaggregated.split import TwoPools
+from kvcalc.planning.plan.document import parse_confidence, parse_price, plan, refuse_empty
 from kvcalc.planning.plan.finalists import _why_next, find_simulated
 from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judged
-from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, why_not
+from kvcalc.planning.plan.replicas import Found, OnePool, devices_then_speed, why_not
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import METRICS, Limit, Simulated, Targets, check_percentiles, limits_in
 from kvcalc.planning.plan.traffic import (
@@ -31,6 +35,7 @@ from kvcalc.planning.plan.traffic import (
     range_of,
     too_slow,
 )
+from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.hardware import find_gpu
 
 Range = tuple[float | None, float | None]
@@ -235,6 +240,19 @@ def test_a_shape_multiplies_its_parts_and_names_those_above_one(
     }  # fmt: skip
 
 
+def test_a_shape_asks_for_the_ranks_and_experts_that_it_has() -> None:
+    """Two ranks that divide the tokens are an option of the server, one is none, and other options stay."""
+    asked: Any = Question(load_model("llama-3.1-8b"), engine_settings={"a": "b"})
+    plain = Shape(4, 1).of(asked)
+    assert (plain.engine_settings, plain.data_parallel_size, plain.speed) == ({"a": "b"}, 1, None)
+    found = Shape(4, 1, 2, 4, 2).of(asked)
+    assert found.engine_settings == {"a": "b", "decode-context-parallel-size": "2"}
+    assert (found.data_parallel_size, found.speed) == (2, SpeedQuestion(expert_parallel_size=4))
+    assert Shape(2, 1, experts=1).of(asked._replace(speed=SpeedQuestion(1, 10, 20, 3))).speed == SpeedQuestion(
+        1, 10, 20, 3
+    )
+
+
 def serving(ttft: Range3, tpot: Range3, random_ttft: float = 1.0) -> Any:
     return {
         "ttft_seconds": ttft[0], "ttft_low_seconds": ttft[1], "ttft_high_seconds": ttft[2],
@@ -310,6 +328,18 @@ def test_requests_at_random_do_not_come_in_groups() -> None:
 def _answer(served: Any, **fit: Any) -> Any:
     document = {"throughput": {"serving": served, "energy": None}, "engine": {"expert_parallel_size": 1}}
     return SimpleNamespace(document=document, fit=fit)
+
+
+def test_a_replica_that_serves_nothing_has_no_times() -> None:
+    known = _answer(serving((2.0, None, None), (0.1, None, None)))
+    known.document["throughput"]["energy"] = {"watts": 700.0}
+    assert Probe(1, None, known, None).energy == {"watts": 700.0}  # type: ignore[arg-type]
+    found = Probe(1, None, _answer(None), None)  # type: ignore[arg-type]
+    unknown: Any = SimpleNamespace(document={"throughput": None})
+    for one in (found, found._replace(speed=None), found._replace(speed=unknown)):
+        assert one.energy is None
+        with pytest.raises(ValueError, match="serve"):
+            one.serving  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -391,6 +421,8 @@ def finalist(one: Any, worst: float, missed: str | None = None) -> Any:
          [layout(9)], "tp 4: late"),
         # A layout that was not simulated, with the fewest replicas that the closed form calls enough.
         ([], [], [layout(9, price=2.5), layout(3)], "7 x tp 4: 28 devices instead of 8, 70.00 per hour"),
+        ([], [], [layout(9)], "7 x tp 4: 28 devices instead of 8"),
+        ([], [], [SimpleNamespace()], None),  # pools, of which nobody knows how many are enough
         ([], [], [], None),
     ],
 )  # fmt: skip
@@ -520,6 +552,180 @@ def test_of_many_layouts_only_those_are_searched_that_may_be_among_the_best(
     found = one_pool._layouts(traffic, layout().kind, shapes, 2)
     assert asked == limits
     assert [one.num_devices for one in found.layouts] == [2, 4, 8]
+
+
+def test_a_plan_in_python_has_the_defaults_of_the_plan_that_it_asks() -> None:
+    defaults, own = (
+        {name: one.default for name, one in signature(of).parameters.items()} for of in (kvcalc.plan, plan)
+    )
+    shared = {"max_devices", "allow_beyond_limit", "with_front", "strict", "disaggregate", "all_layouts", "headroom"}
+    assert shared <= defaults.keys() & own.keys()
+    assert {name: own[name] for name in shared} == {name: defaults[name] for name in shared}
+    assert own["spare_replicas"] == defaults["spare_replicas"]
+
+
+LARGE, SMALL, OTHER_SHAPE = (layout(1, Shape(size, 1)) for size in (8, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("has_many", "most", "lists"),
+    [
+        # All layouts that hold the requests, those with few devices first, whether or not their means meet the targets.
+        (False, 8, [([SMALL, LARGE], "slow"), ([OTHER_SHAPE], "slower")]),
+        (False, 1, [([SMALL], "slow"), ([OTHER_SHAPE], "slower")]),
+        # Of many layouts, those of the first list that meet the targets, in the order of the closed form.
+        (True, 8, [([LARGE, SMALL], "slow")]),
+        (True, 1, [([LARGE], "slow")]),
+    ],
+)
+def test_the_layouts_that_are_simulated_are_those_that_hold_the_requests(
+    monkeypatch: pytest.MonkeyPatch, has_many: bool, most: int, lists: list[Any]
+) -> None:
+    kind: Any = SimpleNamespace(engine="vllm", max_devices=6)
+    first, small, other = (one._replace(kind=kind) for one in (LARGE, SMALL._replace(replicas=3), OTHER_SHAPE))
+    found = [Found([first, small], Trouble("slow")), Found([other], Trouble("slower"))]
+
+    def find_layouts(traffic: Any, *_: Any) -> Any:
+        assert traffic == ("the traffic" if has_many else "without limits")
+        return iter([Found([], None), *found] if has_many else found)
+
+    class Asked(SimpleNamespace):
+        def __eq__(self, other: object) -> bool:
+            return other == "the traffic"
+
+    # The closed form has an answer within the limits for all layouts but one, which then has as many as there can be.
+    guesses: Any = {one.shape: one._replace(next_layout="a guess") for one in (first, other)}
+    guesses[small.shape] = Trouble("too slow for the limits")
+    traffic: Any = Asked(has_many_layouts=lambda _: has_many, without_limits=lambda: "without limits")
+    monkeypatch.setattr(finalists, "find_layouts", find_layouts)
+    monkeypatch.setattr(finalists, "smallest", lambda asked, _, shape: guesses[shape])
+    simulated = list(finalists._candidates(traffic, kind, most))
+    assert [([one.shape for one in layouts], trouble and trouble.reason) for layouts, trouble in simulated] == [
+        ([one.shape for one in layouts], said) for layouts, said in lists
+    ]
+    assert {one.next_layout for layouts, _ in simulated for one in layouts} <= {None, "a guess"}
+
+
+@pytest.mark.parametrize(("number", "most"), [(None, 8), (3, 3)])
+def test_percentiles_are_judged_by_simulations_however_busy_the_closed_form_calls_the_replicas(
+    monkeypatch: pytest.MonkeyPatch, number: int | None, most: int
+) -> None:
+    monkeypatch.setattr(finalists, "_candidates", lambda traffic, kind, most: (traffic.most_busy, kind, most))
+    monkeypatch.setattr(finalists, "find_simulated", lambda judge, candidates, *_: candidates)
+    traffic = Traffic(None, LENGTHS, Targets(1, None), False)  # type: ignore[arg-type]
+    judge: Any = SimpleNamespace(decides=True)
+    found: Any = finalists.find_replicas(traffic, "a kind", judge, number)  # type: ignore[arg-type]
+    assert found == (1.0, "a kind", most)
+
+
+@pytest.mark.parametrize(
+    ("trace", "serves_at", "asked", "rate"),
+    [
+        (None, 16.0, [("limits", 16.0)], 16.0),
+        (None, 15.0, [("limits", 16.0), ("free", 16.0)], None),
+        # A trace counts shared prefixes, so a sixty-fourth of its rate may tell where to begin.
+        ({}, 8.0, [("limits", 16.0), ("free", 16.0), ("free", 8.0)], 8.0),
+        ({}, 0.25, [("limits", 16.0), *(("free", 16.0 / 2**n) for n in range(7))], 0.25),
+        ({}, 0.2, [("limits", 16.0), *(("free", 16.0 / 2**n) for n in range(7))], None),
+    ],
+)  # fmt: skip
+def test_pools_are_first_guessed_for_the_load_or_for_a_smaller_one_of_a_trace(
+    monkeypatch: pytest.MonkeyPatch, trace: Any, serves_at: float, asked: list[Any], rate: float | None
+) -> None:
+    tried: list[tuple[str, float | None]] = []
+
+    def find_splits(known: Any, joined: Any, targets: Targets, keep: int) -> Any:
+        tried.append(("limits" if targets.limits else "free", targets.requests_per_second))
+        return [] if (targets.requests_per_second or 0.0) <= serves_at else Trouble("too many devices")
+
+    monkeypatch.setattr(finalists, "find_splits", find_splits)
+    judge: Any = SimpleNamespace(targets=Targets(None, 16.0, 1.0), simulation=SimpleNamespace(trace=trace))
+    found = finalists._guesses(None, [], judge, 4)  # type: ignore[arg-type]
+    assert tried == asked
+    assert isinstance(found, Trouble) is (rate is None)
+
+
+def test_pools_for_clients_are_guessed_for_these_clients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Targets] = []
+
+    def find_splits(known: Any, joined: Any, targets: Targets, keep: int) -> Trouble:
+        tried.append(targets)
+        return Trouble("no")
+
+    monkeypatch.setattr(finalists, "find_splits", find_splits)
+    judge: Any = SimpleNamespace(targets=Targets(8, None, 1.0), simulation=SimpleNamespace(trace={}))
+    assert finalists._guesses(None, [], judge, 4) == Trouble("no")  # type: ignore[arg-type]
+    assert [(one.concurrency, bool(one.limits)) for one in tried] == [(8, True), (8, False)]
+
+
+@pytest.mark.parametrize(
+    ("found", "limited", "missed", "decided_by"),
+    [
+        ("pools", True, None, "closed form"), ("pools", True, "late", "simulations"),
+        ("pools", False, "late", "closed form"), ("pools", True, "endless", "closed form"),
+        ("pools", True, "refused", "closed form"), ("none", True, "late", "trouble"),
+    ],
+)  # fmt: skip
+def test_pools_that_miss_a_mean_in_a_simulation_are_chosen_by_simulations(
+    monkeypatch: pytest.MonkeyPatch, found: str, limited: bool, missed: str | None, decided_by: str
+) -> None:
+    pools: Any = TwoPools(None, None, None, 0, SimpleNamespace(prefills=1, decodes=1))  # type: ignore[arg-type]
+    trouble = Trouble("no pools")
+
+    def at(*_: Any) -> Any:
+        if missed == "refused":
+            raise UsageError("DP ranks are not simulated")
+        return None if missed == "endless" else SimpleNamespace(missed=missed)
+
+    judge: Any = SimpleNamespace(targets=Targets(None, 8.0, 1.0 if limited else None), at=at)
+    monkeypatch.setattr(finalists, "find_split", lambda *_: pools if found == "pools" else trouble)
+    monkeypatch.setattr(finalists, "_simulated_pools", lambda *_: "simulations")
+    answers = {"closed form": pools, "simulations": "simulations", "trouble": trouble}
+    assert finalists.find_confirmed_pools(None, [], judge) is answers[decided_by]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rate", "wanted", "slow_from", "needs_more"),
+    [
+        # A request stays 1 s and half a second more for each that runs: at 1.9 a second 3, 5, 7 and 9 must run.
+        (1.9, 8, 99, True),  # but no more than 8 can
+        (1.9, 99, 7, True),  # but 7 miss a target
+        (1.9, 99, 9, True),
+        (1.9, 99, 99, False),  # after four rounds nobody knows
+        (1.0, 1, 99, True),
+        (1.0, 2, 3, False),  # two run, which answer one a second
+        (0.6, 1, 2, False),
+    ],
+)
+def test_more_replicas_are_needed_if_as_many_requests_as_must_run_together_do_not(
+    rate: float, wanted: int, slow_from: int, needs_more: bool
+) -> None:
+    def at(running: int) -> Any:
+        seconds = 1 + running / 2
+        trouble = Trouble("slow") if running >= slow_from else None
+        return SimpleNamespace(serving={"requests_per_second": running / seconds}, trouble=trouble)
+
+    one: Any = object.__new__(one_pool.Replica)
+    one.clients, one.rate, one.wanted, one.at = None, 3 * rate, wanted, at
+    assert one.needs_more(at(1), 3) is needs_more
+    for clients, is_slow in ((3 * slow_from - 2, True), (3 * slow_from - 3, False)):
+        one.clients = clients
+        assert one.needs_more(at(1), 3) is is_slow
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "all_layouts", "divides", "many"),
+    [
+        ("llama-3.1-8b", {}, False, False, False), ("llama-3.1-8b", {}, True, False, True),
+        ("qwen3-30b-a3b", {}, False, True, True), ("qwen3-30b-a3b", {"data_parallel_size": 2}, False, False, False),
+        ("qwen3-30b-a3b", {"data_parallel_size": 2}, True, False, True),
+    ],
+)  # fmt: skip
+def test_a_model_with_experts_has_many_layouts_unless_dp_ranks_were_asked_for(
+    model: str, asked: dict[str, Any], all_layouts: bool, divides: bool, many: bool
+) -> None:
+    traffic = Traffic(Question(load_model(model), **asked), LENGTHS, Targets(1, None), False, all_layouts=all_layouts)
+    assert (traffic.divides_experts("vllm"), traffic.has_many_layouts("vllm")) == (divides, many)
 
 
 @pytest.mark.parametrize(("number", "simulated"), [(None, [9]), (1, [9]), (2, [9, 1, 2]), (5, [9, 1, 2, 3])])

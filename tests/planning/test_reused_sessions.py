@@ -288,3 +288,11 @@ def test_a_unit_of_a_tier_takes_what_a_context_of_its_length_takes() -> None:
         assert Store(prefixes, 256, 1, True, 1).moved_bytes(0) == 0, "LMCache moves no chunk"
         assert store.unit_bytes == prefixes.tier_bytes(256)
         assert (prefixes.tier_bytes(512) < 2 * store.unit_bytes) == windowed
+
+
+def test_a_tier_rounds_units_up_to_its_pages_and_keeps_the_rest_without_pages() -> None:
+    """Of 250 bytes of a device in units of 100 bytes: two whole units in pages of 4,096 bytes, or all bytes."""
+    prefixes: Any = SimpleNamespace(tier_bytes=lambda tokens, after: 250 if tokens else 0, unit_bytes=100)
+    for copies, in_pages in ((1, 2 * 4096), (41, 2 * 8192)):  # 41 x 100 bytes are two pages
+        assert Store(prefixes, 64, copies, False, 4096).tier_bytes(640) == in_pages
+        assert Store(prefixes, 64, copies, False, 1).tier_bytes(640) == 250 * copies

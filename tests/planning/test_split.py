@@ -276,12 +276,13 @@ def test_each_device_needs_a_share(gpu: str, shares: str) -> None:
 
 
 def test_a_plan_takes_a_split_on_one_device_alone() -> None:
-    def planned(sizes: str) -> Any:
+    def planned(sizes: str, *more: str) -> Any:
         return kvcalc.plan(
-            "llama-3.1-8b", ["rtx-4090"], input_tokens=500, output_tokens=100, concurrency=2, engine="llama.cpp",
-            engine_settings={"tensor-split": sizes}, dtype="q4_k_m",
+            "llama-3.1-8b", ["rtx-4090"], input_tokens=500, output_tokens=100, concurrency=2,
+            engines=("llama.cpp", *more), engine_settings={"tensor-split": sizes}, dtype="q4_k_m",
         )  # fmt: skip
 
     assert planned("1")["best"]["num_devices"] == 1
-    with pytest.raises(UsageError, match="--tensor-split 3,1: plan chooses the number of devices"):
-        planned("3,1")
+    for more in ((), ("vllm",)):
+        with pytest.raises(UsageError, match="--tensor-split 3,1: plan chooses the number of devices"):
+            planned("3,1", *more)

@@ -255,7 +255,7 @@ def _divide(
         return Budget(case, weights, reserve, given, given, towers=towers)
     replicas = workload.data_parallel_size
     # Whole copies exchange nothing, so each is like a server of its own.
-    copies = replicas if replicas > 1 and whole_copies(spec, workload) else 1
+    copies = replicas if whole_copies(spec, workload) else 1
     question = Question(
         memory_bytes=gpu.memory_bytes,
         width=weights.width,

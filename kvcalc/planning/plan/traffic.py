@@ -130,12 +130,10 @@ class Probe(NamedTuple):
     @property
     def serving(self) -> documents.Serving:
         """The `serving` part of the document. Only for probes without `trouble`."""
-        if self.speed is None:
-            raise ValueError("a replica that does not fit serves nothing")
-        found = self.speed.document["throughput"]
-        if found is None or found["serving"] is None:
+        found = self._throughput and self._throughput["serving"]
+        if not found:
             raise ValueError("no requests are served")
-        return _at_random(found["serving"]) if self.is_steady else found["serving"]
+        return _at_random(found) if self.is_steady else found
 
     @property
     def expert_parallel_size(self) -> int:
@@ -145,8 +143,11 @@ class Probe(NamedTuple):
     @property
     def energy(self) -> documents.Energy | None:
         """The `energy` part of the document, or None if it is not known. Only for probes without `trouble`."""
-        found = None if self.speed is None else self.speed.document["throughput"]
-        return None if found is None else found["energy"]
+        return self._throughput and self._throughput["energy"]
+
+    @property
+    def _throughput(self) -> documents.Throughput | None:
+        return None if self.speed is None else self.speed.document["throughput"]
 
 
 class Traffic(NamedTuple):
@@ -173,8 +174,8 @@ class Traffic(NamedTuple):
 
     def divides_experts(self, engine: str) -> bool:
         """Whether DP ranks and the ways to divide experts are tried: nobody asked for ranks of either kind."""
-        ranks = self.question.data_parallel_size * self.prompt_ranks(engine)
-        return ranks == 1 and most_experts(self.question.model) > 0
+        is_asked = not self.question.data_parallel_size == self.prompt_ranks(engine) == 1
+        return not is_asked and bool(most_experts(self.question.model))
 
     def has_many_layouts(self, engine: str) -> bool:
         """Whether those that cannot be among the best are left out by the closed form."""
@@ -339,7 +340,7 @@ def brief_answer(case: Case, needs_speed: bool) -> Answer | None:
     """The estimate of a case with requests to serve, whose batch is final. None if only the whole estimate knows.
 
     Its document may have only `fits`, `free_bytes` and `free_low_bytes` of `fit`, `serving` of `throughput`, and the
-    size of expert parallelism. `throughput` is null without `needs_speed`, and may be null if it does not fit.
+    size of expert parallelism. `throughput` is null without `needs_speed`, and if it does not fit.
     """
     room = budget(case)
     if not isinstance(room, Budget) or room.devices or room.host is not None:
@@ -351,8 +352,8 @@ def brief_answer(case: Case, needs_speed: bool) -> Answer | None:
     free = room.pool_bytes - held
     low, _ = free_range(room, free)
     throughput = None
-    if needs_speed and free >= 0:
-        if not fits or (workload.data_parallel_size > 1 and whole_copies(case.spec, workload)):
+    if needs_speed and fits:
+        if whole_copies(case.spec, workload):
             return None
         speed = speed_of(case, [])
         if isinstance(speed, str) or speed.calibration is not None:

@@ -64,8 +64,8 @@ def describe_reuse(
 def _describe_prefix(case: Case, reuse: CacheReuse, fit: documents.Fit | None) -> documents.ReusePrefix:
     prefixes, workload, allocation = case.prefixes(), case.workload, case.allocation
     dtype, tokens, batch = workload.kv_dtype, workload.context_tokens, workload.attention_batch(workload.batch_size)
-    prompt = prompt_tokens_of(case.question.speed, workload)
-    found = prefixes.found(min(reuse.prefix_tokens, prompt - 1))
+    common = min(reuse.prefix_tokens, prompt_tokens_of(case.question.speed, workload) - 1)
+    found = prefixes.found(common)
     held, more = (allocation.batch_bytes(case.share, dtype, tokens, number) for number in (batch, batch + 1))
     most = None if fit is None else fit["max_batch_size"]
     most_alone = _most_alone(case, fit)
@@ -73,7 +73,7 @@ def _describe_prefix(case: Case, reuse: CacheReuse, fit: documents.Fit | None) -
         "prefix_tokens": reuse.prefix_tokens,
         "block_tokens": prefixes.block_tokens,
         "found_tokens": found,
-        "shared_tokens": prefixes.shared(min(reuse.prefix_tokens, prompt - 1, tokens - 1)),
+        "shared_tokens": prefixes.shared(common),
         "kept_bytes": prefixes.kept_bytes(found),
         "saved_bytes": allocation.alone().batch_bytes(case.share, dtype, tokens, batch) - held,
         "next_request_bytes": more - held,

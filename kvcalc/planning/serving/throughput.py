@@ -43,7 +43,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput |
     None, with a note, if they are not known. If requests are served, the case's batch is the number that fit at their
     full length.
     """
-    if case.workload.data_parallel_size > 1 and whole_copies(case.spec, case.workload):
+    if whole_copies(case.spec, case.workload):
         from kvcalc.planning.device.copies import of_all_copies, one_copy
 
         found = describe_throughput(one_copy(case), notes)
