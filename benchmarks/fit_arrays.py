@@ -130,8 +130,8 @@ def _prompts_of_step(row: Row) -> float:
     if row.rules.mixes:
         return prompts.prompts_of_step(rate * row.seconds, row.decoding)
     step = row.model.decode(row.decoding, row.context_tokens).seconds
-    for _ in range(_ROUNDS):
-        prompts.stop(step, step, rate, row.decoding / row.output_tokens, row.decoding)
+    lag = host_wait(row.model.constants, step, row.input_tokens)
+    prompts.stop(step, step, rate, row.decoding / row.output_tokens, row.decoding, lag)
     return prompts.together
 
 
@@ -157,25 +157,26 @@ def ttft_seconds_of(rows: Sequence[Row], step: Sequence[Constants]) -> Ask:
     """The time to first token of every row, with the step's constants as they are in `step`."""
     models = [SpeedModel(row.model.counts, row.model.gpu, c) for row, c in zip(rows, step)]
     each = np.array([_waits(model, row) for model, row in zip(models, rows)]).T
-    one_step, with_first, known, first, cold, launches, alone = each
+    one_step, with_first, known, first, cold, launches, alone, hidden = each
     prompt = np.array([row.input_tokens for row in rows], float)
 
     def ask(constants: Mapping[str, Any]) -> Values:
         c = _namespace(constants)
         of_first = first * c.first_seconds + cold * c.cold_seconds
         launching = np.maximum(0.0, c.prompt_launch_seconds * launches - alone)
-        host = host_wait(c, one_step, prompt) + first_host_wait(c, prompt, with_first)
+        host = host_wait(c, one_step, prompt) + first_host_wait(c, prompt, with_first, hidden)
         return np.asarray(host + known + launching + of_first)
 
     return ask
 
 
-def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, float, float, float]:
+def _waits(model: SpeedModel, row: Row) -> tuple[float, ...]:
     """What the time to first token of a row is made of, besides constants.
 
     The seconds of a step, the others that come with a first request, on average over all requests, the waits that are
-    not fitted, the share of first ones, that on a cold server, the kernels of a step, and the seconds of a step with
-    the prompt alone. They are those of `serve` with the requests that decoded, and came, when the row was measured.
+    not fitted, the share of first ones, that on a cold server, the kernels of a step, the seconds of a step with the
+    prompt alone, and those of the host that pass while other prompts are computed. They are those of `serve` with the
+    requests that decoded, and came, when the row was measured.
     """
     step = model.decode(row.decoding, row.context_tokens).seconds
     rules = row.rules or StepRules()
@@ -183,14 +184,13 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, flo
     cold, first = float(row.requests == FIRST), (row.requests == ALL) / requests_per_client(row.concurrency)
     launches, alone = float(model.counts.launches), prompts.alone
     if row.concurrency == 1:
-        return step, 0.0, prompts.lone, first, cold, launches, alone
+        return step, 0.0, prompts.lone, first, cold, launches, alone, 0.0
     # Clients meet the others, not themselves. At random, requests meet all.
     others = 1.0 if row.is_open else (row.concurrency - 1) / row.concurrency
     rate = row.concurrency / ((row.ttft_seconds or 0.0) + row.output_tokens * row.seconds)
-    for _ in range(_ROUNDS):
-        stop = prompts.stop(step, row.seconds, rate, others * row.decoding / row.output_tokens, row.decoding)
-    mean_step = step + row.decoding * stop / row.output_tokens
     lag = host_wait(model.constants, step, row.input_tokens)
+    stop = prompts.stop(step, row.seconds, rate, others * row.decoding / row.output_tokens, row.decoding, lag)
+    mean_step = step + row.decoding * stop / row.output_tokens
     waits = prompts.waits(step, mean_step, row.decoding, others * rate, lag)
     # The measured rate may be above the one that the constants allow. Each DP rank has a queue of its own.
     replicas = model.layout.data_parallel_size
@@ -199,7 +199,7 @@ def _waits(model: SpeedModel, row: Row) -> tuple[float, float, float, float, flo
     with_first = (first + cold) * max(0.0, row.running / replicas - 1)
     # In the mean, the first ones wait for half of each other.
     burst = (first + 2 * _LATE * cold) * burst_wait(waits.burst, max(waits.most, 1.0), row.running / replicas)
-    return step, with_first, waited + burst, first, cold, launches, alone
+    return step, with_first, waited + burst, first, cold, launches, alone, prompts.hidden
 
 
 def fit(

@@ -53,6 +53,7 @@ class Schedule(NamedTuple):
     routing: str = LEAST_LOADED  # which DP rank gets a request
     enough_tokens: int | None = None  # no other prompt joins a step with this many prompt tokens
     receives_every: int = 1  # after how many decode steps the scheduler looks for new requests; after prompts at once
+    reads_beside: bool = False  # whether the host reads requests while the prompts of others are computed
     is_exact: bool = False  # whether step_tokens is what was asked for, even if a whole prompt has no room
 
     def steps(self, running: int, longest_tokens: int, checked_tokens: int = 1) -> StepRules:
@@ -66,7 +67,7 @@ class Schedule(NamedTuple):
             tokens = max(tokens, running * checked_tokens + (0 if self.divides else longest_tokens))
         return StepRules(
             tokens, self.mixes, self.divides, self.overlaps, self.enough_tokens or 0, self.receives_every,
-            self.routing == ROUND_ROBIN,
+            self.routing == ROUND_ROBIN, self.reads_beside,
         )  # fmt: skip
 
     def end_of_part(self, start: int, prompt: int, room: int) -> int:

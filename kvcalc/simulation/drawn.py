@@ -76,8 +76,7 @@ def _simulated(
 
     def make(arrivals: Arrivals) -> Server:
         server = scheduler.server(times, arrivals)
-        most = scheduler.rules.max_running
-        server.first_seconds = load.first_wait(model.constants, fitting, scheduler.dp_ranks, most)
+        server.first_seconds = scheduler.first_wait(load, model, fitting, 1)
         server.keep_sums()
         return server
 

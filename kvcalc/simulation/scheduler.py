@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from kvcalc.engines import engines_that
@@ -17,6 +18,7 @@ from kvcalc.planning.device.capacity import too_many_to_start
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.lock_step import LockStep, OfRank
 from kvcalc.simulation.replicas.mixed import MixedReplica, SlotsReplica
@@ -28,7 +30,9 @@ from kvcalc.simulation.replicas.routing import ROUTERS
 from kvcalc.simulation.replicas.rules import Lag, Rules
 from kvcalc.simulation.replicas.server import Server
 from kvcalc.simulation.replicas.times import ModelTimes
+from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.serving import first_host_wait
 
 
 class Scheduler(NamedTuple):
@@ -60,6 +64,21 @@ class Scheduler(NamedTuple):
         if tokens % self.pool.block_tokens:
             return f"blocks of {self.pool.block_tokens} tokens do not make up those of {tokens} tokens in the trace"
         return None if isinstance(self.pool.table, range) else "layers with windows or states share other blocks"
+
+    def first_wait(self, load: Load, model: SpeedModel, requests: Sequence[Request], replicas: int) -> float:
+        """How many seconds later the first step with prompts ends on each DP rank of so many replicas.
+
+        The first of `requests` arrive together in a closed loop, and each waits for the host's time of the others.
+        """
+        c, (schedule, running) = model.constants, (self.rules.schedule, self.rules.max_running)
+        together = load.first_of(requests, replicas * self.dp_ranks)[:running]
+        if not together:
+            return load.first_seconds(c)
+        tokens, cached = (
+            sum(each) / len(together) for each in zip(*((one.prompt_tokens, one.given_tokens) for one in together))
+        )
+        prompts = Prompts(model, round(tokens), cached, schedule.steps(running, round(tokens)))
+        return load.first_seconds(c) + first_host_wait(c, tokens, len(together) - 1, prompts.hidden)
 
     def server(self, times: ModelTimes, arrivals: Arrivals, shared_tokens: int | None = None) -> Server:
         """A replica for the requests of `arrivals`. They share named blocks of `shared_tokens` tokens, or none."""

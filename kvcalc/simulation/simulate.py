@@ -83,11 +83,11 @@ def simulate(
     if load.concurrency is not None and load.concurrency < number:
         raise UsageError(f"--concurrency {load.concurrency} is less than {number} replicas", "use fewer --replicas")
     times = ModelTimes(speed.model, step_factor)
+    first_wait = step_factor * scheduler.first_wait(load, speed.model, fitting, number)
 
     def make(arrivals: Arrivals) -> Server:
         server = scheduler.server(times, arrivals, shared_tokens)
-        servers, most = number * scheduler.dp_ranks, scheduler.rules.max_running
-        server.first_seconds = step_factor * load.first_wait(speed.model.constants, fitting, servers, most)
+        server.first_seconds = first_wait
         if not is_detailed:
             server.keep_sums()
         return server

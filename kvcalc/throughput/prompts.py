@@ -47,7 +47,26 @@ class Prompts:
         self._known = {1: self.alone}
         # The time that a prompt adds to a prompt step that has other prompts.
         self._work = 0.0 if rules.mixes else model.prefill_work(input_tokens, cached_tokens).seconds
-        self._batches = Batches(1.0, self.alone, 0.0, 0.0)
+        self._batches = Batches(1.0, self.alone, 0.0, 0.0, self.alone)
+
+    @property
+    def hidden(self) -> float:
+        """The seconds in which the host can read a request that comes with others, while their prompts are computed.
+
+        They are those that each prompt takes if all DP ranks have full steps, so the longer of reading and computing
+        counts. For SGLang's servers, the median error of p99 is 31 % with it and 42 % with the sum of both. For vLLM's
+        and TensorRT-LLM's, the loss of the fit is smaller with the sum: 0 seconds.
+        """
+        if not self._rules.reads_beside:
+            return 0.0
+        if self._replicas > 1:
+            return self._model.alone([self._of_all(self._full)]).seconds / self._full
+        return self._of_full_step
+
+    @property
+    def _of_full_step(self) -> float:
+        """The seconds that each prompt takes of full steps of their own."""
+        return self._together(max(self._full, 1.0)) / max(self._full, 1.0)
 
     def _divided(self) -> float:
         """The seconds of all steps of a prompt that needs several.
@@ -65,19 +84,28 @@ class Prompts:
         """The prompts that a step of their own computes on average, as `stop` found it."""
         return self._batches.prompts
 
-    def stop(self, step: float, mean_step: float, per_second: float, ending: float, decoding: float) -> float:
+    def stop(
+        self, step: float, mean_step: float, per_second: float, ending: float, decoding: float, lag: float
+    ) -> float:  # fmt: skip
         """The seconds that a prompt stops the requests that decode, whose steps take `step` seconds without it.
 
-        `decoding` requests decode, `per_second` prompts are computed, and `ending` answers end with a step.
+        `decoding` requests decode, `per_second` prompts are computed, and `ending` answers end with a step. Their
+        clients come back `lag` seconds later.
         """
         if self._rules.mixes or self._replicas > 1:
             arriving = per_second * mean_step
             stop = self.beside(self.prompts_of_step(arriving, decoding), decoding, arriving)
             return stop if self._rules.mixes else self._stop_of_ranks(stop, step, arriving, decoding)
         # As if all steps until the scheduler looks for requests were one.
-        unseen, ending = self._rules.every * step, self._rules.every * ending
-        found = batches(self._together, unseen, self._work, per_second, ending, self._full, self._batches)
-        self._batches = found
+        every, most = self._rules.every, max(1.0, self._full)
+        self._batches = found = batches(
+            lambda prompts: self._together(min(prompts, most)),
+            every * step,
+            every * ending,
+            lag,
+            self._rules.overlaps,
+            most,
+        )
         return found.seconds / found.prompts
 
     def _stop_of_ranks(self, added: float, step: float, arriving: float, decoding: float) -> float:
@@ -152,9 +180,14 @@ class Prompts:
             closed = step_waits(step, mean_step, rate, lag, rules.overlaps)
             alone = Steps(step, step / 2)
             return mixed_waits(rules, alone, mean_step, own, full, rate, most, closed, self._stops)
-        each = self._together(max(self._full, 1.0)) / max(self._full, 1.0)
-        found = self._batches if rules.every == 1 else self._batches._replace(mean=step)
-        return separate_waits(found, step, self._work, self._together(1.0), each, self._full, rules.overlaps, lag)
+        found = self._batches
+        if rules.every > 1:
+            # The scheduler does not look for requests at the step after that with which an answer ended.
+            own = self._together(min(found.prompts, max(1.0, self._full)))
+            found = found._replace(first=lag + step / 2 + rules.overlaps * step + own)
+        return separate_waits(
+            found, step, self._work, self._together(1.0), self._of_full_step, self._full, rules, rate, lag
+        )
 
     def _waits_of_rank(self, step: float, mean_step: float, decoding: float, rate: float, lag: float) -> Waits:
         """The waits in a DP rank, for its own steps, which are as long as those of the rank with most work.

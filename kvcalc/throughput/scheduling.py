@@ -22,7 +22,8 @@ If it has room for K prompts, u is the part of this room that is used on average
 servers (Sakasegawa 1977, halved as for one): u^sqrt(2 (K + 1)) / (2 (1 - u)).
 
 With prompts in steps of their own, no answer ends while prompts are computed. Only those that ended shortly before
-bring new requests then, so a request waits for half of the g others of its group: queue = u g / 2.
+bring new requests then (`batches`). A step has room for most of these groups, and a request waits for half of the g
+others that it has no room for: queue = u g / 2.
 
 With N clients, a request finds the queue of the N - 1 others (Schweitzer 1979), and the rate is the one at which
 N = rate x (the time of a request without the queue + its wait in that queue).
@@ -31,7 +32,7 @@ N = rate x (the time of a request without the queue + its wait in that queue).
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, expm1, sqrt
+from math import exp, expm1, floor, sqrt
 
 from kvcalc.records import NamedTuple
 
@@ -40,6 +41,8 @@ STEP_TOKENS = 8192
 
 # The load of steps with room for several prompts is found by Newton's method.
 _NEWTON, _SETTLED, _FULL = 6, 1e-3, 1 - 1e-6
+# The rounds in which the steps of requests at random are found.
+_ROUNDS = 4
 # The load below which nothing queues.
 _NEGLIGIBLE = 0.05
 # A load is below 1: in a closed loop, no more requests arrive than are computed.
@@ -52,7 +55,8 @@ class StepRules(NamedTuple):
     `mixes` is whether prompts are computed in the steps of decoding requests, `divides` whether they are divided over
     steps, and `overlaps` whether a step is scheduled while the one before it runs. No other prompt joins a step with
     `enough_tokens` of prompts (0: any number). The scheduler looks for new requests after `every` decode steps.
-    `in_turn` is whether DP ranks get requests in turn, and not the one with the least to do.
+    `in_turn` is whether DP ranks get requests in turn, and not the one with the least to do. `reads_beside` is whether
+    the host reads requests while the prompts of others are computed.
     """
 
     step_tokens: int = STEP_TOKENS
@@ -62,6 +66,7 @@ class StepRules(NamedTuple):
     enough_tokens: int = 0
     every: int = 1
     in_turn: bool = False
+    reads_beside: bool = False
 
     def prompts_of_step(self, tokens: float, decoding: float) -> float:
         """The prompts of `tokens` tokens that a step has room for, besides those of `decoding` requests."""
@@ -79,7 +84,7 @@ class Waits(NamedTuple):
     - each: of the full steps that its prompt takes up.
     - most: the prompts that a full step has room for.
     - burst: `each`, if every DP rank has full steps, as when all clients start.
-    - mates: the mean number of others that arrive before a step with prompts ends, if no answer ends with it.
+    - mates: the mean number of others in a request's group for which its step has no room, if no answer ends with it.
     - shares: the share, 0 to 1, of steps with several prompts in which they do not wait for each other. Then, a step
       takes `step` seconds without prompts, and each prompt adds `work`.
     - coming: the requests that arrive during a full step, relative to those that would if they came at random.
@@ -201,10 +206,11 @@ def steps_within(seconds: float, step: float) -> float:
     """The steps without prompts that end within some seconds after another has ended.
 
     They differ little, so a step that takes a little longer than `seconds` never ends in time, and one that takes a
-    little less always does.
+    little less always does. The differences of several steps add up.
     """
-    ended = seconds / step
-    return ended - 0.5 if ended > 1.5 else min(1.0, max(0.0, 8.0 * (ended - 0.98)))
+    ended = seconds / (1.04 * step)
+    nearest = max(1.0, floor(ended + 0.5))
+    return nearest - 1 + min(1.0, max(0.0, 8 / min(nearest, 8) * (ended - nearest) + 0.5))
 
 
 def step_waits(step: float, mean_step: float, rate: float, lag: float, overlaps: bool) -> StepWaits:
@@ -229,51 +235,86 @@ def step_waits(step: float, mean_step: float, rate: float, lag: float, overlaps:
 class Batches(NamedTuple):
     """The steps that compute prompts alone: the prompts in one, its seconds, and those of any step on average.
 
-    `mates` are the others that arrive at the same moment as a request.
+    `mates` are the others in a request's group for which its step has no room. `first` are the seconds from a client's
+    last answer to its next first token.
     """
 
     prompts: float
     seconds: float
     mean: float
     mates: float
+    first: float
 
 
 def batches(
-    seconds_of: Callable[[float], float], step: float, work: float, rate: float, ending: float, most: float,
-    before: Batches,
-) -> Batches:  # fmt: skip
-    """The prompts that are computed together if steps with prompts and others take turns.
+    seconds_of: Callable[[float], float], step: float, ending: float, lag: float, overlaps: bool, most: float
+) -> Batches:
+    """The prompts that are computed together if steps with prompts and others take turns, in a closed loop.
 
-    `seconds_of` gives the seconds of a step by its number of prompts; `work` are those of each prompt. `step` are the
-    seconds of a decode step, with which `ending` answers end on average. Their clients come back together, so prompts
-    arrive in groups: `rate` prompts per second. `before` is a guess.
+    `seconds_of` gives the seconds of a step by its number of prompts, up to the `most` that it has room for. `step` are
+    the seconds of a decode step, with which `ending` answers end on average, at random. Their clients come back `lag`
+    seconds later, and no answer ends while prompts are computed. After decode steps without requests, these are
+    computed in steps one after the other, as far as there are any:
+
+    - those whose answers ended with the same step. They come during a later step, and are computed in the one after it
+      or, if steps overlap, in the second one after it.
+    - if steps overlap: those whose answers ended one step later.
+    - those whose answers ended within `lag` before the first of these steps. They come while it runs, if it is long.
+    - if steps overlap and none ended one step later, there was a decode step instead: those whose answers ended with
+      it, and so on.
+
+    If a step with prompts is shorter than `lag`, some of them come later, and do not meet it.
     """
-    if not ending or not rate:
-        return before
-    none = exp(-ending)
-    grouped = ending / (1 - none)
-    groups = rate / grouped
-    start = max(0.0, before.seconds - before.prompts * work)
-    # The chance that nothing arrives while the prompts of one group are computed, and those of a step with several.
-    quiet = (exp(ending * expm1(-groups * work)) - none) / (1 - none)
-    of_step = grouped / max(grouped, before.prompts)
-    quiet = exp(-groups * start) * of_step * quiet / (1 - (1 - of_step) * quiet)
-    after_step = -expm1(-groups * step)
-    share = after_step / (after_step + quiet)
-    mean = ((1 - share) * step + share * start) / (1 - min(rate * work, _MOST_LOAD))
-    # Between the guess and what follows from it, because one overshoots when the other is too small.
-    prompts = min(max(1.0, sqrt(before.prompts * rate * mean / share)), max(1.0, most))
-    return Batches(prompts, seconds_of(prompts), mean, ending)
+    some, passed = -expm1(-ending), 1 + steps_within(lag, step)
+    each = ending / some if ending else 1.0
+    of_some = seconds_of(each)
+    locked = min(1.0, of_some / lag) if lag else 1.0
+    late = ending * passed * locked
+    is_late = -expm1(-late)
+    of_late = seconds_of(late / is_late if late else 1.0)
+    # The steps with prompts, the prompts, the others that one meets, and what it waits for before its own step.
+    groups = [(1.0, each, ending, step * (passed + overlaps))]
+    before = step * (passed - 1) / 2 + of_some
+    if overlaps:
+        before += some * of_some + (1 - some) * step
+        groups += [(some, ending, ending, step * passed + of_some)]
+        groups += [(is_late * some, is_late * ending, ending, of_late + step)]
+    groups += [(is_late, late, late, before)]
+    steps, prompts = sum(group[0] for group in groups), sum(group[1] for group in groups)
+    seconds = ((steps - is_late) * of_some + is_late * of_late) / steps
+    decoding = prompts / ending if ending else 1.0
+    cycle = steps * seconds + decoding * step
+    mean = cycle / (steps + decoding)
+    first = sum(number * (waits + seconds_of(1 + others)) for _, number, others, waits in groups) / prompts
+    left = (steps * seconds * seconds + decoding * step * step) / (2 * cycle)
+    free = lag + left + overlaps * mean + seconds_of(1 + ending)
+    return Batches(
+        min(most, prompts / steps),
+        seconds,
+        mean,
+        sum(number * max(0.0, 1 + others - most) for _, number, others, _ in groups) / prompts,
+        locked * first + (1 - locked) * free,
+    )
 
 
 def separate_waits(
-    found: Batches, step: float, work: float, alone: float, full: float, most: float, overlaps: bool, lag: float
-) -> Waits:
+    found: Batches, step: float, work: float, alone: float, full: float, most: float, rules: StepRules, rate: float,
+    lag: float,
+) -> Waits:  # fmt: skip
     """The waits if prompts are computed in steps of their own, as in `batches`.
 
-    A prompt adds `work` seconds to such a step, takes `alone` without others, and `full` in full steps.
+    A prompt adds `work` seconds to such a step, takes `alone` without others, and `full` in full steps. At random,
+    `rate` others come per second.
     """
-    # A request is in a batch that is larger than the mean, and waits for half of the others that it did not wait for.
-    first = step / 2 + overlaps * found.mean + alone + (found.prompts - 1) * work
-    mates = found.mates * (1 + steps_within(min(lag, found.seconds), step))
-    return Waits(first, full, most, full, mates, coming=0.0, random=first)
+    share, seconds, load = 0.5, alone, min(rate * work, _MOST_LOAD)
+    for _ in range(_ROUNDS):
+        mean = (1 - share) * step + share * seconds
+        prompts = max(1.0, rate * mean / share)
+        seconds = alone + (min(most, prompts) - 1) * work
+        share = -(1 - share) * expm1(-rate * step) - share * expm1(-rate * seconds)
+    # The number of prompts in a step is that of the arrivals in another: its variance is that of a branching process.
+    square = seconds * seconds + work * work * prompts / (1 - load * load)
+    left = ((1 - share) * step * step + share * square) / (2 * mean)
+    random = left + rules.overlaps * mean + alone + min(2 * left * rate, most) * work
+    first = max(alone, found.first - lag)
+    return Waits(first, full, most, full, found.mates, coming=0.0, random=random)

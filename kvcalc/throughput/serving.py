@@ -97,14 +97,16 @@ def host_wait(c: Constants, step: float, input_tokens: float) -> float:
     return c.ttft_seconds + c.ttft_token_seconds * input_tokens + c.ttft_steps * step
 
 
-def first_host_wait(c: Constants, input_tokens: float, others: float) -> float:
+def first_host_wait(c: Constants, input_tokens: float, others: float, hidden: float = 0.0) -> float:
     """How many seconds longer each first request of a benchmark waits for the host, with `others` that come with it.
 
     An HTTP server handles requests that come together side by side in one event loop: none is far ahead of the others.
     So each waits for the host's time of all. Measured servers agree: with half of it, as if they were handled one
-    after the other, the loss of the fit is 3 % higher. May be arrays.
+    after the other, the loss of the fit is 3 % higher. `hidden` seconds of each request's host time pass while prompts
+    are computed (`Prompts.hidden`). May be arrays.
     """
-    return (c.ttft_seconds + c.ttft_token_seconds * input_tokens) * others
+    each = c.ttft_seconds + c.ttft_token_seconds * input_tokens
+    return (each - smaller(each, hidden)) * others
 
 
 def replaced(decoding: float, running: float, steps: float, away: float) -> float:
@@ -166,33 +168,33 @@ def serve(
     replicas = model.layout.data_parallel_size
     last: tuple[float, float] | None = None
     decoding, tpot, stall, steady, held, burst, rate, queued = float(running), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    mean_step, grouped, lag, per_client = 0.0, 0.0, 0.0, requests_per_client(concurrency)
+    mean_step, grouped, per_client = 0.0, 0.0, requests_per_client(concurrency)
     for _ in range(_MOST_ROUNDS):
         before = tpot
         step = model.decode(decoding, input_tokens + output_tokens / 2).seconds
+        lag = host_wait(c, step, input_tokens) + prompts.launching
         # The prompts that are computed per second, also again, are those of the requests that decode now.
         prompts_per_second = decoding * again / (output_tokens * (tpot or step / per_step))
         if running > 1:
             ending = others * decoding * per_step / output_tokens
-            stop = prompts.stop(step, mean_step or step, prompts_per_second, ending, decoding)
+            stop = prompts.stop(step, mean_step or step, prompts_per_second, ending, decoding, lag)
             away = prompts.steps(decoding) + (0.0 if is_full else lag / (mean_step or step))
             stall = replaced(decoding, running, output_tokens / per_step, away) * stop * again / output_tokens
         tpot = step / per_step + stall
         # A step on average, with the prompts that run in it or stop it.
         mean_step, decode = tpot * per_step, output_tokens * tpot
         if concurrency == 1:
-            steady = host_wait(c, step, input_tokens) + prompts.lone + prompts.launching
+            steady = lag + prompts.lone
             burst = c.first_seconds / per_client
             rate = 1 / (steady + burst + decode)
         else:
             met = others * prompts_per_second
-            lag = host_wait(c, step, input_tokens) + prompts.launching
             waits = prompts.waits(step, mean_step, decoding, met, lag)
             grouped = waits.first - waits.random
             steady = waits.first + lag
             # The clients of each DP rank queue for its own steps.
             burst = burst_wait(waits.burst, max(waits.most, 1.0), running / replicas)
-            burst += first_host_wait(c, input_tokens, max(0.0, running / replicas - 1))
+            burst += first_host_wait(c, input_tokens, max(0.0, running / replicas - 1), prompts.hidden)
             burst = (burst + c.first_seconds + late_steps * tpot) / per_client
             if is_queueing:
                 of_one, queued = waits.rate(concurrency / replicas, steady + burst + decode, rate / replicas)

@@ -204,10 +204,10 @@ def test_first_tokens_of_all_rows_at_once_are_those_of_each_row_alone(
         own = c._replace(**first.values(theta, row.engine, first.labels_of(row)))
         used = SpeedModel(row.model.counts, row.model.gpu, own)
         # A client comes back after the host's time before this fit.
-        step, starting, known, warm, cold, _, prefill = arrays._waits(
+        step, starting, known, warm, cold, _, prefill, hidden = arrays._waits(
             SpeedModel(row.model.counts, row.model.gpu, c), row
         )
-        alone = host_wait(own, step, row.input_tokens) + first_host_wait(own, row.input_tokens, starting)
+        alone = host_wait(own, step, row.input_tokens) + first_host_wait(own, row.input_tokens, starting, hidden)
         alone += known + used.launch_wait(prefill)
         alone += warm * own.first_seconds + cold * own.cold_seconds
         assert alone == pytest.approx(seconds_together, rel=1e-9)

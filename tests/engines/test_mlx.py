@@ -100,6 +100,13 @@ def test_the_state_of_a_delta_net_is_fp32_since_0_31_2(engine: str, state_bytes:
     assert total(gated_delta(), engine, 1024) == states + 10 * 1024 * 2 * 2 * 256 * 2
 
 
+def test_the_states_of_other_models_are_known_since_the_same_release() -> None:
+    spec = kvcalc.load_model("falcon-h1-7b")
+    assert estimate(spec, engine="mlx@0.31.2")["kv_cache"] == estimate(spec, engine="mlx")["kv_cache"]
+    with pytest.raises(ModelError, match=r"the state of falcon_h1 before mlx-lm 0\.31\.2"):
+        estimate(spec, engine="mlx@0.31.1")
+
+
 def test_a_chunk_grows_by_256_tokens_beyond_itself() -> None:
     spec = kvcalc.load_model("llama-4-scout")
     layer = 2 * 8 * 128 * 2

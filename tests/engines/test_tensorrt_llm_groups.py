@@ -32,6 +32,9 @@ def test_windows_have_a_pool_and_the_other_layers_another() -> None:
     # The last four layers read an earlier layer's cache and have one of their own all the same.
     assert found["caches that no layer reads"] == 17 * SLIDING * 3 // 10 + 128 * FULL // 2
     assert found["stored"] == 7 * 512 * 2048 + 4096 * 4096
+    # The window is in the middle of a block at both ends.
+    assert found["blocks rounded up"] == (17 * 32 - 512) * 7 * 2048
+    assert "different layout or dtype" not in found
 
 
 def test_the_memory_is_divided_in_that_proportion() -> None:

@@ -124,6 +124,18 @@ def test_the_smallest_memory_is_what_trying_every_page_finds(seed: int) -> None:
     assert division.smallest(needed) == division.rounded(pages * 2 * MIB)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_within_a_typical_batch_the_other_pools_are_as_large_as_for_it(seed: int) -> None:
+    """The first group of a hybrid may be smaller than a typical batch, and the states are those of that batch."""
+    random, division = Random(seed), random_division(Random(seed))
+    first, *others = division.groups
+    page, typical = 2 * MIB, slots_of(first, TYPICAL, 32)
+    slots = [random.randint(1, typical), *(slots_of(group, TYPICAL, 32) for group in others)]
+    pages = [sum(-(-n * size // page) for size in group.slot_bytes) for n, group in zip(slots, division.groups)]
+    found = division.multiple([slots[0], *(1 for _ in others)], typical)
+    assert found // page >= sum(pages)
+
+
 def pools_of(config: dict[str, object], engine: str, tokens: int, memory: int | None, **settings: str) -> list[int]:
     """The blocks of each pool."""
     given = {name.replace("_", "-"): text for name, text in settings.items()}

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import kvcalc
-from kvcalc.simulation.loads import load as load_module
+from kvcalc.planning.cases.case import make_case
+from kvcalc.planning.serving.throughput import Speed, speed_of
+from kvcalc.question.question import Question
+from kvcalc.simulation import scheduler as scheduler_module
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.scheduler import scheduler_of
 from kvcalc.throughput.constants import load_constants
-from kvcalc.throughput.hardware import find_gpu
+from kvcalc.throughput.hardware import find_devices, find_gpu
+from kvcalc.throughput.roofline import SpeedModel
+from tests.conftest import loaded
 
+ASKED = Question(loaded("llama-3.1-8b"), 4096, engine="sglang", devices=find_devices("h100"))
 LENGTHS: dict[str, Any] = {"prompt_tokens": "uniform:800..1200", "answer_tokens": "uniform:100..300"}
 
 
@@ -83,14 +90,38 @@ def test_a_cold_server_has_the_first_step_that_is_fitted_to_the_99th_percentile(
     assert Load(concurrency=4, cold=True).first_seconds(longer) == constants.cold_seconds
 
 
-def test_first_requests_of_clients_wait_for_the_host_s_time_of_each_other() -> None:
-    c, _ = load_constants("vllm", find_gpu("h100"))
+def first_wait(
+    load: Load, engine: str, requests: list[Request], host: tuple[float, float], servers: int = 1, slots: int = 8
+) -> Any:
+    """The wait of the first requests without the first step's own. `host` has its time of a request and of a token."""
+    case = make_case(Question(loaded("llama-3.1-8b"), 4096, engine=engine, devices=find_devices("h100")))
+    model = cast("Speed", speed_of(case, [])).model
+    scheduler, c = scheduler_of(case, model, 4096), model.constants
+    c = c._replace(first_seconds=0.3, ttft_seconds=host[0], ttft_token_seconds=host[1])
+    scheduler = scheduler._replace(rules=scheduler.rules._replace(max_running=slots))
+    found = scheduler.first_wait(load, SpeedModel(model.counts, model.gpu, c), requests, servers)
+    return found - load.first_seconds(c)
+
+
+@pytest.mark.parametrize("load", [Load(concurrency=3), Load(concurrency=3, cold=False)])
+def test_first_requests_of_clients_wait_for_the_host_s_time_of_each_other(load: Load) -> None:
+    host = (0.01, 1e-5)
     requests = [Request(number, 0.0, tokens, 8) for number, tokens in enumerate((100, 200, 300))]
-    for load in (Load(concurrency=3), Load(concurrency=3, cold=False)):
-        others = load.first_wait(c, requests, 1, 8) - load.first_seconds(c)
-        assert others == pytest.approx(2 * (c.ttft_seconds + 200 * c.ttft_token_seconds))
-        assert load.first_wait(c, requests[:1], 1, 8) == load.first_seconds(c)
-        assert load.first_wait(c, requests, 3, 8) == load.first_wait(c, requests, 1, 1) == load.first_seconds(c)
+    assert first_wait(load, "vllm", requests, host) == pytest.approx(2 * 0.012)
+    for few, servers, slots in ((requests[:1], 1, 8), (requests, 3, 8), (requests, 1, 1)):
+        assert first_wait(load, "vllm", few, host, servers, slots) == 0
+
+
+def test_sglang_reads_them_while_it_computes_their_prompts_so_the_longer_of_both_counts() -> None:
+    load, model = Load(concurrency=3), cast("Speed", speed_of(make_case(ASKED), [])).model
+    requests = [Request(number, 0.0, 2000, 8) for number in range(3)]
+    each = model.prefill(2000, 4).seconds / 4  # a step has 8,192 tokens
+    assert first_wait(load, "sglang", requests, (each / 2, 0.0)) == 0
+    slow = first_wait(load, "sglang", requests, (3 * each, 0.0))
+    assert slow == pytest.approx(2 * 2 * each, rel=0.02)
+    # What is found in the prefix cache is not computed.
+    cached = [Request(number, 0.0, 2000, 8, 1900) for number in range(3)]
+    assert first_wait(load, "sglang", cached, (each, 0.0)) > 1.5 * each
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
@@ -103,7 +134,7 @@ def test_so_the_first_tokens_of_a_warm_server_are_later_with_a_slow_host(
         return {"p50": row["p50_seconds"], "p99": row["p99_seconds"]}
 
     before = first_tokens()
-    monkeypatch.setattr(load_module, "first_host_wait", lambda c, tokens, others: 2.0 * others)
+    monkeypatch.setattr(scheduler_module, "first_host_wait", lambda c, tokens, others, hidden: 2.0 * others)
     after = first_tokens()
     assert after["p99"] > before["p99"] + 29
     assert after["p50"] < before["p50"] + 1  # two of three requests come later

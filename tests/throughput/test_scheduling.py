@@ -1,12 +1,14 @@
-"""The rate of a closed loop: the one at which Little's law holds."""
+"""The rate of a closed loop, at which Little's law holds, and prompts in steps of their own."""
 
 from __future__ import annotations
 
+from collections import deque
 from random import Random
+from statistics import mean
 
 import pytest
 
-from kvcalc.throughput.scheduling import Waits
+from kvcalc.throughput.scheduling import Waits, batches
 from tests.rows import every_row
 
 
@@ -40,3 +42,42 @@ def test_a_full_loop_has_the_rate_of_the_steps() -> None:
     assert rate == pytest.approx(10.0, rel=2e-3)
     assert in_system(waits, 1000, 1.0, rate) == pytest.approx(1000)
     assert queued == pytest.approx(990, rel=1e-3)
+
+
+def in_turns(step: float, start: float, work: float, ending: float, lag: float, overlaps: bool) -> tuple[float, float]:
+    """The prompts of a step, and the seconds from an answer to the client's next first token, of 100,000 steps.
+
+    A step with n prompts takes start + n x work seconds. Otherwise one decodes, and answers end with it at random.
+    """
+    random, now, visible = Random(3), 0.0, 0.0
+    coming: deque[float] = deque()
+    steps, waits = 0, list[float]()
+    for _ in range(100_000):
+        began, ready = now, 0
+        while ready < len(coming) and coming[ready] + lag <= visible:
+            ready += 1
+        if ready:
+            now, steps = now + start + ready * work, steps + 1
+            waits += [now - coming.popleft() for _ in range(ready)]
+        else:
+            now += step * random.uniform(0.98, 1.02)
+            passed = random.expovariate(ending)
+            while passed < 1:
+                coming.append(now)
+                passed += random.expovariate(ending)
+        visible = began if overlaps else now
+    return len(waits) / steps, mean(waits)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("ending", [0.02, 0.3, 1.5])
+@pytest.mark.parametrize("lag", [0.5, 2.5, 4.5])
+@pytest.mark.parametrize(("start", "work", "within"), [(0.5, 10.0, 0.1), (2.0, 3.0, 0.1), (0.5, 0.7, 0.17)])
+def test_prompts_in_steps_of_their_own_are_grouped_by_the_steps_with_which_answers_end(
+    start: float, work: float, within: float, lag: float, ending: float, overlaps: bool
+) -> None:
+    prompts, first = in_turns(1.0, start, work, ending, lag, overlaps)
+    found = batches(lambda prompts: start + prompts * work, 1.0, ending, lag, overlaps, 100.0)
+    assert found.prompts == pytest.approx(prompts, rel=within)
+    assert found.first == pytest.approx(first, rel=within)
+    assert found.seconds == pytest.approx(start + found.prompts * work)

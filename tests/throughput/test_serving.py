@@ -6,6 +6,7 @@ from math import exp
 
 import pytest
 
+from kvcalc.throughput.prompts import Prompts
 from kvcalc.throughput.roofline import Part, SpeedModel
 from kvcalc.throughput.scheduling import StepRules
 from kvcalc.throughput.serving import REQUESTS_PER_CLIENT, Serving, requests_per_client, serve
@@ -186,3 +187,27 @@ def test_a_prompt_that_is_computed_in_parts_reads_the_weights_for_each_part(mode
     )
     read = model.prefill(4).seconds
     assert parts.ttft_seconds > whole.ttft_seconds + 1.2 * read
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_host_that_reads_requests_while_prompts_are_computed_delays_only_by_what_is_longer(
+    model_of: MakeModel, ranks: int
+) -> None:
+    layout = {"tensor_parallel_size": 4} if ranks == 1 else {"data_parallel_size": 4, "expert_parallel_size": 4}
+    model = model_of("mixtral-8x7b", engine="sglang", **layout)
+    steps = StepRules(step_tokens=8000, mixes=False)
+    # Full steps of all DP ranks have eight prompts each.
+    each = model.alone([Part(0, 1000, 1 / ranks, 8 * ranks)]).seconds / 8
+    assert Prompts(model, 1000, 0, steps).hidden == 0
+    assert Prompts(model, 1000, 0, steps._replace(reads_beside=True)).hidden == pytest.approx(each)
+
+    def ttft(host: float, reads_beside: bool) -> float:
+        constants = model.constants._replace(ttft_seconds=host, ttft_token_seconds=0.0)
+        slow = SpeedModel(model.counts, model.gpu, constants)
+        found = serve(slow, 1000, 200, 32, 32, rules=steps._replace(reads_beside=reads_beside))
+        return found.ttft_seconds - found.steady_ttft_seconds
+
+    others, requests = 32 / ranks - 1, requests_per_client(32)
+    for host in (0.5 * each, 3 * each):
+        hidden = ttft(host, False) - ttft(host, True)
+        assert hidden == pytest.approx(min(host, each) * others / requests, rel=0.02)

@@ -25,6 +25,9 @@ policy is the default, fcfs.
   before it runs. Requests that end with that one keep their places and tokens until then, but decode no further
   (_reqs_finishing_inflight), and if the next decode step finds no room, it waits for their tokens. A retracted request
   loses its token of the step that runs.
+- Requests are read by a process of their own (TokenizerManager, srt/managers/tokenizer_manager.py), and the scheduler
+  takes what is there before each step. When the clients of a benchmark start together, the longer of reading requests
+  and computing their prompts counts (Prompts.hidden).
 - The radix cache keeps one copy of a prefix (insert in mem_cache/radix_cache.py), in whole pages, and evicts leaves by
   their last access.
 - DP ranks get requests in turn (round_robin_scheduler, srt/managers/data_parallel_controller.py), which is
@@ -68,5 +71,5 @@ def schedule(engine: Sglang) -> Schedule:
         "prefill first", tokens, mixes=chosen.enable_mixed_chunk, overlaps=not chosen.disable_overlap_schedule,
         new_tokens=NewTokenRatio(first, first * _LEAST_FACTOR, _DECAY_STEPS, _MOST_TOKENS, _RETRACT_STEPS),
         merges_prefixes=True, routing=ROUND_ROBIN, receives_every=chosen.scheduler_recv_interval,
-        enough_tokens=chosen.max_prefill_tokens if chosen.max_prefill_tokens < tokens else None,
+        enough_tokens=chosen.max_prefill_tokens if chosen.max_prefill_tokens < tokens else None, reads_beside=True,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.arrivals import poisson_times
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.throughput.constants import Constants
-from kvcalc.throughput.serving import MOST_REQUESTS, default_requests, first_host_wait
+from kvcalc.throughput.serving import MOST_REQUESTS, default_requests
 from kvcalc.traces import Trace, TraceRequest, rows_text
 
 # InferenceX sends 10 requests per client to a server that has just started.
@@ -75,16 +75,9 @@ class Load(NamedTuple):
         is_late = self.concurrency is None or self.has_run or self.cold is False
         return 0.0 if is_late else c.first_seconds
 
-    def first_wait(self, c: Constants, requests: Sequence[Request], servers: int, most: int) -> float:
-        """How many seconds later the first step with prompts ends on one of `servers`, which run `most` requests each.
-
-        The first of `requests` arrive together in a closed loop, and each waits for the host's time of the others.
-        """
-        together = requests[: min(most, -(-(self.concurrency or 0) // servers))]
-        if not together:
-            return self.first_seconds(c)
-        mean = sum(request.prompt_tokens for request in together) / len(together)
-        return self.first_seconds(c) + first_host_wait(c, mean, len(together) - 1)
+    def first_of(self, requests: Sequence[Request], servers: int) -> Sequence[Request]:
+        """Those of `requests` that arrive together in a closed loop at one of `servers`."""
+        return requests[: -(-(self.concurrency or 0) // servers)]
 
     @property
     def kind(self) -> str:

@@ -30,7 +30,7 @@ from kvcalc.units import format_size
 
 # Instances agree on the place of a cache, and poll until it is sent. 55 runs of InferenceX (DeepSeek-R1, SGLang and
 # TensorRT-LLM) say how long: the median error of their median time to first token is smallest with this.
-HANDOVER_SECONDS = 0.05
+HANDOVER_SECONDS = 0.08
 # More prompts in a step save no time: the step is bound by operations long before. So no more run at once either.
 _MOST_PROMPTS = 256
 
