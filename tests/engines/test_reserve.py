@@ -631,7 +631,7 @@ def test_sglang_s_separate_instances_have_parts_of_their_own_since_0_5_15() -> N
     def share(release: str, role: str) -> float:
         given = {"disaggregation-mode": role, "speculative-num-draft-tokens": "200"}
         found = ask("sglang", release=release_of(f"sglang@{release}"), settings=given, memory_bytes=24564 * MIB)
-        return float(found.settings["mem_fraction_static"])  # type: ignore[arg-type]
+        return float(found.settings["mem_fraction_static"])
 
     assert share("0.5.14", "decode") > share("0.5.15", "decode") == share("0.5.16", "decode")
     assert share("0.5.14", "prefill") != share("0.5.15", "prefill") == share("0.5.16", "prefill")
