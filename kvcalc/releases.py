@@ -58,7 +58,8 @@ class Release(NamedTuple):
     """A place in an engine's history. Releases compare by age, as PEP 440 orders versions.
 
     `numbers` has four parts. `phase` is 0 for a release and below 0 for what comes before it: a development version, an
-    alpha, a beta or a release candidate. A build of llama.cpp has its number as the first part.
+    alpha, a beta or a release candidate. `post` is one more than the number of a post-release, and 0 for others. A
+    build of llama.cpp has its number as the first part.
     """
 
     numbers: tuple[int, ...]
@@ -68,9 +69,9 @@ class Release(NamedTuple):
     dev: int = _LAST
 
     @classmethod
-    def of(cls, *numbers: int) -> Release:
-        """The release with exactly these numbers: `Release.of(0, 21)` is 0.21.0."""
-        return cls((*numbers, *(0,) * (4 - len(numbers))))
+    def of(cls, *numbers: int, post: int | None = None) -> Release:
+        """The release with exactly these numbers: `Release.of(0, 21, post=1)` is 0.21.0.post1."""
+        return cls((*numbers, *(0,) * (4 - len(numbers))), post=0 if post is None else post + 1)
 
     def first_patch(self) -> Release:
         """The first release of a line such as 0.12, whose place is that of its last release."""

@@ -354,6 +354,18 @@ def test_vllm_reads_a_checkpoint_in_its_own_method(
 
 
 @pytest.mark.parametrize(
+    ("given", "is_known"),
+    [("exps=CPU", True), (".ffn_.*_exps.=CPU", True), ("blk.1.ffn_up_exps=CPU", False), ("exps=CUDA0", False)],
+)
+def test_only_experts_of_all_layers_that_stay_in_host_memory_are_counted(given: str, is_known: bool) -> None:
+    for option in ("-ot", "--override-tensor"):
+        read = servers_in(f"llama-server -m y.gguf {option} '{given}'")[0].read()
+        assert (read.settings.get("cpu-moe"), read.unknown) == (
+            ("true", []) if is_known else (None, ["--override-tensor"])
+        )
+
+
+@pytest.mark.parametrize(
     ("words", "drafting"),
     [
         ("--spec-type ngram-mod --spec-ngram-mod-n-max 5", ("ngram", 5, None)),

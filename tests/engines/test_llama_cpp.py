@@ -94,6 +94,9 @@ def test_the_answer_says_what_idle_slots_keep_and_how_to_change_it(config: dict[
     assert said == ([] if kept is None else [text])
     assert all(note["code"] != "slots" for note in ask(config, "llama.cpp", 8192, settings=ONE)["warnings"])
     assert ask(config, "llama.cpp", 8192)["engine"]["program"] == "llama-server"
+    # Windows that are kept whole share the cells.
+    whole = ask(config, "llama.cpp", 8192, settings={"swa-full": True})["warnings"]
+    assert any(note["code"] == "slots" for note in whole) is (kept == "a state")
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,9 @@ def test_the_lines_of_a_request_add_up(config: dict[str, object], tokens: int) -
 
 @pytest.mark.parametrize(("config", "engine", "settings", "less"), [
     (plain(model_type="qwen2"), "mlx", {"max-kv-size": 1024}, 3072 * TOKEN),
+    # One of two layers has a window of 3,000 tokens, and both keep 1,024.
+    (plain(model_type="qwen2", use_sliding_window=True, sliding_window=3000, max_window_layers=1), "mlx",
+     {"max-kv-size": 1024}, (3072 + 1976) * TOKEN // 2),
     # A state of fp32 in the config, which older releases keep in two bytes.
     (gated_delta(), "mlx@0.31.1", {}, 30 * 32 * 128 * 128 * 2),
 ])  # fmt: skip
@@ -148,6 +151,15 @@ def test_what_is_kept_short_stands_on_a_line_of_its_own(
 ) -> None:
     found = lines(config, engine, 4096, settings=settings)
     assert {name: size for name, size in found.items() if name != "stored"} == {"different layout or dtype": -less}
+
+
+def test_what_is_kept_beyond_the_formula_is_named() -> None:
+    windowed = lines(plain(model_type="mistral", sliding_window=512), "mlx", 2047)
+    assert windowed == {"stored": 512 * TOKEN, "windows kept whole": 1535 * TOKEN, "cells rounded up": TOKEN}
+    rank, heads = 3 * (512 + 64) * 2, 3 * 16 * (192 + 128) * 2
+    assert lines(latent(), "mlx@0.28", 1000) == {
+        "stored": 1000 * rank, "K and V beyond the latent": 1000 * (heads - rank), "cells rounded up": 24 * heads,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "num_bytes"), [("auto", 2), ("bf16", 2), ("FP16", 2), ("fp32", 4)])

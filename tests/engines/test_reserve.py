@@ -580,6 +580,9 @@ def test_sglang_default_share_on_a_small_device_of_a_release() -> None:
     [
         ("0.4.0", 81559, 1, None, 0.88), ("0.4.3", 81559, 2, None, 0.87), ("0.4.6", 24564, 4, None, 0.85),
         ("0.4.6.post5", 81559, 8, None, 0.81), ("0.4.7", 81559, 16, None, 0.79), ("0.4.7", 81559, 8, "eagle", 0.7695),
+        # Read from the wheels of 0.4.5.post2 to 0.4.6.post2.
+        ("0.4.5.post2", 143771, 8, None, 0.81), ("0.4.5.post3", 143771, 8, None, (143771 - 13 * 1024) / 143771),
+        ("0.4.6.post1", 143771, 8, None, (143771 - 13 * 1024) / 143771),
         ("0.4.5", 143771, 8, None, 0.81), ("0.4.6", 143771, 8, None, (143771 - 13 * 1024) / 143771),
         ("0.4.6.post2", 97871, 8, None, 0.88), ("0.4.6.post2", 143771, 8, None, (143771 - 18 * 1024) / 143771),
         ("0.4.7", 143771, 8, "eagle", (143771 - 20 * 1024) / 143771), ("0.4.7", 183359, 8, None, 0.79),
@@ -620,6 +623,35 @@ def test_sglang_had_one_factor_for_all_towers_which_a_given_share_had_too() -> N
         )
     }  # fmt: skip
     assert [row["mem_fraction_static"] for row in shares.values()] == [0.836, 0.792, 0.72, 0.8]
+
+
+def test_sglang_s_separate_instances_have_parts_of_their_own_since_0_5_15() -> None:
+    """A decode step checks 24 x 200 tokens of drafts, and prefill instances have no decode graphs."""
+
+    def share(release: str, role: str) -> float:
+        given = {"disaggregation-mode": role, "speculative-num-draft-tokens": "200"}
+        found = ask("sglang", release=release_of(f"sglang@{release}"), settings=given, memory_bytes=24564 * MIB)
+        return float(found.settings["mem_fraction_static"])
+
+    assert share("0.5.14", "decode") > share("0.5.15", "decode") == share("0.5.16", "decode")
+    assert share("0.5.14", "prefill") != share("0.5.15", "prefill") == share("0.5.16", "prefill")
+
+
+def test_sglang_keeps_memory_for_the_embeddings_of_images_beside_a_tower_alone() -> None:
+    for multimodal, added in ((None, []), ({"vision_config": {}}, [("embeddings of images", 100 * MIB)])):
+        held = ask("sglang", multimodal=multimodal).held
+        assert [(part.name, part.bytes) for part in held if "images" in part.name] == added
+
+
+def test_sglang_s_factor_follows_the_size_of_the_tower_since_0_4_9_post3() -> None:
+    """adjust_mem_fraction_for_vlm is in the wheel of 0.4.9.post3, and 0.4.9.post2 multiplies by 0.9."""
+    tower = {"vision_config": {"num_hidden_layers": 24, "hidden_size": 1024}}
+    for release, factor in (("0.4.9.post2", 0.9), ("0.4.9.post3", 0.95)):
+        alone, share = (
+            ask("sglang", release=release_of(f"sglang@{release}"), multimodal=more).settings["mem_fraction_static"]
+            for more in (None, tower)
+        )
+        assert share == round(alone * factor, 6)
 
 
 def test_sglang_takes_a_tower_whose_sizes_are_lists_for_a_usual_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.engines.place import Place
-from kvcalc.engines.vllm.defaults import check_block, default_block, device_settings
+from kvcalc.engines.vllm.defaults import check_block, default_block, default_cache, device_settings
 from kvcalc.errors import LayoutError
 from kvcalc.releases import release_of
 from kvcalc.throughput.hardware import find_devices
@@ -191,6 +191,27 @@ def test_the_block_of_a_kernel(model: str, kv_type: str, device_class: str, bloc
     found = {name: default_block(spec, kv_type, Place(release_of(f"vllm@{name}"), device_class)) for name in blocks}
     assert found == blocks
     assert default_block(spec, kv_type, Place(None, device_class)) == list(blocks.values())[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "device_class", "types"),
+    [
+        ("deepseek-v4-flash", "hopper", {"0.33": "fp8"}),
+        ("glm-5.2", "blackwell", {"0.31": None, "0.32": "fp8", "0.33": "fp8"}), ("glm-5.2", "hopper", {"0.33": None}),
+        ("deepseek-v3.2", "blackwell-rtx", {"0.27": None, "0.28": "fp8", "0.33": "fp8"}),
+        ("deepseek-v3.2", "hopper", {"0.11.0": "fp8", "0.11.1": None, "0.11.2": None, "0.33": None}),
+        ("deepseek-v3.2", "blackwell", {"0.33": None}),
+        ("deepseek-v3", "blackwell-rtx", {"0.11.0": None, "0.33": None}),
+    ],
+)  # fmt: skip
+def test_the_type_of_a_cache_that_auto_means(model: str, device_class: str, types: dict[str, str | None]) -> None:
+    """0.11.0 had fp8 for DeepSeek-V3.2 everywhere, and 0.32 has it for GLM-5 on B200 (`default_cache`)."""
+    spec = kvcalc.load_model(model)
+    for name, expected in types.items():
+        found = default_cache(spec, Place(release_of(f"vllm@{name}"), device_class))
+        assert (found and found[0]) == expected, name
+    newest = default_cache(spec, Place(None, device_class))
+    assert (newest and newest[0]) == [*types.values()][-1]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kvcalc
 from kvcalc.engines.vllm.engine import Vllm
-from kvcalc.engines.vllm.releases import rules_of
+from kvcalc.engines.vllm.log.readings import _rules
+from kvcalc.engines.vllm.releases import RELEASES, rules_of
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.throughput.hardware import find_devices
 from tests.documents import estimate
@@ -222,3 +224,21 @@ def test_a_pre_release_has_the_rules_of_the_release_before_it() -> None:
     assert rules_of("0.12.0.post1") == rules_of("0.12.0")
     assert rules_of("0.20.2rc1.dev9+g123") == rules_of("0.20.1")
     assert rules_of("nightly") == rules_of("latest") == rules_of("5b8c30d62b75") == rules_of(None)
+
+
+def test_a_log_without_a_release_is_compared_with_all_rules_that_differ_for_its_model() -> None:
+    """Windows differ in more releases than plain layers, and states in all. No rules of V0 count pages."""
+
+    def compared(model: str, version: str | None = None) -> list[tuple[int, ...]]:
+        log: Any = SimpleNamespace(text=lambda name: version if name == "version" else None)
+        return [rules.since for rules in _rules(log, kvcalc.load_model(model))]
+
+    newest = RELEASES[0].since
+    plain, windowed, states = map(compared, ("llama-3.1-8b", "gemma-3-27b", "qwen3-next-80b-a3b"))
+    assert {newest, (0, 8, 0)} < set(plain) < set(windowed) < set(states)
+    assert states == [rules.since for rules in RELEASES if rules.since >= (0, 8, 0)]
+    for version, found in (
+        ("0.8.0", [(0, 8, 0)]), ("0.9.1", [(0, 9, 1)]), ("0.9.2", [(0, 9, 1)]), ("999.0", [newest]),
+        ("0.20.2rc1.dev9", [(0, 22, 0), (0, 20, 1)]),  # it may have the rules of the next release
+    ):  # fmt: skip
+        assert compared("gemma-3-27b", version) == found

@@ -219,6 +219,6 @@ def test_only_mtp_modules_that_follow_each_other_look_as_far_ahead_as_they_draft
     method: str, modules: int, back: int
 ) -> None:
     spec = kvcalc.load_model("deepseek-v3")._replace(num_draft_layers=modules)
-    reuse = engine_class("vllm").reuse()
-    matching = reuse.matching(Speculation(method, 3), spec, None, "")
-    assert matching == (Matching(back) if back else PLAIN)
+    for engine in ("vllm", "tensorrt-llm"):
+        matching = engine_class(engine).reuse().matching(Speculation(method, 3), spec, None, "")
+        assert matching == (Matching(back) if back else PLAIN)

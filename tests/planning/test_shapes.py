@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines import engine_class
 from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, shapes_of, smallest
 from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
@@ -72,6 +73,14 @@ def test_the_tokens_are_divided_only_among_ranks_with_the_same_heads() -> None:
         shapes("qwen3-30b-a3b", MI300X), shapes("deepseek-v3", settings={"decode-context-parallel-size": "2"}),
     ):  # fmt: skip
         assert {shape.token_ranks for shape in none} == {1}
+
+
+def test_backends_that_have_the_sums_of_a_decode_step_may_divide_the_tokens() -> None:
+    """On AMD's devices those for latents alone, and on others none."""
+    divides = engine_class("vllm").divides_tokens
+    for model, vendors in (("deepseek-v3", {"NVIDIA", "AMD"}), ("llama-3.1-405b", {"NVIDIA"})):
+        spec = kvcalc.load_model(model)
+        assert {vendor for vendor in ("NVIDIA", "AMD", "Intel", None) if divides(spec, vendor)} == vendors
 
 
 def test_only_experts_make_dp_ranks_and_a_number_that_is_asked_for_is_the_only_one() -> None:

@@ -28,13 +28,13 @@ _LIMITED_GRAPHS, _DRAFTS_UNTIL = Release.of(0, 5, 22), Release.of(0, 5, 14)
 _BY_ROLE, _NO_IMAGES_IN_DECODE = Release.of(0, 5, 15), Release.of(0, 5, 17)
 # Before the first of these, a table by the number of devices decides. Devices with more than 80 GiB had rules of their
 # own since the others, and drafts a part in 0.4.7.
-_BY_MEMORY = Release.of(0, 4, 7)._replace(post=1)
-_LARGE_DEVICES, _LARGER_DEVICES = Release.of(0, 4, 5)._replace(post=3), Release.of(0, 4, 6)._replace(post=2)
+_BY_MEMORY = Release.of(0, 4, 7, post=1)
+_LARGE_DEVICES, _LARGER_DEVICES = Release.of(0, 4, 5, post=3), Release.of(0, 4, 6, post=2)
 _DRAFTS_SINCE, _BY_DEVICES = Release.of(0, 4, 7), ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
 # The layers and the width of the vision tower that leaves the share as it is, times 0.95 (adjust_mem_fraction_for_vlm).
 # Before, every model with towers had one factor, and until 0.4.9 also with a given share.
-_USUAL_TOWER, _BY_TOWER = 24 * 1024**2, Release.of(0, 4, 9)._replace(post=3)
-_ONE_FACTOR = {Release.of(0, 4, 4)._replace(post=1): 0.9, Release.of(0): 0.95}
+_USUAL_TOWER, _BY_TOWER = 24 * 1024**2, Release.of(0, 4, 9, post=3)
+_ONE_FACTOR = {Release.of(0, 4, 4, post=1): 0.9, Release.of(0): 0.95}
 _NOT_IF_GIVEN = Release.of(0, 4, 9)
 # AITER's kernels, the default on AMD's devices, need memory beside the pool for contexts of more than 8,192 tokens, so
 # SGLang also reduces a given share (handle_attention_backend_compatibility, since 0.4.7). For MLA they are the default

@@ -42,7 +42,7 @@ _OWN = by_name(
     Dtype("int4_per_token_head", 4, 2, 1),
     Dtype("fp8_ds_mla", 8),
     DTYPES["nvfp4"]._replace(name="nvfp4_ds_mla"),
-    *(Dtype(name, k, 8, k, v=None if k == v else Dtype(name, v, 8, v)) for name, (k, v) in TURBOQUANT.items()),
+    *(Dtype(name, k, 8, k, v=Dtype(name, v, 8, v)) for name, (k, v) in TURBOQUANT.items()),
 )
 
 # Prefixes of types that are not modelled: the layout depends on a kernel of one platform.

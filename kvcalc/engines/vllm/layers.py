@@ -322,8 +322,7 @@ def _dots3_page(spec: ModelSpec, cache: LatentAttention, dtype: Dtype, block_siz
     row = max(latent_bytes(each, dtype, sparse=False) for each in latents)
     kind = SLIDING if cache.window is not None and cache.kind not in whole else MLA
     own, width = latent_bytes(cache, dtype, sparse=False), (cache.kv_lora_rank + cache.qk_rope_head_dim,)
-    padded = 0 if own == row else block_size * row
-    return Page(kind, block_size, own, cache.window or 0, width, padded_bytes=padded, stride=row)
+    return Page(kind, block_size, own, cache.window or 0, width, padded_bytes=block_size * row, stride=row)
 
 
 def _state_dtype(spec: ModelSpec, model_dtype: Dtype) -> Dtype:

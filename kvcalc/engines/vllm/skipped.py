@@ -74,8 +74,7 @@ class Skipped(NamedTuple):
         for place, page in enumerate(found):
             if page.kind == SLIDING:
                 fitting = max(BLOCK, shared // page.token_bytes // BLOCK * BLOCK)
-                page = page._replace(block_size=fitting)
-                found[place] = page._replace(padded_bytes=shared if page.own_bytes != shared else 0)
+                found[place] = page._replace(block_size=fitting, padded_bytes=shared)
             else:
                 found[place] = page._replace(block_size=block)
         return found
