@@ -133,6 +133,20 @@ def busiest_share(prompts: float, replicas: int, in_turn: bool) -> float:
     return (_largest_in_turn if in_turn else _largest)(prompts, replicas) / prompts
 
 
+def ranks_with_prompts(prompts: float, replicas: int, in_turn: bool) -> float:
+    """The mean number of DP ranks that have one of a step's prompts. They are spread as in `busiest_share`."""
+    if not in_turn or prompts > max(_MANY, 3 * replicas):
+        return -replicas * expm1(-prompts / replicas)
+    chance = exp(-prompts)
+    above, found = -expm1(-prompts), 0.0
+    # The sum over k of the chance that there are more than k prompts.
+    for number in range(1, replicas + 1):
+        found += above
+        chance *= prompts / number
+        above -= chance
+    return found
+
+
 def _largest(prompts: float, replicas: int) -> float:
     """The mean of the largest of `replicas` numbers, each with a Poisson distribution, which are `prompts` together."""
     mean = prompts / replicas

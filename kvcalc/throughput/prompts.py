@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, expm1
 
-from kvcalc.throughput.expert_parallel import busiest_share
+from kvcalc.throughput.expert_parallel import busiest_share, ranks_with_prompts
 from kvcalc.throughput.roofline import Part, SpeedModel
 from kvcalc.throughput.scheduling import (
     Batches,
@@ -109,7 +109,11 @@ class Prompts:
         """
         parts = max(1.0, 1 / self._full + 0.5)
         steps = parts / some_of(arriving / min(1.0, self._full))
-        return max(0.0, added - steps * (step - self._without(decoding))) + step * parts / self._replicas
+        # The prompts of one rank in a step stop its requests once.
+        reached = ranks_with_prompts(arriving, self._replicas, self._rules.in_turn)
+        of_rank = min(arriving / reached, max(1.0, self._full))
+        lost = step * parts / (self._replicas * of_rank)
+        return max(0.0, added - steps * (step - self._without(decoding))) + lost
 
     def _without(self, decoding: float) -> float:
         """The seconds of a step of a DP rank that does not decode, while the others do."""

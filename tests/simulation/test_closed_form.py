@@ -196,6 +196,20 @@ def test_so_are_those_of_dp_ranks_that_get_requests_as_others_end() -> None:
     assert found["results"]["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.1)
 
 
+@pytest.mark.parametrize("clients", [128, 400])
+def test_so_are_those_of_dp_ranks_with_several_prompts_in_a_step(clients: int) -> None:
+    """They stop the requests of their rank once."""
+    asked: dict[str, Any] = {"tensor_parallel_size": 2, "data_parallel_size": 2}
+    found = kvcalc.simulate(
+        "qwen3-30b-a3b", "h100x4", engine="sglang", prompt_tokens=about(634), answer_tokens=about(64),
+        concurrency=clients, **asked,
+    )  # fmt: skip
+    closed = estimated("qwen3-30b-a3b", "h100x4", "sglang", 634, 64, clients, **asked)
+    times = {row["metric"]: row["mean_seconds"] for row in found["times"]}
+    assert times["tpot"] == pytest.approx(closed["tpot_seconds"], rel=0.05)
+    assert found["results"]["requests_per_second"] == pytest.approx(closed["requests_per_second"], rel=0.05)
+
+
 def test_so_are_those_of_dp_ranks_whose_prompts_take_several_steps() -> None:
     """Every step waits for the rank whose part of a prompt attends to most tokens."""
     asked: dict[str, Any] = {"data_parallel_size": 8}
