@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kvcalc
 from kvcalc.engines import command_key
-from kvcalc.errors import DoesNotFitError, UsageError
+from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.cases.lengths import Lengths, one_length
 from kvcalc.planning.plan import finalists, pareto
@@ -711,6 +711,29 @@ def test_more_replicas_are_needed_if_as_many_requests_as_must_run_together_do_no
     for clients, is_slow in ((3 * slow_from - 2, True), (3 * slow_from - 3, False)):
         one.clients = clients
         assert one.needs_more(at(1), 3) is is_slow
+
+
+@pytest.mark.parametrize(
+    ("ranks", "trouble", "is_refused"), [(2, None, True), (2, Trouble("too slow"), False), (1, None, False)]
+)
+def test_dp_ranks_are_refused_only_if_nothing_else_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, trouble: Trouble | None, is_refused: bool
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise LayoutError("this model has no DP ranks")
+
+    monkeypatch.setattr(one_pool, "_lists_of_shapes", lambda *_: iter([[Shape(1, 1, ranks)], []]))
+    monkeypatch.setattr(one_pool, "_layouts", lambda _, __, shapes, ___: Found([], trouble if shapes else None))
+    monkeypatch.setattr(one_pool, "probe", refuse)
+    question = SimpleNamespace(data_parallel_size=ranks)
+    traffic: Any = SimpleNamespace(refusal=None, question=question, prompt_ranks=lambda _: 1)
+    found = one_pool.find_layouts(traffic, Platform(find_gpu("h100"), 8, "vllm"))
+    if is_refused:
+        with pytest.raises(LayoutError, match="no DP ranks"):
+            list(found)
+    else:
+        # A reason stays one while later lists have none.
+        assert [one.trouble for one in found] == [trouble, trouble]
 
 
 @pytest.mark.parametrize(
