@@ -388,6 +388,10 @@ def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> N
     assert [layout(spare=1).most_replicas(number) for number in (4, 7, 8, 40)] == [0, 0, 1, 9]
     assert [layout(clients=5).most_replicas(number) for number in (8, 20, 40)] == [2, 5, 5]
     assert layout().at((2,)) == layout().at((2,), is_trace=True) == layout()
+    # Clients overload no replica: they wait.
+    clients: Any = SimpleNamespace(targets=Targets(9, None), spare_replicas=0)
+    of_clients = layout(5)._replace(traffic=clients)
+    assert (of_clients.utilisation, of_clients.least_replicas) == (None, 1)
 
 
 def test_layouts_have_few_devices_first_and_of_as_many_the_fastest() -> None:
