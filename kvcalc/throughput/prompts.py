@@ -97,15 +97,8 @@ class Prompts:
             stop = self.beside(self.prompts_of_step(arriving, decoding), decoding, arriving)
             return stop if self._rules.mixes else self._stop_of_ranks(stop, step, arriving, decoding)
         # As if all steps until the scheduler looks for requests were one.
-        every, most = self._rules.every, max(1.0, self._full)
-        self._batches = found = batches(
-            lambda prompts: self._together(min(prompts, most)),
-            every * step,
-            every * ending,
-            lag,
-            self._rules.overlaps,
-            most,
-        )
+        every, most, overlaps = self._rules.every, max(1.0, self._full), self._rules.overlaps
+        self._batches = found = batches(self._together, every * step, every * ending, lag, overlaps, most)
         return found.seconds / found.prompts
 
     def _stop_of_ranks(self, added: float, step: float, arriving: float, decoding: float) -> float:

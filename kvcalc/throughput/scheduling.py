@@ -265,36 +265,40 @@ def batches(
 
     If a step with prompts is shorter than `lag`, some of them come later, and do not meet it.
     """
+
+    def together(prompts: float) -> float:
+        """The seconds of the steps of a group."""
+        steps = max(1.0, prompts / most)
+        return steps * seconds_of(prompts / steps)
+
     some, passed = -expm1(-ending), 1 + steps_within(lag, step)
     each = ending / some if ending else 1.0
-    of_some = seconds_of(each)
+    of_some = together(each)
     locked = min(1.0, of_some / lag) if lag else 1.0
     late = ending * passed * locked
     is_late = -expm1(-late)
-    of_late = seconds_of(late / is_late if late else 1.0)
-    # The steps with prompts, the prompts, the others that one meets, and what it waits for before its own step.
+    all_late = late / is_late if late else 1.0
+    # How often there is a group, its prompts, the others that one of them meets, and what it waits for before its step.
     groups = [(1.0, each, ending, step * (passed + overlaps))]
     before = step * (passed - 1) / 2 + of_some
     if overlaps:
         before += some * of_some + (1 - some) * step
-        groups += [(some, ending, ending, step * passed + of_some)]
-        groups += [(is_late * some, is_late * ending, ending, of_late + step)]
-    groups += [(is_late, late, late, before)]
-    steps, prompts = sum(group[0] for group in groups), sum(group[1] for group in groups)
-    seconds = ((steps - is_late) * of_some + is_late * of_late) / steps
+        groups += [(some, each, ending, step * passed + of_some)]
+        groups += [(is_late * some, each, ending, together(all_late) + step)]
+    groups += [(is_late, all_late, late, before)]
+    prompts = sum(chance * number for chance, number, _, _ in groups)
+    steps = sum(chance * max(1.0, number / most) for chance, number, _, _ in groups)
+    seconds = sum(chance * together(number) for chance, number, _, _ in groups)
     decoding = prompts / ending if ending else 1.0
-    cycle = steps * seconds + decoding * step
+    cycle = seconds + decoding * step
+    first = mates = 0.0
+    for chance, number, others, waits in groups:
+        first += chance * number / prompts * (waits + seconds_of(min(1 + others, most)))
+        mates += chance * number / prompts * max(0.0, 1 + others - most)
     mean = cycle / (steps + decoding)
-    first = sum(number * (waits + seconds_of(1 + others)) for _, number, others, waits in groups) / prompts
-    left = (steps * seconds * seconds + decoding * step * step) / (2 * cycle)
-    free = lag + left + overlaps * mean + seconds_of(1 + ending)
-    return Batches(
-        min(most, prompts / steps),
-        seconds,
-        mean,
-        sum(number * max(0.0, 1 + others - most) for _, number, others, _ in groups) / prompts,
-        locked * first + (1 - locked) * free,
-    )
+    left = (seconds * seconds / steps + decoding * step * step) / (2 * cycle)
+    free = lag + left + overlaps * mean + seconds_of(min(1 + ending, most))
+    return Batches(prompts / steps, seconds / steps, mean, mates, locked * first + (1 - locked) * free)
 
 
 def separate_waits(

@@ -44,23 +44,26 @@ def test_a_full_loop_has_the_rate_of_the_steps() -> None:
     assert queued == pytest.approx(990, rel=1e-3)
 
 
-def in_turns(step: float, start: float, work: float, ending: float, lag: float, overlaps: bool) -> tuple[float, float]:
+def in_turns(
+    start: float, work: float, ending: float, lag: float, overlaps: bool, most: int = 1000
+) -> tuple[float, float]:
     """The prompts of a step, and the seconds from an answer to the client's next first token, of 100,000 steps.
 
-    A step with n prompts takes start + n x work seconds. Otherwise one decodes, and answers end with it at random.
+    A step with n prompts takes start + n x work seconds. Otherwise one of a second decodes, and answers end with it at
+    random.
     """
     random, now, visible = Random(3), 0.0, 0.0
     coming: deque[float] = deque()
     steps, waits = 0, list[float]()
     for _ in range(100_000):
         began, ready = now, 0
-        while ready < len(coming) and coming[ready] + lag <= visible:
+        while ready < min(most, len(coming)) and coming[ready] + lag <= visible:
             ready += 1
         if ready:
             now, steps = now + start + ready * work, steps + 1
             waits += [now - coming.popleft() for _ in range(ready)]
         else:
-            now += step * random.uniform(0.98, 1.02)
+            now += random.uniform(0.98, 1.02)
             passed = random.expovariate(ending)
             while passed < 1:
                 coming.append(now)
@@ -76,8 +79,20 @@ def in_turns(step: float, start: float, work: float, ending: float, lag: float, 
 def test_prompts_in_steps_of_their_own_are_grouped_by_the_steps_with_which_answers_end(
     start: float, work: float, within: float, lag: float, ending: float, overlaps: bool
 ) -> None:
-    prompts, first = in_turns(1.0, start, work, ending, lag, overlaps)
+    prompts, first = in_turns(start, work, ending, lag, overlaps)
     found = batches(lambda prompts: start + prompts * work, 1.0, ending, lag, overlaps, 100.0)
     assert found.prompts == pytest.approx(prompts, rel=within)
     assert found.first == pytest.approx(first, rel=within)
     assert found.seconds == pytest.approx(start + found.prompts * work)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("most", [2, 3])
+def test_a_group_for_which_a_step_has_no_room_takes_several(most: int, overlaps: bool) -> None:
+    """Its requests wait for half of those that a step has no room for. Here no prompt is divided to fill a step."""
+    prompts, first = in_turns(0.5, 3.0, 1.5, 2.5, overlaps, most)
+    found = batches(lambda prompts: 0.5 + prompts * 3.0, 1.0, 1.5, 2.5, overlaps, most)
+    assert found.prompts == pytest.approx(prompts, rel=0.16)
+    assert found.seconds == pytest.approx(0.5 + found.prompts * 3.0)
+    each = 0.5 / most + 3.0
+    assert found.first + found.mates / 2 * each == pytest.approx(first, rel=0.06)
