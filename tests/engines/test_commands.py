@@ -10,6 +10,8 @@ import pytest
 
 from kvcalc.engines import ENGINES, SERVERS, engine_class, start_command
 from kvcalc.engines.command import DECODE, PREFILL, ROLES, ROUTER, Checkpoint, Drafting, Layout, Pools
+from kvcalc.engines.llama_cpp.command import _ggml_type
+from kvcalc.memory.dtypes import DTYPES
 from kvcalc.writing.shell import AND, INTO, join
 from tests.conftest import ROOT
 from tests.rows import every_row
@@ -403,3 +405,10 @@ def test_a_setting_that_its_engine_cannot_read_is_refused_as_a_whole(kvcalc: Any
         result = kvcalc("plan", "llama-3.1-8b", "--gpu", "h100", "--engine", engines, *words)
         assert (result.status, result.out) == (2, ""), engines
         assert f"--{option} abc: not a whole number" in result.err
+
+
+def test_llama_cpp_has_its_own_names_for_floats_and_kvcalcs_for_blocks() -> None:
+    """--cache-type-k and -v: kv_cache_types, common/arg.cpp."""
+    named = {name: own for name in [*DTYPES, "fp8_e4m3", "own_type"] if (own := _ggml_type(name)) is not None}
+    blocks = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+    assert named == {"fp32": "f32", "fp16": "f16", "bf16": "bf16", **{name: name for name in blocks}}

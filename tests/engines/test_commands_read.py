@@ -366,6 +366,20 @@ def test_only_experts_of_all_layers_that_stay_in_host_memory_are_counted(given: 
 
 
 @pytest.mark.parametrize(
+    ("words", "context", "batch"),
+    [
+        ("-c 8192", "8192", None), ("--ctx-size 8192 -np 4", "2048", "4"), ("-c 3 -np 4", "1", "4"),
+        ("-c 8192 -np 4 --kv-unified", "8192", None), ("-c 0 -np 4", None, None), ("-np 4", None, None),
+    ],
+)  # fmt: skip
+def test_slots_divide_the_context_of_llama_server_unless_they_share_it(
+    words: str, context: str | None, batch: str | None
+) -> None:
+    fields = servers_in(f"llama-server -m y.gguf {words}")[0].read().fields
+    assert (fields.get("context_tokens"), fields.get("batch_size")) == (context, batch)
+
+
+@pytest.mark.parametrize(
     ("words", "drafting"),
     [
         ("--spec-type ngram-mod --spec-ngram-mod-n-max 5", ("ngram", 5, None)),

@@ -113,6 +113,9 @@ def test_states_are_on_the_device_of_their_layer() -> None:
         ("equal", 4896 * MIB), ("equal", 3808 * MIB), ("equal", 29 * state), ("equal", 19 * state),
     ]  # fmt: skip
     assert all(verdict != "unexplained" for _, verdict, _ in figures(STATES, "qwen3.6-27b"))
+    # The states for drafted tokens are as many as the line says.
+    fewer = figures(STATES.replace("3 rs_seq", "2 rs_seq"), "qwen3.6-27b")
+    assert ("state_bytes", "unexplained", 48 * (10240 * 3 + 48 * 128 * 128) * 4 * 3) in fewer
     wrong = STATES.replace("361.59", "374.06").replace("-ts 17,13", "-ts 1,1")
     assert buffers(wrong, "qwen3.6-27b")[2][0] == "unexplained"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import kvcalc
 from kvcalc.engines import command_key
-from kvcalc.errors import DoesNotFitError, UsageError
+from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.cases.lengths import Lengths, one_length
 from kvcalc.planning.plan import finalists, pareto
@@ -388,6 +388,10 @@ def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> N
     assert [layout(spare=1).most_replicas(number) for number in (4, 7, 8, 40)] == [0, 0, 1, 9]
     assert [layout(clients=5).most_replicas(number) for number in (8, 20, 40)] == [2, 5, 5]
     assert layout().at((2,)) == layout().at((2,), is_trace=True) == layout()
+    # Clients overload no replica: they wait.
+    clients: Any = SimpleNamespace(targets=Targets(9, None), spare_replicas=0)
+    of_clients = layout(5)._replace(traffic=clients)
+    assert (of_clients.utilisation, of_clients.least_replicas) == (None, 1)
 
 
 def test_layouts_have_few_devices_first_and_of_as_many_the_fastest() -> None:
@@ -711,6 +715,29 @@ def test_more_replicas_are_needed_if_as_many_requests_as_must_run_together_do_no
     for clients, is_slow in ((3 * slow_from - 2, True), (3 * slow_from - 3, False)):
         one.clients = clients
         assert one.needs_more(at(1), 3) is is_slow
+
+
+@pytest.mark.parametrize(
+    ("ranks", "trouble", "is_refused"), [(2, None, True), (2, Trouble("too slow"), False), (1, None, False)]
+)
+def test_dp_ranks_are_refused_only_if_nothing_else_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, trouble: Trouble | None, is_refused: bool
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise LayoutError("this model has no DP ranks")
+
+    monkeypatch.setattr(one_pool, "_lists_of_shapes", lambda *_: iter([[Shape(1, 1, ranks)], []]))
+    monkeypatch.setattr(one_pool, "_layouts", lambda _, __, shapes, ___: Found([], trouble if shapes else None))
+    monkeypatch.setattr(one_pool, "probe", refuse)
+    question = SimpleNamespace(data_parallel_size=ranks)
+    traffic: Any = SimpleNamespace(refusal=None, question=question, prompt_ranks=lambda _: 1)
+    found = one_pool.find_layouts(traffic, Platform(find_gpu("h100"), 8, "vllm"))
+    if is_refused:
+        with pytest.raises(LayoutError, match="no DP ranks"):
+            list(found)
+    else:
+        # A reason stays one while later lists have none.
+        assert [one.trouble for one in found] == [trouble, trouble]
 
 
 @pytest.mark.parametrize(

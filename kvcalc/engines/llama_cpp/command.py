@@ -61,7 +61,7 @@ def _ggml_type(kv_dtype: str) -> str | None:
     """llama.cpp's name for a type of the cache, or None if it has no such type. Its names for blocks are kvcalc's."""
     if kv_dtype in _FLOATS:
         return _FLOATS[kv_dtype]
-    return kv_dtype if kv_dtype in DTYPES and kv_dtype[:1] in "qi" and "_" in kv_dtype else None
+    return kv_dtype if kv_dtype in DTYPES and "_" in kv_dtype else None
 
 
 COMMAND = Command()

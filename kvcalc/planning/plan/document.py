@@ -243,12 +243,12 @@ def refuse_empty(document: documents.Plan) -> None:
 
 def parse_price(text: str) -> tuple[str, float]:
     """The device's name and its price per hour in `h100=2.5`. UsageError (exit 2), or GpuError (exit 3)."""
-    name, equals, number = text.partition("=")
+    name, _, number = text.partition("=")
     try:
         price = float(number)
     except ValueError:
         price = nan
-    if not equals or not 0 <= price < 1e9:
+    if not 0 <= price < 1e9:
         raise UsageError(f"--price {text[:40]!a}: not a price", "for example --price h100=2.5, for one device per hour")
     return find_gpu(name).name, price
 
