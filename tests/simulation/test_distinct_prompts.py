@@ -49,11 +49,24 @@ def test_repeated_prompts_repeat_their_lengths() -> None:
     assert document["results"]["cached_tokens"] == 39 * ((prompt - 1) // 16 * 16)
 
 
-@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "llama.cpp"])
-def test_every_server_finds_them(engine: str) -> None:
-    own, again = (simulated(engine=engine, distinct_prompts=number) for number in (None, 4))
+@pytest.mark.parametrize(
+    ("model", "engine", "keeps_copies"),
+    [
+        ("llama-3.1-8b", "sglang", False),
+        ("llama-3.1-8b", "tensorrt-llm", False),
+        ("llama-3.1-8b", "llama.cpp", False),
+        ("gpt-oss-20b", "vllm", True),
+    ],
+)
+def test_every_server_finds_them(model: str, engine: str, keeps_copies: bool) -> None:
+    own, again = (simulated(model, engine=engine, distinct_prompts=number) for number in (None, 4))
     assert mean(again, "ttft") < mean(own, "ttft")
     assert again["results"]["cached_tokens"] > 0
+    # A slot of llama.cpp keeps a prompt for its next request. Windows keep one for several requests, which have copies.
+    texts = [warning["text"] for warning in again["warnings"] if warning["code"] == "not-shared"]
+    assert [text.partition(":")[0] for text in texts] == [
+        "every request finds its prompt, but holds all of its cache itself"
+    ] * keeps_copies
 
 
 def test_slots_keep_as_many_prompts_as_they_are() -> None:

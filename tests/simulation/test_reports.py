@@ -172,6 +172,13 @@ def test_requests_take_as_long_if_only_sums_are_kept(model: str, gpus: str, dp: 
     assert brief["times"][2]["mean_seconds"] is None
 
 
+def test_a_million_requests_are_simulated_and_no_more() -> None:
+    load = Load(lengths_of(10, "prompt"), lengths_of(5, "answer"), concurrency=2, num_requests=1_000_000)
+    check_load(load)
+    with pytest.raises(UsageError, match="1,000,001: too many to simulate"):
+        check_load(load._replace(num_requests=1_000_001))
+
+
 def test_the_load_is_described_as_it_was_asked_for_and_as_it_was_drawn() -> None:
     prompt, answer = lengths_of("uniform:100..200", "prompt"), lengths_of(50, "answer")
     asked = Load(prompt, answer, requests_per_second=3.0, burstiness=2.0, seed=4)
