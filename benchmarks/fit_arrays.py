@@ -42,8 +42,8 @@ Ask = Callable[[Mapping[str, Any]], Values]
 CLASSES = ("fp32", "bf16", "fp8", "nvfp4", "mxfp4", "int8", "int4")
 _NOISE = 0.12
 _TTFT_NOISE = 0.2
-# The rounds in which the prompts of a step are found, and the highest load of the steps.
-_ROUNDS, _MOST_LOAD = 4, 0.95
+# The highest load of the steps.
+_MOST_LOAD = 0.95
 # The place of the longest 99 % of a benchmark among its first requests.
 _LATE = 0.9
 

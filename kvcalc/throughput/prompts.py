@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import ceil, expm1
 
 from kvcalc.throughput.expert_parallel import busiest_share, ranks_with_prompts
@@ -47,9 +48,9 @@ class Prompts:
         self._known = {1: self.alone}
         # The time that a prompt adds to a prompt step that has other prompts.
         self._work = 0.0 if rules.mixes else model.prefill_work(input_tokens, cached_tokens).seconds
-        self._batches = Batches(1.0, self.alone, 0.0, 0.0, self.alone)
+        self._batches = Batches(1.0, self.alone, 0.0, self.alone)
 
-    @property
+    @cached_property
     def hidden(self) -> float:
         """The seconds in which the host can read a request that comes with others, while their prompts are computed.
 
@@ -63,7 +64,7 @@ class Prompts:
             return self._model.alone([self._of_all(self._full)]).seconds / self._full
         return self._of_full_step
 
-    @property
+    @cached_property
     def _of_full_step(self) -> float:
         """The seconds that each prompt takes of full steps of their own."""
         return self._together(max(self._full, 1.0)) / max(self._full, 1.0)

@@ -233,7 +233,7 @@ def step_waits(step: float, mean_step: float, rate: float, lag: float, overlaps:
 
 
 class Batches(NamedTuple):
-    """The steps that compute prompts alone: the prompts in one, its seconds, and those of any step on average.
+    """The steps that compute prompts alone: the prompts in one, and its seconds, on average.
 
     `mates` are the others in a request's group for which its step has no room. `first` are the seconds from a client's
     last answer to its next first token.
@@ -241,7 +241,6 @@ class Batches(NamedTuple):
 
     prompts: float
     seconds: float
-    mean: float
     mates: float
     first: float
 
@@ -298,7 +297,7 @@ def batches(
     mean = cycle / (steps + decoding)
     left = (seconds * seconds / steps + decoding * step * step) / (2 * cycle)
     free = lag + left + overlaps * mean + seconds_of(min(1 + ending, most))
-    return Batches(prompts / steps, seconds / steps, mean, mates, locked * first + (1 - locked) * free)
+    return Batches(prompts / steps, seconds / steps, mates, locked * first + (1 - locked) * free)
 
 
 def separate_waits(

@@ -89,7 +89,7 @@ def test_prompts_in_steps_of_their_own_are_grouped_by_the_steps_with_which_answe
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("most", [2, 3])
 def test_a_group_for_which_a_step_has_no_room_takes_several(most: int, overlaps: bool) -> None:
-    """Its requests wait for half of those that a step has no room for. Here no prompt is divided to fill a step."""
+    """A request waits for half of the others that do not fit in its step. Here, no prompt is divided."""
     prompts, first = in_turns(0.5, 3.0, 1.5, 2.5, overlaps, most)
     found = batches(lambda prompts: 0.5 + prompts * 3.0, 1.0, 1.5, 2.5, overlaps, most)
     assert found.prompts == pytest.approx(prompts, rel=0.16)
