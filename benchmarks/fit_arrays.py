@@ -65,7 +65,7 @@ def stacked(models: Sequence[SpeedModel]) -> Times:
     """The ideal times of all rows as arrays."""
     times = [model.times for model in models]
     most = max(len(t.experts) for t in times)
-    none = ExpertTimes(1, 0, (), 0)  # no expert is ever touched
+    none = ExpertTimes(1, 1, (), 0)  # experts that take no time
     experts = [[(*t.experts, *[none] * most)[i] for t in times] for i in range(most)]
     numbers = {
         name: np.array([getattr(t, name) for t in times], float)
@@ -78,6 +78,7 @@ def stacked(models: Sequence[SpeedModel]) -> Times:
             ExpertTimes(
                 np.array([e.experts for e in row], float), np.array([e.read for e in row], float),
                 _stack([e.matrices for e in row]), np.array([e.move for e in row], float),
+                np.array([e.groups for e in row], float), np.array([e.largest for e in row], float),
             ) for row in experts
         ),
         **numbers,

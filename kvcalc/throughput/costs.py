@@ -6,6 +6,8 @@ The fit of the constants asks with arrays instead of numbers. `SpeedModel` (`roo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from math import erf
 from typing import TYPE_CHECKING
 
 from kvcalc.records import NamedTuple
@@ -30,6 +32,8 @@ _ACTIVATION_BYTES = 2  # hidden states are transferred in 16 bits
 # A stage sends the hidden states and the residual to the next one (IntermediateTensors in vLLM, PPProxyTensors in
 # SGLang), and each device of --tp a part of them (send_tensor_dict with all_gather_group).
 _STAGE_TENSORS = 2
+_NORMAL_END, _NORMAL_STEP = 8.0, 0.1  # standard deviations
+_NO_PRODUCTS = 1e-9  # instead of 0 products of tokens with experts, by which nothing can be divided
 
 
 class MatrixTimes(NamedTuple):
@@ -43,13 +47,16 @@ class MatrixTimes(NamedTuple):
 class ExpertTimes(NamedTuple):
     """Experts, and the times of one expert in all layers.
 
-    `move` is the time to read and write the activations of one token with one expert once.
+    `move` is the time to read and write the activations of one token with one expert once. `groups` is the number of
+    groups of ranks that each hold some of the experts whole, and `largest` is `largest_normal` of it.
     """
 
     experts: float
     read: float
     matrices: tuple[MatrixTimes, ...]
     move: float
+    groups: float = 1.0
+    largest: float = 0.0
 
 
 class Times(NamedTuple):
@@ -102,23 +109,35 @@ class PromptWork(NamedTuple):
 NO_PROMPTS = PromptWork(0.0, 0.0, 0.0, 0.0)
 
 
+class ExpertCosts(NamedTuple):
+    """The seconds of the experts of one kind in all layers.
+
+    - read, multiply, prompt: to read one expert, and to multiply one token with it, which decodes or is of a prompt.
+    - move: to read and write the activations of one token with all its experts.
+    """
+
+    read: float
+    multiply: float
+    prompt: float
+    move: float
+
+
 class Costs(NamedTuple):
     """The times of a model with an engine's constants. `step_parts` and `prompt_parts` only add and multiply them.
 
-    - matrices: the pairs of the dense layers and the head, for one token. experts: `ExpertTimes` of each kind as
-      (experts, read, pair of one expert, seconds to multiply a token of a prompt with one expert).
+    - matrices: the pairs of the dense layers and the head, for one token.
+    - experts: the times of each kind of experts, and `ExpertCosts` of them.
     - kv, scores: factors on the ideal times of attention, and prompt_scores on those of a prompt.
     - launch, sequence, busy_sequence, context: seconds per step, per sequence, per sequence beyond BUSY_SEQUENCES, and
       per token of the longest context.
     - latency, transfer, prompt_transfer: seconds of communication per step, per token, and per token of a prompt.
     - prompt, prompt_sequence: seconds to multiply a token of a prompt with the dense layers, and of the host for a
       prompt in a step.
-    - moved, expert_moved: seconds to read and write the activations of a token: the hidden states, and those of its
-      experts.
+    - moved: seconds to read and write the hidden states of a token.
     """
 
     matrices: tuple[Pair, ...]
-    experts: tuple[tuple[float, float, Pair, float], ...]
+    experts: tuple[tuple[ExpertTimes, ExpertCosts], ...]
     kv: float
     scores: float
     prompt_scores: float
@@ -132,7 +151,6 @@ class Costs(NamedTuple):
     prompt: float
     prompt_sequence: float
     moved: float
-    expert_moved: float
     alike: float
 
 
@@ -149,8 +167,11 @@ def costs_of(t: Times, c: Constants) -> Costs:
     dense, experts = pair(t.dense), []
     for e in t.experts:
         read, multiply = pair(e.matrices, experts_overhead_of)
-        one = read * c.expert_overhead, multiply * c.expert_compute_overhead
-        experts.append((e.experts, e.read, one, multiply * c.prefill_expert_overhead * c.prefill_overhead))
+        prompt = multiply * c.prefill_expert_overhead * c.prefill_overhead
+        costs = ExpertCosts(
+            read * c.expert_overhead, multiply * c.expert_compute_overhead, prompt, e.read * e.move * c.expert_passes
+        )
+        experts.append((e, costs))
     moved = t.one_pass * c.activation_passes + t.move * c.expert_passes
     pcie = c.pcie_overhead + c.pcie_overhead_per_device * (t.devices - 2)
     transfer = t.transfer * (t.is_linked * c.link_overhead + (1 - t.is_linked) * pcie)
@@ -175,7 +196,6 @@ def costs_of(t: Times, c: Constants) -> Costs:
         prompt=dense[1] * c.prefill_overhead,
         prompt_sequence=c.sequence_seconds,
         moved=moved,
-        expert_moved=sum(e.read * e.move for e in t.experts) * c.expert_passes,
         alike=c.token_overlap,
     )
 
@@ -217,14 +237,15 @@ def step_parts(
     """
     tokens = batch * query_tokens
     pairs = [(read, multiply * tokens) for read, multiply in costs.matrices]
-    for experts, read, (reading, multiply), _ in costs.experts:
-        touched = distinct_experts(experts, read, alike(expert_batch * query_tokens, costs.alike))
-        pairs.append((reading * touched, multiply * read * expert_batch * query_tokens))
+    moved = 0.0
+    for row, of_row in costs.experts:
+        experts, busier = busiest_rank(row, expert_batch * query_tokens, costs.alike)
+        pairs.append((of_row.read * experts, of_row.multiply * row.read * expert_batch * query_tokens * busier))
+        moved = moved + expert_batch * query_tokens * of_row.move * busier
     pairs.append((batch * kv_read * costs.kv, tokens * scores * costs.scores))
     overhead = (
         costs.launch + batch * (costs.sequence + (query_tokens - 1) * costs.moved) + context_tokens * costs.context
-        + expert_batch * query_tokens * costs.expert_moved
-        + (batch > BUSY_SEQUENCES) * (batch - BUSY_SEQUENCES) * costs.busy_sequence
+        + moved + (batch > BUSY_SEQUENCES) * (batch - BUSY_SEQUENCES) * costs.busy_sequence
     )  # fmt: skip
     return pairs, overhead, costs.latency + tokens * costs.transfer
 
@@ -243,19 +264,48 @@ def prompt_parts(
         (dense[0], dense[1] * tokens + costs.prompt * prompts.tokens),
         (head[0], head[1] * (tokens + prompts.sequences)),
     ]
-    for experts, read, (reading, multiply), prompt in costs.experts:
-        touched = distinct_experts(experts, read, alike(expert_tokens + prompts.expert_tokens, costs.alike))
-        pairs.append((reading * touched, read * (multiply * expert_tokens + prompt * prompts.expert_tokens)))
-    overhead = (
-        prompts.tokens * costs.moved + prompts.expert_tokens * costs.expert_moved
-        + prompts.sequences * costs.prompt_sequence
-    )  # fmt: skip
+    moved = 0.0
+    for row, of_row in costs.experts:
+        experts, busier = busiest_rank(row, expert_tokens + prompts.expert_tokens, costs.alike)
+        multiply = row.read * (of_row.multiply * expert_tokens + of_row.prompt * prompts.expert_tokens)
+        pairs.append((of_row.read * experts, multiply * busier))
+        moved = moved + prompts.expert_tokens * of_row.move * busier
+    overhead = prompts.tokens * costs.moved + moved + prompts.sequences * costs.prompt_sequence
     return pairs, prompts.scores * costs.prompt_scores, overhead, prompts.tokens * costs.prompt_transfer
+
+
+def busiest_rank(row: ExpertTimes, tokens: float, overlap: float) -> Pair:
+    """The work of `tokens` tokens in one layer for the rank that all others wait for.
+
+    Tokens choose experts at random. If each group of ranks holds some experts whole, one group has more of the chosen
+    experts than the mean, and more products of a token with an expert. The result is the distinct experts that it
+    reads, times the number of groups (for the mean group, as many as if each rank had a part of each expert), and
+    its products divided by the mean. May be arrays.
+    """
+    held, mean = row.experts / row.groups, distinct_experts(row.experts, row.read, alike(tokens, overlap)) / row.groups
+    # An expert is chosen or not, independently of the others: a binomial distribution on each rank.
+    most = smaller(held, mean + row.largest * (mean * abs(1 - mean / held)) ** 0.5)
+    products = tokens * row.read / row.groups + _NO_PRODUCTS
+    busier = 1 + row.largest * ((1 - 1 / row.groups) / products) ** 0.5
+    # A token has each expert of a rank at most once.
+    return most * row.groups, smaller(busier, smaller(row.groups, row.experts / row.read))
+
+
+@cache
+def largest_normal(number: int) -> float:
+    """The mean of the largest of `number` standard normal variables: 0 for 1, 0.56 for 2, 1.03 for 4, 1.42 for 8."""
+    if number == 1:
+        return 0.0
+    # The mean of a variable is the integral of P(X > x) over x > 0, less that of P(X < x) over x < 0.
+    points = [_NORMAL_STEP * (i + 0.5) for i in range(round(_NORMAL_END / _NORMAL_STEP))]
+    below = [((1 + erf(x / 2**0.5)) / 2) ** number for x in points]
+    above = [((1 - erf(x / 2**0.5)) / 2) ** number for x in points]
+    return _NORMAL_STEP * (sum(1 - chance for chance in below) - sum(above))
 
 
 def smaller(a: float, b: float) -> float:
     """The smaller value, also of arrays."""
-    return (a + b - abs(a - b)) / 2
+    return a * (a <= b) + b * (a > b)
 
 
 def together(read: float, multiply: float, power: float) -> float:
@@ -289,7 +339,14 @@ def times_of(counts: Counts, gpu: Gpu) -> Times:
         timed(counts.dense),
         timed(counts.head),
         tuple(
-            ExpertTimes(row.experts, row.read, timed(row.matrices), _ACTIVATION_BYTES * row.moved / bandwidth)
+            ExpertTimes(
+                row.experts,
+                row.read,
+                timed(row.matrices),
+                _ACTIVATION_BYTES * row.moved / bandwidth,
+                layout.expert_parallel_size,
+                largest_normal(layout.expert_parallel_size),
+            )
             for row in counts.experts
         ),
         all_reduces,

@@ -199,9 +199,12 @@ def count(
         if weight.copies > 1:
             key = weight.copies, min(weight.read, weight.copies)
             experts.setdefault(key, _Sum()).add(stored, layers * one_bytes, layers * elements)
-            # An expert is split along its inside, and each of its ranks has the whole input or output of a token.
-            inside = weight.rows * weight.columns / outside
-            moved[key] = moved.get(key, 0.0) + layers * (outside / layout.expert_parallel_size + inside)
+            # An expert is split along its inside, and each of its ranks has the whole input or output of a token. So do
+            # ranks without the expert: the kernel fills their rows with zeros, and all rows are summed
+            # (fused_moe_kernel, model_executor/layers/fused_moe/fused_moe.py of vLLM 0.33.0). Only the all-to-alls of
+            # DP ranks send a rank no more than its experts need.
+            senders = layout.expert_parallel_size if layout.data_parallel_size > 1 else 1
+            moved[key] = moved.get(key, 0.0) + layers * (outside / senders + weight.rows * weight.columns / outside)
         elif weight.role == HEAD:
             head.add(stored, one_bytes, elements)
         else:

@@ -1,4 +1,4 @@
-"""The exchange of tokens between DP ranks and the experts of all replicas, and the busiest rank.
+"""The exchange of tokens between DP ranks and the experts of all replicas, and the DP rank with the most prompts.
 
 Every layer with experts has two all-to-alls: one sends the tokens to the ranks of their experts (dispatch), the other
 brings the results back (combine). The all-to-alls of decoding have a fixed cost and a cost per token:
@@ -7,24 +7,22 @@ The tokens are those of one rank. A token reaches a rank once, however many of i
 fast link are reached over the network at the same time. Prompts cross the network once per node, and are then sent on
 over the fast link (DeepEP's normal kernels).
 
-Experts are chosen at random with equal probability, as if the engine's load balancer (EPLB) were perfect. One rank
-still gets more tokens than the others, and every rank waits for it.
+Experts are chosen at random with equal probability, as if the engine's load balancer (EPLB) were perfect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, expm1, log, sqrt
+from math import exp, expm1, sqrt
 from typing import TYPE_CHECKING
 
+from kvcalc.throughput.costs import largest_normal
 from kvcalc.throughput.hardware import node_devices
 from kvcalc.throughput.links import nodes
 
 if TYPE_CHECKING:
     from kvcalc.throughput.counts import Counts, Experts
     from kvcalc.throughput.hardware import Gpu
-
-_Pair = tuple[float, float]  # the times to read and to multiply
 
 # The kernel tables of ai-dynamo/aiconfigurator (Apache-2.0), hidden size 7168, 8 of 256 experts. An all-to-all of one
 # token takes 12 us on H200 with 8 ranks (DeepEP, low latency; SGLang 0.5.12) and 12 to 14 us on GB200 with 4 to 64
@@ -48,7 +46,7 @@ _NEGLIGIBLE, _MANY = 1e-9, 30
 
 
 class ExpertExchange:
-    """The all-to-alls of a model with DP ranks, and the experts of the busiest rank.
+    """The all-to-alls of a model with DP ranks.
 
     `rate` gives the bytes per second that a device sends to its peers, by the number of devices. `latency` is the
     seconds of all all-to-alls of a step without their bytes.
@@ -56,7 +54,7 @@ class ExpertExchange:
 
     def __init__(self, counts: Counts, gpu: Gpu, rate: Callable[[Gpu, int], float]) -> None:
         layout = counts.layout
-        self.ranks, self.groups, self._experts = layout.ranks, layout.expert_parallel_size, counts.experts
+        self.ranks, self.groups = layout.ranks, layout.expert_parallel_size
         self.latency = 2 * counts.moe_layers * _ALL_TO_ALL_SECONDS
         self._tensor_ranks = layout.tensor_parallel_size
         read = max((row.read for row in counts.experts), default=0)
@@ -84,33 +82,6 @@ class ExpertExchange:
     def _bytes_seconds(self, tokens: float, near: float, far: float) -> float:
         # The ranks of a replica each send their part of its tokens (sequence parallelism).
         return tokens / self._tensor_ranks * max(near, far * _NETWORK_OVERHEAD)
-
-    def on_busiest_rank(self, pairs: list[_Pair], tokens: float) -> list[_Pair]:
-        """The `pairs` of matrices with the times of the experts on the busiest rank instead of the mean rank.
-
-        `tokens` are those of all replicas. The experts are the last pairs.
-        """
-        first = len(pairs) - len(self._experts)
-        found = [
-            (read * self.touched_ratio(row, tokens), multiply * self.tokens_ratio(row, tokens))
-            for row, (read, multiply) in zip(self._experts, pairs[first:])
-        ]
-        return [*pairs[:first], *found]
-
-    def touched_ratio(self, row: Experts, tokens: float) -> float:
-        """The distinct experts that `tokens` tokens of all replicas touch on the busiest rank, divided by the mean."""
-        touched, held = row.touched(tokens), row.experts / self.groups
-        chance = touched / row.experts
-        # An expert is touched or not, independently of the others: a binomial distribution on each rank.
-        most = min(held, held * chance + _above_mean(held * chance * (1 - chance), self.groups))
-        return most / (held * chance)
-
-    def tokens_ratio(self, row: Experts, tokens: float) -> float:
-        """The busiest rank's tokens, each counted for every expert it has there, divided by the mean."""
-        mean = tokens * row.read / self.groups
-        most = mean + _above_mean(mean * (1 - 1 / self.groups), self.groups)
-        # A token reaches each expert of a rank at most once.
-        return min(most, tokens * min(row.read, row.experts / self.groups)) / mean
 
 
 def ranks_reached(ranks: int, groups: int, read: int) -> float:
@@ -180,8 +151,8 @@ def _largest_in_turn(prompts: float, replicas: int) -> float:
 
 
 def _above_mean(variance: float, number: int) -> float:
-    """How far the largest of `number` normal variables is above their mean: about sigma sqrt(2 ln n)."""
-    return sqrt(2 * variance * log(number))
+    """How far the largest of `number` normal variables is above their mean."""
+    return largest_normal(number) * sqrt(variance)
 
 
 def _dispatch_bytes(gpu: Gpu, experts: tuple[Experts, ...]) -> float:

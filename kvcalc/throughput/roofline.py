@@ -106,7 +106,6 @@ class SpeedModel:
             query_tokens,
         )  # fmt: skip
         if self.exchange is not None:
-            pairs = [*self.exchange.on_busiest_rank(pairs[:-1], batch * query_tokens), pairs[-1]]
             communication += self.exchange.seconds(local * query_tokens)
         weights = compute = 0.0
         for read, multiply in pairs[:-1]:
@@ -242,7 +241,6 @@ class SpeedModel:
         """The times of the matrices of a step, and what its prompts add, as in `prompt_parts`."""
         pairs, scores, overhead, communication = prompt_parts(self.costs, prompts, tokens, expert_tokens)
         if self.exchange is not None:
-            pairs = self.exchange.on_busiest_rank(pairs, expert_tokens + prompts.expert_tokens)
             communication += self.exchange.prompt_seconds(prompts.tokens)
         weights, compute, power = 0.0, scores, self.constants.roof_power
         for read, multiply in pairs:

@@ -32,9 +32,11 @@ def test_an_expert_moves_what_its_products_read_and_write(counts_of: MakeCounts)
     (one,), (two,) = counts_of("mixtral-8x7b").experts, counts_of("mixtral-8x7b", tensor_parallel_size=2).experts
     assert one.moved == 32 * 3 * (4096 + 14_336)
     assert two.moved == 32 * 3 * (4096 + 14_336 / 2)
-    # With whole experts on each device, a token is only on those of its experts.
+    # Each device has the hidden states of all tokens, whole experts or not. DP ranks send a token only to its experts.
     (whole,) = counts_of("mixtral-8x7b", tensor_parallel_size=2, expert_parallel_size=2).experts
-    assert whole.moved == one.moved / 2
+    assert whole.moved == two.moved
+    (sent,) = counts_of("mixtral-8x7b", data_parallel_size=2, expert_parallel_size=2).experts
+    assert sent.moved == one.moved / 2
 
 
 def test_tensor_parallel_ranks_divide_what_attention_and_mlp_move_inside(counts_of: MakeCounts) -> None:
