@@ -109,7 +109,7 @@ def compare(load: Load, spread: float) -> Compared | None:
         throughput = kvcalc.estimate(load.model, devices=devices, speed=speed, **load.asked)["throughput"]
         found = kvcalc.simulate(
             load.model, load.gpu, prompt_tokens=about(load.prompt), answer_tokens=about(load.answer),
-            concurrency=load.clients, **load.asked,
+            concurrency=load.clients, benchmark=True, **load.asked,
         )  # fmt: skip
     except KvcalcError:
         return None

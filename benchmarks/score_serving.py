@@ -56,7 +56,7 @@ Groups = dict[tuple[str, str], list[float]]
 
 def simulated(run: Mapping[str, Any], arguments: Sequence[str]) -> Errors | None:
     """The errors of a run. None if kvcalc does not answer it."""
-    arguments = list(arguments)
+    arguments = [*arguments, "--benchmark"]
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as trace:
         if "trace" in run:
             trace.write("arrival_seconds,prompt_tokens,answer_tokens\n")

@@ -189,6 +189,7 @@ def simulate(
     distinct_prompts: int | None = None,
     router: str = "round-robin",
     cold: bool | None = None,
+    benchmark: bool = False,
     seed: int = 0,
     max_ttft_seconds: float | None = None,
     max_tpot_seconds: float | None = None,
@@ -221,7 +222,8 @@ def simulate(
     Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
     distributions as on the command line: `"uniform:100..2000"`. With `distinct_prompts`, request i has prompt i % N.
     `router` says which replica gets a request. `devices` may be a name: `"h100x4"`. `cold` is whether
-    the server has just started; by default only a short benchmark of clients finds such a server. With
+    the server has just started; by default only a short benchmark of clients finds such a server. Times leave out the
+    first request of each client, unless `benchmark` is true. With
     `prefill_replicas`, prompts are computed on instances of their own, on the kind of device `prefill_gpu` if it is
     another one, and `transfer` is the link to those that answer: bytes per second of one device, or a name such as
     `infiniband-400g`. The times of all steps are multiplied by `step_factor`. `context_tokens` is the longest request
@@ -245,7 +247,7 @@ def simulate(
     load = Load(
         lengths_of(prompt_tokens, "prompt_tokens"), lengths_of(answer_tokens, "answer_tokens"), requests_per_second,
         concurrency, burstiness, rows, trace, scale_rate, requests, seed, cold, distinct_prompts=distinct_prompts,
-        router=router,
+        router=router, is_benchmark=benchmark,
     )  # fmt: skip
     question = asked({**locals(), "devices": find_devices(devices) if isinstance(devices, str) else devices})
     limits = Limits(max_ttft_seconds, max_tpot_seconds)

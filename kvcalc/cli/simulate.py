@@ -150,4 +150,5 @@ def _load_of(given: Mapping[str, Any]) -> "Load":
         given["cold"] or (False if given["warm"] else None),
         distinct_prompts=value_of(given, "distinct_prompts"),
         router=value_of(given, "router"),
+        is_benchmark=bool(given["benchmark"]),
     )

@@ -544,6 +544,8 @@ class SimulateLoad(TypedDict):
     seed: Whole | None
     is_cold: bool
     """whether the server has just started, so that its first step takes longer"""
+    is_benchmark: bool
+    """whether times count the first request of each client"""
     distinct_prompts: Count | None
     """so many prompts are sent in turn; null if each is sent once"""
     router: Literal["round-robin", "random", "least-loaded", "prefix-aware"]
@@ -572,13 +574,15 @@ class SimulateResults(TypedDict):
     duration_seconds: Amount
     """from the first arrival to the last answer"""
     requests: Count
+    counted_requests: Count
+    """requests whose times count: without the first of each client, unless load.is_benchmark"""
     requests_per_second: Amount
     tokens_per_second: Amount
     """tokens of answers"""
     keeps_up: bool
     """false if the queue grows without bound: its times then grow with the length of the simulation"""
     good_requests: Whole | None
-    """requests that meet the limits; null without limits"""
+    """counted requests that meet the limits; null without limits"""
     goodput_requests_per_second: Amount | None
     steady_ttft_seconds: Amount | None
     """mean time to first token without the first request of each client; null without --concurrency"""

@@ -41,8 +41,9 @@ def _served(case: Case, model: SpeedModel, notes: list[Note]) -> Served:
     asked = case.question.speed_asked
     prompt, answer = (lengths_of(tokens, "tokens") for tokens in (asked.input_tokens, asked.output_tokens))
     clients, hits = asked.concurrency or max(1, case.workload.batch_size), asked.prefix_hit_rate
-    ranks, requests = _simulated(case, model, Load(prompt, answer, concurrency=clients), hits, notes)
-    results = describe_results(requests, ranks, Limits(), is_closed_loop=True)
+    load = Load(prompt, answer, concurrency=clients, is_benchmark=True)
+    ranks, requests = _simulated(case, model, load, hits, notes)
+    results = describe_results(requests, ranks, Limits(), load)
     tpots = [time for request in requests if (time := tpot_of(request)) is not None]
     tpot = sum(tpots) / len(tpots) if tpots else 0.0
     rate, steady = results["requests_per_second"], results["steady_ttft_seconds"]

@@ -117,7 +117,12 @@ class PlannedLoad(NamedTuple):
             are_alike = self.pairs is None and not has_prefix
             return load._replace(concurrency=1, num_requests=1 if are_alike else num_requests, has_run=True)
         if targets.concurrency is not None:
-            return load._replace(concurrency=targets.concurrency, burstiness=self.burstiness)
+            # All clients start together, so a run goes on until what is judged has settled.
+            judged = tuple((limit.metric, limit.percentile) for limit in targets.limits)
+            return load._replace(
+                concurrency=targets.concurrency, burstiness=self.burstiness, num_requests=self.num_requests,
+                fewest_requests=num_requests, settling=judged,
+            )  # fmt: skip
         return load._replace(requests_per_second=targets.requests_per_second, burstiness=self.burstiness)
 
     def _distributions(self) -> tuple[Distribution | None, Distribution | None]:

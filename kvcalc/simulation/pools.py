@@ -46,6 +46,7 @@ from kvcalc.simulation.replicas.rules import Lag
 from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
+from kvcalc.simulation.settled import simulate_settled
 from kvcalc.simulation.simulate import (
     ask_about,
     check_fitting,
@@ -128,6 +129,18 @@ def simulate_pools(
     The question and `is_detailed` are those of `simulate`; the layout is that of a decode instance. Raises what
     `simulate` raises, and UsageError (exit 2) for an unknown link, or for what separate instances cannot do.
     """
+
+    def run(load: Load) -> tuple[documents.Simulate, Sequence[Request]]:
+        return _simulated(question, load, prefills, limits, replicas, step_factor, progress, is_detailed)
+
+    return simulate_settled(load, run)
+
+
+def _simulated(
+    question: Question, load: Load, prefills: Prefills, limits: Limits, replicas: int | None, step_factor: float,
+    progress: Progress | None, is_detailed: bool,
+) -> tuple[documents.Simulate, Sequence[Request]]:  # fmt: skip
+    """The document of one run, and the requests that were served."""
     if load.router != IN_TURN:
         raise UsageError(f"--router {load.router}: separate instances get requests in turn", "leave it out")
     question, devices, requests, named_tokens, notes = ask_about(question, load)
@@ -180,9 +193,8 @@ def simulate_pools(
     for answer in pools.answers:
         _join(pools.prompts[answer.number], answer)
     decoding = [rank for server in pools.decodes for rank in server.ranks]
-    results = describe_results(pools.answers, decoding, limits)
-    results["keeps_up"] = results["keeps_up"] or load.concurrency is not None
-    return {
+    results = describe_results(pools.answers, decoding, limits, load)
+    document: documents.Simulate = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(decode.case.spec),
         "hardware": {**describe_hardware(decode.case), "num_devices": needed, "replicas": replicas},
@@ -190,13 +202,14 @@ def simulate_pools(
         "load": describe_load(load, requests, len(requests) - len(fitting)),
         "limits": cast("documents.SimulateLimits", limits._asdict()),
         "results": results,
-        "times": describe_times(pools.answers, decoding),
+        "times": describe_times(pools.answers, decoding, load),
         "timeline": describe_timeline(decoding),
         "step_factor": step_factor,
         "step_range": describe_range(decode.speed, results["mean_running_requests"] / replicas),
         "prefill": _describe_prefill(prefills, prefill.case, pools, rate, results["duration_seconds"]),
         "warnings": describe_notes(notes),
     }
+    return document, sorted(pools.answers, key=lambda request: request.number)
 
 
 def _check_stages(needs: Disaggregation, question: Question, prefills: Prefills) -> None:

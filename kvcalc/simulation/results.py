@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.records import NamedTuple
+from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.replica import Replica
 from kvcalc.simulation.replicas.timeline import TokenGaps
@@ -31,19 +32,33 @@ class Limits(NamedTuple):
     max_tpot_seconds: float | None = None
 
 
-def describe_times(requests: Sequence[Request], replicas: Sequence[Replica]) -> list[documents.SimulateTime]:
-    """One row per time: to the first token, per output token of a request, between tokens, whole, and in the queue."""
-    gaps = TokenGaps()
+def counted(requests: Sequence[Request], load: Load) -> Sequence[Request]:
+    """The requests whose times count: all, or without the first one of each client, which are sent together at 0.
+
+    If no client sends a second one, all count.
+    """
+    later = [request for request in requests if request.arrival > 0] if load.leaves_out_first else []
+    return later or requests
+
+
+def describe_times(
+    requests: Sequence[Request], replicas: Sequence[Replica], load: Load
+) -> list[documents.SimulateTime]:
+    """One row per time: to the first token, per output token of a request, between tokens, whole, and in the queue.
+
+    Times between tokens are those of all requests.
+    """
+    gaps, judged = TokenGaps(), counted(requests, load)
     for replica in replicas:
         gaps.merge(replica.gaps)
-    tpots = [time for request in requests if (time := tpot_of(request)) is not None]
+    tpots = [time for request in judged if (time := tpot_of(request)) is not None]
     spent = sum((request.finish or 0.0) - (request.first_token or 0.0) for request in requests)
     return [
-        _row("ttft", [ttft_of(request) for request in requests]),
+        _row("ttft", [ttft_of(request) for request in judged]),
         _row("tpot", tpots),
         _time("itl", spent / gaps.tokens if gaps.tokens else None, gaps.percentile, gaps.longest or None),
-        _row("e2e", [e2e_of(request) for request in requests]),
-        _row("queue", [_since(request, request.started) for request in requests]),
+        _row("e2e", [e2e_of(request) for request in judged]),
+        _row("queue", [_since(request, request.started) for request in judged]),
     ]
 
 
@@ -78,23 +93,25 @@ def is_good(request: Request, limits: Limits) -> bool:
 
 
 def describe_results(
-    requests: Sequence[Request], replicas: Sequence[Replica], limits: Limits, *, is_closed_loop: bool = False
+    requests: Sequence[Request], replicas: Sequence[Replica], limits: Limits, load: Load
 ) -> documents.SimulateResults:
     """The `results` part of the document. In a closed loop, clients send their first requests together, at 0."""
+    is_closed_loop, judged = load.concurrency is not None, counted(requests, load)
     first = min(request.arrival for request in requests)
     seconds = max(request.arrival + e2e_of(request) for request in requests) - first
-    good = sum(is_good(request, limits) for request in requests) if any(limit is not None for limit in limits) else None
+    good = sum(is_good(request, limits) for request in judged) if any(limit is not None for limit in limits) else None
     pools = [replica.pool for replica in replicas]
     mean_wait = sum(_since(request, request.started) for request in requests) / len(requests)
     later = [ttft_of(request) for request in requests if request.arrival > 0] if is_closed_loop else []
     return {
         "duration_seconds": seconds,
         "requests": len(requests),
+        "counted_requests": len(judged),
         "requests_per_second": len(requests) / seconds,
         "tokens_per_second": sum(request.answer_tokens for request in requests) / seconds,
         "keeps_up": is_closed_loop or mean_wait <= _BACKLOG * seconds,
         "good_requests": good,
-        "goodput_requests_per_second": None if good is None else good / seconds,
+        "goodput_requests_per_second": None if good is None else good / len(judged) * len(requests) / seconds,
         "steady_ttft_seconds": sum(later) / len(later) if later else None,
         "mean_running_requests": sum(replica.timeline.running_seconds for replica in replicas) / seconds,
         "mean_waiting_requests": mean_wait * len(requests) / seconds,

@@ -27,6 +27,7 @@ from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.routed import serve
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of, start_notes
+from kvcalc.simulation.settled import simulate_settled
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.speed import known_range, range_factors
 
@@ -51,6 +52,18 @@ def simulate(
     the common prefix. Raises UsageError (exit 2), ModelError (exit 3) if the speed is
     not known, and DoesNotFitError (exit 4) if no request can run.
     """
+
+    def run(load: Load) -> tuple[documents.Simulate, Sequence[Request]]:
+        return _simulated(question, load, limits, replicas, step_factor, progress, is_detailed)
+
+    return simulate_settled(load, run)
+
+
+def _simulated(
+    question: Question, load: Load, limits: Limits, replicas: int | None, step_factor: float,
+    progress: Progress | None, is_detailed: bool,
+) -> tuple[documents.Simulate, Sequence[Request]]:  # fmt: skip
+    """The document of one run, and the requests that were served."""
     check_serves(question.engine, setting_texts(question.engine_settings or {}))
     question, devices, requests, named_tokens, of_load = ask_about(question, load)
     if replicas and devices.num_devices % replicas == 0 and question.tensor_parallel_size is None:
@@ -94,8 +107,8 @@ def simulate(
 
     running = serve(fitting, number, make, load.router, load.seed + 2, shared_tokens, load.concurrency, progress)
     ranks = [rank for replica in running for rank in replica.ranks]
-    results = describe_results(fitting, ranks, limits, is_closed_loop=load.concurrency is not None)
-    return {
+    results = describe_results(fitting, ranks, limits, load)
+    document: documents.Simulate = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
         "hardware": {**describe_hardware(case), "num_devices": number * case.workload.num_devices, "replicas": number},
@@ -103,12 +116,13 @@ def simulate(
         "load": describe_load(load, requests, len(requests) - len(fitting)),
         "limits": cast("documents.SimulateLimits", limits._asdict()),
         "results": results,
-        "times": describe_times(fitting, ranks),
+        "times": describe_times(fitting, ranks, load),
         "timeline": describe_timeline(ranks),
         "step_factor": step_factor,
         "step_range": describe_range(speed, results["mean_running_requests"] / number),
         "warnings": describe_notes(notes),
     }
+    return document, fitting
 
 
 class Asked(NamedTuple):
@@ -259,6 +273,7 @@ def describe_load(load: Load, requests: Sequence[Request], refused: int) -> docu
         "scale_rate": load.scale_rate if load.trace is not None else None,
         "seed": None if load.trace is not None else load.seed,
         "is_cold": load.is_cold,
+        "is_benchmark": load.is_benchmark,
         "distinct_prompts": load.distinct_prompts,
         "router": cast(Any, load.router),
         "requests": len(requests),

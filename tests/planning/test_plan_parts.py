@@ -316,11 +316,13 @@ def test_a_server_has_the_context_that_its_engine_needs_up_to_the_limit_of_the_m
     assert traffic._replace(allow_beyond_limit=True).refusal is None
 
 
-def test_requests_at_random_do_not_come_in_groups() -> None:
-    found = Probe(1, None, _answer(serving((2.0, 1.0, 3.0), (0.1, None, None), 1.0)), None, is_steady=True)  # type: ignore[arg-type]
+def test_the_first_requests_of_clients_do_not_count() -> None:
+    document = {**serving((2.0, 1.0, 3.0), (0.1, None, None), 1.0), "steady_ttft_seconds": 1.5}
+    found = Probe(1, None, _answer(document), None, "random_ttft_seconds")  # type: ignore[arg-type]
     assert range_of(found.serving, "ttft") == (1.0, 0.5, 1.5)
     assert range_of(found.serving, "tpot") == (0.1, None, None)
-    assert range_of(found._replace(is_steady=False).serving, "ttft") == (2.0, 1.0, 3.0)
+    assert range_of(found._replace(ttft="steady_ttft_seconds").serving, "ttft") == (1.5, 0.75, 2.25)
+    assert found.benchmark["ttft_seconds"] == 2.0
     unknown = _answer(serving((2.0, None, None), (0.1, None, None)))
     assert range_of(found._replace(speed=unknown).serving, "ttft") == (1.0, None, None)
 

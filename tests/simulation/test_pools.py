@@ -68,17 +68,18 @@ def test_so_is_a_closed_loop_after_its_start(
     prefill, decode = (row["disaggregated"][name] for name in ("prefill", "decode"))
     answers: list[Request] = []
 
-    def describe(found: list[Request], ranks: Any) -> Any:
+    def describe(found: list[Request], ranks: Any, load: Load) -> Any:
         answers.extend(found)
-        return describe_times(found, ranks)
+        return describe_times(found, ranks, load)
 
     monkeypatch.setattr(pools, "describe_times", describe)
     # The closed form has requests that arrive at random, so answers differ a lot.
     found: Any = kvcalc.simulate(
         model, gpu, engine=engine, prompt_tokens=lengths[0], answer_tokens=f"lognormal:{lengths[1]},0.7",
         concurrency=clients, requests=80 * clients, tensor_parallel_size=decode["tensor_parallel_size"],
-        replicas=decode["instances"], prefill_replicas=prefill["instances"],
-        prefill_tensor_parallel_size=prefill["tensor_parallel_size"], transfer=LINK,
+        data_parallel_size=decode["data_parallel_size"], replicas=decode["instances"],
+        prefill_replicas=prefill["instances"], prefill_tensor_parallel_size=prefill["tensor_parallel_size"],
+        prefill_data_parallel_size=prefill["data_parallel_size"], transfer=LINK,
         speed=kvcalc.SpeedQuestion(expert_parallel_size=decode["expert_parallel_size"]),
         prefill_expert_parallel_size=prefill["expert_parallel_size"],
     )  # fmt: skip

@@ -114,7 +114,7 @@ def test_results_are_counted_from_the_requests() -> None:
         case = make_case(seed)
         case.replica.run()
         requests, replica = case.requests, case.replica
-        found = describe_results(requests, [replica], Limits())
+        found = describe_results(requests, [replica], Limits(), Load())
         first, ends = min(one.arrival for one in requests), [(one.finish or 0.0) + one.lag for one in requests]
         seconds = max(ends) - first
         assert found["duration_seconds"] == pytest.approx(seconds)
@@ -126,7 +126,7 @@ def test_results_are_counted_from_the_requests() -> None:
         waits = sum((one.started or 0.0) - one.arrival for one in requests)
         assert found["mean_waiting_requests"] == pytest.approx(waits / seconds)
         assert 0 < found["busy_share"] <= 1.000001
-        half = describe_results(requests, [replica, replica], Limits())
+        half = describe_results(requests, [replica, replica], Limits(), Load())
         assert half["busy_share"] == pytest.approx(found["busy_share"])
         assert half["mean_running_requests"] == pytest.approx(2 * found["mean_running_requests"])
         if replica.pool.capacity is not None:
@@ -134,7 +134,7 @@ def test_results_are_counted_from_the_requests() -> None:
         assert (found["good_requests"], found["goodput_requests_per_second"]) == (None, None)
         longest = max(one.first_token - one.arrival + one.lag for one in requests if one.first_token is not None)
         for limit, number in ((longest, len(requests)), (0.0, 0)):
-            good = describe_results(requests, [replica], Limits(max_ttft_seconds=limit))
+            good = describe_results(requests, [replica], Limits(max_ttft_seconds=limit), Load())
             assert good["good_requests"] == number
             assert good["goodput_requests_per_second"] == pytest.approx(number / seconds)
         preempted += found["preemptions"] > found["preempted_requests"] > 0

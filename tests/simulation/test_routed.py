@@ -13,6 +13,7 @@ import kvcalc
 from kvcalc.question.fields import ROUTERS
 from kvcalc.simulation import routed
 from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
@@ -71,9 +72,9 @@ def test_a_client_sends_its_next_request_when_it_has_the_answer(monkeypatch: pyt
     """The client gets an answer by the host time of the request later than the engine has it."""
     served: list[Request] = []
 
-    def describe(requests: list[Request], ranks: Any) -> Any:
+    def describe(requests: list[Request], ranks: Any, load: Load) -> Any:
         served.extend(requests)
-        return describe_times(requests, ranks)
+        return describe_times(requests, ranks, load)
 
     monkeypatch.setattr("kvcalc.simulation.simulate.describe_times", describe)
     simulated(router=router, concurrency=12, requests=60)

@@ -46,7 +46,7 @@ def render(document: documents.Simulate, console: Console) -> None:
         )
     )
     if results["good_requests"] is not None:
-        share = results["good_requests"] / results["requests"]
+        share = results["good_requests"] / results["counted_requests"]
         good = rate(results["goodput_requests_per_second"])
         console.print(f"{share:.1%} of the requests meet {describe_limits(document['limits'])}: {good} requests/s")
     console.print()
@@ -88,7 +88,8 @@ def describe_load(load: Mapping[str, Any]) -> str:
     if again is not None and again < load["requests"]:
         requests += " of 1 prompt" if again == 1 else f" of {count(again)} prompts in turn"
     start = " on a server that has just started" if load["is_cold"] else ""
-    return f"{requests}, {how}, {lengths}{start}"
+    kind = ", as a benchmark" if load["is_benchmark"] else ""
+    return f"{requests}, {how}, {lengths}{start}{kind}"
 
 
 def _prefill(prefill: documents.SimulatePrefill) -> str:
@@ -124,7 +125,9 @@ def describe_state(document: Mapping[str, Any]) -> list[str]:
         # The chart shows the sum over the replicas.
         whose = " of a replica" if document["hardware"]["replicas"] > 1 else ""
         lines.append(f"at most {used:.0%} of {count(engine['blocks'])} {name}{whose} are used")
-    if results["steady_ttft_seconds"] is not None:
+    if results["counted_requests"] < results["requests"]:
+        lines.append("times leave out the first request of each client (--benchmark counts it)")
+    elif results["steady_ttft_seconds"] is not None:
         mean = duration(results["steady_ttft_seconds"])
         lines.append(f"mean TTFT without the first request of each client: {mean}")
     if results["preemptions"]:

@@ -59,7 +59,7 @@ def find_confirmed(traffic: Traffic, kind: Platform, make: Callable[[], Simulate
 
 def _is_sure(one: OnePool) -> bool:
     """Whether the closed form decides alone. Without limits, there is nothing to judge."""
-    traffic, serving = one.traffic, one.probe.serving
+    traffic, serving, benchmark = one.traffic, one.probe.serving, one.probe.benchmark
     shares = [
         times_of(limit.metric, traffic.lengths, serving, traffic.targets)[0] / limit.seconds
         for limit in traffic.targets.limits
@@ -67,8 +67,8 @@ def _is_sure(one: OnePool) -> bool:
     first, clients = traffic.targets.max_ttft_seconds, traffic.targets.concurrency
     if first and clients:
         # Clients with equal answers may end together each time, and then wait as their first requests did.
-        steady, mean = serving["steady_ttft_seconds"], serving["ttft_seconds"]
-        shares.append((steady + requests_per_client(serving["concurrency"]) * (mean - steady)) / first)
+        steady, mean = benchmark["steady_ttft_seconds"], benchmark["ttft_seconds"]
+        shares.append((steady + requests_per_client(benchmark["concurrency"]) * (mean - steady)) / first)
     return not shares or (max(shares) < _FAR and (one.utilisation or 0.0) < _FREE)
 
 

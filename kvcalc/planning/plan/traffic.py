@@ -8,7 +8,7 @@ layouts have, such as devices with different layers, is left to that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kvcalc.engines import RELEASE, engine_class
 from kvcalc.engines.options import settings_of
@@ -82,6 +82,10 @@ def grouped_notes(kinds: Sequence[Platform], notes: Iterable[Iterable[Note]]) ->
     return group_notes(found, rows)
 
 
+Ttft = Literal["random_ttft_seconds", "steady_ttft_seconds"]
+"""The mean time to first token of requests that arrive at random, or of clients after their first request."""
+
+
 def about_speed(answer: Answer) -> list[Note]:
     """The notes of an answer that say something about its times."""
     return [note for note in answer.notes if note.part in ("throughput", "calibration") or note.code == RELEASE]
@@ -103,14 +107,14 @@ class Refused(Trouble):
 class Probe(NamedTuple):
     """One replica with `running` requests: the memory they take, their speed, and why it does not serve, or None.
 
-    `is_steady` is whether requests arrive at a rate, so that they do not all begin together.
+    `ttft` is the time to first token that counts.
     """
 
     running: int
     memory: Answer
     speed: Answer | None
     trouble: Trouble | None
-    is_steady: bool = False
+    ttft: Ttft = "steady_ttft_seconds"
 
     @property
     def is_tight(self) -> bool:
@@ -129,11 +133,24 @@ class Probe(NamedTuple):
 
     @property
     def serving(self) -> documents.Serving:
-        """The `serving` part of the document. Only for probes without `trouble`."""
-        found = self._throughput and self._throughput["serving"]
-        if not found:
+        """The `serving` part of the document with the TTFT that counts. Only for probes without `trouble`."""
+        serving = self.benchmark
+        share = serving[self.ttft] / serving["ttft_seconds"]
+        low, high = serving["ttft_low_seconds"], serving["ttft_high_seconds"]
+        return {
+            **serving,
+            "ttft_seconds": serving["ttft_seconds"] * share,
+            "ttft_low_seconds": low and low * share,
+            "ttft_high_seconds": high and high * share,
+        }
+
+    @property
+    def benchmark(self) -> documents.Serving:
+        """The `serving` part of the document, whose mean TTFT counts the first request of each client."""
+        serving = self._throughput and self._throughput["serving"]
+        if not serving:
             raise ValueError("no requests are served")
-        return _at_random(found) if self.is_steady else found
+        return serving
 
     @property
     def expert_parallel_size(self) -> int:
@@ -272,7 +289,8 @@ def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief
     if throughput is None:
         unknown = "; ".join(note.text for note in speed.notes if note.part == "throughput")
         raise ModelError(f"{traffic.question.model.name} cannot be planned for {kind.gpu.name}: {unknown}")
-    probe = Probe(running, memory, speed, None, is_steady=traffic.targets.requests_per_second is not None)
+    ttft: Ttft = "steady_ttft_seconds" if traffic.targets.requests_per_second is None else "random_ttft_seconds"
+    probe = Probe(running, memory, speed, None, ttft)
     return probe._replace(trouble=too_slow(traffic.targets, lengths, probe.serving))
 
 
@@ -283,18 +301,6 @@ def _why_not(kind: Platform, running: int, tokens: int, fit: documents.Fit) -> s
         return f"a request of {tokens:,} tokens does not fit: {short} more is needed per device"
     requests = "a request" if running == 1 else f"{running:,} requests"
     return f"{kind.engine} does not run {requests} of {tokens:,} tokens at once in this memory"
-
-
-def _at_random(serving: documents.Serving) -> documents.Serving:
-    """`serving` with the TTFT of requests that arrive at random, which do not come in groups."""
-    share = serving["random_ttft_seconds"] / serving["ttft_seconds"]
-    low, high = serving["ttft_low_seconds"], serving["ttft_high_seconds"]
-    return {
-        **serving,
-        "ttft_seconds": serving["ttft_seconds"] * share,
-        "ttft_low_seconds": low and low * share,
-        "ttft_high_seconds": high and high * share,
-    }
 
 
 def too_slow(targets: Targets, lengths: Lengths, serving: documents.Serving) -> Trouble | None:

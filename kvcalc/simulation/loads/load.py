@@ -19,6 +19,10 @@ from kvcalc.traces import Trace, TraceRequest, rows_text
 # InferenceX sends 10 requests per client to a server that has just started.
 _FEW_PER_CLIENT = 10
 
+Statistic = tuple[str, "int | None"]
+"""A time, `ttft`, `tpot` or `e2e`, and its percentile, or None for the mean."""
+MEANS_AND_P99: tuple[Statistic, ...] = tuple((metric, at) for metric in ("ttft", "tpot", "e2e") for at in (None, 99))
+
 Row = tuple[float, int, int, tuple[int, ...]]
 """The arrival of a request in seconds, the tokens of its prompt and its answer, and the names of its whole blocks."""
 
@@ -33,12 +37,15 @@ class Requests(NamedTuple):
 class Load(NamedTuple):
     """The load, as it was asked for.
 
-    One of `requests_per_second`, `concurrency` and `trace`, which `trace_name` names. `num_requests` is None for the
-    default: 1,000, `requests_per_client` for each client, or all of a trace. `cold` is whether the server has just
-    started. None is the default: it has run before, unless clients send only a few requests each, as in a benchmark,
-    but the first step of all clients still takes longer. With False, no step does. `has_run` is whether this load has
-    run before, too, so that no step is the first one of its kind. With `distinct_prompts`, request i has prompt i % N.
-    None means that no prompt is sent twice. `router` says which replica gets a request (`simulation.routed`).
+    One of `requests_per_second`, `concurrency` and `trace`, which `trace_name` names. `num_requests` is None for all of
+    a trace, or for as many as settle the times in `settling` (`simulation.settled`), at least `fewest_requests`: by
+    default 1,000, or `requests_per_client` for each client. With `is_benchmark`, clients send just these, and times
+    count all requests. Otherwise they leave out the first request of each client, since all clients start together.
+    `cold` is whether the server has just started. None is the default: it has run before, unless clients send only a
+    few requests each, as in a benchmark, but the first step of all clients still takes longer. With False, no step
+    does. `has_run` is whether this load has run before, too, so that no step is the first one of its kind. With
+    `distinct_prompts`, request i has prompt i % N. None means that no prompt is sent twice. `router` says which replica
+    gets a request (`simulation.routed`).
     """
 
     prompt: Distribution | None = None
@@ -55,6 +62,19 @@ class Load(NamedTuple):
     has_run: bool = False
     distinct_prompts: int | None = None
     router: str = "round-robin"
+    is_benchmark: bool = False
+    fewest_requests: int | None = None
+    settling: tuple[Statistic, ...] = MEANS_AND_P99
+
+    @property
+    def leaves_out_first(self) -> bool:
+        """Whether the first request of each client does not count."""
+        return self.concurrency is not None and not self.is_benchmark and not self.has_run
+
+    @property
+    def first_number(self) -> int:
+        """The number of requests to simulate first if there is no trace."""
+        return self.num_requests or self.fewest_requests or default_requests(self.concurrency)
 
     @property
     def is_cold(self) -> bool:
@@ -181,7 +201,7 @@ def _drawn(load: Load) -> list[Row]:
         raise ValueError("check_load was not called")
     # Times and lengths have generators of their own, so that another rate gets the same requests.
     times, lengths = Random(load.seed), drawn(load.prompt, load.answer, load.seed)  # noqa: S311 - not for secrets
-    number = load.num_requests or default_requests(load.concurrency)
+    number = load.first_number
     arrivals: Iterable[float] = [0.0] * number
     if load.requests_per_second is not None:
         arrivals = islice(poisson_times(load.requests_per_second, times, load.burstiness), number)
