@@ -12,6 +12,8 @@ import pytest
 
 from kvcalc import check
 from kvcalc.engines.reading import readers
+from kvcalc.model.resolve import load_model
+from kvcalc.notes import sentence
 from kvcalc.planning.check.servers import servers_in
 from tests.conftest import ROOT
 
@@ -622,6 +624,30 @@ def test_llama_cpp_without_fit_takes_the_models_context(kvcalc: Any) -> None:
     )
     assert int(kvcalc(*words).out) < 131_072
     assert int(kvcalc(*words, "--fit", "off").out) == 131_072
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_gguf_file_has_a_rate_or_a_reason(kvcalc: Any, tmp_path: Path, wrong: bool) -> None:
+    pytest.importorskip("gguf", reason="the extra `gguf`")
+    from tests.model.gguf_writing import base, config_of, tensors_of, write
+
+    pairs = base(config_of("llama-3.2-1b"))
+    if wrong:
+        pairs["feed_forward_length"] *= 2
+    path = str(tmp_path / "Llama-3.2-1B-Instruct-Q8_0.gguf")
+    write(Path(path), "llama", pairs, tensors_of(load_model("llama-3.2-1b"), "llama", "Q8_0"), file_type=7)
+    words = ("check", "--gpu", "rtx-4090", "--input-tokens", "500", "--output-tokens", "100", "--json", "llama-server")
+    server = ("-c", "8192", "-np", "4")
+    found = json.loads(kvcalc(*words, "-m", path, *server).out)
+    if wrong:
+        reason = "throughput: the GGUF file has 1.2 B parameters, but its metadata give 2.0 B"
+        assert found["capacity"] is None
+        assert [sentence(warning).partition(":")[0] for warning in found["warnings"]].count("throughput") == 1
+        assert reason in " ".join(map(sentence, found["warnings"]))
+        return
+    by_name = json.loads(kvcalc(*words, "-m", "Llama-3.2-1B-Instruct-Q8_0.gguf", *server).out)
+    for figure in ("requests_per_second", "ttft_mean_seconds", "tpot_mean_seconds"):
+        assert found["capacity"][figure] == pytest.approx(by_name["capacity"][figure], rel=0.02), figure
 
 
 @pytest.mark.parametrize(("more", "experts"), [([], "1"), (["--enable-expert-parallel"], "8")])

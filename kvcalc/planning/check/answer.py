@@ -90,7 +90,8 @@ def check(
         alone = serves_nothing(engine_class(question.engine).role_in(question.engine_settings or {}))
         notes += [alone] if alone is not None else []
         if simulation is not None and requests["refused"] is None and alone is None:
-            capacity = capacity_of(question, input_tokens, output_tokens, targets or Targets(None, None), simulation)
+            limits = targets or Targets(None, None)
+            capacity = capacity_of(question, input_tokens, output_tokens, limits, simulation, notes)
     document = {
         "schema_version": SCHEMA_VERSION,
         "command": {
@@ -200,17 +201,24 @@ def _changes(
 
 
 def capacity_of(
-    question: Question, input_tokens: int, output_tokens: int, targets: Targets, simulation: Simulates
+    question: Question,
+    input_tokens: int,
+    output_tokens: int,
+    targets: Targets,
+    simulation: Simulates,
+    notes: list[Note],
 ) -> documents.CheckCapacity | None:
-    """The `capacity` part of the document: the largest rate, and the times there. None if the speed is not known.
+    """The `capacity` part of the document: the largest rate, and the times there. None, with a note, if not known.
 
     A rate is kept if the targets are met and the queue does not grow without bound.
     """
     speed = question.speed_asked._replace(input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None)
     held = question._replace(speed=speed, context_tokens=None, fits_context=False, batch_size=1)
-    throughput = answer(held).document["throughput"]
+    document = answer(held).document
+    throughput = document["throughput"]
     serving = None if throughput is None else throughput["serving"]
     if serving is None:
+        notes += [Note(**warning) for warning in document["warnings"] if warning["part"] == "throughput"]
         return None
     most = serving["requests_per_second"] * 1.25
     served = question._replace(speed=question.speed_asked._replace(input_tokens=None, output_tokens=None))
