@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _MIB = 2**20
 # The last known build without --fit, of November 2025, and the multiple to which --fit rounds a context down.
 _LAST_WITHOUT_FIT, _CONTEXT_STEP = Release.of(7079), 256
+# The last known build, of July 2026, in which slots with contexts of their own divide the model's length. Since pull
+# request 27496 of August 2026, --fit gives it to each of them.
+_LAST_WITH_DIVIDED_LENGTH = Release.of(9927)
 # kv_cache_types, common/arg.cpp.
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
@@ -104,21 +107,42 @@ class LlamaCpp(Engine):
             )
 
     @classmethod
-    def auto_context(cls, settings: Mapping[str, str], longest: int, batch: int, shares_context: bool) -> AutoContext:
+    def auto_context(
+        cls, settings: Mapping[str, str], longest: int, batch: int, shares_context: bool, release: Release | None
+    ) -> AutoContext:
         """Without --ctx-size, the server starts from the model's own length.
 
         It lowers it until every device keeps --fit-target free, but not below --fit-ctx. If that is not enough, it
         moves layers into host memory (common_params_fit_impl, common/fit.cpp, llama-cpp-python 0.3.36). It interpolates
         between two lengths; kvcalc takes the longest one that fits. Slots that share the context share the model's
-        length too.
+        length too. Slots with contexts of their own each have the model's length; in older builds they divide it.
         """
         given = SettingsReader(cls.name, settings)
         margin = given.count("fit-target") * _MIB
+        divided = batch
+        if not shares_context:
+            is_old = release is not None and release <= _LAST_WITH_DIVIDED_LENGTH
+            divided = max(batch, given.optional_count("parallel") or 1) if is_old else 1
+        longest //= divided
         return AutoContext(
-            longest // (batch if shares_context else 1), batch, margin,
+            longest, batch, margin,
             f"leaves {format_size(margin)} free (--fit-target)", _CONTEXT_STEP,
             min(given.count("fit-ctx"), longest), "the least that llama-server chooses (--fit-ctx)",
         )  # fmt: skip
+
+    @classmethod
+    def limit_running(
+        cls, settings: Mapping[str, str], context_tokens: int, tokens: int, release: Release | None
+    ) -> Mapping[str, str]:
+        """The slots that share one context are no more than its cells have room for.
+
+        A server whose cells are full ends all running requests (update_slots, tools/server/server-context.cpp).
+        """
+        chosen = parse_settings(settings, release)
+        if not chosen.has_one_stream(1):
+            return settings
+        slots = min(chosen.slots(1), max(1, context_tokens // tokens))
+        return {**settings, "parallel": str(slots), "kv-unified": "true"}
 
     def _note_slots(self) -> tuple[Note, ...]:
         """The default that a user may not expect: every slot takes memory, also an idle one."""

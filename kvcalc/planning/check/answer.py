@@ -19,6 +19,7 @@ from kvcalc.planning.plan.judge import STATISTICS, Judged
 from kvcalc.planning.plan.targets import METRICS, Simulates, Targets
 from kvcalc.planning.serving.admission import serves_nothing
 from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.releases import release_of
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices
 from kvcalc.units import format_size
@@ -86,7 +87,9 @@ def check(
         starts, reason = False, reason or beyond_limit(read, server.reader, found["workload"]["context_tokens"], limit)
     capacity = requests = None
     if starts and input_tokens is not None and output_tokens is not None:
-        requests = _requests(question, input_tokens, output_tokens, found["workload"]["context_tokens"])
+        context = found["workload"]["context_tokens"]
+        question = _serving(question, input_tokens + output_tokens, context)
+        requests = _requests(question, input_tokens, output_tokens, context)
         alone = serves_nothing(engine_class(question.engine).role_in(question.engine_settings or {}))
         notes += [alone] if alone is not None else []
         if simulation is not None and requests["refused"] is None and alone is None:
@@ -126,6 +129,13 @@ def _refusals(reader: Reader) -> Iterator[None]:
     except LayoutError as error:
         told = error.message if " not start" in error.message else f"does not start: {error.message}"
         raise DoesNotFitError(reader.reworded(told), error.hint and reader.reworded(error.hint)) from None
+
+
+def _serving(question: Question, tokens: int, context: int) -> Question:
+    """The question about the server that has started, with a context of `context` tokens, and requests of `tokens`."""
+    engine, settings = engine_class(question.engine), question.engine_settings or {}
+    limited = engine.limit_running(settings, context, tokens, release_of(question.engine))
+    return question._replace(engine_settings=limited, context_tokens=context, fits_context=False)
 
 
 def _requests(question: Question, input_tokens: int, output_tokens: int, context: int) -> documents.CheckRequests:
