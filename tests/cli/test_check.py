@@ -654,6 +654,12 @@ def test_slots_of_llama_cpp_hold_as_many_requests_as_their_cells(
     assert found["capacity"]["max_running_requests"] <= requests
 
 
+def test_slots_of_deepseek_v4_have_cells_of_their_own(kvcalc: Any) -> None:
+    words = ("check", "--gpu", "h200x4", "--input-tokens", "2048", "--output-tokens", "500", "--get", "requests")
+    found = json.loads(kvcalc(*words, "llama-server", "-m", "deepseek-v4-flash-Q4_0.gguf", "-c", "4096").out)
+    assert found["max_requests"] == 4
+
+
 def test_fit_of_older_llama_cpp_divides_the_models_length(kvcalc: Any) -> None:
     command = ("--get", "workload.context_tokens", "llama-server", "-m", "Qwen3-8B-Q4_K_M.gguf", "-np", "4")
     assert kvcalc("check", "--gpu", "h100-sxm", "--release", "b9927", *command).out == "10240\n"

@@ -62,6 +62,8 @@ class LlamaCpp(Engine):
     name = "llama.cpp"
     split_layers = staticmethod(split_layers)
     placement_options = OPTIONS
+    shares_cells = True
+    """Whether the slots of a unified context share its cells."""
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -141,7 +143,8 @@ class LlamaCpp(Engine):
         chosen = parse_settings(settings, release)
         if not chosen.has_one_stream(1):
             return settings
-        slots = min(chosen.slots(1), max(1, context_tokens // tokens))
+        room = max(1, context_tokens // tokens) if cls.shares_cells else chosen.slots(1)
+        slots = min(chosen.slots(1), room)
         return {**settings, "parallel": str(slots), "kv-unified": "true"}
 
     def _note_slots(self) -> tuple[Note, ...]:
@@ -216,7 +219,7 @@ class LlamaCpp(Engine):
         return layers_of(share, self.chosen).window
 
     def cells(self, share: ModelSpec, tokens: int, batch: int) -> Cells:
-        return cells_for(self.chosen, tokens, batch, self.window(share))
+        return cells_for(self.chosen, tokens, batch, self.window(share), shares_cells=self.shares_cells)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         alone = layers_of(self.spec, self.chosen).only(cache)

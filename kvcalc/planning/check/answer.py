@@ -133,8 +133,9 @@ def _refusals(reader: Reader) -> Iterator[None]:
 
 def _serving(question: Question, tokens: int, context: int) -> Question:
     """The question about the server that has started, with a context of `context` tokens, and requests of `tokens`."""
-    engine, settings = engine_class(question.engine), question.engine_settings or {}
-    limited = engine.limit_running(settings, context, tokens, release_of(question.engine))
+    release = release_of(question.engine)
+    engine = engine_class(question.engine).at(question.model.model_type, release)
+    limited = engine.limit_running(question.engine_settings or {}, context, tokens, release)
     return question._replace(engine_settings=limited, context_tokens=context, fits_context=False)
 
 
