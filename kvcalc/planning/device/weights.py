@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from kvcalc.throughput.speed import StoredWeights
 
 
+UNKNOWN_BYTES = ", so the bytes of the weights are not known"
+"""What a note about an unknown type says besides the type."""
+
 # The share of a GGUF file's parameters that kvcalc need not explain: biases and norms for which there is no key. The
 # error of a step's time is no larger.
 _UNEXPLAINED = 0.01
@@ -127,7 +130,7 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
         scheme = read_scheme(spec.quantization, model_dtype.block_bytes)
         return with_expert_dtype(scheme, spec.quantization.get("moe_quant_algo") or spec.expert_dtype)
     except UnknownSchemeError as error:
-        text = f"{error} is not modelled, so the bytes of the weights are not known; --dtype overrides it"
+        text = f"{error} is not modelled{UNKNOWN_BYTES}; --dtype overrides it"
         notes.append(Note("weights", "type-not-modelled", text))
         return None
 
@@ -225,7 +228,7 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: 
             active = held.active_parameters_per_token * asked.block_bytes
             source = "gguf"
         elif held is not None:
-            text = f"--dtype {asked.name} is not modelled for a GGUF file, so the bytes of the weights are not known"
+            text = f"--dtype {asked.name} is not modelled for a GGUF file{UNKNOWN_BYTES}"
             notes.append(Note("weights", "type-not-modelled", text))
     parameters = (None,) * 3 if held is None else (
         held.parameters, held.active_parameters_per_token, held.input_embedding_parameters
