@@ -129,17 +129,17 @@ def parse_tokens(text: str, option: str) -> int:
     return _whole_tokens(number, 1024**power, text, option)
 
 
-def parse_vllm_tokens(text: str, option: str) -> int:
-    """Tokens as vLLM's --max-model-len reads them: `8k` is 8,000, `25.6k` is 25,600 and `8K` is 8,192.
+def parse_vllm_integer(text: str, option: str) -> int:
+    """A number as vLLM's --max-model-len reads it: `8k` is 8,000, `25.6k` is 25,600 and `8K` is 8,192.
 
     An uppercase letter does not allow a decimal point.
 
-    Source: human_readable_int in vllm/engine/arg_utils.py, vLLM 0.33.0.
+    Source: human_readable_int in vllm/utils/argparse_utils.py, vLLM 0.33.0.
     """
     number, letter = _split(text)
     power = _power(letter)
     if not number or power is None or ("." in number and not letter.islower()):
-        raise _refused(text, option, "a length in vLLM's format", "8192, 8k (8,000), 25.6k or 8K (8,192)")
+        raise _refused(text, option, "a number in vLLM's format", "8192, 8k (8,000), 25.6k or 8K (8,192)")
     return _whole_tokens(number, (1000 if letter.islower() else 1024) ** power, text, option)
 
 

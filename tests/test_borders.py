@@ -69,6 +69,7 @@ THIRD_PARTY = {
     "gguf": ("model/gguf/file.py",),
     "yaml": ("model/yaml_mapping.py", "writing/manifest.py"),
     "orjson": ("output/json_line.py",),
+    "re2": ("memory/quantization/names.py",),
     # Imported only for type checkers, which include it.
     "typing_extensions": ("documents/",),
 }

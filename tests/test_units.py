@@ -22,7 +22,7 @@ from kvcalc.units import (
     parse_seconds,
     parse_size,
     parse_tokens,
-    parse_vllm_tokens,
+    parse_vllm_integer,
 )
 from tests.rows import every_row
 
@@ -55,7 +55,7 @@ def test_tokens_are_powers_of_1024_in_either_case(text: str, expected: int) -> N
     ("text", "expected"), [("8192", 8192), ("8k", 8000), ("25.6k", 25600), ("8K", 8192), ("1m", 10**6), ("1M", 2**20)]
 )
 def test_vllm_reads_small_letters_as_powers_of_1000(text: str, expected: int) -> None:
-    assert parse_vllm_tokens(text, "--max-model-len") == expected
+    assert parse_vllm_integer(text, "--max-model-len") == expected
 
 
 @given(st.integers(1, 10**18))
@@ -63,7 +63,7 @@ def test_a_number_is_read_as_it_is_printed(number: int) -> None:
     text = f"{number:,}"
     assert parse_size(f"{number + 2**20:,}", "--kv-memory") == number + 2**20
     assert parse_tokens(text, "--context") == number
-    assert parse_vllm_tokens(text, "--max-model-len") == parse_count(text, "x") == number
+    assert parse_vllm_integer(text, "--max-model-len") == parse_count(text, "x") == number
 
 
 def test_a_size_may_have_separators_and_a_unit() -> None:
@@ -108,7 +108,7 @@ BAD_NUMBERS = [
 
 
 @every_row("text", BAD_NUMBERS)
-@every_row("parse", [parse_size, parse_tokens, parse_vllm_tokens, parse_count])
+@every_row("parse", [parse_size, parse_tokens, parse_vllm_integer, parse_count])
 def test_what_is_no_number_is_refused_in_one_short_line(parse: Parse, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, "--option")
@@ -126,8 +126,8 @@ def test_what_is_no_number_is_refused_in_one_short_line(parse: Parse, text: str)
         (parse_size, "B"),
         (parse_tokens, "0"),
         (parse_tokens, "0.3"),
-        (parse_vllm_tokens, "1.5K"),
-        (parse_vllm_tokens, "1.5"),
+        (parse_vllm_integer, "1.5K"),
+        (parse_vllm_integer, "1.5"),
         (parse_count, "0"),
         (parse_count, "1.5"),
         (parse_count, "8k"),
@@ -153,7 +153,7 @@ def test_plain_numbers_come_back_whatever_their_separators(number: int) -> None:
     assert parse_count(f"{number:_}", "x") == number
 
 
-@pytest.mark.parametrize("parse", [parse_tokens, parse_count, parse_size, parse_vllm_tokens])
+@pytest.mark.parametrize("parse", [parse_tokens, parse_count, parse_size, parse_vllm_integer])
 def test_numbers_beyond_64_bits_are_refused(parse: Any) -> None:
     assert parse(str(TOKENS), "x") == TOKENS
     for text in (str(TOKENS + 1), "9" * 64):

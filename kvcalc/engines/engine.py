@@ -337,12 +337,24 @@ class Engine(ABC):
         )
 
     @classmethod
-    def auto_context(cls, settings: Mapping[str, str], longest: int, batch: int, shares_context: bool) -> AutoContext:
+    def auto_context(
+        cls, settings: Mapping[str, str], longest: int, batch: int, shares_context: bool, release: Release | None
+    ) -> AutoContext:
         """How the engine chooses a context for a model of `longest` tokens.
 
         `shares_context` is whether the `batch` sequences have one context together.
         """
         return AutoContext(longest)
+
+    @classmethod
+    def limit_running(
+        cls, settings: Mapping[str, str], context_tokens: int, tokens: int, release: Release | None
+    ) -> Mapping[str, str]:
+        """The settings of a server whose context has `context_tokens`, limited to what runs at once.
+
+        The requests have `tokens` tokens. The settings stay the same if every request may have a whole context.
+        """
+        return settings
 
     @abstractmethod
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:

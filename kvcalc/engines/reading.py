@@ -47,7 +47,8 @@ class Read:
     of tokens and the checkpoint that drafts, or None. `unknown` are options that kvcalc does not count, and `notes`
     what else it does not. `copies` are whole copies behind one server, and `nodes` the machines that run the same
     command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's, and
-    `keeps_context` whether an engine that chooses its context must not.
+    `keeps_context` whether an engine that chooses its context must not. `length_shares` are the sequences that then
+    divide the model's own length.
     """
 
     def __init__(self, engine: str) -> None:
@@ -60,8 +61,12 @@ class Read:
         self.ignored: list[str] = []
         self.unknown: list[str] = []
         self.notes: list[str] = []
-        self.copies = self.nodes = 1
+        self.copies = self.nodes = self.length_shares = 1
         self.lifts_limit = self.keeps_context = False
+
+    def last(self, *names: str) -> str | None:
+        """The text of an option under the name that the command has last, which counts. None without the option."""
+        return next((text for name, text in reversed(self.left.items()) if name in names), None)
 
     def size(self, name: str) -> int:
         """A number of devices or sequences, 1 if it is not given. UsageError (exit 2) for another text."""
@@ -226,7 +231,7 @@ class Reader:
         may_change = self.words.limit_options.split()
         found.lifts_limit = environment.get(self.words.limit_variable, "0").casefold() in ("1", "true")
         found.lifts_limit |= any(option.split(".")[0].lstrip("-") in may_change for option in found.unknown)
-        nodes = next((found.left[name] for name in ("nnodes", "n") if name in found.left), None)
+        nodes = found.last("nnodes", "n")
         found.nodes = 1 if nodes is None else whole(nodes, "--nnodes")
         self.finish(found, environment, files)
         return found
@@ -271,10 +276,8 @@ class Reader:
             field = self.fields[name]
             found.fields[field] = self.values.get(field, {}).get(text, text)
         elif name in self.special:
-            if key:
-                found.left[name] = json.dumps({**json_object(found.left.get(name, "{}"), name), key: _scalar(text)})
-            else:
-                found.left[name] = text
+            before = found.left.pop(name, "{}")
+            found.left[name] = json.dumps({**json_object(before, name), key: _scalar(text)}) if key else text
         elif name in self.known:
             found.ignored.append(option)
         else:

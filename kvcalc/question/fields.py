@@ -25,7 +25,7 @@ from kvcalc.units import (
     parse_seconds,
     parse_size,
     parse_tokens,
-    parse_vllm_tokens,
+    parse_vllm_integer,
     shown,
 )
 
@@ -235,7 +235,7 @@ _POSITIVE = _number(0, _MOST, "a number above 0", or_least=False)
 TYPES = {
     # Numbers.
     "count": _COUNT, "count_from_0": _count(0), "count_from_2": _count(2), "blocks": _count(at_least=1000),
-    "tokens": ValueType(_COUNT.check, parse_tokens), "vllm_tokens": ValueType(_COUNT.check, parse_vllm_tokens),
+    "tokens": ValueType(_COUNT.check, parse_tokens), "vllm_tokens": ValueType(_COUNT.check, parse_vllm_integer),
     "prefix_tokens": ValueType(
         _count(0).check, lambda text, option: 0 if text.strip() == "0" else parse_tokens(text, option)
     ),

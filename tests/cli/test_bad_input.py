@@ -282,3 +282,16 @@ def test_no_option_takes_nonsense(
     ])  # fmt: skip
 def test_no_command_takes_nonsense(words: tuple[str, ...], kvcalc: Any) -> None:
     check_refused(kvcalc(*words))
+
+
+def test_a_module_pattern_that_is_not_modelled_is_named(kvcalc: Any, tmp_path: Path) -> None:
+    scheme = {"quant_method": "fp8", "modules_to_not_convert": ["(?<=a)b"]}
+    sizes = {"intermediate_size": 128, "vocab_size": 256, "torch_dtype": "bfloat16"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**GOOD, **sizes, "quantization_config": scheme}), encoding="utf-8")
+    pattern = "the module pattern '(?<=a)b' in quantization_config is not modelled"
+    found = kvcalc("fit", path, "--gpu", "h100-sxm")
+    assert (found.status, pattern in found.err.splitlines()[0], "--dtype" in found.err) == (3, True, True)
+    found = kvcalc("estimate", path, "--context", "100")
+    assert (found.status, pattern in found.err) == (0, True)
+    assert kvcalc("fit", path, "--gpu", "h100-sxm", "--dtype", "fp8").status == 0

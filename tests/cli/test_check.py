@@ -12,6 +12,8 @@ import pytest
 
 from kvcalc import check
 from kvcalc.engines.reading import readers
+from kvcalc.model.resolve import load_model
+from kvcalc.notes import sentence
 from kvcalc.planning.check.servers import servers_in
 from tests.conftest import ROOT
 
@@ -112,6 +114,7 @@ def read(text: str) -> dict[str, Any]:
         ("llama-server -hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF", {"model": "Qwen2.5-Coder-7B", "dtype": "q8_0"}),
         ("llama-server -hf x/Qwen3-32B-GGUF:Q4_K_M -c 32768 -np 4", {"model": "Qwen3-32B", "context_tokens": "8192"}),
         ("./llama-server -m m/gpt-oss-20b-mxfp4.gguf -ctk q8_0", {"model": "gpt-oss-20b", "cache-type-k": "q8_0"}),
+        ("vllm serve a/b -q awq --quantization fp8", {"dtype": "fp8"}),
         # Without a type, -hf takes the repository's default; --hf-file names the file.
         ("llama-server -hf x/Qwen3-32B-GGUF", {"model": "x/Qwen3-32B-GGUF"}),
         ("llama-server -hf x/Qwen3-32B-GGUF -hff Qwen3-32B-Q5_K_M.gguf", {"model": "Qwen3-32B", "dtype": "q5_k_m"}),
@@ -588,6 +591,11 @@ def test_a_cache_beyond_the_device_does_not_start(kvcalc: Any) -> None:
     [
         ("LLAMA_ARG_MODEL=/m/Qwen3-32B-Q4_K_M.gguf LLAMA_ARG_CTX_SIZE=8192 llama-server", {"context_tokens": "8192"}),
         ("LLAMA_ARG_N_PARALLEL=8 llama-server -m a.gguf --parallel 2", {"parallel": "2"}),
+        # The command comes after the variables, and its last name of an option counts.
+        ("LLAMA_ARG_CTX_SIZE=8192 llama-server -m a.gguf -c 4096", {"context_tokens": "4096"}),
+        ("llama-server -m a.gguf -c 4096 --ctx-size 2048", {"context_tokens": "2048"}),
+        ("llama-server -m a.gguf --ctx-size 2048 -c 4096", {"context_tokens": "4096"}),
+        ("LLAMA_ARG_BATCH=64 llama-server -m a.gguf -b 256", {"ubatch-size": "256"}),
         ("LLAMA_ARG_KV_UNIFIED=1 LLAMA_ARG_SWA_FULL=0 llama-server -m a.gguf", {"kv-unified": "true"}),
         ("llama-server -m a.gguf -b 256", {"ubatch-size": "256"}),
         ("llama-server -m a.gguf -b 4096 -ub 1024", {"ubatch-size": "1024"}),
@@ -622,6 +630,64 @@ def test_llama_cpp_without_fit_takes_the_models_context(kvcalc: Any) -> None:
     )
     assert int(kvcalc(*words).out) < 131_072
     assert int(kvcalc(*words, "--fit", "off").out) == 131_072
+
+
+@pytest.mark.parametrize(
+    ("options", "context", "cells", "requests"),
+    [
+        # Four slots share the cells. A request of 2,548 tokens fits once in 4,096, and 16 times in 40,960.
+        ("-c 4096", 4096, 4096, 1), ("-c 8192", 8192, 8192, 3), ("-c 16384 -np -1", 16384, 16384, 4),
+        ("", 40960, 40960, 4), ("-c 8192 -np 8 -kvu", 8192, 8192, 3), ("-c 16384 -np 4", 4096, 16384, 4),
+        ("-c 8192 -np 1", 8192, 8192, 1),
+        # Slots with cells of their own divide the model's length (n_ctx_train, llama_context), unless --fit chooses it.
+        ("-np 4 --fit off", 10240, 40960, 4), ("-np 4 -kvu --fit off", 40960, 40960, 4), ("-np 2", 40960, 81920, 2),
+    ],
+)  # fmt: skip
+def test_slots_of_llama_cpp_hold_as_many_requests_as_their_cells(
+    kvcalc: Any, options: str, context: int, cells: int, requests: int
+) -> None:
+    lengths = ("--input-tokens", "2048", "--output-tokens", "500", "--json")
+    command = ("llama-server", "-m", "Qwen3-8B-Q4_K_M.gguf", *options.split())
+    found = json.loads(kvcalc("check", "--gpu", "rtx-4090", *lengths, *command).out)
+    assert (found["workload"]["context_tokens"], found["engine"]["n_ctx"]) == (context, cells)
+    assert (found["requests"]["max_requests"], found["requests"]["refused"]) == (requests, None)
+    assert found["capacity"]["max_running_requests"] <= requests
+
+
+def test_slots_of_deepseek_v4_have_cells_of_their_own(kvcalc: Any) -> None:
+    words = ("check", "--gpu", "h200x4", "--input-tokens", "2048", "--output-tokens", "500", "--get", "requests")
+    found = json.loads(kvcalc(*words, "llama-server", "-m", "deepseek-v4-flash-Q4_0.gguf", "-c", "4096").out)
+    assert found["max_requests"] == 4
+
+
+def test_fit_of_older_llama_cpp_divides_the_models_length(kvcalc: Any) -> None:
+    command = ("--get", "workload.context_tokens", "llama-server", "-m", "Qwen3-8B-Q4_K_M.gguf", "-np", "4")
+    assert kvcalc("check", "--gpu", "h100-sxm", "--release", "b9927", *command).out == "10240\n"
+    assert kvcalc("check", "--gpu", "h100-sxm", *command).out == "40960\n"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_gguf_file_has_a_rate_or_a_reason(kvcalc: Any, tmp_path: Path, wrong: bool) -> None:
+    pytest.importorskip("gguf", reason="the extra `gguf`")
+    from tests.model.gguf_writing import base, config_of, tensors_of, write
+
+    pairs = base(config_of("llama-3.2-1b"))
+    if wrong:
+        pairs["feed_forward_length"] *= 2
+    path = str(tmp_path / "Llama-3.2-1B-Instruct-Q8_0.gguf")
+    write(Path(path), "llama", pairs, tensors_of(load_model("llama-3.2-1b"), "llama", "Q8_0"), file_type=7)
+    words = ("check", "--gpu", "rtx-4090", "--input-tokens", "500", "--output-tokens", "100", "--json", "llama-server")
+    server = ("-c", "8192", "-np", "4")
+    found = json.loads(kvcalc(*words, "-m", path, *server).out)
+    if wrong:
+        reason = "throughput: the GGUF file has 1.2 B parameters, but its metadata give 2.0 B"
+        assert found["capacity"] is None
+        assert [sentence(warning).partition(":")[0] for warning in found["warnings"]].count("throughput") == 1
+        assert reason in " ".join(map(sentence, found["warnings"]))
+        return
+    by_name = json.loads(kvcalc(*words, "-m", "Llama-3.2-1B-Instruct-Q8_0.gguf", *server).out)
+    for figure in ("requests_per_second", "ttft_mean_seconds", "tpot_mean_seconds"):
+        assert found["capacity"][figure] == pytest.approx(by_name["capacity"][figure], rel=0.02), figure
 
 
 @pytest.mark.parametrize(("more", "experts"), [([], "1"), (["--enable-expert-parallel"], "8")])

@@ -366,10 +366,30 @@ def test_only_experts_of_all_layers_that_stay_in_host_memory_are_counted(given: 
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10G", 10 * 2**30), ("10g", 10**10), ("1T", 2**40), ("512M", 2**29), ("25.6k", 25_600), ("8K", 8192),
+        ("16384", 16_384), ("10GiB", None), ("1.5G", None), ("10 GB", None),
+    ],
+)  # fmt: skip
+def test_vllm_reads_some_integers_with_letters(text: str, expected: int | None) -> None:
+    """human_readable_int (utils/argparse_utils.py) of vLLM 0.33.0, for the names in human_readable_int_args."""
+    names = {"--kv-cache-memory-bytes": "kv_memory_bytes", "--max-num-batched-tokens": "max-num-batched-tokens"}
+    for option, name in names.items():
+        (server,) = servers_in(f"vllm serve a/b {option} '{text}'")
+        if expected is None:
+            with pytest.raises(UsageError, match=option):
+                server.read()
+        else:
+            read = server.read()
+            assert int({**read.fields, **read.settings}[name]) == expected
+
+
+@pytest.mark.parametrize(
     ("words", "context", "batch"),
     [
         ("-c 8192", "8192", None), ("--ctx-size 8192 -np 4", "2048", "4"), ("-c 3 -np 4", "1", "4"),
-        ("-c 8192 -np 4 --kv-unified", "8192", None), ("-c 0 -np 4", None, None), ("-np 4", None, None),
+        ("-c 8192 -np 4 --kv-unified", "8192", None), ("-c 0 -np 4", None, "4"), ("-np 4", None, "4"),
     ],
 )  # fmt: skip
 def test_slots_divide_the_context_of_llama_server_unless_they_share_it(

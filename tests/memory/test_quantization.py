@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.quantization.names import compressed_match, glob_match, transformers_match
@@ -138,6 +141,69 @@ def test_transformers_patterns() -> None:
     assert not match("model.layers.10.mlp.up_proj")
     assert match("model.layers.10.self_attn.q_proj")
     assert not transformers_match([])("lm_head")
+
+
+def test_a_pattern_may_end_behind_a_dot() -> None:
+    """`(?<=\\.)` in should_convert_module."""
+    for pattern in ("model.layers.1.", r"model\.layers\.1\.", r".*layers\.1[.]", r"(model|text)\.layers\.1[.]\b"):
+        match = transformers_match([pattern])
+        assert match("model.layers.1.mlp.up_proj"), pattern
+        assert not match("model.layers.10.mlp.up_proj"), pattern
+    assert not transformers_match([r".*layers\.1\.$", r".*layers\.1\.\B"])("model.layers.1.mlp.up_proj")
+
+
+BACKTRACKING = (
+    "([a-z_.0-9]+)+!", "(([a-z_.0-9]+)*)*!", "([a-z]|[a-z_.0-9])+!", r"(\w|\.|[a-z])*!", "(.*)*!", "(.+)+!",
+    "(.|.)+!", "(.*.*)*!", ".*" * 30 + "!", "(?:.?){30}.{30}!", "(m|mo|mod|[a-z.0-9_])+!", "((.)*.)*!",
+)  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("pattern", BACKTRACKING)
+def test_no_pattern_hangs(pattern: str) -> None:
+    """Python's `re` needs longer than anyone waits for most of these."""
+    name = "model.layers.31.mlp.experts.127.gate_up_proj"
+    assert not transformers_match([pattern])(name)
+    assert not compressed_match([f"re:{pattern}", f"re:^(?!{pattern}).*!"], ())(name)
+    assert compressed_match([f"re:^(?!{pattern})"], ())(name)
+    assert not glob_match([pattern.replace(".*", "*a") + "*" * 30 + "!"])(name)
+
+
+ATOMS = st.sampled_from(
+    ["a", "b", r"\.", ".", "[ab]", "[^a]", "[]a(|]", r"\w", r"\b", "^", "$", "(?:a|b)", r"\(", r"\\"]
+)
+EXPRESSIONS = st.recursive(
+    ATOMS,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=2, max_size=3).map("".join),
+        st.lists(inner, min_size=2, max_size=3).map(lambda parts: f"({'|'.join(parts)})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,2}"])).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
+    ),
+    max_leaves=6,
+)
+STARTS = st.lists(st.tuples(st.sampled_from(["(?!", "(?="]), EXPRESSIONS), max_size=2).map(
+    lambda pairs: "".join(f"{start}{inner})" for start, inner in pairs)
+)  # fmt: skip
+
+
+@given(st.tuples(st.sampled_from(["", "^"]), STARTS, EXPRESSIONS).map("".join), st.text("ab.", max_size=6))
+def test_a_pattern_means_what_it_means_in_python(pattern: str, name: str) -> None:
+    boundary = r"(?:(?<=\.)|(?=\.|$))"
+    names = (name, f"language_model.{name}")
+    starts = any(re.match(rf"(?:{pattern}){boundary}", each) or each.endswith(pattern) for each in names)
+    assert transformers_match([pattern, r"\\never"])(name) == starts
+    assert compressed_match([f"re:{pattern}"], ())(name) == any(re.match(pattern, each) for each in names)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(unclosed", "(?<=a)b", "a(?!b)", "(?!a)b|c", r"(a)\1", r"(?i)[[:alpha:]]", "x{,5}", r"a\Z", "\ud800+", "x{9999}"],
+)
+def test_a_pattern_that_is_not_modelled_is_named(pattern: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UnknownSchemeError) as refusal:
+        read_scheme({"quant_method": "fp8", "modules_to_not_convert": ["lm_head", pattern]}, 2)
+    assert str(refusal.value) == f"the module pattern {pattern!a} in quantization_config"
+    assert capfd.readouterr().err == ""  # RE2 logs refusals unless told otherwise
 
 
 def test_compressed_tensors_patterns() -> None:

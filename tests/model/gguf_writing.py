@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
+from kvcalc.model.caches import RecurrentState
 from kvcalc.model.presets import find_preset
+from kvcalc.model.spec import ModelSpec, all_caches, weights_of
+from kvcalc.model.tensors import ROUTER, Weight
 
 Pairs = dict[str, Any]
 
@@ -24,7 +29,7 @@ def write(
 ) -> Path:
     """Write a file with `pairs` under the architecture's keys, `other` under general keys, and zeros for `tensors`.
 
-    A tensor is given as its shape in ggml's order (row first) and its type.
+    A tensor is given as its shape in ggml's order (row first) and its type. The zeros are a hole, which takes no space.
     """
     writer = gguf.GGUFWriter(str(path), arch)
     for key, value in pairs.items():
@@ -36,15 +41,18 @@ def write(
     writer.add_token_list(["<s>", "</s>", "a"])
     writer.add_array("tokenizer.ggml.scores", [0.0, 1.0, 2.0])
     writer.add_string("tokenizer.chat_template", "{{ messages }}" * 400)
+    end = 0
     for name, (shape, kind) in (tensors or {}).items():
         quantized = gguf.GGMLQuantizationType[kind]
-        block, size = gguf.GGML_QUANT_SIZES[quantized]
-        rows = (*reversed(shape[1:]), shape[0] // block * size)
-        writer.add_tensor(name, np.zeros(rows, dtype=np.uint8), raw_dtype=quantized)
+        size = gguf.GGML_QUANT_SIZES[quantized]
+        stored = prod(shape) // size[0] * size[1]
+        end += writer.ggml_pad(stored, gguf.GGUF_DEFAULT_ALIGNMENT)
+        writer.add_tensor_info(name, [*reversed(shape)], np.dtype("float32"), stored, raw_dtype=quantized)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
     writer.close()
+    os.truncate(path, writer.ggml_pad(path.stat().st_size, gguf.GGUF_DEFAULT_ALIGNMENT) + end)
     return path
 
 
@@ -77,20 +85,78 @@ def base(config: Mapping[str, Any]) -> Pairs:
         "block_count": config.get("num_hidden_layers") or config.get("n_layer"),
         "context_length": config.get("max_position_embeddings") or config.get("n_positions") or 2048,
         "embedding_length": config.get("hidden_size") or config.get("n_embd") or config.get("d_model"),
-        "feed_forward_length": config.get("intermediate_size") or 4,
         "attention.head_count": heads,
         "attention.layer_norm_rms_epsilon": 1e-5,
     }
+    inner = config.get("intermediate_size") or config.get("n_inner")
+    if inner or config.get("model_type") in _FOUR_TIMES:
+        pairs["feed_forward_length"] = inner or 4 * pairs["embedding_length"]
     if config.get("num_key_value_heads"):
         pairs["attention.head_count_kv"] = config["num_key_value_heads"]
     if config.get("rope_theta"):
         pairs["rope.freq_base"] = float(config["rope_theta"])
     if config.get("head_dim"):
         pairs |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
-    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if config.get(key):
-            pairs |= {"expert_count": config[key], "expert_used_count": 2}
+    for pair, keys in _EXPERTS.items():
+        stated = [config[key] for key in keys if config.get(key)]
+        if stated:
+            pairs[pair] = stated[0]
     return pairs
+
+
+_FOUR_TIMES = ("bloom", "falcon", "gpt2")
+# The converters of the architectures write these from their configs (conversion/ of llama.cpp).
+_EXPERTS = {
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts"),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"
+    ),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers"),
+    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
+    "expert_latent_length": ("routed_expert_hidden_size",),
+    "moe_latent_size": ("moe_latent_size",),
+    "attn_res.block_size": ("attn_res_block_size",),
+}  # fmt: skip
+
+
+def tensors_of(spec: ModelSpec, arch: str, kind: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return the tensors of a model as the converter names them: matrices in `kind`, vectors and routers in fp32.
+
+    The gguf package has the names. A weight without one keeps its own name.
+    """
+    weights = weights_of(spec)
+    assert weights is not None
+    numbers = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    number = numbers.get(arch, gguf.MODEL_ARCH.DEEPSEEK2)  # those that the package does not know yet have MLA
+    names = gguf.get_tensor_name_map(number, spec.num_layers)
+    tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def add(prefix: str, layer: int, weight: Weight) -> None:
+        module = prefix.format(layer) + weight.name.replace("experts.0.", "experts.")
+        stem = "enc.blk" if prefix.startswith("encoder") else "blk"
+        name = names.get_name(module) or (f"{stem}.{layer}.{weight.name}" if prefix else module)
+        name += "_exps" if weight.copies > 1 and "_exps" not in name else ""
+        copies = (weight.copies,) if weight.copies > 1 else ()
+        is_matrix = weight.columns > 1
+        shape = (weight.columns, weight.rows) if is_matrix else (weight.rows,)
+        if name.endswith(("ssm_conv1d", "shortconv.conv")):
+            state = next(cache for cache in all_caches(spec) if isinstance(cache, RecurrentState))
+            shape = (state.conv_kernel, state.conv_channels)
+            if weight.parameters > prod(shape):
+                tensors[f"{name}.bias"] = (weight.parameters - prod(shape),), "F32"
+        tensors[f"{name}.weight"] = (*shape, *copies), kind if is_matrix and weight.role != ROUTER else "F32"
+        if weight.bias:
+            tensors[f"{name}.bias"] = (weight.bias, *copies), "F32"
+
+    add("", 0, weights.embedding)
+    for block in weights.blocks:
+        for layer in block.numbers:
+            for weight in block.weights:
+                add(block.prefix, layer, weight)
+    return tensors
 
 
 def mla(config: Mapping[str, Any], *, old: bool = False) -> Pairs:

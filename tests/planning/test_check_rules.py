@@ -334,7 +334,7 @@ def capacity_with(monkeypatch: pytest.MonkeyPatch, knee: Knee) -> Any:
     found: list[Any] = []
 
     def kept(question: Any, *asked: Any) -> Any:
-        found.append(capacity_of(question, 500, 100, Targets(None, None, max_ttft_seconds=1.0), knee))  # type: ignore[arg-type]
+        found.append(capacity_of(question, 500, 100, Targets(None, None, max_ttft_seconds=1.0), knee, []))  # type: ignore[arg-type]
 
     monkeypatch.setattr("kvcalc.planning.check.answer.capacity_of", kept)
     check(f"vllm serve {LLAMA} --max-model-len 4k", "h100", input_tokens=500, output_tokens=100, max_ttft_seconds=1.0)

@@ -10,7 +10,7 @@ from math import lcm
 
 from kvcalc.engines.account import Line, lines_of
 from kvcalc.engines.engine import not_established
-from kvcalc.engines.llama_cpp.account import Cells, cells_for
+from kvcalc.engines.llama_cpp.account import Cells
 from kvcalc.engines.llama_cpp.engine import LlamaCpp
 from kvcalc.engines.rounding import ceil_div, round_up
 from kvcalc.errors import ModelError
@@ -42,6 +42,8 @@ class DeepseekV4(LlamaCpp):
     builds, which do not run the model, and for compression rates that llama.cpp does not support.
     """
 
+    shares_cells = False
+
     def check_model(self) -> None:
         spec, before = self.spec, self.chosen.before_pull
         if before is not None:
@@ -59,9 +61,6 @@ class DeepseekV4(LlamaCpp):
 
     def kept_by_slots(self) -> str:
         return "a cache"
-
-    def cells(self, share: ModelSpec, tokens: int, batch: int) -> Cells:
-        return cells_for(self.chosen, tokens, batch, self.window(share), shares_cells=False)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         made = self.cells(self.spec, tokens, 1)

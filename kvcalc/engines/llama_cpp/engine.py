@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _MIB = 2**20
 # The last known build without --fit, of November 2025, and the multiple to which --fit rounds a context down.
 _LAST_WITHOUT_FIT, _CONTEXT_STEP = Release.of(7079), 256
+# The last known build, of July 2026, in which slots with contexts of their own divide the model's length. Since pull
+# request 27496 of August 2026, --fit gives it to each of them.
+_LAST_WITH_DIVIDED_LENGTH = Release.of(9927)
 # kv_cache_types, common/arg.cpp.
 _TYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
@@ -59,6 +62,8 @@ class LlamaCpp(Engine):
     name = "llama.cpp"
     split_layers = staticmethod(split_layers)
     placement_options = OPTIONS
+    shares_cells = True
+    """Whether the slots of a unified context share its cells."""
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, stages, release)
@@ -104,21 +109,43 @@ class LlamaCpp(Engine):
             )
 
     @classmethod
-    def auto_context(cls, settings: Mapping[str, str], longest: int, batch: int, shares_context: bool) -> AutoContext:
+    def auto_context(
+        cls, settings: Mapping[str, str], longest: int, batch: int, shares_context: bool, release: Release | None
+    ) -> AutoContext:
         """Without --ctx-size, the server starts from the model's own length.
 
         It lowers it until every device keeps --fit-target free, but not below --fit-ctx. If that is not enough, it
         moves layers into host memory (common_params_fit_impl, common/fit.cpp, llama-cpp-python 0.3.36). It interpolates
         between two lengths; kvcalc takes the longest one that fits. Slots that share the context share the model's
-        length too.
+        length too. Slots with contexts of their own each have the model's length; in older builds they divide it.
         """
         given = SettingsReader(cls.name, settings)
         margin = given.count("fit-target") * _MIB
+        divided = batch
+        if not shares_context:
+            is_old = release is not None and release <= _LAST_WITH_DIVIDED_LENGTH
+            divided = max(batch, given.optional_count("parallel") or 1) if is_old else 1
+        longest //= divided
         return AutoContext(
-            longest // (batch if shares_context else 1), batch, margin,
+            longest, batch, margin,
             f"leaves {format_size(margin)} free (--fit-target)", _CONTEXT_STEP,
             min(given.count("fit-ctx"), longest), "the least that llama-server chooses (--fit-ctx)",
         )  # fmt: skip
+
+    @classmethod
+    def limit_running(
+        cls, settings: Mapping[str, str], context_tokens: int, tokens: int, release: Release | None
+    ) -> Mapping[str, str]:
+        """The slots that share one context are no more than its cells have room for.
+
+        A server whose cells are full ends all running requests (update_slots, tools/server/server-context.cpp).
+        """
+        chosen = parse_settings(settings, release)
+        if not chosen.has_one_stream(1):
+            return settings
+        room = max(1, context_tokens // tokens) if cls.shares_cells else chosen.slots(1)
+        slots = min(chosen.slots(1), room)
+        return {**settings, "parallel": str(slots), "kv-unified": "true"}
 
     def _note_slots(self) -> tuple[Note, ...]:
         """The default that a user may not expect: every slot takes memory, also an idle one."""
@@ -192,7 +219,7 @@ class LlamaCpp(Engine):
         return layers_of(share, self.chosen).window
 
     def cells(self, share: ModelSpec, tokens: int, batch: int) -> Cells:
-        return cells_for(self.chosen, tokens, batch, self.window(share))
+        return cells_for(self.chosen, tokens, batch, self.window(share), shares_cells=self.shares_cells)
 
     def cache_bytes(self, cache: Cache, tokens: int, dtype: Dtype) -> int:
         alone = layers_of(self.spec, self.chosen).only(cache)

@@ -32,23 +32,26 @@ class LlamaCppReader(Reader):
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """A step is no longer than a batch. The slots divide the context, unless they share one stream."""
         left, settings = found.left, found.settings
-        batch = left.get("batch-size") or left.get("b")
+        batch = found.last("batch-size", "b")
         if batch is not None:  # src/llama-context.cpp
             step = min(whole(batch, "--batch-size"), whole(settings.get("ubatch-size", _STEP), "--ubatch-size"))
             settings["ubatch-size"] = str(step)
         found.keeps_context = left.get("fit", "on").casefold() in ("off", "disabled", "false", "0")
-        total = left.get("ctx-size") or left.get("c")
+        total = found.last("ctx-size", "c")
+        if settings.get("parallel") == "-1":  # the default: the server chooses
+            del settings["parallel"]
         slots = whole(settings.get("parallel", "1"), "--parallel")
+        if "kv-unified" in settings or "parallel" not in settings:
+            slots = 1
+        else:
+            found.fields["batch_size"] = str(slots)
+        found.length_shares = slots  # llama_context::llama_context, src/llama-context.cpp
         if total is not None and total != "0":
-            tokens = whole(total, "--ctx-size")
-            is_shared = "kv-unified" in settings or "parallel" not in settings
-            found.fields["context_tokens"] = str(tokens if is_shared else max(1, tokens // slots))
-            if not is_shared:
-                found.fields["batch_size"] = str(slots)
+            found.fields["context_tokens"] = str(max(1, whole(total, "--ctx-size") // slots))
         if settings.get("split-mode") == "tensor":
             del settings["split-mode"]
             found.fields["tensor_parallel_size"] = "all"
-        written, file = found.model, left.get("hf-file") or left.get("hff")
+        written, file = found.model, found.last("hf-file", "hff")
         found.model, dtype = named(written)
         dtype = dtype if file is None else named(file)[1]
         if dtype is None and not written.casefold().endswith(".gguf"):
@@ -56,7 +59,7 @@ class LlamaCppReader(Reader):
         if dtype is not None:
             found.fields["dtype"] = _known(dtype, written)
         self._overrides(found)
-        own = next((left[name] for name in _DRAFT_MODEL if name in left), None)
+        own = found.last(*_DRAFT_MODEL)
         if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or own is not None:
             number = settings.pop("draft-max", None) or left.get("spec-ngram-mod-n-max") or "16"
             method = method or DRAFT
@@ -65,7 +68,7 @@ class LlamaCppReader(Reader):
 
     def _overrides(self, found: Read) -> None:
         """-ot 'exps=CPU' keeps the experts of every layer in host memory, like --cpu-moe (common/arg.cpp)."""
-        given = found.left.get("override-tensor") or found.left.get("ot")
+        given = found.last("override-tensor", "ot")
         if given is None:
             return
         if _ALL_EXPERTS.fullmatch(given):

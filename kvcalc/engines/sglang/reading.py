@@ -25,7 +25,7 @@ class SglangReader(Reader):
         left, settings = found.left, found.settings
         if "context-length" in settings:
             found.fields["context_tokens"] = settings["context-length"]
-        copies = next((left[name] for name in ("dp-size", "data-parallel-size", "dp") if name in left), "1")
+        copies = found.last("dp-size", "data-parallel-size", "dp") or "1"
         replicas = left.get("attn-dp-size")
         if replicas is None and left.get("enable-dp-attention"):
             replicas, copies = copies, "1"
@@ -43,12 +43,12 @@ class SglangReader(Reader):
         found.copies = whole(copies, "--dp-size")
         if left.get("quantization") == "fp8":
             found.fields["dtype"] = "fp8"
-        algorithm = left.get("speculative-algorithm") or left.get("speculative-algo")
+        algorithm = found.last("speculative-algorithm", "speculative-algo")
         if algorithm is not None:
             self._drafting(found, algorithm.upper())
 
     def _drafting(self, found: Read, algorithm: str) -> None:
-        model = found.left.get("speculative-draft-model-path") or found.left.get("speculative-draft-model")
+        model = found.last("speculative-draft-model-path", "speculative-draft-model")
         method = MTP if algorithm == "NEXTN" else inverse(ALGORITHMS).get(algorithm)
         if method in (MTP, EAGLE1):
             method = MTP if model is None else EAGLE1

@@ -32,7 +32,7 @@ class TensorrtLlmReader(Reader):
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """The settings of the file are read like options, which come first."""
-        path = found.left.get("config") or found.left.get("extra-llm-api-options")
+        path = found.last("config", "extra-llm-api-options")
         text = None if path is None else text_of(path, files)
         if path is not None and text is None:
             found.notes.append(f"{path} is not here, so its settings do not count")

@@ -196,16 +196,16 @@ class _Batches(NamedTuple):
 
 
 # Since a release, the newest first. Source: get_batch_defaults and _set_default_args, engine/arg_utils.py of 0.8.0 to
-# 0.33.0. The first row that is for a device holds.
+# 0.33.0. The first row that is for a device holds. 0.33 names GB10. Before, NVML did not tell its memory, which then
+# counted as 0 (get_device_total_memory, platforms/cuda.py).
 _LARGEST = _Batches(16384, 1024, 160 * GIB, "160 GiB and more")
-_LARGE = _Batches(8192, 1024, 70 * GIB, "70 GiB and more, except A100", but=("a100",))
+_LARGE = _Batches(8192, 1024, 70 * GIB, "70 GiB and more, except A100 and GB10", but=("a100", "gb10"))
 _NAMED = _Batches(8192, 1024, 0, "H100 and H200", only=("h100", "h200", "gh200"))
 _OTHERS = _Batches(2048, 256, 0, "others")
 _BATCHES = {
-    Release.of(0, 33): (_LARGEST, _LARGE._replace(devices=f"{_LARGE.devices} and GB10", but=("a100", "gb10")), _OTHERS),
     Release.of(0, 28): (_LARGEST, _LARGE, _OTHERS),
     Release.of(0, 9): (_LARGE, _OTHERS),
-    Release.of(0, 8, 5): (_LARGE._replace(devices="70 GiB and more", but=()), _OTHERS),
+    Release.of(0, 8, 5): (_LARGE._replace(devices="70 GiB and more, except GB10", but=("gb10",)), _OTHERS),
     Release.of(0, 8, 4): (_NAMED, _OTHERS),
     Release.of(0, 8): (_NAMED, _OTHERS._replace(requests=1024)),
     Release.of(0): (_OTHERS,),

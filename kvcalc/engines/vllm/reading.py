@@ -13,9 +13,12 @@ from kvcalc.engines.vllm.command import METHODS
 from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import DRAFT, MTP
 from kvcalc.model.spec import ModelSpec
+from kvcalc.units import parse_vllm_integer
 
 # Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing (`names` of `reading.yaml`).
 _OF_CHECKPOINTS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
+# The options that human_readable_int reads, besides --max-model-len: 10G is 10 x 2^30, and 10g is 10^10.
+_INTEGERS = {"kv_memory_bytes": "--kv-cache-memory-bytes", "max-num-batched-tokens": "--max-num-batched-tokens"}
 
 
 class VllmReader(Reader):
@@ -24,10 +27,13 @@ class VllmReader(Reader):
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """--enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py)."""
         left = found.left
-        local = left.get("data-parallel-size-local") or left.get("dpl")
+        for place, name in ((found.fields, "kv_memory_bytes"), (found.settings, "max-num-batched-tokens")):
+            if name in place:
+                place[name] = str(parse_vllm_integer(place[name], _INTEGERS[name]))
+        local = found.last("data-parallel-size-local", "dpl")
         if local is not None and whole(local, "--data-parallel-size-local") < found.size("data_parallel_size"):
             found.nodes = -(-found.size("data_parallel_size") // int(local))
-        if left.get("enable-expert-parallel") or left.get("ep"):
+        if found.last("enable-expert-parallel", "ep"):
             replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
             found.fields["expert_parallel_size"] = str(replicas)
         if left.get("enable-lora"):
@@ -38,26 +44,26 @@ class VllmReader(Reader):
                     f"--max-cpu-loras {held}: vLLM does not start with fewer adapters in host memory than on a device"
                 )
                 raise LayoutError(text, f"--max-cpu-loras {loras}")
-        quantization = left.get("quantization") or left.get("q")
+        quantization = found.last("quantization", "q")
         if quantization in self.names["to fp8"]:
             found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded
         elif quantization in self.names["converts"]:
             found.unknown.append(f"quantization {quantization}")
         if "VLLM_PP_LAYER_PARTITION" in environment:
             found.settings["pp-layer-partition"] = environment["VLLM_PP_LAYER_PARTITION"]
-        compiled = left.get("compilation-config") or left.get("cc")
+        compiled = found.last("compilation-config", "cc")
         if compiled is not None:
             self._graphs(found, compiled)
-        attention = left.get("attention-config") or left.get("ac")
+        attention = found.last("attention-config", "ac")
         if attention is not None:
             self._attention(found, json_object(attention, "attention-config"))
-        config = left.get("speculative-config") or left.get("sc")
+        config = found.last("speculative-config", "sc")
         if config is not None:
             self._drafting(found, json_object(config, "speculative-config"))
 
     def check_model(self, found: Read, spec: ModelSpec) -> None:
         """_verify_quantization (config/model.py) and get_quant_config (model_loader/weight_utils.py)."""
-        asked = found.left.get("quantization") or found.left.get("q") or ""
+        asked = found.last("quantization", "q") or ""
         needed = next((own for own in _OF_CHECKPOINTS if asked in self.names.get(own, ())), None)
         stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
         own = "" if stated is None else str(stated.get("quant_method", "modelopt"))

@@ -26,11 +26,9 @@ def transformers_match(patterns: Sequence[str]) -> Match:
     """
     ends = tuple(patterns)
     starts = [pattern for pattern in patterns if _is_plain(pattern)]
-    whole, prefixes = frozenset(starts), tuple(f"{start}." for start in starts)
-    search = _compile([rf"(?:{p})(?:(?<=\.)|(?=\.|$))" for p in patterns if not _is_plain(p)])
-    return lambda name: any(
-        n in whole or n.startswith(prefixes) or n.endswith(ends) or search(n) for n in aliases(name)
-    )
+    whole, prefixes = frozenset(starts), tuple(start if start.endswith(".") else f"{start}." for start in starts)
+    regex = _regex_match([pattern for pattern in patterns if not _is_plain(pattern)], _module_match)
+    return lambda name: any(n in whole or n.startswith(prefixes) or n.endswith(ends) or regex(n) for n in aliases(name))
 
 
 def compressed_match(patterns: Sequence[str], class_names: Iterable[str]) -> Match:
@@ -43,8 +41,8 @@ def compressed_match(patterns: Sequence[str], class_names: Iterable[str]) -> Mat
     if any(pattern in classes for pattern in patterns):
         return lambda name: True
     whole = frozenset(patterns)
-    search = _compile([f"(?:{pattern[3:]})" for pattern in patterns if pattern.startswith("re:")])
-    return lambda name: any(n in whole or search(n) for n in aliases(name))
+    regex = _regex_match([pattern[3:] for pattern in patterns if pattern.startswith("re:")], _compile)
+    return lambda name: any(n in whole or regex(n) for n in aliases(name))
 
 
 def glob_match(patterns: Sequence[str]) -> Match:
@@ -54,11 +52,13 @@ def glob_match(patterns: Sequence[str]) -> Match:
     stars = tuple(p[:-1] for p in patterns if p.endswith("*") and "*" not in p[:-1])
     others = [p for p in patterns if "*" in p and not (p.endswith("*") and "*" not in p[:-1])]
     whole, prefixes = frozenset(plain), (*stars, *(f"{name}." for name in plain))
-    search = _compile([])
-    if others:
-        from fnmatch import translate
+    if not others:
+        return lambda name: any(n in whole or n.startswith(prefixes) for n in aliases(name))
+    import re
+    from fnmatch import translate
 
-        search = _compile([translate(pattern) for pattern in others])
+    # fnmatch writes expressions that never try a star again, so `re` is as safe here as RE2.
+    search = re.compile("|".join(map(translate, others))).match
     return lambda name: any(n in whole or n.startswith(prefixes) or search(n) for n in aliases(name))
 
 
@@ -76,13 +76,75 @@ def _is_plain(pattern: str) -> bool:
     return not any(char in pattern for char in "*+?[](){}|^$\\")
 
 
-def _compile(expressions: list[str]) -> Callable[[str], object]:
-    """Combine all expressions into one, matched from the start. ValueError if one is not a regular expression."""
-    if not expressions:
-        return lambda name: None
+def _module_match(expression: str) -> Match:
+    """Match the start of a name up to a module boundary: a dot, or the end of the name."""
+    before = _compile(rf"(?:{expression})(?:\.|$)")
+    # The match may also end behind a dot. RE2 has no lookbehind, so the name is cut one character behind the dot.
+    behind = _compile(rf"(?:{expression}).$")
+    return lambda name: before(name) or any(behind(name[: i + 2]) for i, char in enumerate(name) if char == ".")
+
+
+def _regex_match(patterns: Iterable[str], compile_: Callable[[str], Match]) -> Match:
+    """Match any regular expression of a config, which `compile_` compiles. ValueError with one that is not modelled."""
+    plain, others = [], []
+    for pattern in patterns:
+        lookaheads, rest = _split_lookaheads(pattern)
+        try:
+            # Python's `re`, which the engines use, reads x{,5} and [[:alpha:]] differently.
+            if "{," in pattern or "[:" in pattern:
+                raise ValueError
+            tests = [(_compile(expression), wanted) for expression, wanted in lookaheads]
+            match = compile_(rest)
+        except ValueError:
+            raise ValueError(pattern) from None
+        if tests:
+            others.append((match, tests))
+        else:
+            plain.append(f"(?:{rest})")
+    if plain:
+        others.append((compile_("|".join(plain)), []))
+    return lambda name: any(
+        match(name) and all(test(name) is wanted for test, wanted in tests) for match, tests in others
+    )
+
+
+# An escape, a class, or any other character.
+_PIECE = r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|$)|."
+
+
+def _split_lookaheads(pattern: str) -> tuple[list[tuple[str, bool]], str]:
+    """The lookaheads at the start of a pattern such as `^(?!.*experts).*`, and the rest of the pattern.
+
+    A lookahead is its expression and whether a name must match it. RE2 knows no lookaheads, but at the start of a match
+    they are expressions of their own. Others stay in the rest.
+    """
+    lookaheads: list[tuple[str, bool]] = []
+    start, depth = int(pattern.startswith("^")), 0
+    if not pattern.startswith(("(?!", "(?="), start):
+        return [], pattern
     import re
 
+    for token in re.finditer(_PIECE, pattern, re.DOTALL):
+        if token[0] == "|" and depth == 0:
+            return [], pattern
+        depth += (token[0] == "(") - (token[0] == ")")
+        if token[0] == ")" and depth == 0 and pattern.startswith(("(?!", "(?="), start):
+            lookaheads.append((pattern[start + 3 : token.start()], pattern[start + 2] == "="))
+            start = token.end()
+    return lookaheads, pattern[start:]
+
+
+def _compile(expression: str) -> Match:
+    """Match the start of a name, in time proportional to its length. ValueError if RE2 refuses the expression.
+
+    The names of modules are ASCII and have no line breaks; therefore `$`, `\\w` and `\\b` mean the same as in Python.
+    """
+    import re2
+
+    options = re2.Options()
+    options.log_errors, options.never_capture = False, True
     try:
-        return re.compile("|".join(expressions)).match
-    except re.error as error:
-        raise ValueError(str(error)) from None
+        match = re2.compile(expression, options).match
+    except (re2.error, UnicodeEncodeError):
+        raise ValueError(expression) from None
+    return lambda name: match(name) is not None

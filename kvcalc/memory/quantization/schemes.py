@@ -55,7 +55,7 @@ def read_scheme(config: Mapping[str, object], base_bytes: int) -> Scheme:
     try:
         return reader(config, base_bytes)._replace(by_layer=_tells_layers_apart(config))
     except ValueError as error:
-        raise UnknownSchemeError(f"a module pattern of quantization_config: {error}") from None
+        raise UnknownSchemeError(f"the module pattern {_shown(str(error))} in quantization_config") from None
 
 
 _EXPERTS = {"fp4": formats.MXFP4, "NVFP4": formats.NVFP4}

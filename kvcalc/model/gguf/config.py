@@ -64,7 +64,7 @@ def load_gguf(path: str, *, assume_full_attention: bool = False) -> ModelSpec:
         hint = nearest(arch, known) or "for an upper bound, add --assume-full-attention"
         raise ModelError(f"{name}: architecture {arch[:60]!a} is not known", hint)
     facts = Facts(metadata, arch, name)
-    config = _config(facts)
+    config = {**sizes(facts, model), **_config(facts)}
     if any(tensor.name == "blk.0.attn_output.bias" for tensor in model.tensors):
         # There is no key for this bias.
         config["attention_bias"] = True
@@ -120,6 +120,46 @@ def shared(facts: Facts, model_type: str, *, by_layer: bool) -> Config:
         config["v_head_dim"] = value
     if model_type in OWN_HEADS and kv_heads == heads:
         del config["num_key_value_heads"]
+    return config
+
+
+# Sizes of MLPs and experts, each with the keys of the families' configs. A family reads those of its own.
+_SIZES = {
+    "feed_forward_length": "intermediate_size",
+    "expert_count": "num_experts num_local_experts n_routed_experts moe_num_experts",
+    "expert_used_count": "num_experts_per_tok moe_k moe_top_k top_k_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts num_shared_experts moe_num_shared_experts",
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size share_expert_dim"
+    ),
+    "leading_dense_block_count": "first_k_dense_replace num_dense_layers moe_layer_start_index",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
+    "moe_latent_size": "moe_latent_size",
+    "expert_latent_length": "routed_expert_hidden_size",
+    "attn_res.block_size": "attn_res_block_size",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+}
+_ROWS = {"token_embd.weight": "vocab_size", "per_layer_token_embd.weight": "vocab_size_per_layer_input"}
+
+
+def sizes(facts: Facts, model: GgufModel) -> Config:
+    """Return what the weights depend on besides attention: the sizes of MLPs, experts and embeddings.
+
+    A size that differs between layers is a list, unless it is 0 in all layers but those of one size.
+    """
+    tensors = {tensor.name: tensor for tensor in model.tensors}
+    config: Config = {
+        "tie_word_embeddings": "output.weight" not in tensors, "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors
+    }  # fmt: skip
+    for name, key in _ROWS.items():
+        if name in tensors and len(tensors[name].shape) == 2:
+            config[key] = tensors[name].shape[1]
+    for key, names in _SIZES.items():
+        if facts.get(key) is not None:
+            values = facts.by_layer(key)
+            distinct = [*dict.fromkeys(value for value in values if value)] or [0]
+            config |= dict.fromkeys(names.split(), values if len(distinct) > 1 else distinct[0])
     return config
 
 

@@ -63,8 +63,19 @@ def gemma3n(facts: Facts, config: Config) -> Config:
     }  # fmt: skip
 
 
+def gemma4(facts: Facts, config: Config) -> Config:
+    """Layers without a cache of their own may have MLPs of twice the width."""
+    widths = facts.by_layer("feed_forward_length", 0)
+    return {
+        **config, "intermediate_size": widths[0], "use_double_wide_mlp": widths[-1] > widths[0],
+        "enable_moe_block": bool(facts.optional("expert_count")),
+    }  # fmt: skip
+
+
 def llama4(facts: Facts, config: Config) -> Config:
     """Three of four layers have chunks of 8,192 tokens, a value built into llama.cpp. A window of 0 means no chunks."""
+    widths = {"intermediate_size_mlp": "feed_forward_length", "intermediate_size": "expert_feed_forward_length"}
+    config = {**config, **{key: facts.optional(stated) for key, stated in widths.items() if facts.get(stated)}}
     stated = facts.optional("attention.sliding_window")
     if stated == 0:
         return {**config, "attention_chunk_size": None, "layer_types": ["full_attention"] * facts.num_layers}
@@ -75,15 +86,16 @@ def llama4(facts: Facts, config: Config) -> Config:
 
 
 def deci(facts: Facts, config: Config) -> Config:
-    """A layer without KV heads has no attention, or a linear layer instead of it."""
+    """A layer without KV heads has no attention, or a linear layer instead of it. A layer of width 0 has no MLP."""
     heads = facts.by_layer("attention.head_count")
     kept = facts.by_layer("attention.head_count_kv")
     most = max(heads)
     blocks: list[Config] = []
-    for count, kv in zip(heads, kept):
+    for count, kv, inner in zip(heads, kept, facts.by_layer("feed_forward_length", 0)):
         if kv and (count != most or count % kv):
             raise facts.error("deci.attention.head_count differs between attention layers")
-        blocks.append({"attention": {"n_heads_in_group": count // kv} if kv else {"no_op": True}})
+        attention = {"n_heads_in_group": count // kv} if kv else {"replace_with_linear" if count else "no_op": True}
+        blocks.append({"attention": attention, "ffn": {"intermediate_size": inner} if inner else {"no_op": True}})
     del config["num_key_value_heads"]
     return {**config, "num_attention_heads": most, "block_configs": blocks}
 

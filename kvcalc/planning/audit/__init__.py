@@ -22,7 +22,7 @@ from kvcalc.planning.logs import read_log
 from kvcalc.records import NamedTuple
 from kvcalc.releases import parse_release
 from kvcalc.schema import SCHEMA_VERSION
-from kvcalc.units import parse_vllm_tokens
+from kvcalc.units import parse_vllm_integer
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -89,7 +89,7 @@ def audit(
     spec = model or _model_of(log, name)
     reader = log_reader(log.engine)
     if context_tokens is None and (length := log.text("context_tokens")) is not None:
-        context_tokens = parse_vllm_tokens(length, "the log's length")
+        context_tokens = parse_vllm_integer(length, "the log's length")
     run = Run(
         log.engine, spec, context_tokens, tensor_parallel_size or reader.tensor_parallel_size(log),
         reader.pipeline_parallel_size(log), _dtype(log, "dtype"),

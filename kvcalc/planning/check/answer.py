@@ -19,6 +19,7 @@ from kvcalc.planning.plan.judge import STATISTICS, Judged
 from kvcalc.planning.plan.targets import METRICS, Simulates, Targets
 from kvcalc.planning.serving.admission import serves_nothing
 from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.releases import release_of
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.throughput.hardware import Devices
 from kvcalc.units import format_size
@@ -86,11 +87,14 @@ def check(
         starts, reason = False, reason or beyond_limit(read, server.reader, found["workload"]["context_tokens"], limit)
     capacity = requests = None
     if starts and input_tokens is not None and output_tokens is not None:
-        requests = _requests(question, input_tokens, output_tokens, found["workload"]["context_tokens"])
+        context = found["workload"]["context_tokens"]
+        question = _serving(question, input_tokens + output_tokens, context)
+        requests = _requests(question, input_tokens, output_tokens, context)
         alone = serves_nothing(engine_class(question.engine).role_in(question.engine_settings or {}))
         notes += [alone] if alone is not None else []
         if simulation is not None and requests["refused"] is None and alone is None:
-            capacity = capacity_of(question, input_tokens, output_tokens, targets or Targets(None, None), simulation)
+            limits = targets or Targets(None, None)
+            capacity = capacity_of(question, input_tokens, output_tokens, limits, simulation, notes)
     document = {
         "schema_version": SCHEMA_VERSION,
         "command": {
@@ -125,6 +129,14 @@ def _refusals(reader: Reader) -> Iterator[None]:
     except LayoutError as error:
         told = error.message if " not start" in error.message else f"does not start: {error.message}"
         raise DoesNotFitError(reader.reworded(told), error.hint and reader.reworded(error.hint)) from None
+
+
+def _serving(question: Question, tokens: int, context: int) -> Question:
+    """The question about the server that has started, with a context of `context` tokens, and requests of `tokens`."""
+    release = release_of(question.engine)
+    engine = engine_class(question.engine).at(question.model.model_type, release)
+    limited = engine.limit_running(question.engine_settings or {}, context, tokens, release)
+    return question._replace(engine_settings=limited, context_tokens=context, fits_context=False)
 
 
 def _requests(question: Question, input_tokens: int, output_tokens: int, context: int) -> documents.CheckRequests:
@@ -200,17 +212,24 @@ def _changes(
 
 
 def capacity_of(
-    question: Question, input_tokens: int, output_tokens: int, targets: Targets, simulation: Simulates
+    question: Question,
+    input_tokens: int,
+    output_tokens: int,
+    targets: Targets,
+    simulation: Simulates,
+    notes: list[Note],
 ) -> documents.CheckCapacity | None:
-    """The `capacity` part of the document: the largest rate, and the times there. None if the speed is not known.
+    """The `capacity` part of the document: the largest rate, and the times there. None, with a note, if not known.
 
     A rate is kept if the targets are met and the queue does not grow without bound.
     """
     speed = question.speed_asked._replace(input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None)
     held = question._replace(speed=speed, context_tokens=None, fits_context=False, batch_size=1)
-    throughput = answer(held).document["throughput"]
+    document = answer(held).document
+    throughput = document["throughput"]
     serving = None if throughput is None else throughput["serving"]
     if serving is None:
+        notes += [Note(**warning) for warning in document["warnings"] if warning["part"] == "throughput"]
         return None
     most = serving["requests_per_second"] * 1.25
     served = question._replace(speed=question.speed_asked._replace(input_tokens=None, output_tokens=None))

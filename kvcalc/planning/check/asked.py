@@ -51,8 +51,8 @@ def asked_by(
     values.pop("max_model_len", None)
     if context is None and reader.words.chooses_context and not read.keeps_context:
         fits_context = True
-    if context is None and not fits_context:
-        context = spec.max_position_embeddings
+    if context is None and not fits_context and spec.max_position_embeddings is not None:
+        context = spec.max_position_embeddings // read.length_shares
     if reader.words.splits_layers and "tensor_parallel_size" not in values:
         values.setdefault("pipeline_parallel_size", devices.num_devices)
     values.setdefault("tensor_parallel_size", 1)

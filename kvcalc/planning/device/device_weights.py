@@ -15,7 +15,7 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import LINEAR, WHOLE, ModelWeights, Weight
 from kvcalc.planning.cases.case import Case
-from kvcalc.planning.device.weights import bytes_of, known_weights, language_model_weights
+from kvcalc.planning.device.weights import UNKNOWN_BYTES, bytes_of, known_weights, language_model_weights
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -61,15 +61,15 @@ def device_weights(
     among them. `model`, `spec` and `dtype` are as in `describe_weights`. Bytes read from files are split in the same
     proportion as the counted bytes. `tables_on_host` is whether the input embedding is in host memory.
     """
-    described, _ = language_model_weights(model, spec, dtype, model_dtype)
+    described, notes = language_model_weights(model, spec, dtype, model_dtype)
     if spec.gguf is not None:
         if spread.data_parallel_size > 1:
             return DeviceWeights(None, 0, None, "a GGUF file is not split among DP ranks")
         return _file_on_device(spec, described, ranks, len(stages), tables_on_host)
     weights, reason = known_weights(model, spec)
     if weights is None or described["bytes"] is None:
-        asked = reason or "the dtype of the weights is not modelled; --dtype overrides it"
-        return DeviceWeights(None, 0, None, asked)
+        untyped = (note.text.replace(UNKNOWN_BYTES, "") for note in notes if note.code == "type-not-modelled")
+        return DeviceWeights(None, 0, None, reason or next(untyped, "their dtype is not modelled"))
     size_of, parts = _sizer(spec, dtype, model_dtype), _parts(weights, stages, tables_on_host)
     sizes = [(size_of(shard(part, ranks, spread)), size_of(part), part) for part in parts]
     share, whole, part = max(sizes, key=lambda row: row[:2])

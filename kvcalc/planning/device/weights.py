@@ -13,7 +13,7 @@ from kvcalc.model.tensors import ModelWeights
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case
 from kvcalc.records import NamedTuple
-from kvcalc.units import format_size
+from kvcalc.units import format_parameters, format_size
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from kvcalc.model.checkpoint import StoredWeights as FoundFiles
     from kvcalc.model.towers.image_rule import ImageRule
     from kvcalc.throughput.speed import StoredWeights
+
+
+UNKNOWN_BYTES = ", so the bytes of the weights are not known"
+"""What a note about an unknown type says besides the type."""
+
+# The share of a GGUF file's parameters that kvcalc need not explain: biases and norms for which there is no key. The
+# error of a step's time is no larger.
+_UNEXPLAINED = 0.01
 
 
 def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> StoredWeights | str:
@@ -31,9 +39,19 @@ def stored_weights(model: ModelSpec, spec: ModelSpec, dtype: str | None, model_d
     if weights is None:
         return reason or "the weights are not known"
     if spec.gguf is not None and dtype is None:
-        held = spec.gguf.weights
-        if held is None or held.parameters != count_parameters(weights).total:
-            return "the weights a step reads are not known for this GGUF file"
+        held, counted = spec.gguf.weights, count_parameters(weights)
+        if held is None:
+            return "the GGUF file has no tensors, or some of its shards are missing"
+        sizes = {
+            "parameters": (held.parameters, counted.total),
+            "parameters active per token": (held.active_parameters_per_token, counted.active_per_token),
+        }
+        for what, (stored, expected) in sizes.items():
+            if abs(stored - expected) > _UNEXPLAINED * expected:
+                return (
+                    f"the GGUF file has {format_parameters(stored)} {what}, but its metadata give "
+                    f"{format_parameters(expected)}: kvcalc does not know what a step reads"
+                )
         dtype = gguf_type(held.dtype) or held.dtype
         if dtype.casefold() not in {**DTYPES, **FILE_TYPES, **GGUF_TYPES}:
             return f"the speed of weights of type {dtype} is not known"
@@ -112,7 +130,7 @@ def _scheme(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype, notes: lis
         scheme = read_scheme(spec.quantization, model_dtype.block_bytes)
         return with_expert_dtype(scheme, spec.quantization.get("moe_quant_algo") or spec.expert_dtype)
     except UnknownSchemeError as error:
-        text = f"{error} is not modelled, so the bytes of the weights are not known; --dtype overrides it"
+        text = f"{error} is not modelled{UNKNOWN_BYTES}; --dtype overrides it"
         notes.append(Note("weights", "type-not-modelled", text))
         return None
 
@@ -210,7 +228,7 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: 
             active = held.active_parameters_per_token * asked.block_bytes
             source = "gguf"
         elif held is not None:
-            text = f"--dtype {asked.name} is not modelled for a GGUF file, so the bytes of the weights are not known"
+            text = f"--dtype {asked.name} is not modelled for a GGUF file{UNKNOWN_BYTES}"
             notes.append(Note("weights", "type-not-modelled", text))
     parameters = (None,) * 3 if held is None else (
         held.parameters, held.active_parameters_per_token, held.input_embedding_parameters

@@ -13,6 +13,7 @@ from kvcalc.planning.device.budget import budget
 from kvcalc.planning.device.capacity import longest_context
 from kvcalc.planning.serving.admission import most_at_once, wanted_requests
 from kvcalc.planning.serving.throughput import Speed, speed_of
+from kvcalc.releases import release_of
 
 
 def at_load(case: Case) -> Case:
@@ -88,7 +89,8 @@ def _with_auto_context(case: Case) -> tuple[Case, Note]:
         )
     batch = case.workload.batch_size
     blocks = case.allocation.blocks(case.share, case.workload.kv_dtype, longest, batch, None)
-    how = case.engine_class.auto_context(case.settings, longest, batch, blocks.own.get("n_stream") == 1)
+    shares_context, release = blocks.own.get("n_stream") == 1, release_of(case.question.engine)
+    how = case.engine_class.auto_context(case.settings, longest, batch, shares_context, release)
     tokens = _longest(case.at(how.most_tokens, how.sequences), how.margin_bytes)
     if tokens < longest:
         tokens = max(tokens - tokens % how.step_tokens, how.least_tokens)
