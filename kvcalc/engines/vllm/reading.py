@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.engines.options import has_adapters
 from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS
 from kvcalc.errors import LayoutError
@@ -31,13 +32,17 @@ class VllmReader(Reader):
             replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
             found.fields["expert_parallel_size"] = str(replicas)
         if left.get("enable-lora"):
-            loras = found.settings.setdefault("max-loras", "1")  # LoRAConfig, config/lora.py
+            loras = found.settings.get("max-loras", "1")  # LoRAConfig, config/lora.py
+            if not has_adapters(found.settings):
+                found.settings["max-loras"] = loras
             held = left.get("max-cpu-loras")
             if held is not None and loras.isdecimal() and whole(held, "--max-cpu-loras") < int(loras):
                 text = (
                     f"--max-cpu-loras {held}: vLLM does not start with fewer adapters in host memory than on a device"
                 )
                 raise LayoutError(text, f"--max-cpu-loras {loras}")
+        else:
+            found.ignore_adapters()
         quantization = left.get("quantization") or left.get("q")
         if quantization in self.names["to fp8"]:
             found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.options import SettingsReader
+from kvcalc.engines.options import SettingsReader, has_adapters
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.vllm.defaults import check_block, default_block, times_of
 from kvcalc.engines.vllm.releases import Rules
@@ -225,7 +225,7 @@ def check_prompt_ranks(spec: ModelSpec, settings: Mapping[str, str], chosen: Set
         raise UsageError(
             f"{asked}: this release supports it only without pipeline stages", "vLLM 0.32 has it with --pp"
         )
-    if any(name in settings for name in ("max-loras", "max-lora-rank")):
+    if has_adapters(settings):
         raise UsageError(f"{asked}: vLLM does not support it with LoRA adapters", "leave out --max-lora-rank")
     caches = all_caches(spec)
     if not caches or not all(isinstance(cache, (LatentAttention, IndexerKeys)) for cache in caches):

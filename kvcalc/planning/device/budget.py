@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcalc.engines import reserve_of
+from kvcalc.engines.options import has_adapters
 from kvcalc.engines.reserve import RESERVE, Held, Question, Reserve
 from kvcalc.errors import LayoutError
 from kvcalc.model.caches import IndexerKeys, RecurrentState
@@ -169,7 +170,7 @@ def _budget(case: Case) -> Budget | str:
 
         towers = loaded_towers(case)
         weights = with_others(without_file_towers(case, weights), towers.lines)
-    if "max-lora-rank" in case.settings or "max-loras" in case.settings or "max-loras-per-batch" in case.settings:
+    if has_adapters(case.settings):
         from kvcalc.planning.device.device_weights import adapter_buffers
 
         weights = with_others(weights, adapter_buffers(case))
