@@ -167,8 +167,8 @@ def _drawn_together(pairs: Sequence[tuple[int, int]], lengths: Lengths) -> tuple
         prompt, answer = random.choice(pairs)
         return prompt
 
-    name = lengths.file or ""
+    name, (prompts, answers) = lengths.file or "", zip(*pairs)
     return (
-        Distribution(name, lengths.input_tokens, None, draw_prompt),
-        Distribution(name, lengths.output_tokens, None, lambda _: answer),
+        Distribution(name, lengths.input_tokens, max(prompts), draw_prompt),
+        Distribution(name, lengths.output_tokens, max(answers), lambda _: answer),
     )

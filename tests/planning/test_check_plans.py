@@ -179,7 +179,7 @@ def test_the_printed_server_starts_and_takes_the_longest_request(
     assert asked["starts"]
     assert asked["requests"] is not None
     assert asked["requests"]["refused"] is None
-    assert asked["requests"]["max_requests"] >= 1
+    assert (asked["requests"]["max_requests"] or 0) >= 1
     longest = document["lengths"]["longest_tokens"]
     assert longest == prompt + answer
 

@@ -43,6 +43,14 @@ class VllmReader(Reader):
                 raise LayoutError(text, f"--max-cpu-loras {loras}")
         else:
             found.ignore_adapters()
+        images = left.get("limit-mm-per-prompt")
+        if images is not None:
+            limits = json_object(images, "limit-mm-per-prompt")
+            if limits and not any(limits.values()):
+                # A tower is not loaded if its limits are 0 (_mark_tower_model, model_executor/models/interfaces.py).
+                found.settings["language-model-only"] = ""
+            else:
+                found.unknown.append("--limit-mm-per-prompt")
         quantization = left.get("quantization") or left.get("q")
         if quantization in self.names["to fp8"]:
             found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded

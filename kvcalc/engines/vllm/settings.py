@@ -230,5 +230,5 @@ def check_prompt_ranks(spec: ModelSpec, settings: Mapping[str, str], chosen: Set
     caches = all_caches(spec)
     if not caches or not all(isinstance(cache, (LatentAttention, IndexerKeys)) for cache in caches):
         raise ModelError(f"{spec.name}: {asked} is only for models with MLA in all layers, in vLLM")
-    if spec.multimodal is not None and "language-model-only" not in settings:
+    if spec.has_towers and "language-model-only" not in settings:
         raise ModelError(f"{spec.name}: vLLM does not support {asked} with images", "use --language-model-only")

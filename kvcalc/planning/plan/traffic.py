@@ -21,6 +21,7 @@ from kvcalc.planning.cases.dp_attention import most_experts, whole_copies
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.budget import Budget, budget, free_range
 from kvcalc.planning.device.capacity import holds
+from kvcalc.planning.device.weights import TOWER_NOT_COUNTED
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.serving.throughput import describe_serving, speed_of
@@ -83,8 +84,9 @@ def grouped_notes(kinds: Sequence[Platform], notes: Iterable[Iterable[Note]]) ->
 
 
 def about_speed(answer: Answer) -> list[Note]:
-    """The notes of an answer that say something about its times."""
-    return [note for note in answer.notes if note.part in ("throughput", "calibration") or note.code == RELEASE]
+    """The notes of an answer that say something about its times, or about memory that is not counted."""
+    codes = (RELEASE, TOWER_NOT_COUNTED)
+    return [note for note in answer.notes if note.part in ("throughput", "calibration") or note.code in codes]
 
 
 class Trouble(NamedTuple):
