@@ -232,6 +232,12 @@ def replica_of(traffic: Traffic, kind: Platform, shape: Shape, replicas: int = 1
     )  # fmt: skip
 
 
+def kept_tokens(case: Case, held_tokens: int, context_tokens: int) -> int:
+    """The tokens for which a running request has memory: those that it holds, or the whole context of a slot."""
+    schedule = case.engine.schedule()
+    return context_tokens if schedule is not None and schedule.has_slots else held_tokens
+
+
 def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief: bool = False) -> Probe:
     """One replica of a shape with `running` requests. LayoutError if the model cannot be split this way.
 
@@ -251,9 +257,7 @@ def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief
         from kvcalc.planning.device.offload import place_layers
 
         case = place_layers(case)
-    schedule = case.engine.schedule()
-    # A slot has memory for the whole context.
-    held = traffic.context_for(kind.engine) if schedule is not None and schedule.has_slots else lengths.held_tokens
+    held = kept_tokens(case, lengths.held_tokens, traffic.context_for(kind.engine))
     memory = answer_of(case.at(held, running), total == held)
     if not memory.fit["fits"]:
         return Probe(running, memory, None, Trouble(_why_not(kind, running, held, memory.fit)))
