@@ -25,7 +25,7 @@ _COMMON_FACTS = (
     "head_dim hidden_size max_position_embeddings model_type num_attention_heads num_hidden_layers "
     "num_key_value_heads rope_theta torch_dtype v_head_dim"
 ).split()
-_RELEASE = {"name", "names", "preset", "sizes", "aside", "changes", "quantized", "is_alias"}
+_RELEASE = {"name", "names", "preset", "sizes", "aside", "changes", "quantized", "is_alias", "tower"}
 
 
 def check_table(name: str, rows: Mapping[str, Any]) -> None:
@@ -204,6 +204,7 @@ def _check_releases(rows: Mapping[str, Any]) -> None:
         name = own.get("name") or own["names"]
         _check_fields(name, own, _RELEASE)
         _check_fields(name, own.get("quantized", {}).values(), recipes)
+        _check_fields(name, [own.get("tower", "unknown")], {"unknown"})
         if not isinstance(own.get("sizes", ""), str):
             raise ValueError(f"{name}: sizes must be text")
 

@@ -231,8 +231,12 @@ def _profile(ctx: typer.Context, models: Optional[str], output: "Output") -> Non
     for record in document["records"]:
         check_bytes(record)
     name = document["points"][0]["model"]
-    where = f"--gpu {gpu}" if gpu else "--gpu DEVICE"
-    print(f"use it: kvcalc estimate {name} {where} --engine vllm --calibrate {path}", file=sys.stderr)
+    device, roof = document["device"], document["roof"]
+    where = f"--gpu {gpu or 'DEVICE'} --engine vllm"
+    if gpu is None and device["kind"] == "cpu":
+        figures = device["memory_bytes"], roof["read_bytes_per_second"], roof["matmul_flop_per_second"]
+        where = "--gpu-memory {:.0f} --gpu-bandwidth {:.0f} --flops {:.0f} --engine llama.cpp".format(*figures)
+    print(f"use it: kvcalc estimate {name} {where} --calibrate {path}", file=sys.stderr)
 
 
 _MINUTES = 10

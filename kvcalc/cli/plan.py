@@ -105,9 +105,11 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     """
     from kvcalc.errors import KvcalcError
     from kvcalc.planning.answers.estimate import answer as answer_of
+    from kvcalc.planning.cases.case import make_case
     from kvcalc.planning.cases.layout import Devices, find_gpu
     from kvcalc.planning.check.servers import server_of
     from kvcalc.planning.plan.targets import Targets
+    from kvcalc.planning.plan.traffic import kept_tokens
     from kvcalc.simulation.load_curve import curve_of_server, question_of_command
     from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.writing import shell
@@ -131,7 +133,8 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
         question = question_of_command(servers[0], devices, asked.model, speed, accepted)
         replicas = (best["replicas"] or 1) - document["spare_replicas"]
         curve = curve_of_server(load, question, targets.larger(document["headroom"]), replicas)
-        full = question._replace(batch_size=best["requests_per_replica"] or 1)
+        kept = kept_tokens(make_case(question), document["lengths"]["held_tokens"], question.context_tokens or 1)
+        full = question._replace(batch_size=best["requests_per_replica"] or 1, context_tokens=kept)
         return {"fit": answer_of(full).document["fit"], "load_curve": curve}
     except (KvcalcError, IndexError):
         return {}

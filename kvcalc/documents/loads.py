@@ -19,7 +19,8 @@ class PlanLengths(TypedDict):
     output_tokens: Count
     """the mean of all requests"""
     longest_tokens: Count
-    """prompt and answer of the longest request together"""
+    """prompt and answer of the longest request together, for which the server is started: lengths end at their 99.9th
+    percentile, and at the model's limit"""
     held_tokens: Count
     """the tokens a running request is assumed to hold"""
     num_requests: Count

@@ -70,10 +70,11 @@ class CalibrationRecord(TypedDict):
     device: str
     read_bytes_per_second: Positive
     kv_overhead: Annotated[float, {"minimum": 1}] | None
-    """None if the runs are of one size of cache"""
+    """null if the runs are of one size of cache, or not of CUDA: an engine has kernels of its own there"""
     kernel_seconds: Amount | None
     """always null: the time of a launch is the engine's"""
     weight_overhead: Annotated[float, {"minimum": 1}] | None
+    """always null: the rate over the weights is the engine's"""
 
 
 class Calibration(Explained):

@@ -13,8 +13,15 @@ from kvcalc.units import parse_count
 
 _JOINTS = str.maketrans("", "", "-_")
 _Settings = TypeVar("_Settings")
+ADAPTER_OPTIONS = ("max-loras", "max-loras-per-batch", "max-lora-rank")
+"""The options of vLLM and SGLang for the buffers of LoRA adapters."""
 NO_ENGINE = "logical"
 """What stands for the formulas alone, in place of an engine. The default of most questions."""
+
+
+def has_adapters(settings: Mapping[str, str]) -> bool:
+    """Whether an engine's settings say that it has buffers for LoRA adapters."""
+    return any(name in settings for name in ADAPTER_OPTIONS)
 
 
 @cache

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
+from kvcalc.engines.options import ADAPTER_OPTIONS
 from kvcalc.errors import UsageError
 from kvcalc.model.yaml_mapping import parse_mapping
 from kvcalc.records import NamedTuple
@@ -71,6 +72,10 @@ class Read:
     def size(self, name: str) -> int:
         """A number of devices or sequences, 1 if it is not given. UsageError (exit 2) for another text."""
         return whole(self.fields.get(name, "1"), name)
+
+    def ignore_adapters(self) -> None:
+        """Leave out the options for LoRA adapters, as an engine does if it loads none."""
+        self.ignored += [f"--{name}" for name in ADAPTER_OPTIONS if self.settings.pop(name, None)]
 
 
 def whole(text: str, name: str) -> int:

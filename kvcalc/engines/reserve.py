@@ -49,7 +49,8 @@ class Question(NamedTuple):
     `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, `is_apple` if macOS manages
     the memory, and `is_amd` if the device is AMD's. `release` is the engine's release, or None for the newest.
     `batch_size` is that of one of the `dp_ranks`. `has_fast_links` is whether the devices are joined by more than PCIe.
-    `images` is set if the engine loads a vision tower, and `has_sparse_latent` for MLA with an indexer.
+    `images` is set if the engine loads a vision tower, `has_unknown_tower` if it may load one that nothing describes,
+    and `has_sparse_latent` for MLA with an indexer.
     `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
     vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens. `drafts_by` is the method of
     speculative decoding, and `device_class` the device's generation. `has_states` is whether layers keep recurrent
@@ -79,6 +80,7 @@ class Question(NamedTuple):
     device_class: str | None = None
     model_type: str = ""
     has_states: bool = False
+    has_unknown_tower: bool = False
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""

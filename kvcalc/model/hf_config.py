@@ -56,7 +56,7 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     if "architectures" in config:
         spec = with_class(spec, config)
     has_towers = not _TOWERS.isdisjoint(config) or config.get("model_type") in _WITH_HIDDEN_TOWERS
-    return spec._replace(multimodal=config) if has_towers else spec
+    return spec._replace(multimodal=config, has_unknown_tower=False) if has_towers else spec
 
 
 def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool) -> ModelSpec:
@@ -66,7 +66,7 @@ def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool
     if outer in FAMILIES or (module is not None and not is_remote(outer)):
         return _read(config, outer, str(module), name, source, strict)
     # Only a few models need this module. Importing it here keeps start-up fast for all others.
-    from kvcalc.model.wrappers import REMOTE_WRAPPERS, WRAPPERS, language_model, without_flat_keys
+    from kvcalc.model.wrappers import REMOTE_WRAPPERS, WITHOUT_TOWERS, WRAPPERS, language_model, without_flat_keys
 
     whole = without_flat_keys(config, outer) if module is None or outer == "llava" else None
     config, model_type = language_model(config, outer, name, reads_outer=module is not None)
@@ -80,6 +80,9 @@ def _read_any(config: Mapping[str, object], name: str, source: str, strict: bool
         )
         raise ModelError(f"{name}: model_type {model_type!r} is not known", hint)
     spec = _read(config, model_type, module, name, source, strict)
+    # The encoder of an encoder-decoder is counted with its language model.
+    is_around = outer in WRAPPERS and outer not in WITHOUT_TOWERS and not has_cross_attention(spec)
+    spec = spec._replace(has_unknown_tower=is_around)
     if whole is not None:
         spec = with_transformers_reading(spec, read_config(whole, name, source))
         spec = spec._replace(with_its_classes=(*spec.with_its_classes, _READING_CONFIGS))

@@ -22,7 +22,7 @@ class Pasted(NamedTuple):
     `reference` is the name on the Hub. `name` is the model's name in answers: the preset's name if the release is one
     of its aliases, else the name on the Hub. `config` is the preset's config with the release's changes. `remark` says
     which preset it is and what every other part of the name means. `dtype` is the type of the weights, as in --dtype,
-    if the name says it and `config` does not.
+    if the name says it and `config` does not. `has_unknown_tower` is as in a preset.
     """
 
     reference: str
@@ -31,6 +31,7 @@ class Pasted(NamedTuple):
     config: dict[str, object]
     remark: str
     dtype: str | None
+    has_unknown_tower: bool = False
 
 
 def find_pasted(name: str) -> Pasted | None:
@@ -50,7 +51,9 @@ def find_pasted(name: str) -> Pasted | None:
             config["quantization_config"] = release.recipe.config
     is_own = release.name in preset.aliases and release.recipe is None
     remark = _remark(name, release, preset)
-    return Pasted(release.name, preset.name if is_own else release.name, preset, config, remark, dtype)
+    known_as = preset.name if is_own else release.name
+    has_unknown_tower = preset.has_unknown_tower or release.has_unknown_tower
+    return Pasted(release.name, known_as, preset, config, remark, dtype, has_unknown_tower)
 
 
 def unknown_model(name: str) -> ModelError:

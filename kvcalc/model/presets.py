@@ -20,7 +20,7 @@ from kvcalc.records import NamedTuple
 
 MAX_PRESET_BYTES = 256 * 1024
 _REQUIRED = ("name", "source", "date", "config")
-_ALLOWED = ("name", "family", "aliases", "source", "date", "note", "as_published", "unconfirmed", "config")
+_ALLOWED = ("name", "family", "aliases", "source", "date", "note", "as_published", "unconfirmed", "tower", "config")
 
 
 class Preset(NamedTuple):
@@ -29,7 +29,8 @@ class Preset(NamedTuple):
     `family` is the publisher's line of models (Llama, Qwen), or None if a user's file does not state it. `is_users` is
     true if the file did not ship with kvcalc. `as_published`: the config is a published file as it is, so its keys that
     kvcalc does not read are no mistakes. `unconfirmed`: no published file with these sizes was read, and each answer
-    says so.
+    says so. `has_unknown_tower`: the model has a vision or audio tower (`tower: unknown`), and the config is that of
+    the language model alone.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Preset(NamedTuple):
     is_users: bool
     as_published: bool = False
     unconfirmed: bool = False
+    has_unknown_tower: bool = False
 
 
 class Problem(NamedTuple):
@@ -206,6 +208,8 @@ def load_preset(path: str, *, is_users: bool = True) -> Preset:
     for key in _REQUIRED if is_users else (*_REQUIRED, "family"):
         if mapping.get(key) is None:
             raise ModelError(f"{name}: {key} is missing", f"a preset has: {', '.join(_REQUIRED)}")
+    if mapping.get("tower") not in (None, "unknown"):
+        raise ModelError(f"{name}: tower must be unknown", "a tower of a known size is in the config")
     config = mapping["config"]
     if not isinstance(config, dict) or not all(isinstance(key, str) for key in config):
         raise ModelError(f"{name}: config must be a mapping of config.json keys")
@@ -224,6 +228,7 @@ def load_preset(path: str, *, is_users: bool = True) -> Preset:
         is_users=is_users,
         as_published=mapping.get("as_published") is True,
         unconfirmed=mapping.get("unconfirmed") is True,
+        has_unknown_tower=mapping.get("tower") is not None,
     )
     names = names_of(preset)
     if len(set(names)) < len(names):

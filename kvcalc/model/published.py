@@ -32,6 +32,7 @@ class Release(NamedTuple):
 
     `aside` is a part of the name that the preset's name does not have and that does not affect the config. `changes`
     are the config keys in which the release differs from the preset. `suffix` is the part of the name for `recipe`.
+    `has_unknown_tower`: it has a vision or audio tower that the preset does not have, of a size that is not known.
     The name may follow from a listed one by a rule (`kvcalc.model.derived`). `is_variant`: it is then another variant,
     whose context was not compared. `is_copy`: it is then a copy, whose own config was not read.
     """
@@ -44,6 +45,7 @@ class Release(NamedTuple):
     recipe: Recipe | None = None
     is_variant: bool = False
     is_copy: bool = False
+    has_unknown_tower: bool = False
 
 
 def _recipes() -> dict[str, Recipe]:
@@ -94,7 +96,7 @@ def _spelled_out(rows: str) -> Iterator[Release]:
         for size, pattern in product(row.get("sizes", "").split() or [""], named):
             name, preset = pattern.format(size), row["preset"].format(size.casefold())
             if not row.get("is_alias"):
-                yield Release(name, preset, aside, own)
+                yield Release(name, preset, aside, own, has_unknown_tower=row.get("tower") == "unknown")
             for suffix, chosen in row.get("quantized", {}).items():
                 recipe = _RECIPES[chosen]
                 yield Release(name + suffix, preset, aside, {**own, **recipe.changes}, suffix.lstrip("-"), recipe)

@@ -91,7 +91,9 @@ def _find_pasted(reference: str, read: _Read) -> ModelSpec | None:
     if found is None:
         return None
     spec = read(found.config, found.name, found.preset.source)
-    return spec._replace(reference=found.reference, remarks=(*spec.remarks, found.remark), named_dtype=found.dtype)
+    return _with_tower(spec, found.has_unknown_tower)._replace(
+        reference=found.reference, remarks=(*spec.remarks, found.remark), named_dtype=found.dtype
+    )
 
 
 def _beside_a_path(spec: ModelSpec, preset: presets.Preset, reference: str) -> ModelSpec:
@@ -133,11 +135,17 @@ def _is_gguf(path: str) -> bool:
 def spec_of(preset: presets.Preset) -> ModelSpec:
     """The ModelSpec of a preset. Raises ModelError if its config is not understood."""
     spec = read_config(preset.config, preset.name, preset.source, strict=not preset.as_published)
+    spec = _with_tower(spec, preset.has_unknown_tower)
     if not preset.unconfirmed:
         return spec
     published = next((f"hf:{alias}" for alias in preset.aliases if "/" in alias), "its config.json")
     remark = f"no published file with the sizes of {preset.name} was read; to be sure, give {published} as MODEL"
     return spec._replace(remarks=(*spec.remarks, remark))
+
+
+def _with_tower(spec: ModelSpec, is_unknown: bool) -> ModelSpec:
+    """`spec` with a tower that nothing describes if there is one (`tower: unknown`)."""
+    return spec._replace(has_unknown_tower=True) if is_unknown and spec.multimodal is None else spec
 
 
 def _is_path(reference: str) -> bool:
@@ -147,7 +155,9 @@ def _is_path(reference: str) -> bool:
 
 
 def _read_preset(preset: presets.Preset, read: _Read) -> ModelSpec:
-    return spec_of(preset) if read is read_config else read(preset.config, preset.name, preset.source)
+    if read is read_config:
+        return spec_of(preset)
+    return _with_tower(read(preset.config, preset.name, preset.source), preset.has_unknown_tower)
 
 
 def _load_path(path: str, read: _Read) -> ModelSpec:

@@ -91,6 +91,8 @@ class ModelSpec(NamedTuple):
     `named_dtype` is the type of the weights that the model's name says, as in --dtype: `gguf:q8_0` is that file type of
     llama.cpp. None if the name says none, or if `quantization` has it.
     `multimodal` is the published config if it describes vision or audio towers (`kvcalc.model.towers`), else None.
+    `has_unknown_tower` is whether the checkpoint has a tower that nothing describes: a preset has `tower: unknown`, or
+    the config of a model around a language model has only that language model.
     """
 
     name: str
@@ -123,6 +125,12 @@ class ModelSpec(NamedTuple):
     reference: str = ""
     named_dtype: str | None = None
     multimodal: Mapping[str, object] | None = None
+    has_unknown_tower: bool = False
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether the model has a vision or audio tower, described or not."""
+        return self.multimodal is not None or self.has_unknown_tower
 
     @property
     def num_layers(self) -> int:

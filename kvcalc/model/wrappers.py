@@ -53,6 +53,9 @@ REMOTE_WRAPPERS = {outer: _wrapper(row) for outer, row in _TABLE["remote"].items
 
 WRAPPERS = {**{outer: _wrapper(row) for outer, row in _TABLE["library"].items()}, **REMOTE_WRAPPERS}
 
+WITHOUT_TOWERS = ("fuyu", "gemma4_unified")
+"""Those whose language model reads patches of images itself."""
+
 INNER_SIZES = {name: tuple(sizes) for name, sizes in _TABLE["sizes"].items()}
 """The default hidden_size, num_hidden_layers and num_attention_heads of configuration classes."""
 

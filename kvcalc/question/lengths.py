@@ -1,7 +1,8 @@
 """The lengths of prompts and answers: a number, or a distribution from which requests are drawn.
 
 In `kvcalc simulate` a number is the length of every request. Elsewhere it is the mean of lengths that vary by about a
-third, as in most benchmarks, which a closed form answers. `fixed:1000` says that all lengths are equal.
+third, as in most benchmarks, which a closed form answers. `fixed:1000` says that all lengths are equal. Lengths end at
+their 99.9th percentile, so that a server can be started for the longest one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import islice
-from math import exp, log, sqrt
+from math import ceil, exp, log, sqrt
 from random import Random
 
 from kvcalc.errors import UsageError
@@ -22,6 +23,8 @@ Draw = Callable[[Random], int]
 _EXAMPLE = "write 1000, fixed:1000, uniform:100..2000, or lognormal:1000,0.5 (the mean, and its relative deviation)"
 # A length is cut here, so that a wide distribution does not draw one that no model has.
 _LONGEST = 2**27
+# The 99.9th percentile of a normal distribution in standard deviations, and the deviation of lengths with a mean only.
+_UPPER_END, _DEVIATION = 3.0902, 1 / 3
 
 
 class Distribution(NamedTuple):
@@ -29,8 +32,13 @@ class Distribution(NamedTuple):
 
     text: str
     mean_tokens: float
-    longest_tokens: int | None
+    longest_tokens: int
     draw: Draw
+
+
+def longest_of_mean(mean_tokens: int) -> int:
+    """The longest of lengths that vary around a mean by a third, as a normal distribution does."""
+    return ceil(mean_tokens * (1 + _UPPER_END * _DEVIATION))
 
 
 def lengths_of(tokens: int | str | None, name: str) -> Distribution | None:
@@ -97,11 +105,12 @@ def _uniform(low: int, high: int, text: str, option: str) -> Distribution:
 def _lognormal(mean: int, spread: float, text: str) -> Distribution:
     sigma = sqrt(log(1 + spread * spread))
     middle = log(mean) - sigma * sigma / 2
+    longest = min(ceil(exp(middle + _UPPER_END * sigma)), _LONGEST)
 
     def draw(random: Random) -> int:
-        return min(max(1, round(exp(random.gauss(middle, sigma)))), _LONGEST)
+        return min(max(1, round(exp(random.gauss(middle, sigma)))), longest)
 
-    return Distribution(text, mean, None, draw)
+    return Distribution(text, mean, longest, draw)
 
 
 def _spread(text: str, whole: str, option: str) -> float:

@@ -71,10 +71,10 @@ class PlannedLoad(NamedTuple):
             targets, num_requests, is_alone=replicas is None, has_prefix=question.reuse is not None
         )
         load = load._replace(router=self.router)
-        # Requests are as long as they are. The context is that of the mean request.
-        asked = question._replace(context_tokens=None)
+        if question.fits_context:  # the server chooses a context that fits, which no request exceeds
+            question = question._replace(context_tokens=None, fits_context=False)
         found = simulate(
-            asked, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress, is_detailed=False
+            question, load, replicas=replicas or 1, step_factor=step_factor, progress=self.progress, is_detailed=False
         )
         return simulated_of(found, is_open)
 
@@ -172,8 +172,8 @@ def _drawn_together(pairs: Sequence[tuple[int, int]], lengths: Lengths) -> tuple
         prompt, answer = random.choice(pairs)
         return prompt
 
-    name = lengths.file or ""
+    name, (prompts, answers) = lengths.file or "", zip(*pairs)
     return (
-        Distribution(name, lengths.input_tokens, None, draw_prompt),
-        Distribution(name, lengths.output_tokens, None, lambda _: answer),
+        Distribution(name, lengths.input_tokens, max(prompts), draw_prompt),
+        Distribution(name, lengths.output_tokens, max(answers), lambda _: answer),
     )

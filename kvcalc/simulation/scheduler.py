@@ -152,10 +152,14 @@ def scheduler_of(
 
 
 def start_notes(case: Case) -> list[Note]:
-    """A note if the engine does not start with its default limit of running requests. Fewer are simulated."""
+    """Notes if the engine does not start with its default limit of running requests, of which fewer are simulated, and
+    if the memory lacks a tower whose size is not known."""
     found = budget(case)
-    too_many = None if isinstance(found, str) else too_many_to_start(case, found.pool_bytes)
-    return [] if too_many is None else [Note("engine", "start-limit", too_many.refusal(case.engine.title))]
+    if isinstance(found, str):
+        return []
+    too_many = too_many_to_start(case, found.pool_bytes)
+    notes = [] if too_many is None else [Note("engine", "start-limit", too_many.refusal(case.engine.title))]
+    return notes if found.towers is None else [*notes, *found.towers.notes]
 
 
 def _schedule_of(case: Case) -> Schedule:

@@ -1,30 +1,29 @@
 """Replace fitted constants with measured ones, from records that `kvcalc measure --json` wrote on your device.
 
-A record only has timings of attention: the read roof, the attention core over the cache, and a step with its
-projections. So only these constants can be replaced. Results of a benchmark calibrate in another way (`factor_fit`).
+A record tells what the device reaches, and what torch reaches on it. Only the first carries over to an engine. Results
+of a benchmark calibrate in another way (`factor_fit`).
 
     bandwidth       the record's read roof instead of the vendor's figure
-    kv_overhead     b x the read roof, where the core of a layer takes a + b x bytes. a, the fixed time of a kernel, is
-                    not a rate: a run over a short cache would make every load slow. So this needs runs of at least two
-                    sizes of cache
-    weight_overhead on a CPU, where launches cost nothing: the read roof divided by the rate at which the projections
-                    are read
+    kv_overhead     on CUDA: b x the read roof, where the core of a layer takes a + b x bytes. a, the fixed time of a
+                    kernel, is not a rate: a run over a short cache would make every load slow. So this needs runs of at
+                    least two sizes of cache. The kernels there are of the kind that engines have, and the roof limits
+                    both. On other devices, an engine reads the cache with kernels of its own
 
-The time of a launch is the engine's: `kvcalc measure` replays a graph, which no engine does in the same way.
+The projections are torch's own products. On a CPU they read a fifth of the roof, where llama.cpp reads most of it. The
+time of a launch is the engine's too: `kvcalc measure` replays a graph, which no engine does in the same way.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 from kvcalc.errors import GpuError, UsageError
 from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
-from kvcalc.throughput.constants import weight_class
-from kvcalc.throughput.hardware import Gpu, find_gpu
+from kvcalc.throughput.hardware import CUSTOM, Gpu, find_gpu
 from kvcalc.throughput.roofline import SpeedModel
 
 # Read roofs of one device that differ by more than this cause a note.
@@ -41,35 +40,38 @@ _LEAST_APART = 2.0
 class Point(NamedTuple):
     """The times of one run, in seconds for each layer.
 
-    `core` is attention over the cache, and `rest` what a step takes beyond it. `cache` and `projections` are what
-    reading them would take at the read roof. `is_read_bound` says whether multiplying takes the core less time than
-    reading, and `is_rest_read_bound` the same for the projections.
+    `core` is attention over the cache, and `cache` what reading it would take at the read roof. `is_read_bound` says
+    whether multiplying takes the core less time than reading.
     """
 
     core: float
     cache: float
-    rest: float
-    projections: float
     is_read_bound: bool
-    is_rest_read_bound: bool
 
 
 class Record(NamedTuple):
-    """What a record says about a device. The rate is in bytes per second."""
+    """What a record says about a device. The rate is in bytes per second. `kind` is torch's: cuda, cpu, mps or xpu."""
 
     device: str
-    is_cpu: bool
+    kind: str | None
     read_bytes_per_second: float
     points: tuple[Point, ...]
+
+    def is_of(self, gpu: Gpu) -> bool:
+        """Whether the record may be of `gpu`: unless its name is another device's, or it is of a CPU.
+
+        A device that is described by its figures has no name, and every named device is an accelerator.
+        """
+        named = _device_named(self.device)
+        return gpu.name == CUSTOM or (self.kind != "cpu" if named is None else named.name == gpu.name)
 
     def doubts(self, gpu: Gpu) -> list[Note]:
         """A note if the record is of another device, by its name or by its read roof.
 
         The read roof is usually between half of the vendor's bandwidth and all of it.
         """
-        named = _device_named(self.device)
-        if named is not None and named.name != gpu.name and named.bandwidth_bytes_per_second:
-            text = f"--calibrate: the record is of {named.name}, not of {gpu.name}; is it the same?"
+        if not self.is_of(gpu):
+            text = f"--calibrate: the record is of {self.device}, not of {gpu.name}; it is not used"
             return [Note("calibration", "other-device", text)]
         share = self.read_bytes_per_second / gpu.bandwidth_bytes_per_second
         if _LEAST_REACHED <= share <= _MOST_REACHED:
@@ -80,28 +82,35 @@ class Record(NamedTuple):
         text = f"--calibrate: {self.device} in the record reads {read}, but {gpu.name} has {stated}; is it the same?"
         return [Note("calibration", "other-device", text)]
 
+    def refusal(self, gpu: Gpu) -> UsageError:
+        """The error for a record of another device than `gpu`, if there is nothing else to calibrate with."""
+        named = _device_named(self.device)
+        described = "--gpu-memory SIZE --gpu-bandwidth RATE --flops RATE" if named is None else f"--gpu {named.name}"
+        return UsageError(
+            f"--calibrate: the record is of {self.device}, not of {gpu.name}",
+            f"ask for the measured device: {described}; or run there: kvcalc measure --profile --save FILE",
+        )
+
 
 class Measured(NamedTuple):
     """The constants from one or more records of a device. Overheads are factors of at least 1, None if not determined.
 
-    `kernel_seconds` is always None. It is kept for readers of documents that older releases wrote.
+    `kernel_seconds` and `weight_overhead` are always None. They are kept for readers of older releases' documents.
     """
 
     device: str
     read_bytes_per_second: float
     kv_overhead: float | None
-    kernel_seconds: None
-    weight_overhead: float | None
+    kernel_seconds: None = None
+    weight_overhead: None = None
 
-    def apply(self, model: SpeedModel, weight_dtype: str) -> SpeedModel:
+    def apply(self, model: SpeedModel) -> SpeedModel:
         """`model` with these constants. Constants that the records do not determine stay unchanged."""
         old = model.constants
         gpu = model.gpu._replace(bandwidth_bytes_per_second=max(1, int(self.read_bytes_per_second)), inline_ecc=False)
         # Fitted overheads are relative to the vendor's bandwidth. The read roof already excludes what is not reachable.
         reached = self.read_bytes_per_second / model.gpu.read_bytes_per_second
         weights = {kind: max(1.0, value * reached) for kind, value in old.weight_overhead.items()}
-        if self.weight_overhead is not None:
-            weights[weight_class(weight_dtype)] = self.weight_overhead
         cache = max(1.0, old.kv_overhead * reached) if self.kv_overhead is None else self.kv_overhead
         new = old._replace(
             weight_overhead=weights,
@@ -120,34 +129,31 @@ class Records(NamedTuple):
 
 
 def combine(records: Sequence[Record], gpu: Gpu) -> Records:
-    """The constants from the records that can be of `gpu`; from all records if none of them can be."""
+    """The constants from the records that can be of `gpu`. Doubtful rates count only if all rates are doubtful."""
     doubted = [(record, record.doubts(gpu)) for record in records]
-    used = [record for record, doubts in doubted if not doubts] or list(records)
+    used = [record for record, doubts in doubted if not doubts] or [record for record in records if record.is_of(gpu)]
     notes = [
         note if record in used else note._replace(text=note.text.replace("; is it the same?", "; it is not used"))
         for record, doubts in doubted
         for note in doubts
     ]
     if not used:
-        return Records(None, 0)
+        return Records(None, 0, tuple(notes))
     rates = [record.read_bytes_per_second for record in used]
     if max(rates) > _ALIKE * min(rates):
         low, high = (f"{rate / 1e9:,.0f}" for rate in (min(rates), max(rates)))
         text = f"--calibrate: the records read {low} to {high} GB/s; the median of {len(used)} records is used"
         notes.append(Note("calibration", "records-differ", text))
-    points = [point for record in used for point in record.points]
-    kv_overhead = _kv_overhead([point for point in points if point.is_read_bound])
-    if kv_overhead is None:
+    on_cuda = [record for record in used if record.kind == "cuda"]
+    kv_overhead = _kv_overhead([point for record in on_cuda for point in record.points if point.is_read_bound])
+    if not on_cuda:
+        text = "--calibrate: of the record, only the read roof is used: engines have other kernels than torch there"
+        notes.append(Note("calibration", "read-roof-only", text))
+    elif kv_overhead is None:
         text = "--calibrate: the runs are of one size of cache, so the rate over the cache stays the fitted one"
         notes.append(Note("calibration", "one-point", f"{text}; a sweep measures more: --sweep context=8k:32k"))
-    together = Measured(
-        ", ".join(dict.fromkeys(record.device for record in used))[:60],
-        median(rates),
-        kv_overhead,
-        None,
-        _weight_overhead(point for record in used if record.is_cpu for point in record.points),
-    )
-    return Records(together, len(used), tuple(notes))
+    devices = ", ".join(dict.fromkeys(record.device for record in used))[:60]
+    return Records(Measured(devices, median(rates), kv_overhead), len(used), tuple(notes))
 
 
 def _kv_overhead(points: Sequence[Point]) -> float | None:
@@ -168,11 +174,6 @@ def _kv_overhead(points: Sequence[Point]) -> float | None:
     fixed = (sum_u * vv - sum_v * uv) / determinant if determinant > 0 else 0.0
     slope = (sum_v - max(0.0, fixed) * uv) / vv
     return max(1.0, slope)
-
-
-def _weight_overhead(points: Iterable[Point]) -> float | None:
-    found = [point.rest / point.projections for point in points if point.is_rest_read_bound and point.projections > 0]
-    return max(1.0, median(found)) if found else None
 
 
 def _device_named(name: str) -> Gpu | None:
@@ -214,29 +215,20 @@ def _read_one(record: Part, path: str) -> Record:
     described = _part(record, "device")
     return Record(
         str(described.get("name") or "the measured device")[:60],
-        described.get("kind") == "cpu",
+        described.get("kind"),
         _number(path, record, "roof", "read_bytes_per_second"),
         tuple(_point(path, run) for run in _runs(path, record)),
     )
 
 
 def _point(path: str, run: Part) -> Point:
-    step = _number(path, run, "decode_step_seconds", "p50")
     core = _number(path, run, "attention_core_seconds", "p50")
-    read_share = _number(path, run, "fraction_of_roof", "attention_core")
-    step_share = _number(path, run, "fraction_of_roof", "step")
+    cache = core * _number(path, run, "fraction_of_roof", "attention_core")
     layers = run.get("num_layers")
     if type(layers) is not int or layers < 1:
         raise _refused(path, "runs[].num_layers is not a whole number of at least 1")
-    # Seconds to read the projections at the read roof: those for all bytes of the step minus those for the cache.
-    cache, projections = core * read_share, step * step_share - core * read_share
-    shares = _part(run, "fraction_of_matmul_roof")
-    core_multiplies = core * (shares.get("attention_core") or 0)
-    rest_multiplies = step * (shares.get("step") or 0) - core_multiplies
-    return Point(
-        core / layers, cache / layers, (step - core) / layers, projections / layers,
-        core_multiplies <= cache, rest_multiplies <= projections,
-    )  # fmt: skip
+    multiplying = core * (_part(run, "fraction_of_matmul_roof").get("attention_core") or 0)
+    return Point(core / layers, cache / layers, multiplying <= cache)
 
 
 def _runs(path: str, record: Part) -> list[Part]:

@@ -49,6 +49,7 @@ LAYOUTS = [
             "kv-cache-dtype-skip-layers": "0,1",
             "pp-layer-partition": "40,40",
         },
+        {"max-loras": "4", "max-loras-per-batch": "4", "speculative-num-draft-tokens": "4", "draft-max": "3"},
     )
 ]
 
@@ -92,10 +93,11 @@ def test_dp_ranks_are_asked_for_as_the_release_wants(engine: str, flags: str) ->
     assert ("--enable-dp-attention" in command) == ("--enable" in flags)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("engine", SERVERS)
 def test_no_flag_is_given_twice(engine: str) -> None:
     for checkpoint, layout in LAYOUTS:
-        flags = [word for word in words_of(engine, checkpoint, layout) if word.startswith("--")]
+        words = start_command(engine).words(checkpoint, layout) or []
+        flags = [word for word in words if word.startswith("--")]
         assert len(flags) == len(set(flags)), shlex.join(flags)
 
 
@@ -109,6 +111,34 @@ def test_an_option_without_effect_is_left_out() -> None:
     assert "--mamba-cache-mode" not in first
     assert "--mamba-block-size 64" in newest
     assert "--mamba-cache-mode align" in older
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "flags"),
+    [
+        ("vllm", {"max-loras": "4"}, "--max-loras 4 --enable-lora"),
+        ("vllm", {"max-lora-rank": "32"}, "--max-lora-rank 32 --enable-lora"),
+        (
+            "sglang", {"max-loras-per-batch": "4"},
+            "--max-loras-per-batch 4 --enable-lora --lora-target-modules all --max-lora-rank 16",
+        ),
+        ("sglang", {"max-lora-rank": "32"}, "--max-lora-rank 32 --enable-lora --lora-target-modules all"),
+        # Options for drafts have no effect without the method, which the layout does not have.
+        ("sglang", {"speculative-num-draft-tokens": "4", "speculative-eagle-topk": "2"}, ""),
+        ("llama.cpp", {"draft-max": "4"}, ""), ("vllm", {"num-speculative-tokens": "4"}, ""),
+    ],
+)  # fmt: skip
+def test_an_option_has_the_options_that_it_needs(engine: str, settings: dict[str, str], flags: str) -> None:
+    """Without --enable-lora, vLLM ignores --max-loras, and SGLang --max-loras-per-batch."""
+    checkpoint, layout = Checkpoint("a/b"), Layout(1, 1, 8192, 64, "fp16", {})
+    plain = words_of(engine, checkpoint, layout)
+    assert join(words_of(engine, checkpoint, layout._replace(settings=settings))[len(plain) :]) == flags
+
+
+def test_a_tree_of_drafts_keeps_its_branches() -> None:
+    layout = Layout(1, 1, 8192, 64, "bf16", {"speculative-eagle-topk": "4"}, drafting=DRAFTINGS[1])
+    command = join(words_of("sglang", Checkpoint("a/b"), layout))
+    assert "--speculative-eagle-topk 4 --speculative-num-draft-tokens 4" in command
 
 
 def test_lists_variables_and_vllms_own_types() -> None:

@@ -226,6 +226,7 @@ def test_the_fields_of_vllms_command(options: str, fields: dict[str, str | None]
     ("options", "settings"),
     [
         ("--enable-lora", {"max-loras": "1"}), ("--enable-lora --max-loras 4 --max-cpu-loras 4", {"max-loras": "4"}),
+        ("--max-lora-rank 64 --max-loras 4", {}), ("--enable-lora --max-lora-rank 64", {"max-lora-rank": "64"}),
         ("--max-cpu-loras 4", {}), ("--kv-cache-dtype-skip-layers 1 2 3", {"kv-cache-dtype-skip-layers": "1,2,3"}),
         ("--no-enable-prefix-caching", {"no-enable-prefix-caching": "true"}),
         ("--no-disable-hybrid-kv-cache-manager", {}),
@@ -243,6 +244,25 @@ def test_the_settings_of_vllms_command(options: str, settings: dict[str, str]) -
     found = vllm(options)
     assert found.settings == settings
     assert not found.unknown
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "unknown"),
+    [
+        ("--max-lora-rank 64 --max-loras-per-batch 4", {}, []),
+        ("--enable-lora --max-lora-rank 64 --lora-target-modules all", {"max-lora-rank": "64"}, []),
+        ("--lora-paths a=b c=d --max-lora-rank 64", {"max-lora-rank": "64"}, []),
+        ("--lora-paths a=b c=d", {}, ["--lora-paths"]),
+        (
+            "--enable-lora --max-lora-rank 64 --lora-target-modules q_proj k_proj", {"max-lora-rank": "64"},
+            ["--lora-target-modules"],
+        ),
+    ],
+)  # fmt: skip
+def test_sglang_has_adapters_if_they_are_enabled(options: str, settings: dict[str, str], unknown: list[str]) -> None:
+    command = f"python -m sglang.launch_server --model-path org/model {options}"
+    found = choose_server(command, None).read()
+    assert (found.settings, found.unknown) == (settings, unknown)
 
 
 def test_the_environment_of_vllms_command() -> None:

@@ -66,6 +66,11 @@ def test_it_measures_every_model_and_load_on_a_cpu(kvcalc: Any, tiny: Any, tmp_p
     for record in found["records"]:
         assert [run["held_bytes"] for run in record["runs"]] == [run["predicted_bytes"] for run in record["runs"]]
     assert f"--calibrate {tmp_path / 'p.json'}" in result.err.splitlines()[-1]
+    # A CPU has no preset, so the line describes it by its figures. It runs as it is printed.
+    _, _model, *options = result.err.splitlines()[-1].partition("kvcalc ")[2].split()
+    assert "llama.cpp" in options
+    calibration = json.loads(kvcalc("estimate", tiny(), *options, "--json").out)["throughput"]["calibration"]
+    assert calibration["record"]["read_bytes_per_second"] == found["roof"]["read_bytes_per_second"]
     human = kvcalc("measure", models, *LOADS, "--profile", "--device", "cpu", "--save", tmp_path / "p.json")
     assert "a launch takes" in human.out
 

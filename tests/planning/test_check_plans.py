@@ -10,10 +10,15 @@ import pytest
 import kvcalc
 from kvcalc.engines import start_command
 from kvcalc.errors import KvcalcError
+from kvcalc.model.resolve import load_model
+from kvcalc.planning.cases.lengths import lengths_of_pairs
 from kvcalc.planning.check.answer import check
 from kvcalc.planning.check.servers import Server, servers_in
 from kvcalc.planning.manifests import emit
-from kvcalc.throughput.hardware import find_devices
+from kvcalc.planning.plan.document import plan
+from kvcalc.planning.plan.targets import Targets
+from kvcalc.question.question import Question
+from kvcalc.throughput.hardware import find_devices, find_gpu
 
 MODELS = (
     "llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-120b", "gpt-oss-20b", "deepseek-v3",
@@ -152,3 +157,40 @@ def test_a_server_refuses_what_its_engine_has_no_room_for() -> None:
     served = "vllm serve Qwen/Qwen3-8B --max-model-len"
     assert refusal(f"{served} 2200", 2_000, 200) is None
     assert "they need a context of 2,200 tokens" in str(refusal(f"{served} 2199", 2_000, 200))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("lengths", "prompt", "answer"),
+    [
+        ({"input_tokens": 2048, "output_tokens": 500}, 4158, 1016),
+        ({"input_tokens": "lognormal:2048,0.33", "output_tokens": "lognormal:500,0.33"}, 5253, 1283),
+        ({"input_tokens": "fixed:2048", "output_tokens": "fixed:500"}, 2048, 500),
+    ],
+)
+def test_the_printed_server_starts_and_takes_the_longest_request(
+    engine: str, lengths: dict[str, Any], prompt: int, answer: int
+) -> None:
+    """Lengths end at their 99.9th percentile, and so does the context that is printed and counted."""
+    document: Any = kvcalc.plan("llama-3.1-8b", ["l40s"], engine=engine, requests_per_second=1.0, **lengths)
+    (server,) = servers_in(emit(document, start_command(engine).program))
+    server = server._replace(words=["llama-3.1-8b" if word.startswith("<") else word for word in server.words])
+    asked = check(server, find_devices("l40s"), input_tokens=prompt, output_tokens=answer)
+    assert asked["starts"]
+    assert asked["requests"] is not None
+    assert asked["requests"]["refused"] is None
+    assert (asked["requests"]["max_requests"] or 0) >= 1
+    longest = document["lengths"]["longest_tokens"]
+    assert longest == prompt + answer
+
+
+def test_slots_have_room_for_the_longest_request_of_a_file() -> None:
+    """llama-server takes the memory of all slots when it starts."""
+    lengths = lengths_of_pairs([(1000, 100)] * 99 + [(20_000, 1000)], "a file")
+    document: Any = plan(
+        Question(load_model("llama-3.1-8b")), [find_gpu("l40s")], lengths, Targets(None, 1.0), engines=["llama.cpp"]
+    )
+    (server,) = servers_in(document["best"]["llama_cpp"].replace("'<your GGUF file>'", "llama-3.1-8b"))
+    found = check(server, find_devices("l40s"))
+    assert found["starts"]
+    assert found["workload"]["context_tokens"] == 21_000

@@ -332,7 +332,7 @@ def test_the_printed_limit_is_that_of_the_simulation() -> None:
 
 def one_pool(replicas: int, tensor: int = 1, targets: Targets = Targets(None, RATE), **serving: Any) -> OnePool:
     """A layout of the closed form, whose replicas serve 5 requests per second each."""
-    traffic: Any = SimpleNamespace(targets=targets, spare_replicas=0, lengths=Lengths(100, 11, 150, 160, 111))
+    traffic: Any = SimpleNamespace(targets=targets, spare_replicas=0, lengths=Lengths(100, 11, 150, 150, 150, 160, 111))
     served = {"tokens_per_second": 50.0, **serving}
     probe: Any = SimpleNamespace(serving=served, running=3)
 

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.cases.lengths import one_length, parse_lengths
+from kvcalc.planning.cases.lengths import drawn_lengths, one_length, parse_lengths
 
 
 def test_like_requests_hold_all_of_themselves() -> None:
-    assert one_length(2048, 500)[:5] == (2048, 500, 2548, 2548, 1)
-    assert parse_lengths("2048,500\n2048,500\n", "x")[:4] == one_length(2048, 500)[:4]
+    found = parse_lengths("2048,500\n2048,500\n", "x")
+    assert (found.input_tokens, found.output_tokens, found.longest_tokens, found.held_tokens) == (2048, 500, 2548, 2548)
 
 
 def test_means_and_the_longest_and_a_header() -> None:
     found = parse_lengths('prompt,answer\n100,10\n\n "200" , 30 \r\n', "x.csv")
     # A slot runs the second request three quarters of the time: (10 x 110 + 30 x 230) / 40.
-    assert found == (150, 20, 230, 200, 2, "x.csv")
+    assert found == (150, 20, 230, 230, 230, 200, 2, "x.csv")
+
+
+def test_lengths_end_at_their_999th_thousandth() -> None:
+    """Of 100,000 requests that vary by a third around 2,048 tokens, about 100 are longer."""
+    found, random = one_length(2048, 500), Random(7)
+    assert (found.reached_tokens, found.held_tokens) == (2548, 2548)
+    longer = sum(random.gauss(2048, 2048 / 3) > found.longest_prompt for _ in range(100_000))
+    assert 60 < longer < 140
+    assert found.longest_tokens == found.longest_prompt + one_length(500, 1).longest_prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "longest"),
+    [("fixed:2048", "fixed:500", 2548), ("uniform:100..2000", "fixed:500", 2500), ("fixed:2048", "500", 2548)],
+)
+def test_distributions_end_where_they_say(prompt: str, answer: str, longest: int) -> None:
+    assert drawn_lengths(prompt, answer)[0].longest_tokens == longest
+
+
+def test_no_request_is_drawn_beyond_the_end_of_its_distribution() -> None:
+    found, pairs = drawn_lengths("lognormal:2048,0.33", "lognormal:500,2")
+    assert 5200 < found.longest_prompt < 5300  # exp(mean of logs + 3.09 deviations)
+    answer = found.longest_tokens - found.longest_prompt
+    assert all(tokens <= found.longest_prompt and tokens_out <= answer for tokens, tokens_out in pairs)
+
+
+def test_lengths_end_at_the_models_limit_if_no_request_surely_exceeds_it() -> None:
+    lengths = one_length(100_000, 500)
+    assert lengths.within(131_072).longest_tokens == lengths.within(131_072).longest_prompt == 131_072
+    assert lengths.within(None) == lengths.within(100_499) == lengths
 
 
 @pytest.mark.parametrize(

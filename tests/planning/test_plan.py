@@ -138,11 +138,11 @@ def test_only_rows_that_are_nearly_full_say_so() -> None:
 
 def test_a_file_of_unlike_requests_keeps_room_for_the_longest() -> None:
     even = one_length(2000, 200)
-    long = even._replace(longest_tokens=100_000)
+    long = even._replace(longest_tokens=100_000, reached_tokens=100_000)
     (row,) = ask("llama-3.1-8b", ("l40s",), long, concurrency=4)["plans"]
     assert row["fits"]
     assert "--max-model-len 100000" in row["vllm"]
-    longer = even._replace(longest_tokens=5_000_000)
+    longer = even._replace(longest_tokens=5_000_000, reached_tokens=5_000_000)
     (refused,) = ask("qwen2.5-7b", ("l40s",), longer, concurrency=4, max_devices=2, beyond=True)["plans"]
     assert "longest" in refused["reason"]
 
@@ -481,7 +481,8 @@ def test_llama_cpp_divides_the_layers_over_as_many_devices_as_it_needs(
     model: str, dtype: str | None, gpu: str, devices: int
 ) -> None:
     """It has no tensor parallelism, and its stages are any number of devices of a machine."""
-    asked: Any = {"input_tokens": 4000, "output_tokens": 128, "concurrency": 4, "engine": "llama.cpp", "dtype": dtype}
+    lengths = {"input_tokens": "fixed:4000", "output_tokens": "fixed:128"}
+    asked: Any = {**lengths, "concurrency": 4, "engine": "llama.cpp", "dtype": dtype}
     best = kvcalc.plan(model, [gpu], **asked)["best"]
     assert best is not None
     assert (best["tensor_parallel_size"], best["pipeline_parallel_size"], best["num_devices"]) == (1, devices, devices)
@@ -495,6 +496,17 @@ def test_llama_cpp_divides_the_layers_over_as_many_devices_as_it_needs(
             batch_size=4,
         )
         assert not fits["fit"]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [("vllm", "num-speculative-tokens"), ("sglang", "speculative-num-draft-tokens"), ("llama.cpp", "draft-max")],
+)
+def test_draft_tokens_without_a_method_are_refused(engine: str, option: str) -> None:
+    """No server drafts tokens with this option alone."""
+    asked: Any = {"input_tokens": 500, "output_tokens": 100, "concurrency": 4, "engine_settings": {option: "3"}}
+    with pytest.raises(UsageError, match=f"--{option}: a server drafts no tokens without a method"):
+        kvcalc.plan("llama-3.1-8b", ["h100"], engine=engine, **asked)
 
 
 def test_an_engine_that_divides_no_model_says_that_it_does_not_fit() -> None:

@@ -14,7 +14,7 @@ import kvcalc
 from kvcalc.engines import command_key
 from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.cases.lengths import Lengths, one_length
+from kvcalc.planning.cases.lengths import Lengths, drawn_lengths
 from kvcalc.planning.plan import finalists, pareto
 from kvcalc.planning.plan import replicas as one_pool
 from kvcalc.planning.plan.disaggregated.split import TwoPools
@@ -261,7 +261,7 @@ def serving(ttft: Range3, tpot: Range3, random_ttft: float = 1.0) -> Any:
     }  # fmt: skip
 
 
-LENGTHS = Lengths(100, 11, 150, 160, 111)
+LENGTHS = Lengths(100, 11, 150, 150, 150, 160, 111)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_server_has_the_context_that_its_engine_needs_up_to_the_limit_of_the_m
 ) -> None:
     """SGLang keeps two tokens free beyond a prompt and its answer (`needed_context`)."""
     question: Any = SimpleNamespace(model=SimpleNamespace(max_position_embeddings=limit, name="a"))
-    traffic = Traffic(question, one_length(2000, 200), Targets(1, None), False)
+    traffic = Traffic(question, drawn_lengths("fixed:2000", "fixed:200")[0], Targets(1, None), False)
     assert traffic.context_for(engine) == context
     assert traffic.limit == (1000 if limit == 1000 else None)
     assert (traffic.refusal is None) is (limit != 1000)

@@ -12,7 +12,7 @@ import kvcalc
 from kvcalc.errors import UsageError
 from kvcalc.planning.calibration import read_calibration
 from kvcalc.throughput.calibrate import Measured, Record, combine
-from kvcalc.throughput.hardware import find_gpu
+from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
 from tests.throughput.conftest import MakeModel
 
 # Attention in 32 layers on a device that reads 1e12 bytes per second: 1 GB of projections, and 0.5 GB of cache for a
@@ -101,7 +101,7 @@ def test_one_size_of_cache_does_not_give_a_rate(tmp_path: Path, model_of: MakeMo
     assert [note.code for note in record.notes] == ["one-point"]
     assert "--sweep" in record.notes[0].text
     model = model_of("llama-3-8b", "h100", "vllm")
-    found = record.record.apply(model, "bf16")
+    found = record.record.apply(model)
     assert 1 <= found.constants.kv_overhead < model.constants.kv_overhead
     # Two records of different sizes are enough.
     pair = [read(written(tmp_path, record_of(run_of(size)))) for size in (1, 8)]
@@ -123,16 +123,26 @@ def test_noise_does_not_give_a_negative_fixed_time(tmp_path: Path) -> None:
     assert 1.0 < found < 1.5
 
 
-def test_on_a_cpu_what_is_left_is_the_projections_own_slowness(tmp_path: Path) -> None:
-    found = constants(written(tmp_path, record_of(*RECORD["runs"], kind="cpu")))
-    assert found.kernel_seconds is None
-    # 1 GB in 2 ms at a roof of 1e12 bytes per second is twice the ideal time.
-    assert found.weight_overhead == pytest.approx(2)
+@pytest.mark.parametrize("kind", ["cpu", "mps"])
+def test_without_cuda_only_the_read_roof_carries_over(tmp_path: Path, kind: str) -> None:
+    """Torch reads the projections and the cache at half of the roof. llama.cpp has kernels of its own."""
+    path = written(tmp_path, record_of(*RECORD["runs"], kind=kind))
+    model, speed = kvcalc.load_model("llama-3.2-1b"), kvcalc.SpeedQuestion(calibration=kvcalc.read_calibration([path]))
+    gpu = own_gpu(None, 16 << 30, int(ROOF), 10**14)
+    for dtype in ("bf16", "q8_0"):
+        asked: Any = {"context_tokens": 2048, "engine": "llama.cpp", "dtype": dtype, "devices": Devices(gpu, 1)}
+        before: Any = kvcalc.estimate(model, **asked)["throughput"]
+        answer: Any = kvcalc.estimate(model, speed=speed, **asked)
+        after = answer["throughput"]
+        for key in ("low_seconds", "decode_step_seconds", "high_seconds"):
+            assert after[key] == pytest.approx(before[key], rel=1e-3)
+        assert after["calibration"]["record"]["read_bytes_per_second"] == ROOF
+        assert [note["code"] for note in answer["warnings"] if note["part"] == "calibration"] == ["read-roof-only"]
 
 
 def test_it_replaces_what_it_knows_and_leaves_the_rest(tmp_path: Path, model_of: MakeModel) -> None:
     model = model_of("llama-3-8b", "h100", "logical")
-    found = constants(written(tmp_path, RECORD)).apply(model, "bf16")
+    found = constants(written(tmp_path, RECORD)).apply(model)
     assert found.bandwidth == ROOF
     assert found.constants.kv_overhead == pytest.approx(OVERHEAD)
     assert found.constants.kernel_seconds == model.constants.kernel_seconds
@@ -170,7 +180,7 @@ def spoiled(path: str, value: Any) -> dict[str, Any]:
         (spoiled("roof.read_bytes_per_second", float("inf")), "roof.read_bytes_per_second"),
         (spoiled("runs", []), "no runs"), (spoiled("runs", [3]), "no runs"),
         (spoiled("runs.0.num_layers", 0), "num_layers"), (spoiled("runs.0.fraction_of_roof", None), "fraction_of_roof"),
-        (spoiled("runs.0.decode_step_seconds.p50", -1), "decode_step_seconds.p50"),
+        (spoiled("runs.0.attention_core_seconds.p50", -1), "attention_core_seconds.p50"),
     ],
 )  # fmt: skip
 def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, record: Any, why: str) -> None:
@@ -192,7 +202,7 @@ def test_of_several_records_the_median_rate_is_used(tmp_path: Path) -> None:
     assert found.record.read_bytes_per_second == 1e12
     assert found.record.device == "A device"
     assert [note.code for note in found.notes] == ["other-device", "records-differ"]
-    assert found.notes[0].text.endswith("it is not used")
+    assert found.notes[0].text.endswith("; it is not used")
     assert "900 to 1,400 GB/s" in found.notes[1].text
     # If all of them are doubtful, none is left out.
     assert combine(records, find_gpu("t4")).number == 4
@@ -212,7 +222,38 @@ def test_a_record_that_names_another_device_is_not_used(tmp_path: Path) -> None:
     assert found.number == 1
     assert found.record is not None
     assert found.record.device == "NVIDIA H200"
-    assert "of h100-sxm, not of h200" in found.notes[0].text
+    assert "of NVIDIA H100 80GB HBM3, not of h200" in found.notes[0].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "ask"),
+    [("cpu", "AMD EPYC", "--gpu-memory SIZE"), ("cuda", "NVIDIA H200", "--gpu h200-sxm")],
+)
+def test_records_of_another_device_alone_are_refused(tmp_path: Path, kind: str, name: str, ask: str) -> None:
+    """The read roof could be the device's own, so only the name or the kind tells."""
+    path = written(tmp_path, record_of(run_of(1), run_of(8), kind=kind, roof=3e12, name=name))
+    model, speed = kvcalc.load_model("llama-3.1-8b"), kvcalc.SpeedQuestion(calibration=kvcalc.read_calibration([path]))
+    with pytest.raises(UsageError) as caught:
+        kvcalc.estimate(model, engine="vllm", devices=find_devices("h100"), speed=speed)
+    assert caught.value.message == f"--calibrate: the record is of {name}, not of h100-sxm"
+    assert ask in (caught.value.hint or "")
+    assert "kvcalc measure --profile" in (caught.value.hint or "")
+
+
+def test_in_a_comparison_only_the_row_of_the_other_device_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, record_of(run_of(1), run_of(8), roof=3e12, name="NVIDIA H200"))
+    devices, speed = ["h100", "h200"], kvcalc.SpeedQuestion(calibration=kvcalc.read_calibration([path]))
+    found: Any = kvcalc.compare(["llama-3.1-8b"], devices=list(map(find_devices, devices)), engine="vllm", speed=speed)
+    reasons = [row["reason"] for row in found["models"]]
+    assert reasons == ["--calibrate: the record is of NVIDIA H200, not of h100-sxm", None]
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h100-sxm", "NVIDIA H100 80GB HBM3"])
+def test_a_device_may_have_other_names_or_figures(tmp_path: Path, gpu: str) -> None:
+    found = read(written(tmp_path, record_of(run_of(1), run_of(8), roof=3e12, name="NVIDIA H100 80GB HBM3")))
+    for device in (find_gpu(gpu), own_gpu(find_gpu(gpu), 94 << 30, None, None), own_gpu(None, 80 << 30, 3 * 10**12, 1)):
+        assert found.doubts(device) == []
+        assert combine([found], device).number == 1
 
 
 def test_a_record_of_another_device_is_doubted(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from kvcalc.memory.dtypes import DTYPES
 from kvcalc.model.drafting import DRAFT, EAGLE, MTP, NGRAM
 
 SPEC_TYPES = {MTP: "draft-mtp", EAGLE: "draft-eagle3", DRAFT: "draft-simple", NGRAM: "ngram-mod"}
-# kvcalc's options that are not options of llama-server, and one that it has under another name.
-_NOT_FLAGS = ("before-pull", "host-memory", "host-bandwidth")
-_RENAMED = {"draft-max": "spec-draft-n-max"}
+# kvcalc's options that are not options of llama-server. `_drafting` prints the number of draft tokens.
+_NOT_FLAGS = ("before-pull", "host-memory", "host-bandwidth", "draft-max")
 _FLOATS = {"bf16": "bf16", "fp16": "f16", "fp32": "f32"}
 
 
@@ -39,7 +38,7 @@ class Command(StartCommand):
         flags = []
         values = {"--cache-type-k": k, "--cache-type-v": v} if {k, v} != {"f16"} else {}
         for option in layout.options("llama.cpp", words, _NOT_FLAGS):
-            name = f"--{_RENAMED.get(option.name, option.name)}"
+            name = f"--{option.name}"
             if option.metavar is None:
                 flags.append(name)
             else:

@@ -19,7 +19,7 @@ from kvcalc.engines.command import (
     value_of,
     with_value,
 )
-from kvcalc.engines.options import SettingsReader
+from kvcalc.engines.options import SettingsReader, has_adapters
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM
 from kvcalc.releases import Release
@@ -33,6 +33,8 @@ _CACHE_TYPES = {"fp8": "fp8_e4m3", RAW_FP8.name: "fp8_e4m3"}
 _DP_RANKS = Release.of(0, 5, 22)
 # Where prefill instances answer the decode instances (disaggregation_bootstrap_port).
 _BOOTSTRAP_PORT = 8998
+# Without --speculative-algorithm they have no effect. `_drafting` prints them.
+_OF_DRAFTS = ("speculative-num-draft-tokens", "speculative-eagle-topk")
 _NODES_PORT = 20000  # where the machines of a replica find each other, as in SGLang's own examples
 ALGORITHMS = {
     MTP: "EAGLE", EAGLE: "EAGLE3", EAGLE1: "EAGLE", DFLASH: "DFLASH", DRAFT: "STANDALONE", NGRAM: "NGRAM",
@@ -70,12 +72,19 @@ class Command(StartCommand):
         more += ["--ep-size", str(layout.expert_parallel_size)] if layout.expert_parallel_size > 1 else []
         more += ["--enable-prefill-cp", "--cp-strategy", division] if division else []
         flags = whole.flags(_SIZES, checkpoint, more, _CACHE_TYPES)
-        for option in layout.options("sglang", flags):
+        for option in layout.options("sglang", flags, _OF_DRAFTS):
             flags += [f"--{option.name}", *([layout.settings[option.name]] if option.metavar is not None else [])]
+        if has_adapters(layout.settings):
+            # Adapters that are loaded later need their largest rank and their layers (check_lora_server_args,
+            # arg_groups/lora_hook.py). kvcalc counts all layers.
+            flags += ["--enable-lora", "--lora-target-modules", "all"]
+            if "max-lora-rank" not in layout.settings:
+                flags += ["--max-lora-rank", str(SettingsReader("sglang", layout.settings).count("max-lora-rank"))]
         # Without the variable, SGLang refuses a length beyond the model's limit (srt/environ.py).
         variables = ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"] if layout.beyond_limit else []
         start = [*variables, "python", "-m", "sglang.launch_server", "--model-path", checkpoint.name]
-        return [*start, *flags, *(_drafting(layout.drafting) if layout.drafting else [])]
+        branches = layout.settings.get("speculative-eagle-topk", "1")
+        return [*start, *flags, *(_drafting(layout.drafting, branches) if layout.drafting else [])]
 
     def across(self, words: list[str], layout: Layout, nodes: int) -> list[str] | None:
         """Every machine runs the same command with its own rank (srt/arg_groups/fields/parallel.py)."""
@@ -94,13 +103,13 @@ class Command(StartCommand):
         return found
 
 
-def _drafting(drafting: Drafting) -> list[str]:
-    """The options for one chain of tokens and no tree."""
+def _drafting(drafting: Drafting, branches: str) -> list[str]:
+    """The options for a chain of tokens, or a tree with several branches."""
     number, flags = drafting.num_tokens, ["--speculative-algorithm", ALGORITHMS[drafting.method]]
     if drafting.checkpoint is not None:
         flags += ["--speculative-draft-model-path", drafting.checkpoint]
     if drafting.method not in (NGRAM, DFLASH):
-        flags += ["--speculative-num-steps", str(number), "--speculative-eagle-topk", "1"]
+        flags += ["--speculative-num-steps", str(number), "--speculative-eagle-topk", branches]
     return [*flags, "--speculative-num-draft-tokens", str(number + 1)]
 
 

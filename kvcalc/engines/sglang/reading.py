@@ -43,6 +43,12 @@ class SglangReader(Reader):
         found.copies = whole(copies, "--dp-size")
         if left.get("quantization") == "fp8":
             found.fields["dtype"] = "fp8"
+        if not left.get("enable-lora") and "lora-paths" not in left:
+            found.ignore_adapters()  # check_lora_server_args, arg_groups/lora_hook.py
+        elif "max-lora-rank" in settings:
+            found.unknown += ["--lora-target-modules"] if left.get("lora-target-modules", "all") != "all" else []
+        else:
+            found.unknown.append("--lora-paths")  # SGLang takes the rank from the adapters
         algorithm = found.last("speculative-algorithm", "speculative-algo")
         if algorithm is not None:
             self._drafting(found, algorithm.upper())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.reserve import ACTIVATION, MIB, RESERVE, Held, Question, Reserve
-from kvcalc.engines.sglang.share import AITER_TOKENS, share_of
+from kvcalc.engines.sglang.share import AITER_TOKENS, LEAST_VISION_FACTOR, share_of
 
 # The driver's context before the weights are loaded, and NCCL with the custom all-reduce, which needs fast links.
 # benchmarks/fit_reserve.py compares them with the logs in benchmarks/sglang_memory.tsv. On devices that share their
@@ -31,6 +31,9 @@ def reserve(question: Question) -> Reserve:
     if question.multimodal is not None:
         kept.append(Held(RESERVE, "embeddings of images", _EMBEDDINGS_MIB * MIB))
     held = [*(part.within(_LOW, _HIGH) for part in driver), *(part.exact() for part in kept)]
+    if question.has_unknown_tower:
+        less = 0 if "mem-fraction-static" in question.settings else int(free * share * (1 - LEAST_VISION_FACTOR))
+        held.append(Held(RESERVE, "share and embeddings of images", 0, 0, less + _EMBEDDINGS_MIB * MIB))
     # AITER's part begins beyond a context (`share`).
     varies = question.is_amd and question.keeps_tokens
     return Reserve(held, {"mem_fraction_static": share}, varies=varies, same_until=AITER_TOKENS if varies else 0)

@@ -34,6 +34,8 @@ _DRAFTS_SINCE, _BY_DEVICES = Release.of(0, 4, 7), ((16, 0.79), (8, 0.81), (4, 0.
 # The layers and the width of the vision tower that leaves the share as it is, times 0.95 (adjust_mem_fraction_for_vlm).
 # Before, every model with towers had one factor, and until 0.4.9 also with a given share.
 _USUAL_TOWER, _BY_TOWER = 24 * 1024**2, Release.of(0, 4, 9, post=3)
+_LEAST_FACTOR = 0.8
+LEAST_VISION_FACTOR = 0.95 * _LEAST_FACTOR
 _ONE_FACTOR = {Release.of(0, 4, 4, post=1): 0.9, Release.of(0): 0.95}
 _NOT_IF_GIVEN = Release.of(0, 4, 9)
 # AITER's kernels, the default on AMD's devices, need memory beside the pool for contexts of more than 8,192 tokens, so
@@ -147,7 +149,7 @@ def _vision_factor(config: Mapping[str, object], release: Release) -> float:
     layers, width = (vision.get(key, usual) for key, usual in (("num_hidden_layers", 24), ("hidden_size", 1024)))
     if not isinstance(layers, int) or not isinstance(width, int):
         return 0.95
-    return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (layers * width * width / _USUAL_TOWER - 1)))
+    return 0.95 * max(_LEAST_FACTOR, min(1.05, 1 - 0.1 * (layers * width * width / _USUAL_TOWER - 1)))
 
 
 def _prefill_graphs(tokens: int) -> int:

@@ -23,6 +23,7 @@ from kvcalc.engines.command import (
     value_of,
     with_value,
 )
+from kvcalc.engines.options import has_adapters
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.engines.vllm.cache_dtypes import SINCE
 from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP, NGRAM
@@ -68,6 +69,8 @@ class Command(StartCommand):
             text = layout.settings[option.name]
             values = text.split(",") if option.name in _LISTS else [text]
             flags += [f"--{option.name}", *(values if option.metavar is not None else [])]
+        # Without it, vLLM ignores the options of adapters (create_engine_config, engine/arg_utils.py).
+        flags += ["--enable-lora"] if has_adapters(layout.settings) else []
         mode = layout.settings.get("cudagraph-mode")
         flags += ["--compilation-config", json.dumps({"cudagraph_mode": mode.upper()})] if mode else []
         # Without the variable, vLLM refuses a length beyond the model's limit (vllm/envs.py).

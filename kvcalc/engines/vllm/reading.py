@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvcalc.engines.options import has_adapters
 from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS
 from kvcalc.errors import LayoutError
@@ -37,13 +38,25 @@ class VllmReader(Reader):
             replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
             found.fields["expert_parallel_size"] = str(replicas)
         if left.get("enable-lora"):
-            loras = found.settings.setdefault("max-loras", "1")  # LoRAConfig, config/lora.py
+            loras = found.settings.get("max-loras", "1")  # LoRAConfig, config/lora.py
+            if not has_adapters(found.settings):
+                found.settings["max-loras"] = loras
             held = left.get("max-cpu-loras")
             if held is not None and loras.isdecimal() and whole(held, "--max-cpu-loras") < int(loras):
                 text = (
                     f"--max-cpu-loras {held}: vLLM does not start with fewer adapters in host memory than on a device"
                 )
                 raise LayoutError(text, f"--max-cpu-loras {loras}")
+        else:
+            found.ignore_adapters()
+        images = left.get("limit-mm-per-prompt")
+        if images is not None:
+            limits = json_object(images, "limit-mm-per-prompt")
+            if limits and not any(limits.values()):
+                # A tower is not loaded if its limits are 0 (_mark_tower_model, model_executor/models/interfaces.py).
+                found.settings["language-model-only"] = ""
+            else:
+                found.unknown.append("--limit-mm-per-prompt")
         quantization = found.last("quantization", "q")
         if quantization in self.names["to fp8"]:
             found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded

@@ -47,6 +47,9 @@ _LOW, _HIGH = 0.74, 1.35
 _GRAPHS_SINCE = Release.of(0, 20)
 # Before 0.13, Qwen3-VL's video counts 12.5 tokens for each of the 12,288 of its longest edge (get_max_video_tokens,
 # model_executor/models/qwen3_vl.py, 0.11.0), and the cache of embeddings is filled up to that budget.
+# What the images in a step take at most beside the language model, for each of its tokens: 4.8 GiB for 16,384 tokens of
+# Gemma 3 4B, the largest of the 90 presets whose towers are known. An image of Qwen2-VL has as many.
+_LARGEST_IMAGE_BYTES, _LONG_IMAGE = 315_000, 16_384
 _LONG_VIDEOS, _LONG_VIDEO_TOKENS = (Release.of(0, 11), Release.of(0, 13)), 153_600
 
 
@@ -88,6 +91,9 @@ def reserve(question: Question) -> Reserve:
             cached = max(cached, _LONG_VIDEO_TOKENS)
         size = cached * question.images.rows * question.width.hidden_size * 2
         estimated.insert(1, Held(ACTIVATION, f"encoder cache of {cached:,} tokens", size))
+    more: list[Held] = []
+    if question.has_unknown_tower:
+        more = [Held(ACTIVATION, "images and audio in a step", 0, 0, max(tokens, _LONG_IMAGE) * _LARGEST_IMAGE_BYTES)]
     if question.has_sparse_latent:
         size = _sparse_workspace(question.context_tokens, release)
         estimated.append(Held(ACTIVATION, "sparse attention workspace", size))
@@ -98,7 +104,7 @@ def reserve(question: Question) -> Reserve:
         sizes = _graph_sizes(requests, tokens, 1 + given.count("num-speculative-tokens", 0), mode, place)
         estimated.append(Held(RESERVE, "CUDA graphs", width.num_layers * a_layer * sizes // _GRAPH_SIZES))
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
-    held = [unused, *(part.within(_LOW, _HIGH) for part in estimated)]
+    held = [unused, *(part.within(_LOW, _HIGH) for part in estimated), *more]
     held[1] = held[1]._replace(low=int(low_peak * _LOW))
     if question.shares_memory:
         held = [part._replace(low=_CONTEXT_MIB * MIB) if part.name == CONTEXT else part for part in held]

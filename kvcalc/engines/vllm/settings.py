@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvcalc.engines.options import SettingsReader
+from kvcalc.engines.options import SettingsReader, has_adapters
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.vllm.defaults import check_block, default_block, times_of
 from kvcalc.engines.vllm.releases import Rules
@@ -225,10 +225,10 @@ def check_prompt_ranks(spec: ModelSpec, settings: Mapping[str, str], chosen: Set
         raise UsageError(
             f"{asked}: this release supports it only without pipeline stages", "vLLM 0.32 has it with --pp"
         )
-    if any(name in settings for name in ("max-loras", "max-lora-rank")):
+    if has_adapters(settings):
         raise UsageError(f"{asked}: vLLM does not support it with LoRA adapters", "leave out --max-lora-rank")
     caches = all_caches(spec)
     if not caches or not all(isinstance(cache, (LatentAttention, IndexerKeys)) for cache in caches):
         raise ModelError(f"{spec.name}: {asked} is only for models with MLA in all layers, in vLLM")
-    if spec.multimodal is not None and "language-model-only" not in settings:
+    if spec.has_towers and "language-model-only" not in settings:
         raise ModelError(f"{spec.name}: vLLM does not support {asked} with images", "use --language-model-only")

@@ -50,6 +50,10 @@ def image_tokens(spec: ModelSpec, width: int, height: int, number: int = 1) -> i
 
 def _rule_of(spec: ModelSpec) -> ImageRule:
     config, name = ConfigReader(spec.multimodal or {}, spec.name, spec.source), f"{spec.name} ({spec.model_type})"
+    if spec.has_unknown_tower:
+        raise ModelError(
+            f"{name}: the vision tower is not known", "count the tokens of images with those of the prompt"
+        )
     outer = config.shown("model_type")
     if config.is_object("thinker_config"):
         config = config.nested("thinker_config").with_values(config.shares({PROCESSOR: PROCESSOR}))

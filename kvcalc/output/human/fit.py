@@ -179,6 +179,8 @@ def print_bar(fit: documents.Fit, console: Console) -> None:
         name = "  missing" if is_missing else f"{MARKS[line['kind']]} {line['name']}"
         size = format_size(abs(line["bytes"]), capacity=is_free and not is_missing)
         share = f"{100 * abs(line['bytes']) / device:.1f} %"
+        if not line["bytes"] and line["high_bytes"]:  # it is not known, and not counted
+            size, share = "not known", f"up to {format_size(line['high_bytes'])}"
         table.add_row(name, size, share, style="bold" if is_missing else "")
     console.print(table)
 

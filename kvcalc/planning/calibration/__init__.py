@@ -3,7 +3,7 @@
 Results carry over as far as they say something about the question. The runs nearest to it are used:
     the same model and type of weights      all factors that they determine, and a smaller range
     another model, then another type        the factors `OF_ENGINE`; the range stays
-    another engine or device                nothing, and a note says so
+    another engine or device                nothing, and a note says so; records alone are refused
 What a file does not name (the device, often the engine and the split) is taken to be as in the question. The client of
 a benchmark does not name the engine: every client measures every server.
 """
@@ -55,12 +55,17 @@ class Calibration:
         self.records, self.runs, self._notes = tuple(records), tuple(runs), tuple(notes)
 
     def apply(self, case: Case, speed: Speed) -> Speed:
-        """The speed of `case` with the constants that the files determine, and how they changed it."""
+        """The speed of `case` with the constants that the files determine, and how they changed it.
+
+        UsageError (exit 2) if there are only records, of other devices.
+        """
         found_records = combine(self.records, case.devices.gpu)
+        if self.records and not self.runs and not found_records.number:
+            raise self.records[0].refusal(case.devices.gpu)
         notes, base = [*self._notes, *found_records.notes], _with_record(speed, found_records.record)
         nearness, observed = self._nearest(case, speed, found_records.record, notes)
         if not observed:
-            applied = "record" if self.records else "none"
+            applied = "record" if found_records.number else "none"
             return base._replace(calibration=Applied(_describe(found_records, applied, None, ()), tuple(notes)))
         is_own = nearness == 0
         times = [seen.observation for seen in observed]
@@ -256,7 +261,7 @@ def _is_same(one: ModelSpec, other: ModelSpec) -> bool:
 
 
 def _with_record(speed: Speed, record: Measured | None) -> Speed:
-    return speed if record is None else speed._replace(model=record.apply(speed.model, speed.weight_dtype))
+    return speed if record is None else speed._replace(model=record.apply(speed.model))
 
 
 def _describe(records: Records, applied: str, found: Fit | None, observed: Sequence[Observed]) -> documents.Calibration:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import TYPE_CHECKING, cast
 
 from kvcalc.errors import UsageError
-from kvcalc.question.lengths import drawn, lengths_of
+from kvcalc.question.lengths import drawn, lengths_of, longest_of_mean
 from kvcalc.records import NamedTuple
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
 
 MAX_LENGTHS_BYTES = 256 * 1024 * 1024
 _LONGEST_NUMBER = 12
@@ -19,31 +23,42 @@ _EXAMPLE = "write prompt tokens and answer tokens in each row: 2048,500"
 class Lengths(NamedTuple):
     """The lengths of requests in tokens.
 
-    `input_tokens` and `output_tokens` are means. `longest_tokens` is the length of the longest request, prompt and
-    answer together, which must fit. `held_tokens` is the number of tokens that a running request is assumed to hold on
-    average: its final length, weighted by how long it runs. That time is proportional to the length of its answer.
+    `input_tokens` and `output_tokens` are means. A server must take requests of up to `longest_tokens`, prompt and
+    answer together, with prompts of up to `longest_prompt`. `reached_tokens` is a length that some requests surely
+    have: the longest one of a file or a draw, or the mean if only that is known. `held_tokens` is the number of tokens
+    that a running request is assumed to hold on average: its final length, weighted by how long it runs. That time is
+    proportional to the length of its answer.
     """
 
     input_tokens: int
     output_tokens: int
+    longest_prompt: int
     longest_tokens: int
+    reached_tokens: int
     held_tokens: int
     num_requests: int
     file: str | None = None
 
-    @property
-    def longest_prompt(self) -> int:
-        """The most tokens that a prompt may have. The longest request may be all prompt."""
-        return self.input_tokens if self.num_requests == 1 else self.longest_tokens
+    def within(self, limit: int | None) -> Lengths:
+        """The lengths cut at a model's limit, unless some requests surely exceed it."""
+        if limit is None or self.reached_tokens > limit:
+            return self
+        longest = min(self.longest_tokens, limit)
+        return self._replace(longest_tokens=longest, longest_prompt=min(self.longest_prompt, longest))
+
+    def describe(self) -> documents.PlanLengths:
+        """The `lengths` part of a plan's document."""
+        hidden = ("longest_prompt", "reached_tokens")
+        return cast("documents.PlanLengths", {key: value for key, value in self._asdict().items() if key not in hidden})
 
 
 def one_length(input_tokens: int | str, output_tokens: int | str) -> Lengths:
-    """Requests that all have the same lengths. UsageError (exit 2) for a distribution."""
+    """Requests whose lengths vary around these means. UsageError (exit 2) for a distribution."""
     if isinstance(input_tokens, str) or isinstance(output_tokens, str):
         text = next(one for one in (input_tokens, output_tokens) if isinstance(one, str))
         raise UsageError(f"{text}: a distribution is simulated by kvcalc estimate, plan and simulate", "give a number")
-    total = input_tokens + output_tokens
-    return Lengths(input_tokens, output_tokens, total, total, 1)
+    total, prompt = input_tokens + output_tokens, longest_of_mean(input_tokens)
+    return Lengths(input_tokens, output_tokens, prompt, prompt + longest_of_mean(output_tokens), total, total, 1)
 
 
 def drawn_lengths(input_tokens: int | str, output_tokens: int | str) -> tuple[Lengths, list[tuple[int, int]]]:
@@ -52,7 +67,9 @@ def drawn_lengths(input_tokens: int | str, output_tokens: int | str) -> tuple[Le
     if prompt is None or answer is None:
         raise ValueError("no lengths")
     pairs = list(islice(drawn(prompt, answer, 0), _DRAWN))
-    return lengths_of_pairs(pairs, f"{prompt.text} + {answer.text}"), pairs
+    lengths = lengths_of_pairs(pairs, f"{prompt.text} + {answer.text}")
+    longest = prompt.longest_tokens + answer.longest_tokens
+    return lengths._replace(longest_prompt=prompt.longest_tokens, longest_tokens=longest), pairs
 
 
 def parse_lengths(text: str, name: str) -> Lengths:
@@ -75,7 +92,9 @@ def lengths_of_pairs(pairs: Iterable[tuple[int, int]], name: str) -> Lengths:
         count += 1
     if not count:
         raise UsageError(f"{name}: no rows with lengths", _EXAMPLE)
-    return Lengths(_mean(inputs, count), _mean(outputs, count), longest, -(-held // outputs), count, name)
+    means = _mean(inputs, count), _mean(outputs, count)
+    # The longest request may be all prompt.
+    return Lengths(*means, longest, longest, longest, -(-held // outputs), count, name)
 
 
 def pairs_of(text: str, name: str) -> Iterator[tuple[int, int]]:

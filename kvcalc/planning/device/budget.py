@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcalc.engines import reserve_of
+from kvcalc.engines.options import has_adapters
 from kvcalc.engines.reserve import RESERVE, Held, Question, Reserve
 from kvcalc.errors import LayoutError
 from kvcalc.model.caches import IndexerKeys, RecurrentState
@@ -164,12 +165,12 @@ def _budget(case: Case) -> Budget | str:
         lines = case.engine.draft_tables(asked.method, asked.draft_model, workload.tensor_parallel_size)
         weights = with_others(weights, lines)
     towers = None
-    if case.model.multimodal is not None:
+    if case.model.has_towers:
         from kvcalc.planning.device.weights import loaded_towers
 
         towers = loaded_towers(case)
         weights = with_others(without_file_towers(case, weights), towers.lines)
-    if "max-lora-rank" in case.settings or "max-loras" in case.settings or "max-loras-per-batch" in case.settings:
+    if has_adapters(case.settings):
         from kvcalc.planning.device.device_weights import adapter_buffers
 
         weights = with_others(weights, adapter_buffers(case))
@@ -252,7 +253,7 @@ def _divide(
             left_size = format_size(max(left, 0), capacity=True)
             raise LayoutError(f"--kv-memory {format_size(given)}: only {left_size} is left after the weights")
         reserve = Reserve([Held(RESERVE, "not used for the cache (--kv-memory)", left - given)], {})
-        return Budget(case, weights, reserve, given, given, towers=towers)
+        return Budget(case, weights, with_unknown_tower(reserve, towers), given, given, towers=towers)
     replicas = workload.data_parallel_size
     # Whole copies exchange nothing, so each is like a server of its own.
     copies = replicas if whole_copies(spec, workload) else 1
@@ -274,6 +275,7 @@ def _divide(
         dp_ranks=replicas // copies,
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,
+        has_unknown_tower=towers is not None and towers.most_unknown_bytes > 0,
         has_sparse_latent=_has_sparse_latent(spec),
         shares_memory=_shares_memory(case),
         tensor_parallel_size=workload.tensor_parallel_size,
@@ -281,11 +283,19 @@ def _divide(
         keeps_tokens=_keeps_tokens(spec),
         drafts_by=case.question.speculative and case.question.speculative.method,
     )
-    reserve = reserve_of(case.engine, question)
+    reserve = with_unknown_tower(reserve_of(case.engine, question), towers)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
     pool = int(left * reserve.share) if left > 0 else left
     offered = left if "free-gpu-memory-fraction" in settings else pool
     return Budget(case, weights, reserve, pool, offered, towers=towers)
+
+
+def with_unknown_tower(reserve: Reserve, towers: LoadedTowers | None) -> Reserve:
+    """The reserve with a line for a tower whose size is not known: no bytes are counted, and it may take some."""
+    if towers is None or not towers.most_unknown_bytes:
+        return reserve
+    tower = Held(RESERVE, "tower of unknown size", 0, 0, towers.most_unknown_bytes)
+    return reserve._replace(held=[*reserve.held, tower])
 
 
 def _limited(found: Budget) -> Budget:

@@ -153,8 +153,7 @@ def describe_weights(
     """
     found, remarks = language_model_weights(model, spec, dtype, model_dtype)
     notes += remarks
-    has_towers = model.multimodal is not None and model.gguf is None
-    return {**found, "towers": described_towers(model) if has_towers else []}
+    return {**found, "towers": described_towers(model) if model.has_towers and model.gguf is None else []}
 
 
 @remembered_of_two
@@ -200,7 +199,7 @@ def files_of(model: ModelSpec) -> FoundFiles | None:
 
 def _tower_bytes(model: ModelSpec) -> int | None:
     """The bytes of the model's towers in 16 bits. None if the files may hold them in fewer, or a rule is not known."""
-    if model.multimodal is None:
+    if not model.has_towers:
         return 0
     sizes = [tower["bytes"] for tower in described_towers(model)]
     if model.quantization or not all(isinstance(size, int) for size in sizes):
@@ -299,15 +298,17 @@ def _not_believed(text: str, counted: int | None) -> Note:
 
 
 _ELEMENT_BYTES = 2
+TOWER_NOT_COUNTED = "tower-not-counted"
 
 
 class LoadedTowers(NamedTuple):
     """The towers on a device: a name and bytes for each, notes about those that are not counted, and what the vision
-    tower needs in a step."""
+    tower needs in a step. `most_unknown_bytes` are the most that a tower takes whose size is not known."""
 
     lines: tuple[tuple[str, int], ...] = ()
     notes: tuple[Note, ...] = ()
     images: ImageRule | None = None
+    most_unknown_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -318,20 +319,27 @@ class LoadedTowers(NamedTuple):
 def loaded_towers(case: Case) -> LoadedTowers:
     """The towers that the case's engine loads. Quantized checkpoints leave them in 16 bits."""
     model = case.model
-    if model.multimodal is None or model.gguf is not None or not case.engine_class.loads_towers:
+    if not model.has_towers or model.gguf is not None or not case.engine_class.loads_towers:
         return LoadedTowers()
     if "language-model-only" in case.settings:
         return LoadedTowers()
-    from kvcalc.model.towers import towers_of  # models of text alone need neither
+    from kvcalc.model.towers import most_parameters, towers_of  # models of text alone need neither
     from kvcalc.model.towers.images import image_rule
 
     lines, notes = [], []
     for tower in towers_of(model):
         if tower.parameters is None:
-            notes.append(Note("fit", "tower-not-counted", f"the {tower.name} is not counted: {tower.reason}"))
+            notes.append(Note("fit", TOWER_NOT_COUNTED, f"the {tower.name} is not counted: {tower.reason}"))
         else:
             lines.append((tower.name, tower.on_rank(case.workload.tensor_parallel_size) * _ELEMENT_BYTES))
-    return LoadedTowers(tuple(lines), tuple(notes), image_rule(model))
+    images = None if model.multimodal is None else image_rule(model)
+    described, _ = language_model_weights(model, case.spec, case.question.dtype, case.workload.model_dtype)
+    if not notes or described["bytes_source"] == "safetensors":  # the files in the model's folder hold the tower
+        return LoadedTowers(tuple(lines), tuple(notes), images)
+    most = _ELEMENT_BYTES * most_parameters(described["parameters"])
+    more = f"; it may take up to {format_size(most)} per device and memory for images"
+    notes = [note._replace(text=f"{note.text}{more}") for note in notes]
+    return LoadedTowers(tuple(lines), tuple(notes), images, most)
 
 
 @remembered

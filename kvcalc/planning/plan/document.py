@@ -102,6 +102,11 @@ def plan(
     _check_split(kinds, settings)
     for kind in kinds:
         check_serves(kind.engine, settings_of(kind.engine, settings))
+        option = engine_class(kind.engine).reuse().draft_option
+        if option in settings and question.speculative is None:
+            raise UsageError(
+                f"--{option}: a server drafts no tokens without a method", "name it, for example --speculative mtp:3"
+            )
     speed = question.speed_asked
     question = question._replace(engine_settings=settings, speed=None if speed == SpeedQuestion() else speed)
     if disaggregate or transfer is not None:
@@ -117,6 +122,7 @@ def plan(
     if headroom and simulation is not None and simulation.trace is not None:
         raise UsageError("--headroom: --trace has its own rate", f"--scale-rate {1 + headroom:g}")
     asked, targets = targets, targets.larger(headroom)
+    lengths = lengths.within(question.model.max_position_embeddings)
     traffic = Traffic(
         question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
     )  # fmt: skip
@@ -165,7 +171,7 @@ def plan(
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(question.model),
         "checkpoint": checkpoint.name,
-        "lengths": cast("documents.PlanLengths", lengths._asdict()),
+        "lengths": lengths.describe(),
         "targets": asked.describe(),
         "headroom": headroom,
         "spare_replicas": spare_replicas,

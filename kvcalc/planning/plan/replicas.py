@@ -122,6 +122,7 @@ class OnePool(NamedTuple):
     ) -> tuple[OnePool, Simulated]:
         """The layout with what its simulation says, and the simulation."""
         question = replica_of(self.traffic, self.kind, self.shape, self.replicas)
+        question = question._replace(context_tokens=self.traffic.context_for(self.kind.engine))
         replicas = None if is_alone else self.replicas
         found = simulation.run(question, targets, replicas, num_requests, step_factor)
         return self._replace(most_running=found.most_running), found

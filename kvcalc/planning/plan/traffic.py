@@ -21,6 +21,7 @@ from kvcalc.planning.cases.dp_attention import most_experts, whole_copies
 from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.budget import Budget, budget, free_range
 from kvcalc.planning.device.capacity import holds
+from kvcalc.planning.device.weights import TOWER_NOT_COUNTED
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.serving.throughput import describe_serving, speed_of
@@ -87,8 +88,9 @@ Ttft = Literal["random_ttft_seconds", "steady_ttft_seconds"]
 
 
 def about_speed(answer: Answer) -> list[Note]:
-    """The notes of an answer that say something about its times."""
-    return [note for note in answer.notes if note.part in ("throughput", "calibration") or note.code == RELEASE]
+    """The notes of an answer that say something about its times, or about memory that is not counted."""
+    codes = (RELEASE, TOWER_NOT_COUNTED)
+    return [note for note in answer.notes if note.part in ("throughput", "calibration") or note.code in codes]
 
 
 class Trouble(NamedTuple):
@@ -204,9 +206,9 @@ class Traffic(NamedTuple):
 
     @property
     def limit(self) -> int | None:
-        """The model's limit in tokens if the longest request exceeds it, else None."""
+        """The model's limit in tokens if some requests exceed it, else None."""
         limit = self.question.model.max_position_embeddings
-        return limit if limit is not None and self.lengths.longest_tokens > limit else None
+        return limit if limit is not None and self.lengths.reached_tokens > limit else None
 
     def context_for(self, engine: str) -> int:
         """The context of a server for the longest request, beyond which the engine keeps tokens free.
@@ -221,8 +223,8 @@ class Traffic(NamedTuple):
     @property
     def beyond_limit(self) -> str:
         """The message for requests beyond the limit."""
-        longest, model = self.lengths.longest_tokens, self.question.model
-        return f"requests of {longest:,} tokens exceed the limit of {model.name}, {self.limit:,} tokens"
+        tokens, model = self.lengths.reached_tokens, self.question.model
+        return f"requests of {tokens:,} tokens exceed the limit of {model.name}, {self.limit:,} tokens"
 
     def settings_for(self, engine: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Those of the settings that the engine has, and those that it needs for the longest prompt."""
@@ -247,6 +249,12 @@ def replica_of(traffic: Traffic, kind: Platform, shape: Shape, replicas: int = 1
     )  # fmt: skip
 
 
+def kept_tokens(case: Case, held_tokens: int, context_tokens: int) -> int:
+    """The tokens for which a running request has memory: those that it holds, or the whole context of a slot."""
+    schedule = case.engine.schedule()
+    return context_tokens if schedule is not None and schedule.has_slots else held_tokens
+
+
 def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief: bool = False) -> Probe:
     """One replica of a shape with `running` requests. LayoutError if the model cannot be split this way.
 
@@ -266,19 +274,20 @@ def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief
         from kvcalc.planning.device.offload import place_layers
 
         case = place_layers(case)
-    memory = answer_of(case.at(lengths.held_tokens, running), total == lengths.held_tokens)
+    held = kept_tokens(case, lengths.held_tokens, traffic.context_for(kind.engine))
+    memory = answer_of(case.at(held, running), total == held)
     if not memory.fit["fits"]:
-        return Probe(running, memory, None, Trouble(_why_not(kind, running, lengths.held_tokens, memory.fit)))
+        return Probe(running, memory, None, Trouble(_why_not(kind, running, held, memory.fit)))
     if traffic.strict and Probe(running, memory, None, None).is_tight:
         more = format_size(-(memory.fit["free_low_bytes"] or 0))
-        reason = f"{running:,} {'request' if running == 1 else 'requests'} of {lengths.held_tokens:,} tokens may need "
+        reason = f"{running:,} {'request' if running == 1 else 'requests'} of {held:,} tokens may need "
         return Probe(running, memory, None, Trouble(f"{reason}{more} more per device", "--strict leaves this out"))
     longest = lengths.longest_tokens
-    if longest > lengths.held_tokens and not answer_of(case.at(longest, 1), False).fit["fits"]:
+    if longest > held and not answer_of(case.at(longest, 1), False).fit["fits"]:
         return Probe(running, memory, None, Trouble(f"the longest request, {longest:,} tokens, does not fit"))
     # All these requests run: the memory was checked above with the tokens that running requests hold.
     speed = memory
-    if total != lengths.held_tokens:
+    if total != held:
         speed = answer_of(case.at(total, running), True)
         if not speed.fit["fits"]:
             # These requests run, though not all of them have this length. Their speed is in the whole answer.

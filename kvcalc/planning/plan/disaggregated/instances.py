@@ -300,7 +300,7 @@ def _instance(
     slots = started.slots if needs.limits_held or each is None else started.fitting
     sent = sent_of(case, lengths.input_tokens)
     instance = Instance(shape, case, found, slots, held_tokens, sent, started.buffer_bytes, start, each, None)
-    for tokens in {held_tokens, lengths.longest_tokens}:
+    for tokens in sorted({held_tokens, lengths.longest_tokens}):
         if not started.largest(tokens) and slots is not None:
             held = case.at(min(tokens, context), 1)
             missing = -instance.free_bytes(answer_case(held))[bool(traffic.strict)]
