@@ -143,8 +143,6 @@ def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.C
     if capacity is None or devices is None or not capacity["requests_per_second"]:
         return {}
     targets = _targets_of(given)
-    if server.num_devices is not None and devices.num_devices == 1:
-        devices = devices._replace(num_devices=server.num_devices)
     lengths = one_length(*(value_of(given, name) for name in ("input_tokens", "output_tokens")))
     load = PlannedLoad(lengths, seed=value_of(given, "seed"), router="round-robin")
     speed = SpeedQuestion(calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0)

@@ -263,8 +263,8 @@ def test_containers_are_found_in_lists_of_resources() -> None:
     assert [server.name for server in servers_in(f"kind: List\nitems: [{both}]\n")] == ["a", "b"]
 
 
-@pytest.mark.parametrize(("asked", "given", "used"), [(8, "h100", 8), (2, "h100x4", 4), (8, "h100x4", 8)])
-def test_a_container_has_its_devices_or_those_that_are_more(asked: int, given: str, used: int) -> None:
+@pytest.mark.parametrize(("asked", "given", "used"), [(8, "h100", 8), (2, "h100x4", 2), (8, "h100x4", 8)])
+def test_a_container_has_the_devices_that_it_reserves(asked: int, given: str, used: int) -> None:
     reserved = f"deploy: {{resources: {{reservations: {{devices: [{{count: {asked}}}]}}}}}}"
     text = f"services: {{a: {{image: vllm/vllm-openai, command: '--model {LLAMA}', {reserved}}}}}"
     assert check(text, given)["hardware"]["num_devices"] == used

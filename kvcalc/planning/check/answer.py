@@ -46,15 +46,11 @@ def check(
     """
     with _refusals(server.reader):
         read = server.read()
-    if server.num_devices is not None:
-        devices = devices._replace(num_devices=max(server.num_devices, devices.num_devices))
-    if devices.num_devices > 1:
-        devices = devices._replace(num_devices=devices.num_devices * read.nodes)
     has_lengths = input_tokens is not None and output_tokens is not None
     # The memory does not depend on the tokens that are accepted.
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
     with _refusals(server.reader):
-        question, notes = asked_by(read, server.reader, devices, speed, accepted)
+        question, notes = asked_by(read, server.reader, devices, speed, accepted, server.num_devices)
     try:
         try:
             found = _fit(question, server.reader)
