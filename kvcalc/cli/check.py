@@ -83,13 +83,18 @@ def check(ctx: typer.Context) -> None:
             with counting_bar("simulated requests") as progress:
                 document = answer(given, server, progress=of_all_runs(progress))
         except KvcalcError as error:
+            is_answer = isinstance(error, DoesNotFitError) and error.document is not None
+            if is_answer:
+                output.emit_refusal(error.document, "check_refusal")
             if len(servers) == 1:
                 raise
             print(f"kvcalc: {server.name or server.reader.engine}: {error.message}", file=sys.stderr)
-            failed = failed or error
+            starts, failed = False, failed or (None if is_answer else error)
             continue
-        refused = document["requests"] is not None and document["requests"]["refused"]
-        starts = starts and document["starts"] and not refused
+        requests, capacity = document["requests"], document["capacity"]
+        refused = requests is not None and requests["refused"]
+        sustains = capacity is None or capacity["requests_per_second"] > 0
+        starts = starts and document["starts"] and not refused and sustains
         if given["report"] is not None:
             write_report(ctx, {**document, **_curve_of(given, server, document)}, "check")
         output.emit(document, "check")

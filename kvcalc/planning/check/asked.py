@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from kvcalc.engines import engine_class
@@ -13,6 +12,7 @@ from kvcalc.model.resolve import find_published, load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.cases.dp_attention import most_experts
+from kvcalc.planning.cases.layout import needed_devices
 from kvcalc.planning.cases.resolve import with_device
 from kvcalc.question.fields import FIELDS
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
@@ -95,12 +95,16 @@ def _available_devices(read: Read, reader: Reader, devices: Devices, num_devices
 
 def _used_devices(question: Question, read: Read, devices: Devices) -> Devices:
     """The devices of whole replicas; the others are idle. LayoutError (exit 2) if there are too few."""
-    sizes = (question.tensor_parallel_size or 1, question.pipeline_parallel_size, question.data_parallel_size)
-    replica = math.prod(sizes) * engine_class(read.engine).prompt_ranks_in(question.engine_settings or {})
-    available = devices.num_devices
+    size, stages, ranks = (
+        question.tensor_parallel_size or 1,
+        question.pipeline_parallel_size,
+        question.data_parallel_size,
+    )
+    prompt_ranks = engine_class(read.engine).prompt_ranks_in(question.engine_settings or {})
+    available, replica = devices.num_devices, size * stages * ranks * prompt_ranks
     if replica * read.copies > available:
-        copies = f", and its {read.copies} copies need {replica * read.copies}" if read.copies > 1 else ""
-        text = f"{available} device{'s' if available > 1 else ''} for the server: one replica needs {replica}{copies}"
+        text = needed_devices(available, size, stages, ranks, prompt_ranks)
+        text += f", and {read.copies} copies need {replica * read.copies}" if read.copies > 1 else ""
         raise LayoutError(text, "leave it more devices, or use a smaller --tp")
     return devices._replace(num_devices=available // replica * replica)
 
