@@ -83,13 +83,13 @@ def check(ctx: typer.Context) -> None:
             with counting_bar("simulated requests") as progress:
                 document = answer(given, server, progress=of_all_runs(progress))
         except KvcalcError as error:
-            is_answer = isinstance(error, DoesNotFitError) and error.document is not None
-            if is_answer:
-                output.emit_refusal(error.document, "check_refusal")
+            refusal = error.document if isinstance(error, DoesNotFitError) else None
+            if refusal is not None:
+                output.emit_refusal(refusal, "check_refusal")
             if len(servers) == 1:
                 raise
             print(f"kvcalc: {server.name or server.reader.engine}: {error.message}", file=sys.stderr)
-            starts, failed = False, failed or (None if is_answer else error)
+            starts, failed = False, failed or (error if refusal is None else None)
             continue
         requests, capacity = document["requests"], document["capacity"]
         refused = requests is not None and requests["refused"]

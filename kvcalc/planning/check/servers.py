@@ -12,11 +12,13 @@ from typing import Any
 from kvcalc.engines.reading import Read, Reader, readers
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
+from kvcalc.releases import parse_release, stable_of
 from kvcalc.writing.manifest import read_documents, resolved
 from kvcalc.writing.script import parse_script
 from kvcalc.writing.shell import words_of
 
-_RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:-.*)?")
+# The version at the beginning of a tag: v0.5.9-cu129, 1.3.0rc5. NVIDIA's 25.09-py3 is a date.
+_RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)(?:[-+_](?!py3).*)?")
 # The options of `docker run` that are not read have a value or not; these are the ones without (docker run --help).
 _DOCKER_FLAGS = {
     "-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-P", "--detach", "--init", "--interactive", "--no-healthcheck",
@@ -130,12 +132,12 @@ def server_of(
         if place is not None:
             ranks = _mpi_ranks(words[:place])
             number = _visible_devices(environment) if ranks is None else ranks
-            return [Server(reader, words[place:], environment, files, None, _release(image), number)]
+            return [Server(reader, words[place:], environment, files, None, _release(reader.engine, image), number)]
     if image is not None and not is_program:
         for reader in readers():
             if any(name in image for name in reader.words.images):
                 number = _visible_devices(environment)
-                return [Server(reader, words, environment, files, None, _release(image), number)]
+                return [Server(reader, words, environment, files, None, _release(reader.engine, image), number)]
     return []
 
 
@@ -192,10 +194,17 @@ def _within(value: Any, *keys: str) -> Any:
     return value
 
 
-def _release(image: str | None) -> str | None:
-    """The release in an image's tag: vllm/vllm-openai:v0.11.0."""
-    found = None if image is None else _RELEASE.fullmatch(image.partition("@")[0].rpartition(":")[2])
-    return None if found is None else found[1]
+def _release(engine: str, image: str | None) -> str | None:
+    """The release in an image's tag: vllm/vllm-openai:v0.11.0. None for the newest stable one, and if nothing says it."""
+    tag = "" if image is None else image.partition("@")[0].rpartition("/")[2].partition(":")[2].casefold()
+    version = _RELEASE.fullmatch(tag)
+    try:
+        requested = parse_release(engine, version[1] if version is not None else tag)
+    except UsageError:
+        return None
+    if requested.release is None:  # a tag such as nightly-dev or glm5-hopper
+        return "nightly" if stable_of(engine) and requested.text not in ("latest", "stable") else None
+    return requested.text
 
 
 def _in_container(words: list[str], environment: Mapping[str, str], files: Mapping[str, str]) -> list[Server]:
