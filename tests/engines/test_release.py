@@ -281,11 +281,12 @@ def test_types_with_a_first_release_are_read(engine: str) -> None:
     "text",
     [
         "dev", "devel", "nightly-dev", "dev-cu13", "nightly-dev-cu12", "cu130-nightly", "nightly-aarch64",
-        "0.0.0.dev1+g5b8c30d", "v0.0.0.dev0", "0.0.0", "0.0.0rc1", "0.1.dev1+g5b8c30d", "0.1.dev10000+g5b8c30d.d20261101",
+        "0.0.0.dev1+g5b8c30d", "v0.0.0.dev0", "0.0.0",
+        "0.0.0rc1", "0.1.dev1+g5b8c30d", "0.1.dev10000+g5b8c30d.d20261101",
     ],
 )  # fmt: skip
 def test_a_build_without_a_version_is_the_newest(engine: str, text: str) -> None:
-    """setuptools-scm calls a build from a clone without tags 0.0.0 or 0.1.dev: no release of an engine had that name."""
+    """setuptools-scm calls a build from a clone without tags 0.0.0 or 0.1.dev, as no release of an engine is."""
     assert parse_release(engine, text).release is None
 
 

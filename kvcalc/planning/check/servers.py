@@ -195,7 +195,7 @@ def _within(value: Any, *keys: str) -> Any:
 
 
 def _release(engine: str, image: str | None) -> str | None:
-    """The release in an image's tag: vllm/vllm-openai:v0.11.0. None for the newest stable one, and if nothing says it."""
+    """The release in the tag of an image: vllm/vllm-openai:v0.11.0. None if it is the newest stable one, or unknown."""
     tag = "" if image is None else image.partition("@")[0].rpartition("/")[2].partition(":")[2].casefold()
     version = _RELEASE.fullmatch(tag)
     try:
