@@ -6,7 +6,8 @@ there is a hint, prints it on a second line. Library users catch `KvcalcError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _LONGEST_NAME = 200
 _MOST_NAMES = 2000
@@ -69,9 +70,13 @@ class GpuError(KvcalcError):
 
 
 class DoesNotFitError(KvcalcError):
-    """The model and its cache need more memory than the devices have."""
+    """The model and its cache need more memory than the devices have, or the engine refuses to start.
+
+    `document` is the answer to the question if it is one, such as the `CheckRefusal` of `kvcalc check`.
+    """
 
     exit_code = 4
+    document: Mapping[str, Any] | None = None
 
 
 class MismatchError(KvcalcError):

@@ -22,7 +22,7 @@ _ENGINES: dict[str, dict[str, Any]] = shipped_table("engine_releases")
 
 _LONGEST = 100
 # A missing part of a version stands for the last release of that line, and so does a missing development number.
-_LAST = 99_999_999
+_LAST = 9_999_999_999
 _PHASES = {"a": -3, "alpha": -3, "b": -2, "beta": -2, "c": -1, "rc": -1, "pre": -1, "preview": -1}
 _ONLY_DEVELOPMENT = -4
 
@@ -32,12 +32,20 @@ _VERSION = (
     r"v?(?P<numbers>\d{1,5}(?:\.\d{1,5}){0,3})"
     r"(?:[-_.]?(?P<phase>alpha|a|beta|b|preview|pre|rc|c)[-_.]?(?P<of_phase>\d{0,5}))?"
     r"(?:[-_.]?post[-_.]?(?P<post>\d{0,5}))?"
-    r"(?:[-_.]?dev[-_.]?(?P<dev>\d{0,8}))?"
+    r"(?:[-_.]?dev[-_.]?(?P<dev>\d{0,10}))?"
     r"(?:\+[\w.]+)?"
 )
 _BUILD = r"b?([1-9]\d{0,5})(?:\s*\([0-9a-f]+\))?"
-_DATE = r"(?:(?:nightly|dev|main)[-_.]?)*(20\d\d)([-_.]?)(\d\d)\2(\d\d)(?:[-_.][0-9a-f]{7,40})?"
+_PLATFORM = r"cu\d+|rocm[\d.]+|base|aarch64|arm64|amd64|x86_64"
+_DATE = (
+    rf"(?:(?:nightly|weekly|dev|main|{_PLATFORM})[-_.]?)*(20\d\d)([-_.]?)(\d\d)\2(\d\d)"
+    rf"(?:[-_.](?:[0-9a-f]{{6,40}}|{_PLATFORM}))*"
+)
 _MONTH = r"(20\d\d)-(\d\d)"
+# NVIDIA's containers are named after their month: 25.09-py3.
+_CONTAINER = r"(2\d)\.(0[1-9]|1[0-2])(?:-py3.*)?"
+# What setuptools-scm calls a build from a clone without tags, as nightly builds are: 0.0.0.dev1+g5b8c30d, 0.1.dev1.
+_UNTAGGED = r"v?0\.(?:0(?:\.0)?(?:[-_.]?(?:a|b|rc|post|dev)\d*)*|1[-_.]?dev\d*)(?:\+[\w.]+)?"
 _COMMIT = r"(?:commit[-:]?|g)?[0-9a-f]{7,40}"
 # Tags of images and branches that name no release of the engine: nightly-5b8c30d, gpt-oss-dev, rocm7.1-pytorch2.9.
 _BRANCH = r"(?:nightly|latest|dev|main|stable)[-_.].+|.+[-_.](?:nightly|latest|dev|main)"
@@ -51,7 +59,7 @@ _LIKE_A_NUMBER = (
 )
 
 _NEWEST_STABLE = ("latest", "stable")
-_NEWEST = ("nightly", "main", "master", "head")
+_NEWEST = ("nightly", "dev", "devel", "main", "master", "head")
 
 
 class Release(NamedTuple):
@@ -144,6 +152,11 @@ def _parse(engine: str, text: str) -> RequestedRelease | None:
         return RequestedRelease(text, _version(engine, stable_of(engine)) if stable_of(engine) else None)
     if text in _NEWEST:
         return RequestedRelease(text, None)
+    container = re.fullmatch(_CONTAINER, text)
+    if container is not None and dates_of(engine) and not _counts_builds(engine):
+        text = f"20{container[1]}-{container[2]}"
+    if re.fullmatch(_UNTAGGED, text):
+        return RequestedRelease(text, None, is_placed=False)
     if re.fullmatch(_DATE, text) or re.fullmatch(_MONTH, text):
         day = _date(text) or _last_day(text)
         return _on(engine, text, day) if day else None

@@ -47,6 +47,7 @@ def validate(document: Mapping[str, Any], kind: str) -> None:
 _KINDS = {
     "estimate": ("estimate", "engines"),
     "batch": ("estimate", "engines", "plan", "simulate", "check", "batch_error"),
+    "check": ("check", "check_refusal"),
     "measure": ("measure", "measure_compare", "measure_profile"),
     "models": ("models", "models_show", "models_fit", "models_check"),
     "gpus": ("gpus", "gpus_show"),

@@ -114,7 +114,7 @@ def check_fit(name: str, answer: dict[str, Any]) -> None:
     assert max(held) >= answer["kv_cache"]["bytes_per_device"] or not fit["fits"], name
     assert fit["devices"] is None or fit["free_bytes"] == min(row["free_bytes"] for row in fit["devices"]), name
     # A workload that fits is within its own limits, and one that does not fit is beyond them.
-    longest, largest = fit["max_context_tokens"], fit["max_batch_size"]
+    longest, largest = fit["memory_context_tokens"], fit["max_batch_size"]
     workload = answer["workload"]
     for limit, asked in ((longest, workload["context_tokens"]), (largest, workload["batch_size"])):
         assert fit["fits"] == (limit is None or limit >= asked), name
@@ -218,7 +218,7 @@ def test_more_memory_never_holds_less(engine: str) -> None:
             except (ModelError, UsageError):
                 break
             limits.append(tuple(
-                float("inf") if fit[key] is None else fit[key] for key in ("max_context_tokens", "max_batch_size")
+                float("inf") if fit[key] is None else fit[key] for key in ("memory_context_tokens", "max_batch_size")
             ))  # type: ignore[arg-type]  # fmt: skip
         for less, more in pairwise(limits):
             assert less[0] <= more[0], name

@@ -83,13 +83,18 @@ def check(ctx: typer.Context) -> None:
             with counting_bar("simulated requests") as progress:
                 document = answer(given, server, progress=of_all_runs(progress))
         except KvcalcError as error:
+            refusal = error.document if isinstance(error, DoesNotFitError) else None
+            if refusal is not None:
+                output.emit_refusal(refusal, "check_refusal")
             if len(servers) == 1:
                 raise
             print(f"kvcalc: {server.name or server.reader.engine}: {error.message}", file=sys.stderr)
-            failed = failed or error
+            starts, failed = False, failed or (error if refusal is None else None)
             continue
-        refused = document["requests"] is not None and document["requests"]["refused"]
-        starts = starts and document["starts"] and not refused
+        requests, capacity = document["requests"], document["capacity"]
+        refused = requests is not None and requests["refused"]
+        sustains = capacity is None or capacity["requests_per_second"] > 0
+        starts = starts and document["starts"] and not refused and sustains
         if given["report"] is not None:
             write_report(ctx, {**document, **_curve_of(given, server, document)}, "check")
         output.emit(document, "check")
@@ -143,8 +148,6 @@ def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.C
     if capacity is None or devices is None or not capacity["requests_per_second"]:
         return {}
     targets = _targets_of(given)
-    if server.num_devices is not None and devices.num_devices == 1:
-        devices = devices._replace(num_devices=server.num_devices)
     lengths = one_length(*(value_of(given, name) for name in ("input_tokens", "output_tokens")))
     load = PlannedLoad(lengths, seed=value_of(given, "seed"), router="round-robin")
     speed = SpeedQuestion(calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0)

@@ -254,7 +254,7 @@ def _known_profile(path: str) -> "Optional[documents.MeasureProfile]":
         return None
     try:
         document = json.loads(read_text(path, 64 << 20))
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not {"records", "launch"} <= {*document}:
         raise UsageError(f"{path} is not a profile, and is not replaced", "use another --save FILE")

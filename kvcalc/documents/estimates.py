@@ -222,15 +222,15 @@ class Sources(TypedDict):
     """null if nothing is estimated, or if no logs of the engine are known"""
 
 
-class CheckCommand(TypedDict):
+class ServerCommand(TypedDict):
     """the command of a server, as it was read"""
 
     service: str | None
     """the service or the resource that it is from; null for a command"""
     engine: str
     """with the release that its image names"""
-    model: str
-    """what the command loads"""
+    model: str | None
+    """what the command loads; null if the engine refuses options before the model counts"""
     copies: Count
     """whole copies behind one server, of which one is checked"""
     ignored: list[str]
@@ -239,7 +239,7 @@ class CheckCommand(TypedDict):
     """options whose effect kvcalc does not know"""
 
 
-class CheckChangesItem(TypedDict):
+class ServerChange(TypedDict):
     """one change with which the server starts"""
 
     option: str
@@ -261,7 +261,7 @@ class CheckCapacity(SimulatedTimes):
     """the largest rate of requests that keeps the targets, and the simulated times at it"""
 
     requests_per_second: Amount
-    """0 if one request alone misses a target"""
+    """0 if no rate keeps the targets: kvcalc then exits with code 4"""
     limited_by: str | None
     """what is missed at a larger rate"""
     simulated_requests: Count
@@ -273,16 +273,30 @@ class CheckCapacity(SimulatedTimes):
 class Check(FitDocument):
     """kvcalc check: whether the command of a server starts, and what load it sustains"""
 
-    command: CheckCommand
+    command: ServerCommand
     starts: bool
     reason: str | None
     """why it does not start"""
-    changes: list[CheckChangesItem]
+    changes: list[ServerChange]
     """each is one of the smallest changes with which it starts; empty if it starts"""
     requests: CheckRequests | None
     """null without the lengths of requests"""
     capacity: CheckCapacity | None
     """null without the lengths of requests, if it does not start, or if the speed is not known"""
+
+
+class CheckRefusal(Document):
+    """kvcalc check, if the engine refuses to start; --get prints null for all other fields of a check"""
+
+    command: ServerCommand
+    starts: bool
+    """false"""
+    reason: str
+    """why it does not start"""
+    changes: list[ServerChange]
+    """empty"""
+    requests: None
+    capacity: None
 
 
 class Sweep(Document):

@@ -305,7 +305,11 @@ class Fit(TypedDict):
     free_high_bytes: int | None
     """the upper end of that range"""
     max_context_tokens: Whole | None
-    """at this batch; null if memory sets no limit"""
+    """the longest context that can be used at this batch: no more than the model takes; null if neither the memory nor
+    the model sets a limit"""
+    memory_context_tokens: Whole | None
+    """the longest context whose cache the memory holds at this batch, which may be more than the model takes; null if
+    memory sets no limit"""
     max_batch_size: Whole | None
     """at this context, and no more than the engine runs at once; null if neither memory nor the engine sets a limit"""
     start_limit: Whole | None

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from io import RawIOBase
 from itertools import pairwise
+from select import select
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
@@ -29,7 +33,11 @@ if TYPE_CHECKING:
 _OPTION = re.compile(r"--?[A-Za-z]")
 # What a script or a manual has instead of a name: a variable, or dots.
 _PLACEHOLDER = re.compile(r".*\$.*|\.\.\.|…")
+# Words that stand for any number of options: $ARGS, "${ARGS[@]}", $@, $(cat options).
+_OPTIONS_ELSEWHERE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\}|\(.*\))", re.DOTALL)
 _LARGEST_FILE = 1 << 20
+# Until then, the text of a pipe such as the one of <(...) in bash must have ended.
+_WAIT_SECONDS = 2.0
 # Values of a variable that turn a flag on (is_truthy, common/arg.cpp of llama.cpp).
 _TRUE = ("1", "on", "enabled", "true")
 # kvcalc's options that an engine may have under another name.
@@ -230,6 +238,9 @@ class Reader:
             raise UsageError(f"{' '.join(self.programs[0])}: the command names no model")
         if _PLACEHOLDER.fullmatch(found.model):
             raise UsageError(f"{found.model} stands for a model; the command needs its name")
+        elsewhere = next((word for word in stray if _OPTIONS_ELSEWHERE.fullmatch(word)), None)
+        if elsewhere is not None:
+            raise UsageError(f"{elsewhere[:40]} stands for options that are not here", "write the options themselves")
         found.unknown += stray
         if self.words.config and found.left.pop("config", None) is not None and in_file is None:
             found.unknown.append("--config")
@@ -239,6 +250,9 @@ class Reader:
         nodes = found.last("nnodes", "n")
         found.nodes = 1 if nodes is None else whole(nodes, "--nnodes")
         self.finish(found, environment, files)
+        checkpoint = None if found.drafting is None else found.drafting[2]
+        if not isinstance(checkpoint, str | None):
+            raise UsageError(f"the draft model {str(checkpoint)[:40]!a} is not a name")
         return found
 
     def _variables(self, environment: Mapping[str, str]) -> Iterator[str]:
@@ -301,16 +315,33 @@ def text_of(path: str, files: Mapping[str, str]) -> str | None:
     if text is not None:
         return text
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(_LARGEST_FILE)
+        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+            data = file.read(_LARGEST_FILE) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else _from_pipe(file, path)
+        return data.decode()
     except (OSError, ValueError):
         return None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Otherwise a named pipe is opened only when somebody writes to it.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _from_pipe(file: RawIOBase, path: str) -> bytes:
+    """The bytes that are written to a pipe. UsageError (exit 2) if nobody ends them in time."""
+    data, end = b"", monotonic() + _WAIT_SECONDS
+    while len(data) < _LARGEST_FILE and select([file], [], [], max(0.0, end - monotonic()))[0]:
+        part = file.read(_LARGEST_FILE)
+        if not part:
+            return data
+        data += part
+    raise UsageError(f"{path}: not a regular file, and its text does not end", "write the settings to a file")
 
 
 def _scalar(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -318,7 +349,7 @@ def json_object(text: str, name: str) -> dict[str, Any]:
     """The mapping in an option's JSON. UsageError (exit 2) for another text."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise UsageError(f"--{name} {text[:40]!a}: not a JSON object", "JSON has double quotes: '{\"key\": 1}'")

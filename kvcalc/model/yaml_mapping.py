@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from kvcalc.errors import ModelError, UsageError
 
 _MAX_DEPTH = 32
+_LONG_NUMBER = re.compile(r"[-+]?\d[\da-fA-Fx_]{1000}")
 # Numbers that PyYAML reads and YAML 1.2 has not: octal ones (010 is 8), those to the base of 60 (1:30 is 90), binary
 # ones (0b1), and those with underscores (1_000).
 _OLD_NUMBER = re.compile(
@@ -64,6 +65,9 @@ def _check_events(events: object, yaml: object, name: str) -> None:
                     line = event.start_mark.line + 1
                     raise ModelError(f"{name}: key {key!r} appears twice, the second time on line {line}")
                 levels[-1].keys.add(key)
+            if kind == "ScalarEvent" and not event.style and _LONG_NUMBER.match(event.value):
+                line = event.start_mark.line + 1
+                raise UsageError(f"{name}: line {line}: a number has at most 1,000 digits")
             if kind == "ScalarEvent" and not event.style and _OLD_NUMBER.fullmatch(event.value):
                 line = event.start_mark.line + 1
                 raise UsageError(

@@ -68,6 +68,18 @@ class Output(NamedTuple):
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    def emit_refusal(self, document: Mapping[str, Any], kind: str) -> None:
+        """Print the document of a refusal for a script. People read the error that follows.
+
+        The path of a field that only answers have is null.
+        """
+        if self.path is None and self.format == "human":
+            return
+        try:
+            self.emit(document, kind)
+        except UsageError:
+            sys.stdout.write("null\n")
+
     def emit_text(self, text: str, warnings: Iterable[documents.Warning]) -> None:
         """Print a file, and `warnings` to stderr."""
         try:

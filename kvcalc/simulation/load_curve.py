@@ -83,7 +83,7 @@ def question_of_command(
     acceptance_length: float | None,
 ) -> Question:  # fmt: skip
     """The question about the command of a server. `model` replaces the one that the command names."""
-    question, _ = asked_by(server.read(), server.reader, devices, speed, acceptance_length)
+    question, _ = asked_by(server.read(), server.reader, devices, speed, acceptance_length, server.num_devices)
     served = question.speed_asked._replace(input_tokens=None, output_tokens=None, concurrency=None)
     if model is not None:
         question = question._replace(model=model)

@@ -266,8 +266,8 @@ def test_containers_are_found_in_lists_of_resources() -> None:
     assert [server.name for server in servers_in(f"kind: List\nitems: [{both}]\n")] == ["a", "b"]
 
 
-@pytest.mark.parametrize(("asked", "given", "used"), [(8, "h100", 8), (2, "h100x4", 4), (8, "h100x4", 8)])
-def test_a_container_has_its_devices_or_those_that_are_more(asked: int, given: str, used: int) -> None:
+@pytest.mark.parametrize(("asked", "given", "used"), [(8, "h100", 8), (2, "h100x4", 2), (8, "h100x4", 8)])
+def test_a_container_has_the_devices_that_it_reserves(asked: int, given: str, used: int) -> None:
     reserved = f"deploy: {{resources: {{reservations: {{devices: [{{count: {asked}}}]}}}}}}"
     text = f"services: {{a: {{image: vllm/vllm-openai, command: '--model {LLAMA}', {reserved}}}}}"
     assert check(text, given)["hardware"]["num_devices"] == used
@@ -719,3 +719,47 @@ def test_a_server_that_refuses_the_requests_says_so_first(kvcalc: Any) -> None:
     ]
     assert "sustains" not in found.out
     assert kvcalc(*command, "--input-tokens", "800", "--output-tokens", "200", "--get", "starts").status == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (f"vllm serve {LLAMA} -tp 3", "--tensor-parallel-size 3 does not divide"),
+        (f"CUDA_VISIBLE_DEVICES=0 vllm serve {LLAMA} -tp 2", "one replica needs 2"),
+        ("python -m sglang.launch_server --model-path a/b --tp 3 --dp 2 --enable-dp-attention", "not a multiple of 2"),
+    ],
+)
+def test_a_refusal_of_the_engine_is_a_document(kvcalc: Any, command: str, reason: str) -> None:
+    words = ("check", command, "--gpu", "h100")
+    found = kvcalc(*words, "--json")
+    assert (found.status, found.json["starts"]) == (4, False)
+    assert reason in found.json["reason"]
+    assert not found.json["reason"].startswith("does not start: does")
+    for path, value in (("starts", "false"), ("capacity", "null"), ("fit.fits", "null"), ("command.copies", "1")):
+        got = kvcalc(*words, "--get", path)
+        assert (got.status, got.out) == (4, f"{value}\n"), path
+        assert reason in " ".join(got.err.split())
+    assert kvcalc(*words, "--get", "fit.fitz").status == 2
+    human = kvcalc(*words)
+    assert (human.status, human.out) == (4, "")
+
+
+def test_a_refusal_among_several_servers_is_an_answer(kvcalc: Any, tmp_path: Path) -> None:
+    file = tmp_path / "two.sh"
+    for second, status in (("-tp 2", 0), ("-tp 3", 4), ("--max-model-len x", 1)):
+        file.write_text(f"vllm serve {LLAMA}\nvllm serve {LLAMA} {second}\n")
+        found = kvcalc("check", "-f", str(file), "--gpu", "h100", "--get", "starts")
+        assert (found.status, found.out) == (status, {0: "true\ntrue\n", 4: "true\nfalse\n", 1: "true\n"}[status])
+
+
+def test_a_target_that_no_rate_meets_is_a_load_that_does_not_fit(kvcalc: Any) -> None:
+    load = ("--input-tokens", "2000", "--output-tokens", "250")
+    words = ("check", "vllm", "serve", LLAMA, "--gpu", "h100", *load)
+    for target, status in (("1ms@p99", 4), ("2s@p99", 0)):
+        found = kvcalc(*words, "--max-ttft", target, "--json")
+        assert (found.status, found.json["starts"]) == (status, True)
+        assert bool(found.json["capacity"]["requests_per_second"]) is (status == 0)
+    shown = kvcalc(*words, "--max-ttft", "1ms@p99", "--format", "human")
+    assert shown.status == 4
+    assert "sustains no rate: TTFT p99 of requests alone is" in shown.out
+    assert "0 requests per second" not in shown.out

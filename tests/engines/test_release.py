@@ -274,3 +274,39 @@ def test_types_with_a_first_release_are_read(engine: str) -> None:
         assert until is not None
         assert since is not None
         assert until < since
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dev", "devel", "nightly-dev", "dev-cu13", "nightly-dev-cu12", "cu130-nightly", "nightly-aarch64",
+        "0.0.0.dev1+g5b8c30d", "v0.0.0.dev0", "0.0.0",
+        "0.0.0rc1", "0.1.dev1+g5b8c30d", "0.1.dev10000+g5b8c30d.d20261101",
+    ],
+)  # fmt: skip
+def test_a_build_without_a_version_is_the_newest(engine: str, text: str) -> None:
+    """setuptools-scm calls a build from a clone without tags 0.0.0 or 0.1.dev, as no release of an engine is."""
+    assert parse_release(engine, text).release is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nightly-dev-20261020-abcdef", "nightly-dev-20261020-5b8c30d6", "nightly-dev-cu13-20261020-5b8c30d6",
+        "nightly-20261020-cu13", "dev-20261020", "base_main_20261020", "nightly_main_20261020", "weekly-2026-10-20",
+    ],
+)  # fmt: skip
+def test_a_nightly_build_counts_as_of_its_day(text: str) -> None:
+    for engine, release in (("sglang", "0.5.22"), ("vllm", "0.32.0"), ("tensorrt-llm", "1.4.0rc0")):
+        requested = parse_release(engine, text)
+        assert (requested.release, requested.is_date) == (parse_release(engine, release).release, True)
+
+
+def test_a_development_version_with_its_day_and_hour_is_read() -> None:
+    earlier, later = (parse_release("tensorrt-llm", f"1.4.0.dev{day}00").release for day in (20261101, 20261102))
+    assert earlier is not None
+    assert later is not None
+    assert earlier < later < Release.of(1, 4)
+    # A month of NVIDIA's containers is no version.
+    assert parse_release("vllm", "25.09-py3") == parse_release("vllm", "2025-09")

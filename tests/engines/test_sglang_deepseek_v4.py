@@ -144,8 +144,8 @@ def test_the_lines_and_the_rows_add_up(name: str, stages: int) -> None:
 def test_the_longest_context_and_the_largest_batch_fit() -> None:
     memory = 60 * 2**30
     fit = ask(kv_memory_bytes=memory)["fit"]
-    assert ask(context_tokens=fit["max_context_tokens"])["kv_cache"]["bytes_per_device"] <= memory
-    assert ask(context_tokens=fit["max_context_tokens"] + 1)["kv_cache"]["bytes_per_device"] > memory
+    assert ask(context_tokens=fit["memory_context_tokens"])["kv_cache"]["bytes_per_device"] <= memory
+    assert ask(context_tokens=fit["memory_context_tokens"] + 1)["kv_cache"]["bytes_per_device"] > memory
     given = {"max-running-requests": "300"}
     most = ask(kv_memory_bytes=memory, engine_settings=given)["fit"]["max_batch_size"]
     assert 256 < most < 300

@@ -33,13 +33,13 @@ def ask(release: str, tokens: int = 32_768, **asked: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_the_longest_request_of_a_stage(release: str, longest: int) -> None:
     fit = ask(release, kv_memory_bytes=3 * GIB)["fit"]
-    assert fit["max_context_tokens"] == longest
+    assert fit["memory_context_tokens"] == longest
     assert fit["kv_cache_bytes"] == 32_768 * 98_304 // 2
     assert fit["fits"]
     notes = [note["code"] for note in ask(release, kv_memory_bytes=3 * GIB)["warnings"]]
     assert ("stage-memory" in notes) is (longest == 32_768)
     longer = ask(release, longest + 1, kv_memory_bytes=3 * GIB)["fit"]
-    assert (longer["fits"], longer["max_context_tokens"]) == (False, longest)
+    assert (longer["fits"], longer["memory_context_tokens"]) == (False, longest)
 
 
 def test_one_stage_is_billed_as_usual() -> None:
@@ -47,7 +47,7 @@ def test_one_stage_is_billed_as_usual() -> None:
         found = estimate(
             kvcalc.load_model(QWEN), engine=f"vllm{release}", context_tokens=4096, dtype="bf16", kv_memory_bytes=3 * GIB
         )
-        assert found["fit"]["max_context_tokens"] == 32_768
+        assert found["fit"]["memory_context_tokens"] == 32_768
 
 
 def test_the_verdict_names_the_memory_of_all_layers() -> None:

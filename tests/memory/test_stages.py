@@ -90,7 +90,7 @@ def test_a_device_of_two_holds_half_the_layers(engine: str) -> None:
     assert two["fit"]["kv_cache_bytes"] == held * there // 32
     assert two["kv_cache"]["devices_total_bytes"] == two["kv_cache"]["total_bytes"] == held
     assert two["fit"]["max_batch_size"] > 1.5 * one["fit"]["max_batch_size"]
-    assert two["fit"]["max_context_tokens"] > 1.5 * one["fit"]["max_context_tokens"]
+    assert two["fit"]["memory_context_tokens"] > 1.5 * one["fit"]["max_context_tokens"]
     for parts in ("request_lines", "pool_lines"):
         if parts in two["engine"]:
             assert sum(line["bytes"] for line in two["engine"][parts]) == two["kv_cache"]["bytes_per_device"]

@@ -250,7 +250,7 @@ def test_the_parts_of_a_fit_stand_in_order_and_add_up() -> None:
     ]  # fmt: skip
     assert (fit["device_bytes"], fit["weights_bytes"], fit["weights_replicated_bytes"]) == (10 * GIB, 4 * GIB, 123)
     assert (fit["activation_bytes"], fit["reserve_bytes"], fit["kv_cache_memory_bytes"]) == (0, GIB, 5 * GIB)
-    assert (fit["fits"], fit["max_context_tokens"], fit["max_batch_size"]) == (True, 5 * 4096, 5)
+    assert (fit["fits"], fit["memory_context_tokens"], fit["max_batch_size"]) == (True, 5 * 4096, 5)
     assert not [remark for remark in remarks if "need" in remark]
 
 
@@ -335,7 +335,7 @@ def test_a_model_without_a_cache_has_no_limit_but_its_weights() -> None:
     for pool, limit in ((0, None), (-1, 0)):
         found = Budget(case, WEIGHTS, Reserve([], {}), pool, pool)
         fit, _ = described(found)
-        assert (fit["max_context_tokens"], fit["max_batch_size"]) == (limit, limit)
+        assert (fit["memory_context_tokens"], fit["max_batch_size"]) == (limit, limit)
         assert found.running_limit() == limit
 
 
@@ -358,7 +358,7 @@ def test_how_many_requests_run_at_once() -> None:
 def test_what_else_grows_with_the_question_shrinks_the_limits() -> None:
     # In 5.5 GiB minus the logits, each token takes 131,072 bytes of cache and 2,400 bytes of prefill.
     fit, _ = fit_of("transformers", 4)
-    assert fit["max_context_tokens"] == (6 * GIB - 512 * MIB - 300_000) // (TOKEN + 2400)
+    assert fit["memory_context_tokens"] == (6 * GIB - 512 * MIB - 300_000) // (TOKEN + 2400)
 
 
 def test_no_share_of_nothing_is_no_line() -> None:

@@ -13,6 +13,7 @@ from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import choose_server, of_release, servers_in
 from kvcalc.planning.plan.judge import STATISTICS
 from kvcalc.planning.plan.targets import Simulated, Targets
+from kvcalc.releases import release_of
 from kvcalc.throughput.hardware import find_devices
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -288,8 +289,8 @@ def test_of_the_whole_copies_behind_a_server_one_is_checked(options: str, copies
     assert said == ["the command starts 4 copies of the server, of which one is checked"] * (copies > 1)
 
 
-@pytest.mark.parametrize(("gpus", "given", "devices"), [(1, 1, 1), (4, 1, 4), (2, 4, 4), (8, 4, 8)])
-def test_a_container_may_get_more_devices_than_are_given(gpus: int, given: int, devices: int) -> None:
+@pytest.mark.parametrize(("gpus", "given", "devices"), [(1, 1, 1), (4, 1, 4), (2, 4, 2), (8, 4, 8)])
+def test_a_container_has_the_devices_that_docker_gives_it(gpus: int, given: int, devices: int) -> None:
     answer = check(f"docker run --gpus {gpus} {IMAGE} --model {LLAMA} -tp {gpus}", f"h100x{given}")
     hardware = answer["hardware"]
     assert hardware is not None
@@ -428,3 +429,35 @@ def test_each_change_alone_lets_the_server_start_and_a_smaller_one_does_not(
         step = {"--max-model-len": 16, "--ctx-size": 512, "--n-gpu-layers": 1, "--n-cpu-moe": -1}.get(option)
         if step is not None and (option, gpu) != ("--max-model-len", "h100"):
             assert not check(f"{command} {option} {int(value) + step}", gpu)["starts"], option
+
+
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("lmsysorg/sglang:nightly-dev-20261020-abcdef", "0.5.22"),
+        ("lmsysorg/sglang:dev", None),
+        ("lmsysorg/sglang:nightly", None),
+        ("lmsysorg/sglang:0.0.0.dev1", None),
+        ("lmsysorg/sglang:latest", None),
+        ("lmsysorg/sglang:v0.5.9rc1-cu129", "0.5.9rc1"),
+        ("lmsysorg/sglang:v0.5.9-cu129", "0.5.9"),
+        ("lmsysorg/sglang", None),
+        ("localhost:5000/lmsysorg/sglang", None),
+        ("lmsysorg/sglang@sha256:00", None),
+        ("vllm/vllm-openai:nightly-5b8c30d62b75", None),
+        ("rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210", "0.11.2"),
+        ("nvcr.io/nvidia/vllm:25.09-py3", "2025-09"),
+        ("nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1", "1.4.0rc1"),
+        ("nvcr.io/nvidia/tensorrt-llm/release:nightly", None),
+        ("nvcr.io/nvidia/tensorrt-llm/release", "1.2.1"),
+        ("ghcr.io/ggml-org/llama.cpp:server-cuda-b6097", "b6097"),
+        ("ghcr.io/ggml-org/llama.cpp:server-cuda", None),
+    ],
+)
+def test_the_tag_of_an_image_is_a_release_a_day_or_the_newest(image: str, release: str | None) -> None:
+    programs = {"nvcr.io/nvidia/tensorrt-llm": "trtllm-serve x/y", "nvcr.io/nvidia/vllm": "vllm serve x/y"}
+    command = next((command for name, command in programs.items() if image.startswith(name)), "--model x/y")
+    (server,) = servers_in(f"docker run --gpus all {image} {command}")
+    engine = server.reader.engine
+    place = release_of(engine if server.release is None else f"{engine}@{server.release}")
+    assert place == (None if release is None else release_of(f"{engine}@{release}"))

@@ -104,7 +104,7 @@ def test_capacity_is_the_last_that_fits(name: str, batch: int, tp: int, memory: 
     most = fit["max_batch_size"]
     assert share(100, most + 1) > memory
     assert most == 0 or share(100, most) <= memory
-    longest = fit["max_context_tokens"]
+    longest = fit["memory_context_tokens"]
     if longest is None:
         assert share(10**15, batch) <= memory
         assert any("does not limit" in warning for warning in texts(answer))
@@ -115,4 +115,4 @@ def test_capacity_is_the_last_that_fits(name: str, batch: int, tp: int, memory: 
 
 def test_memory_holds_any_number_of_sequences_that_keep_nothing() -> None:
     fit = estimate(kvcalc.load_model("bert-base"), engine="vllm", kv_memory_bytes=10)["fit"]
-    assert (fit["fits"], fit["max_batch_size"], fit["max_context_tokens"]) == (True, None, None)
+    assert (fit["fits"], fit["max_batch_size"], fit["memory_context_tokens"]) == (True, None, None)

@@ -251,17 +251,17 @@ def test_the_longest_context_of_an_encoder_decoder_fits(name: str, engine: str) 
             return found
 
         try:
-            longest = part(None)["max_context_tokens"]
+            longest = part(None)["memory_context_tokens"]
         except ModelError:
             continue  # this engine does not run such models, or their layout is not known
         assert part(longest)["fits"]
         assert not part(longest + 1)["fits"]
-        assert part(longest)["max_context_tokens"] == longest
+        assert part(longest)["memory_context_tokens"] == longest
 
 
 def test_and_so_does_that_on_a_device() -> None:
     for devices, engine in (("h100", "vllm"), ("h100x2", "vllm"), ("h100", "logical")):
-        longest = ask("t5-small", devices, engine=engine, batch_size=2)["fit"]["max_context_tokens"]
+        longest = ask("t5-small", devices, engine=engine, batch_size=2)["fit"]["memory_context_tokens"]
         for tokens, fits in ((longest, True), (longest + 1, False)):
             found = ask("t5-small", devices, engine=engine, batch_size=2, context_tokens=tokens)
             assert found["fit"]["fits"] is fits, (devices, engine)

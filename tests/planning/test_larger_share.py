@@ -17,14 +17,23 @@ def ask(engine: str = "sglang", gpu: str = "b200", **asked: Any) -> dict[str, An
     return dict(kvcalc.estimate(kvcalc.load_model("deepseek-r1"), engine=engine, dtype="fp8", **given))
 
 
-def test_deepseek_r1_on_four_b200_has_a_speed() -> None:
+def test_an_answer_that_does_not_fit_has_no_times_of_a_start_with_another_share() -> None:
     # InferenceX serves it with --mem-fraction-static 0.95. SGLang's default share leaves nothing for the cache.
     found = ask()
     assert not found["fit"]["fits"]
+    assert found["throughput"] is None
     assert any("with --mem-fraction-static 0.95, there is memory for" in text for text in texts(found))
     given = ask(engine_settings={"mem-fraction-static": "0.95"})
     assert given["fit"]["fits"]
-    assert found["throughput"] == given["throughput"]
+    assert given["throughput"] is not None
+
+
+def test_the_screen_of_an_answer_that_does_not_fit_has_no_times(kvcalc: Any) -> None:
+    load = ("--input-tokens", "16000", "--output-tokens", "20", "--concurrency", "300")
+    shown = kvcalc("estimate", "mimo-7b", "--engine", "sglang", "--gpu", "l4", *load)
+    assert "does not fit" in shown.out
+    assert not any(word in shown.out for word in ("time to first token", "decode step", "tokens/s", "energy"))
+    assert "with --mem-fraction-static 0.95, there is memory for 2 requests of this length" in shown.err
 
 
 def test_a_share_that_was_given_is_kept() -> None:

@@ -21,7 +21,7 @@ from tests.documents import estimate
 def test_the_note_names_the_longest_context(model: str, settings: dict[str, str], gpu: str) -> None:
     found = kvcalc.fit(model, kvcalc.find_devices(gpu), engine="llama.cpp", engine_settings=settings)
     (text,) = [note["text"] for note in found["warnings"] if note["code"] == "beyond-model"]
-    assert text.startswith(f"a context of {found['fit']['max_context_tokens']:,} tokens fits in memory")
+    assert text.startswith(f"a context of {found['fit']['memory_context_tokens']:,} tokens fits in memory")
 
 
 GPU = find_devices("h100").gpu
@@ -45,7 +45,7 @@ def test_the_longest_context_fits_and_one_more_token_does_not(model: str, asked:
         found: dict[str, Any] = estimate(kvcalc.load_model(model), context_tokens=tokens, **asked)["fit"]
         return found
 
-    longest = fit(100)["max_context_tokens"]
+    longest = fit(100)["memory_context_tokens"]
     assert [fit(longest + more)["fits"] for more in (0, 1, 2)] == [True, False, False]
 
 

@@ -121,7 +121,7 @@ def test_the_limits_are_those_of_all_devices() -> None:
     """A longer context or a larger batch than the limit does not fit on some device, and the limit fits on all."""
     asked: dict[str, Any] = {"tensor_split": "2,1"}
     part = split(**asked)["fit"]
-    longest, batch = part["max_context_tokens"], part["max_batch_size"]
+    longest, batch = part["memory_context_tokens"], part["max_batch_size"]
     assert split(context=longest, **asked)["fit"]["fits"]
     assert not split(context=longest + 256, **asked)["fit"]["fits"]
     assert split(batch_size=batch, **asked)["fit"]["fits"]

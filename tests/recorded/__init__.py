@@ -42,7 +42,8 @@ _MEMORY = """
 kv_cache.stored_bytes kv_cache.total_bytes kv_cache.bytes_per_sequence kv_cache.bytes_per_token
 kv_cache.bytes_per_device kv_cache.devices_total_bytes kv_cache.decode_read_bytes engine.block_size
 engine.bytes_per_block engine.request_bytes engine.num_gpu_blocks engine.kv_cache_tokens fit.weights_bytes
-fit.activation_bytes fit.reserve_bytes fit.free_bytes fit.max_context_tokens fit.max_batch_size
+fit.activation_bytes fit.reserve_bytes fit.free_bytes fit.max_context_tokens fit.memory_context_tokens
+fit.max_batch_size
 """
 _SIMULATED = """
 results.duration_seconds results.tokens_per_second results.good_requests results.steady_ttft_seconds

@@ -143,7 +143,7 @@ def test_limits_are_exact(pytestconfig: pytest.Config) -> None:
         if fit is None:
             continue
         for limit, key, bound in (
-            ("max_context_tokens", "context_tokens", 2**62),
+            ("memory_context_tokens", "context_tokens", 2**62),
             ("max_batch_size", "batch_size", 2**31 - 1),
         ):
             most = fit[limit]
@@ -183,7 +183,7 @@ def test_twice_as_many_devices_hold_no_less(pytestconfig: pytest.Config) -> None
         if question.asked["engine"].startswith("sglang") and document["model"]["attention"] == "hybrid":
             continue  # SGLang divides the memory between states and tokens
         more = question.estimate(f"{question.gpu}x{2 * question.number}")
-        for limit in ("max_context_tokens", "max_batch_size") if more and more["fit"] else ():
+        for limit in ("memory_context_tokens", "max_batch_size") if more and more["fit"] else ():
             one, other = document["fit"][limit], more and more["fit"][limit]
             assert other is None or (one is not None and one <= other), f"{question}: {limit} {one}, {other} with twice"
 

@@ -71,7 +71,7 @@ class Grid:
             fit = self.fit(context, batch)
             if fit is None:
                 continue
-            longest, largest = fit["max_context_tokens"], fit["max_batch_size"]
+            longest, largest = fit["memory_context_tokens"], fit["max_batch_size"]
             for tokens in self.contexts:
                 if (fits := self.points[tokens, batch]["fits"]) is not (longest is None or tokens <= longest):
                     yield f"batch {batch}: the longest context is {longest:,}, but fits is {fits} at {tokens}"

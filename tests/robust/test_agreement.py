@@ -44,7 +44,7 @@ def test_the_longest_context_fits_and_one_more_token_does_not() -> None:
             fit: Any = estimate(model, **asked, kv_memory_bytes=memory)["fit"]
         except KvcalcError:
             continue
-        for key, limit in (("context_tokens", fit["max_context_tokens"]), ("batch_size", fit["max_batch_size"])):
+        for key, limit in (("context_tokens", fit["memory_context_tokens"]), ("batch_size", fit["max_batch_size"])):
             if not limit:
                 continue
             assert estimate(model, **{**asked, key: limit}, kv_memory_bytes=memory)["fit"]["fits"], (name, asked, key)

@@ -97,9 +97,8 @@ class VllmReader(Reader):
 
     def _graphs(self, found: Read, config: str) -> None:
         """--compilation-config is an object, or the number of its mode."""
-        for key, value in (
-            (("mode", int(config)),) if config.isdigit() else json_object(config, "compilation-config").items()
-        ):
+        mode = (("mode", 3 if config == "3" else config),)
+        for key, value in mode if config.isdecimal() else json_object(config, "compilation-config").items():
             if key == "cudagraph_mode" and isinstance(value, str):
                 found.settings["cudagraph-mode"] = value.casefold()
             elif key.split(".")[0] not in self.names["passes"] and not (key in ("mode", "level") and value == 3):

@@ -227,7 +227,9 @@ def render_check(document: documents.Check, console: Console) -> None:
     if requests and not refused:
         fitting = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
         console.print(f"{fitting} requests of {_lengths(requests)} fit at once")
-    if capacity is not None:
+    if capacity is not None and not capacity["requests_per_second"]:
+        console.print(Text.assemble(("sustains no rate", "bold red"), f": {capacity['limited_by']}"))
+    elif capacity is not None:
         console.print(Text.assemble("sustains ", (requests_per_second(capacity["requests_per_second"]), "bold")))
         for metric, mean, most in (
             ("TTFT", capacity["ttft_mean_seconds"], capacity["ttft_p99_seconds"]),

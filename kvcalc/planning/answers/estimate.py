@@ -87,13 +87,13 @@ def answer_case(case: Case) -> Answer:
         else:
             fit = describe_fit(found, notes)
             division, kv_memory_bytes = found.reserve.settings, max(found.offered_bytes, 0)
-            served = case if fit["fits"] else None
-            if fit["max_batch_size"] == 0:
-                from kvcalc.planning.serving.load import with_larger_share
-
-                served = with_larger_share(case, notes)
             # What does not fit does not run, so it has no speed.
+            served = case if fit["fits"] else None
             throughput = None if served is None else describe_throughput(served, notes)
+            if fit["max_batch_size"] == 0:
+                from kvcalc.planning.serving.load import larger_share_notes
+
+                notes += larger_share_notes(case)
     speculative = None
     if case.question.speculative is not None:
         from kvcalc.planning.drafting.document import describe_speculative

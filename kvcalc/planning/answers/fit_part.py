@@ -44,9 +44,11 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     fit["devices"] = [room.describe(number) for number, room in enumerate(found.devices)] or None
     if found.host is not None:
         tokens = found.case.workload.context_tokens
-        fit["max_context_tokens"] = least(fit["max_context_tokens"], found.host.longest_context())
+        longest = least(fit["memory_context_tokens"], found.host.longest_context())
+        fit["max_context_tokens"] = least(longest, found.case.spec.max_position_embeddings)
+        fit["memory_context_tokens"] = longest
         fit["max_batch_size"] = least(fit["max_batch_size"], found.host.largest_batch(tokens))
-        limits = context_notes(found.case, fit["max_context_tokens"])
+        limits = context_notes(found.case, longest)
     notes += limits
     held = found.reserve.held
     left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
@@ -158,7 +160,7 @@ def _verdict(found: Budget, fit: documents.Fit) -> str:
     one = case.needed_bytes(workload.context_tokens, 1)
     memory = format_size(found.pool_bytes, capacity=True)
     if one > found.pool_bytes:
-        longest = fit["max_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
+        longest = fit["memory_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
         option, needed = case.engine.context_option, f"{format_size(one)} of cache per device"
         tried = f"; the longest context that fits is {longest:,}" if longest else ""
         tried += f": {option} {longest}" if longest and option else ""

@@ -136,7 +136,6 @@ def _best(one: _Candidate, question: Question, memory: int, max_weights_bytes: i
 
 def _row(one: _Candidate, found: Answer) -> documents.ModelsFitModelsItem:
     fit, weights, speed = found.fit, found.document["weights"], found.document["throughput"]
-    limits = [n for n in (fit["max_context_tokens"], one.spec.max_position_embeddings) if n is not None]
     return {
         "name": one.preset.name,
         "family": one.preset.family,
@@ -145,7 +144,7 @@ def _row(one: _Candidate, found: Answer) -> documents.ModelsFitModelsItem:
         "dtype": weights["dtype"],
         "weights_bytes": weights["bytes"],
         "free_bytes": fit["free_bytes"],
-        "max_context_tokens": min(limits, default=None),
+        "max_context_tokens": fit["max_context_tokens"],
         "max_batch_size": fit["max_batch_size"],
         "decode_tokens_per_second": None if speed is None else speed["decode_tokens_per_second"],
         "prefill_seconds": None if speed is None else speed["prefill_seconds"],

@@ -73,16 +73,22 @@ def count_replicas(num_devices: int, workload: Workload) -> int:
     size, stages, needed = workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.num_devices
     replicas, rest = divmod(num_devices, needed)
     if rest or not replicas:
-        asked = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
-        asked += f" --dp {workload.data_parallel_size}" if workload.data_parallel_size > 1 else ""
-        asked += f" and prefill context parallelism {workload.prompt_ranks}" if workload.prompt_ranks > 1 else ""
         hint = f"use --num-gpus {needed}, or another --tp"
         if workload.data_parallel_size > 1:
             hint = f"use --num-gpus {needed}, or leave out --tp, which is the devices of one DP rank"
         raise LayoutError(
-            f"{num_devices} device{'s' if num_devices > 1 else ''} with {asked}: one replica needs {needed}", hint
+            needed_devices(num_devices, size, stages, workload.data_parallel_size, workload.prompt_ranks), hint
         )
     return replicas
+
+
+def needed_devices(num_devices: int, size: int, stages: int, dp_ranks: int, prompt_ranks: int) -> str:
+    """Why `num_devices` do not make up replicas of this layout."""
+    layout = f"--tp {size}" + (f" --pp {stages}" if stages > 1 else "")
+    layout += f" --dp {dp_ranks}" if dp_ranks > 1 else ""
+    layout += f" and prefill context parallelism {prompt_ranks}" if prompt_ranks > 1 else ""
+    replica = size * stages * dp_ranks * prompt_ranks
+    return f"{num_devices} device{'s' if num_devices > 1 else ''} with {layout}: one replica needs {replica}"
 
 
 def over_machines(question: Question, devices: Devices) -> tuple[int | None, int]:

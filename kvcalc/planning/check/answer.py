@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
-from kvcalc.engines.reading import Reader
+from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import CacheTypeError, DoesNotFitError, KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
@@ -43,19 +43,41 @@ def check(
     """The check document of one server on `devices`. With a `simulation` and lengths, it has the largest rate.
 
     Raises UsageError (exit 2) for what cannot be read, ModelError (exit 3) for a model that is not known, and
-    DoesNotFitError (exit 4) for one that the engine does not split this way.
+    DoesNotFitError (exit 4) with a `CheckRefusal` as its document if the engine refuses to start.
     """
-    with _refusals(server.reader):
-        read = server.read()
-    if server.num_devices is not None:
-        devices = devices._replace(num_devices=max(server.num_devices, devices.num_devices))
-    if devices.num_devices > 1:
-        devices = devices._replace(num_devices=devices.num_devices * read.nodes)
+    read = None
+    try:
+        with _refusals(server.reader):
+            read = server.read()
+        return _checked(
+            server, read, devices, input_tokens, output_tokens, targets, simulation, speed, acceptance_length
+        )
+    except DoesNotFitError as error:
+        refusal: documents.CheckRefusal = {
+            "schema_version": SCHEMA_VERSION,
+            "command": _command(server, read),
+            "starts": False,
+            "reason": error.message.removeprefix("does not start: "),
+            "changes": [],
+            "requests": None,
+            "capacity": None,
+            "warnings": [],
+        }
+        error.document = refusal
+        raise
+
+
+def _checked(
+    server: Server, read: Read, devices: Devices, input_tokens: int | None, output_tokens: int | None,
+    targets: Targets | None, simulation: Simulates | None, speed: SpeedQuestion | None,
+    acceptance_length: float | None,
+) -> documents.Check:  # fmt: skip
+    """The document of a server that its engine does not refuse."""
     has_lengths = input_tokens is not None and output_tokens is not None
     # The memory does not depend on the tokens that are accepted.
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
     with _refusals(server.reader):
-        question, notes = asked_by(read, server.reader, devices, speed, accepted)
+        question, notes = asked_by(read, server.reader, devices, speed, accepted, server.num_devices)
     try:
         try:
             found = _fit(question, server.reader)
@@ -97,14 +119,7 @@ def check(
             capacity = capacity_of(question, input_tokens, output_tokens, limits, simulation, notes)
     document = {
         "schema_version": SCHEMA_VERSION,
-        "command": {
-            "service": server.name,
-            "engine": read.engine,
-            "model": read.model,
-            "copies": read.copies,
-            "ignored": list(dict.fromkeys(read.ignored)),
-            "not_counted": list(dict.fromkeys(read.unknown)),
-        },
+        "command": _command(server, read),
         "starts": starts,
         "reason": reason,
         "changes": [] if starts else list(_changes(server, question, found, limit, refused)),
@@ -114,6 +129,18 @@ def check(
     }
     others = [warning for warning in found["warnings"] if warning["code"] != "start-limit"]
     return cast("documents.Check", {**document, "warnings": [*describe_notes(notes), *others]})
+
+
+def _command(server: Server, read: Read | None) -> documents.ServerCommand:
+    """The `command` part. `read` is None if the engine refuses the options before they are all read."""
+    return {
+        "service": server.name,
+        "engine": server.reader.engine if read is None else read.engine,
+        "model": None if read is None else read.model,
+        "copies": 1 if read is None else read.copies,
+        "ignored": [] if read is None else list(dict.fromkeys(read.ignored)),
+        "not_counted": [] if read is None else list(dict.fromkeys(read.unknown)),
+    }
 
 
 def _fit(question: Question, reader: Reader) -> documents.FitDocument:
@@ -171,7 +198,7 @@ def _reason(part: documents.Fit, tokens: int) -> str:
 def _changes(
     server: Server, question: Question, found: documents.FitDocument, limit: int | None,
     refused: TooMany | None,
-) -> Iterator[documents.CheckChangesItem]:  # fmt: skip
+) -> Iterator[documents.ServerChange]:  # fmt: skip
     """Each of the smallest changes with which the server starts: the option and its value.
 
     `limit` is the model's longest context if the server's is beyond it, and `refused` its limit of running requests if
@@ -186,8 +213,8 @@ def _changes(
         named = next((name for name in ("max_model_len", "context_tokens") if name in names), None)
         option = reader.words.context_option or (reader.flag_for(named) if named else "")
         # The slots of llama.cpp have one option together.
-        tokens = part["max_context_tokens"] if limit is None else min(part["max_context_tokens"], limit)
-        yield {"option": option, "value": str(tokens * question.batch_size)}
+        tokens = part["memory_context_tokens"] if limit is None else part["max_context_tokens"]
+        yield {"option": option, "value": str((tokens or 0) * question.batch_size)}
     if limit is not None:
         return
     if "kv_dtype" in names:

@@ -6,12 +6,13 @@ from typing import Any
 
 from kvcalc.engines import engine_class
 from kvcalc.engines.reading import Read, Reader
-from kvcalc.errors import ModelError, UsageError
+from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
 from kvcalc.model.resolve import find_published, load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
 from kvcalc.planning.cases.dp_attention import most_experts
+from kvcalc.planning.cases.layout import needed_devices
 from kvcalc.planning.cases.resolve import with_device
 from kvcalc.question.fields import FIELDS
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
@@ -23,13 +24,18 @@ _SPEED = ("expert_parallel_size",)
 
 def asked_by(
     read: Read, reader: Reader, devices: Devices, speed: SpeedQuestion | None = None,
-    acceptance_length: float | None = None,
+    acceptance_length: float | None = None, num_devices: int | None = None,
 ) -> tuple[Question, list[Note]]:  # fmt: skip
     """The question about one server, and notes about what is not counted. `speed` has the lengths of requests.
 
-    Raises UsageError (exit 2) for a value that cannot be read, and ModelError (exit 3) for a model that is not known.
+    `num_devices` are those that the command leaves each of its machines, None for all. Raises UsageError (exit 2) for a
+    value that cannot be read, ModelError (exit 3) for a model that is not known, and LayoutError (exit 2) for a server
+    that needs more devices.
     """
     notes = list(read.notes)
+    available = _available_devices(read, reader, devices, num_devices)
+    if available is not None:
+        devices = devices._replace(num_devices=available)
     spec = _model(read.model, notes)
     reader.check_model(read, spec)
     values: dict[str, Any] = {}
@@ -71,7 +77,36 @@ def asked_by(
         speed=None if served == SpeedQuestion() else served,
         speculative=_drafting(read, acceptance_length, notes), **values,
     )  # fmt: skip
+    if available is not None:
+        question = question._replace(devices=_used_devices(question, read, devices))
     return question, [Note("command", "command", text) for text in notes]
+
+
+def _available_devices(read: Read, reader: Reader, devices: Devices, num_devices: int | None) -> int | None:
+    """The devices of all machines of a server. None if nothing says it: a single device stands for its kind."""
+    if num_devices == 0:
+        text = f"{engine_class(read.engine).title}: its variables leave it no device"
+        # llama.cpp then runs on the host, whose memory is not counted.
+        raise UsageError(text) if reader.words.splits_layers else LayoutError(text)
+    if num_devices is None and devices.num_devices == 1:
+        return None
+    return (num_devices or devices.num_devices) * read.nodes
+
+
+def _used_devices(question: Question, read: Read, devices: Devices) -> Devices:
+    """The devices of whole replicas; the others are idle. LayoutError (exit 2) if there are too few."""
+    size, stages, ranks = (
+        question.tensor_parallel_size or 1,
+        question.pipeline_parallel_size,
+        question.data_parallel_size,
+    )
+    prompt_ranks = engine_class(read.engine).prompt_ranks_in(question.engine_settings or {})
+    available, replica = devices.num_devices, size * stages * ranks * prompt_ranks
+    if replica * read.copies > available:
+        text = needed_devices(available, size, stages, ranks, prompt_ranks)
+        text += f", and {read.copies} copies need {replica * read.copies}" if read.copies > 1 else ""
+        raise LayoutError(text, "leave it more devices, or use a smaller --tp")
+    return devices._replace(num_devices=available // replica * replica)
 
 
 def _model(text: str, notes: list[str]) -> ModelSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 from kvcalc.engines.reading import Read, Reader, readers
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
+from kvcalc.releases import parse_release, stable_of
 from kvcalc.writing.manifest import read_documents, resolved
 from kvcalc.writing.script import parse_script
 from kvcalc.writing.shell import words_of
 
-_RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:-.*)?")
+# The version at the beginning of a tag: v0.5.9-cu129, 1.3.0rc5. NVIDIA's 25.09-py3 is a date.
+_RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)(?:[-+_](?!py3).*)?")
 # The options of `docker run` that are not read have a value or not; these are the ones without (docker run --help).
 _DOCKER_FLAGS = {
     "-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-P", "--detach", "--init", "--interactive", "--no-healthcheck",
@@ -28,14 +31,16 @@ _RUNS_TEXT = re.compile(r"-[a-z]*c")
 _MOST_BEFORE = 12
 # Keys of a resource's limits that count devices (device plugins of NVIDIA and AMD).
 _RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
-_MOST_NODES = 100_000
+# Variables that leave a process some of the devices (drivers and container runtimes of NVIDIA and AMD).
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 class Server(NamedTuple):
     """A command that starts a server: the words after its program.
 
     `environment` are its variables, `files` what was written before, `release` that of the engine if an image says it,
-    and `num_devices` the devices that a container gets. `name` is that of the service, None for a command.
+    and `num_devices` the devices that its container or its variables leave it, None if they do not say it. `name` is
+    that of the service, None for a command.
     """
 
     reader: Reader
@@ -125,12 +130,14 @@ def server_of(
     for reader in readers():
         place = program_end(reader, words)
         if place is not None:
-            number = _mpi_ranks(words[:place])
-            return [Server(reader, words[place:], environment, files, None, _release(image), number)]
+            ranks = _mpi_ranks(words[:place])
+            number = _visible_devices(environment) if ranks is None else ranks
+            return [Server(reader, words[place:], environment, files, None, _release(reader.engine, image), number)]
     if image is not None and not is_program:
         for reader in readers():
             if any(name in image for name in reader.words.images):
-                return [Server(reader, words, environment, files, release=_release(image))]
+                number = _visible_devices(environment)
+                return [Server(reader, words, environment, files, None, _release(reader.engine, image), number)]
     return []
 
 
@@ -159,18 +166,50 @@ def program_end(reader: Reader, words: Sequence[str]) -> int | None:
 def _mpi_ranks(words: Sequence[str]) -> int | None:
     """The processes that mpirun starts, one for each device."""
     after = pairwise(words) if words and os.path.basename(words[0]) in ("mpirun", "mpiexec") else ()
-    return next((int(number) for word, number in after if word in ("-n", "-np") and number.isdecimal()), None)
+    return next((_number(number) for word, number in after if word in ("-n", "-np")), None)
 
 
-def _release(image: str | None) -> str | None:
-    """The release in an image's tag: vllm/vllm-openai:v0.11.0."""
-    found = None if image is None else _RELEASE.fullmatch(image.partition("@")[0].rpartition(":")[2])
-    return None if found is None else found[1]
+def _number(value: Any) -> int | None:
+    """A number of devices in a text or in YAML, or None."""
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 7 and int(text) else None
+
+
+def _visible_devices(environment: Mapping[str, str]) -> int | None:
+    """The devices that variables of the drivers leave to a process. None if none of them says it."""
+    texts = [environment[name].strip() for name in _VISIBLE if name in environment]
+    return min((_listed(text) for text in texts if text != "all" and "$" not in text), default=None)
+
+
+def _listed(text: str) -> int:
+    """The devices in a list of numbers or names, which ends before -1 (CUDA_VISIBLE_DEVICES in NVIDIA's manual)."""
+    names = [name.strip() for name in text.split(",")]
+    return next((place for place, name in enumerate(names) if name in ("", "-1", "void", "none")), len(names))
+
+
+def _within(value: Any, *keys: str) -> Any:
+    """The value below the keys of nested mappings, or None."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _release(engine: str, image: str | None) -> str | None:
+    """The release in the tag of an image: vllm/vllm-openai:v0.11.0. None if it is the newest stable one, or unknown."""
+    tag = "" if image is None else image.partition("@")[0].rpartition("/")[2].partition(":")[2].casefold()
+    version = _RELEASE.fullmatch(tag)
+    try:
+        requested = parse_release(engine, version[1] if version is not None else tag)
+    except UsageError:
+        return None
+    if requested.release is None:  # a tag such as nightly-dev or glm5-hopper
+        return "nightly" if stable_of(engine) and requested.text not in ("latest", "stable") else None
+    return requested.text
 
 
 def _in_container(words: list[str], environment: Mapping[str, str], files: Mapping[str, str]) -> list[Server]:
     """The server that `docker run` starts, after its own options."""
-    own, entry, number = dict(environment), [], None
+    own, entry, number = dict[str, str](), [], None
     while words and words[0].startswith("-"):
         option, equals, value = words.pop(0).partition("=")
         if option in _DOCKER_FLAGS:
@@ -179,17 +218,24 @@ def _in_container(words: list[str], environment: Mapping[str, str], files: Mappi
             if not words:
                 raise UsageError(f"docker run: {option} has no value")
             value = words.pop(0)
-        if option in ("-e", "--env") and "=" in value:
-            name, _, text = value.partition("=")
-            own[name] = text
+        if option in ("-e", "--env"):
+            name, equals, text = value.partition("=")
+            if equals or name in environment:
+                own[name] = text if equals else environment[name]
         elif option == "--entrypoint":
             entry = [value]
         elif option == "--gpus":
             _, named, devices = value.strip("\"'").partition("device=")
-            number = len(devices.split(",")) if named else int(value) if value.isdecimal() else None
+            number = _listed(devices) if named else _number(value)
     if not words:
         raise UsageError("docker run: the command names no image")
-    return [server._replace(num_devices=number) for server in server_of([*entry, *words[1:]], own, files, words[0])]
+    return [_in_devices(server, number) for server in server_of([*entry, *words[1:]], own, files, words[0])]
+
+
+def _in_devices(server: Server, number: int | None) -> Server:
+    """The server in a container that gets `number` devices. Variables may leave it fewer of them."""
+    numbers = [one for one in (number, server.num_devices) if one is not None]
+    return server._replace(num_devices=min(numbers, default=None))
 
 
 def _in_document(document: Mapping[str, Any]) -> Iterator[Server]:
@@ -205,9 +251,9 @@ def _in_document(document: Mapping[str, Any]) -> Iterator[Server]:
     title = document.get("metadata")
     name = title.get("name") if isinstance(title, dict) else None
     for container in _containers(document):
-        limits = (container.get("resources") or {}).get("limits") or {}
-        text = next((str(limits[key]) for key in _RESOURCES if key in limits), "")
-        number = int(text) if text.isdecimal() else None
+        limits = _within(container, "resources", "limits")
+        counts = [limits[key] for key in _RESOURCES if key in limits] if isinstance(limits, dict) else []
+        number = _number(counts[0]) if counts else None
         given = name or container.get("name")
         service = None if given is None else str(given)
         yield from _of_container(service, container, "command", "args", "env", number)
@@ -220,7 +266,7 @@ def _of_container(
     words = [*_list(container.get(entry)), *_list(container.get(command))]
     image = str(container["image"]) if container.get("image") else None
     return [
-        server._replace(name=name, num_devices=number if server.num_devices is None else server.num_devices)
+        _in_devices(server, number)._replace(name=name)
         for server in server_of([resolved(word, environment) for word in words], environment, {}, image)
     ]
 
@@ -245,30 +291,25 @@ def _variables(given: Any) -> dict[str, str]:
 
 def _in_compose(service: Mapping[str, Any]) -> int | None:
     """The devices that a service reserves (deploy.md of the compose specification)."""
-    rows: Any = service
-    for key in ("deploy", "resources", "reservations", "devices"):
-        rows = rows.get(key) if isinstance(rows, dict) else None
+    rows = _within(service, "deploy", "resources", "reservations", "devices")
     for row in rows if isinstance(rows, list) else []:
         if isinstance(row, dict):
-            if isinstance(row.get("device_ids"), list):
+            if isinstance(row.get("device_ids"), list) and row["device_ids"]:
                 return len(row["device_ids"])
-            if isinstance(row.get("count"), int):
-                return int(row["count"])
+            if type(row.get("count")) is int:
+                return _number(row["count"])  # -1 stands for all
     return None
 
 
 def _containers(document: Any) -> Iterator[Mapping[str, Any]]:
     """Every container in a manifest, wherever its kind of resource has the pod."""
-    left, seen = [document], 0
-    while left:
-        node = left.pop(0)
-        seen += 1
-        if seen > _MOST_NODES:
-            raise UsageError("the manifest is too large")
+    nodes = deque([document])
+    while nodes:
+        node = nodes.popleft()
         if isinstance(node, dict):
-            found = node.get("containers")
-            if isinstance(found, list):
-                yield from (one for one in found if isinstance(one, dict))
-            left += [value for key, value in node.items() if key != "containers"]
+            containers = node.get("containers")
+            if isinstance(containers, list):
+                yield from (container for container in containers if isinstance(container, dict))
+            nodes += [value for key, value in node.items() if key != "containers"]
         elif isinstance(node, list):
-            left += node
+            nodes += node

@@ -36,9 +36,8 @@ def capacity(
 ) -> documents.Fit:  # fmt: skip
     """The `fit` part of a document if each device has `kv_memory_bytes` for the cache.
 
-    `max_context_tokens` is for this batch, `max_batch_size` for this context. Both are null if memory sets no limit;
-    for the context, a note says so. `max_context_tokens` may exceed max_position_embeddings, with a note. `limits` are
-    both if they are known already.
+    `max_context_tokens` is for this batch, `max_batch_size` for this context. If the memory holds a longer context than
+    the model takes, a note says so. `limits` are those of the memory, if they are known already.
     """
     workload = case.workload
     share, allocation, batch = case.share, case.allocation, workload.attention_batch(workload.batch_size)
@@ -62,7 +61,8 @@ def capacity(
         "free_bytes": kv_memory_bytes - here,
         "free_low_bytes": None,
         "free_high_bytes": None,
-        "max_context_tokens": longest,
+        "max_context_tokens": least(longest, case.spec.max_position_embeddings),
+        "memory_context_tokens": longest,
         "max_batch_size": largest,
         "start_limit": allocation.start_limit(share, workload.kv_dtype, kv_memory_bytes),
         "lines": None,

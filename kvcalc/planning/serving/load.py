@@ -51,30 +51,26 @@ def _fitting_requests(case: Case) -> int:
     return max(1, wanted if limit is None else min(wanted, limit))
 
 
-def with_larger_share(case: Case, notes: list[Note]) -> Case | None:
-    """The case with the largest share of the memory for the engine, if requests are served and not one fits without it.
+def larger_share_notes(case: Case) -> list[Note]:
+    """A note about the largest share of the memory for the engine, if not one request fits without it and some do then.
 
     SGLang and vLLM choose their share of the memory before they know the weights. If it leaves no room for the cache,
-    they refuse to start, and the user raises the share with a flag: the case does not fit as it was asked, but there is
-    a start that runs it. None if it does not fit then either, or if a share was given.
+    they refuse to start, and the user raises the share with a flag. Empty if a share was given.
     """
     asked, (option, share) = case.question, case.engine_class.largest_share or ("", "")
-    given, serves = asked.engine_settings or {}, asked.serves_requests
-    if not serves or not option or option in given or asked.kv_memory_bytes is not None:
-        return None
+    settings, serves = asked.engine_settings or {}, asked.serves_requests
+    if not serves or not option or option in settings or asked.kv_memory_bytes is not None:
+        return []
     try:
-        found = make_case(asked._replace(engine_settings={**given, option: share}))
+        larger = make_case(asked._replace(engine_settings={**settings, option: share}))
     except KvcalcError:
-        return None
-    found = found.at(case.workload.context_tokens, case.workload.batch_size)
-    room = budget(found)
+        return []
+    room = budget(larger.at(case.workload.context_tokens, case.workload.batch_size))
     requests = 0 if isinstance(room, str) else room.running_limit() or 0
     if not requests:
-        return None
+        return []
     fitting = f"{requests:,} request{'s' if requests > 1 else ''} of this length"
-    text = f"with --{option} {share}, there is memory for {fitting}; the speed is that of such a start"
-    notes.append(Note("fit", "larger-share", text))
-    return at_load(found)
+    return [Note("fit", "larger-share", f"with --{option} {share}, there is memory for {fitting}")]
 
 
 def _with_auto_context(case: Case) -> tuple[Case, Note]:
