@@ -313,6 +313,7 @@ def test_every_option_the_manual_names_exists() -> None:
         "--cache-ram",
         "--random-input-len",
         "--random-range-ratio",
+        "--limit-mm-per-prompt",
     }
     prose = re.sub(r"^```.*?^```", "", MANUAL, flags=re.DOTALL | re.MULTILINE)
     named = set(re.findall(r"(?<=`)--[a-z][\w-]*", prose)) | {

@@ -159,7 +159,8 @@ def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.C
 
 def _servers(words: list[str], file: Optional[str], release: Optional[str]) -> "list[Server]":
     """The servers in the words or in the file. UsageError (exit 2) if there is none."""
-    from kvcalc.planning.check.servers import no_server, of_release, server_of, servers_in, servers_of_script
+    from kvcalc.planning.check.servers import no_server, of_release, servers_in, servers_of_script
+    from kvcalc.writing.shell import script
 
     if file is not None and words:
         raise UsageError(f"--file and a command cannot be combined: {words[0][:40]!a}", "use one")
@@ -168,10 +169,7 @@ def _servers(words: list[str], file: Optional[str], release: Optional[str]) -> "
     elif len(words) == 1 and any(c.isspace() for c in words[0]):
         found = servers_of_script(words[0])
     else:
-        variables = [word for word in words if "=" in word and not word.startswith("-")]
-        first = next((place for place, word in enumerate(words) if word not in variables), len(words))
-        environment = dict(word.split("=", 1) for word in words[:first])
-        found = server_of(words[first:], environment, {})
+        found = servers_of_script(script(words))
     if not found:
         raise no_server()
     return [of_release(server, release) for server in found]

@@ -6,13 +6,11 @@ The fit of the constants asks with arrays instead of numbers. `SpeedModel` (`roo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
-from math import erf
 from typing import TYPE_CHECKING
 
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import BUSY_SEQUENCES, Constants
-from kvcalc.throughput.counts import distinct_experts
+from kvcalc.throughput.counts import distinct_experts, largest_normal
 from kvcalc.throughput.links import (
     NCCL_SECONDS,
     NETWORK_OVERHEAD,
@@ -32,7 +30,6 @@ _ACTIVATION_BYTES = 2  # hidden states are transferred in 16 bits
 # A stage sends the hidden states and the residual to the next one (IntermediateTensors in vLLM, PPProxyTensors in
 # SGLang), and each device of --tp a part of them (send_tensor_dict with all_gather_group).
 _STAGE_TENSORS = 2
-_NORMAL_END, _NORMAL_STEP = 8.0, 0.1  # standard deviations
 _NO_PRODUCTS = 1e-9  # instead of 0 products of tokens with experts, by which nothing can be divided
 
 
@@ -289,18 +286,6 @@ def busiest_rank(row: ExpertTimes, tokens: float, overlap: float) -> Pair:
     busier = 1 + row.largest * ((1 - 1 / row.groups) / products) ** 0.5
     # A token has each expert of a rank at most once.
     return most * row.groups, smaller(busier, smaller(row.groups, row.experts / row.read))
-
-
-@cache
-def largest_normal(number: int) -> float:
-    """The mean of the largest of `number` standard normal variables: 0 for 1, 0.56 for 2, 1.03 for 4, 1.42 for 8."""
-    if number == 1:
-        return 0.0
-    # The mean of a variable is the integral of P(X > x) over x > 0, less that of P(X < x) over x < 0.
-    points = [_NORMAL_STEP * (i + 0.5) for i in range(round(_NORMAL_END / _NORMAL_STEP))]
-    below = [((1 + erf(x / 2**0.5)) / 2) ** number for x in points]
-    above = [((1 - erf(x / 2**0.5)) / 2) ** number for x in points]
-    return _NORMAL_STEP * (sum(1 - chance for chance in below) - sum(above))
 
 
 def smaller(a: float, b: float) -> float:

@@ -6,6 +6,8 @@ cost of a step with any batch and context is then a sum over a few rows.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import erf
 from typing import TYPE_CHECKING
 
 from kvcalc.memory.dtypes import Dtype
@@ -22,6 +24,9 @@ from kvcalc.throughput.launches import count_launches, is_output
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
     from kvcalc.memory.reads import Reads
+
+
+_NORMAL_END, _NORMAL_STEP = 8.0, 0.1  # standard deviations
 
 
 class Layout(NamedTuple):
@@ -67,6 +72,18 @@ def distinct_experts(experts: float, read: float, tokens: float) -> float:
     """
     missed: float = (1.0 - read / experts) ** tokens
     return experts * (1.0 - missed)
+
+
+@lru_cache(maxsize=256)
+def largest_normal(number: int) -> float:
+    """The mean of the largest of `number` standard normal variables: 0 for 1, 0.56 for 2, 1.03 for 4, 1.42 for 8."""
+    if number == 1:
+        return 0.0
+    # The mean of a variable is the integral of P(X > x) over x > 0, less that of P(X < x) over x < 0.
+    points = [_NORMAL_STEP * (i + 0.5) for i in range(round(_NORMAL_END / _NORMAL_STEP))]
+    below = [((1 + erf(x / 2**0.5)) / 2) ** number for x in points]
+    above = [((1 - erf(x / 2**0.5)) / 2) ** number for x in points]
+    return _NORMAL_STEP * (sum(1 - chance for chance in below) - sum(above))
 
 
 class Experts(NamedTuple):

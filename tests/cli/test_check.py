@@ -763,3 +763,10 @@ def test_a_target_that_no_rate_meets_is_a_load_that_does_not_fit(kvcalc: Any) ->
     assert shown.status == 4
     assert "sustains no rate: TTFT p99 of requests alone is" in shown.out
     assert "0 requests per second" not in shown.out
+
+
+@pytest.mark.parametrize("words", [["env", "CUDA_VISIBLE_DEVICES=0"], ["A=b c", "CUDA_VISIBLE_DEVICES=0"]])
+def test_words_are_read_like_the_text_of_a_script(kvcalc: Any, words: list[str]) -> None:
+    result = kvcalc("check", "--gpu", "h100x8", "--", *words, "vllm", "serve", "Qwen/Qwen3-8B", "-tp", "4")
+    assert result.status == 4
+    assert "1 device with --tensor-parallel-size 4" in result.err

@@ -87,7 +87,9 @@ def test_no_limit_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text:
 def test_roofs_are_as_large_as_the_device_needs_or_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "free_bytes", lambda device: 300 << 20)
     roof = bandwidth.read_roof(CPU, torch.bfloat16, Effort())
-    assert (roof["buffer_bytes"], roof["matmul_dtype"]) == (75 << 20, "bfloat16")
+    assert roof["buffer_bytes"] == 75 << 20
+    # The fastest of the two: CPUs without products in bf16 (no AVX512_BF16) are faster in fp32.
+    assert roof["matmul_dtype"] in ("bfloat16", "float32")
     assert roof["read_bytes_per_second"] > 1e8
     assert roof["matmul_flop_per_second"] > 1e8
     assert bandwidth.read_roof(CPU, torch.float32, Effort(1 << 22, 64))["buffer_bytes"] == 1 << 22

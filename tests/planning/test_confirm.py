@@ -138,7 +138,7 @@ def test_other_seeds_may_miss_the_target_that_is_closest(
     ("percentile", "clients", "in_flight", "number"),
     [
         (99, None, 1.0, 3_000), (95, None, 1.0, 1_000), (None, None, 1.0, 1_000),  # 30 beyond, and at least 1,000
-        (99, 8, 1.0, 2_000),  # 20 beyond for clients
+        (99, 8, 1.0, 3_000),  # for clients too
         (None, None, 150.1, 1_501), (99, None, 400.0, 4_000),  # ten times those that run at once
         (None, None, 1e6, 50_000),
     ],
@@ -334,7 +334,7 @@ def one_pool(replicas: int, tensor: int = 1, targets: Targets = Targets(None, RA
     """A layout of the closed form, whose replicas serve 5 requests per second each."""
     traffic: Any = SimpleNamespace(targets=targets, spare_replicas=0, lengths=Lengths(100, 11, 150, 150, 150, 160, 111))
     served = {"tokens_per_second": 50.0, **serving}
-    probe: Any = SimpleNamespace(serving=served, running=3)
+    probe: Any = SimpleNamespace(serving=served, benchmark=served, running=3)
 
     class Known(OnePool):
         def at(self, numbers: tuple[int, ...], targets: Any = None, *, is_trace: bool = False) -> OnePool:

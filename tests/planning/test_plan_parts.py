@@ -257,7 +257,7 @@ def serving(ttft: Range3, tpot: Range3, random_ttft: float = 1.0) -> Any:
     return {
         "ttft_seconds": ttft[0], "ttft_low_seconds": ttft[1], "ttft_high_seconds": ttft[2],
         "tpot_seconds": tpot[0], "tpot_low_seconds": tpot[1], "tpot_high_seconds": tpot[2],
-        "random_ttft_seconds": random_ttft,
+        "random_ttft_seconds": random_ttft, "steady_ttft_seconds": ttft[0],
     }  # fmt: skip
 
 
