@@ -23,7 +23,7 @@ CSV = "arrival_seconds,prompt_tokens,answer_tokens\n0,1000,100\n2,500,50\n4,2000
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("load", [("--requests-per-second", "5"), ("--concurrency", "16")])
 def test_every_engine_answers_with_a_document_of_the_schema(kvcalc: Any, engine: str, load: tuple[str, str]) -> None:
-    document = kvcalc(*ASK, *load, "--engine", engine, "--max-ttft", "1s", "--json").json
+    document = kvcalc(*ASK, *load, "--benchmark", "--engine", engine, "--max-ttft", "1s", "--json").json
     check(document, "simulate")
     results, times = document["results"], {row["metric"]: row for row in document["times"]}
     assert results["requests"] == 200

@@ -457,5 +457,5 @@ def test_instances_on_devices_of_two_architectures_cannot_read_each_others_cache
 def test_what_a_request_lacks_is_named() -> None:
     found = prefill_instance(traffic_of("llama-3-70b"), Platform(H100, 1, "vllm"), Shape(1, 1))
     assert isinstance(found, Trouble)
-    assert found.reason.startswith("tp 1: a request of 4,496 tokens does not fit: ")
+    assert found.reason.startswith("tp 1: a request of 4,097 tokens does not fit: ")
     assert found.reason.endswith("GiB more is needed per device")

@@ -56,7 +56,7 @@ class Load:
         if bandwidth is not None:
             devices = devices._replace(gpu=devices.gpu._replace(bandwidth_bytes_per_second=bandwidth))
         try:
-            return kvcalc.simulate(self.model, devices, **{**self.asked, **changed})  # type: ignore[return-value]
+            return kvcalc.simulate(self.model, devices, **{"benchmark": True, **self.asked, **changed})  # type: ignore[return-value]
         except KvcalcError:
             return None
 

@@ -26,13 +26,12 @@ def test_a_plan_for_clients_is_not_one_for_the_start_of_all() -> None:
     """With 20 requests of each client, the first ones are 5 % of all: a plan for them had 30 devices."""
     asked: dict[str, Any] = {
         "input_tokens": 1500, "output_tokens": 60, "concurrency": 30, "max_ttft_seconds": 0.15, "ttft_percentile": 99,
-        "tensor_parallel_size": 2,
     }  # fmt: skip
     by_itself, long = (
         kvcalc.plan(MODEL, [DEVICE], requests=requests, **asked)["plans"][0]["num_devices"] for requests in (None, 6000)
     )
     assert by_itself is not None
-    assert by_itself == pytest.approx(long, rel=0.2)
+    assert long <= by_itself <= 1.3 * long
 
 
 def test_so_is_a_limit_on_a_mean() -> None:
