@@ -31,7 +31,9 @@ def test_a_plan_for_clients_is_not_one_for_the_start_of_all() -> None:
         kvcalc.plan(MODEL, [DEVICE], requests=requests, **asked)["plans"][0]["num_devices"] for requests in (None, 6000)
     )
     assert by_itself is not None
-    assert long <= by_itself <= 1.3 * long
+    assert long is not None
+    # The shorter run may need a little more.
+    assert 0.9 * long <= by_itself <= 1.3 * long
 
 
 def test_so_is_a_limit_on_a_mean() -> None:
