@@ -11,6 +11,7 @@ from kvcalc.records import NamedTuple
 from kvcalc.releases import Release
 
 if TYPE_CHECKING:
+    from kvcalc.model.spec import ModelSpec
     from kvcalc.model.towers.image_rule import ImageRule
 
 GIB = 2**30
@@ -54,7 +55,7 @@ class Question(NamedTuple):
     `shares_memory` is whether the host uses the device's memory. `multimodal` is the published config of a model with
     vision or audio towers, and `keeps_tokens` is false for one without a cache of tokens. `drafts_by` is the method of
     speculative decoding, and `device_class` the device's generation. `has_states` is whether layers keep recurrent
-    states.
+    states. `spec` is the model, for the shapes of its attention.
     """
 
     memory_bytes: int
@@ -81,6 +82,7 @@ class Question(NamedTuple):
     model_type: str = ""
     has_states: bool = False
     has_unknown_tower: bool = False
+    spec: ModelSpec | None = None
 
     def driver(self, context_mib: int, nccl_mib: int = 0) -> list[Held]:
         """The memory outside the engine: the driver's context, and NCCL's buffers if there are several ranks."""

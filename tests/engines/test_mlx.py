@@ -295,8 +295,65 @@ def test_mla_on_a_mac_holds_the_scores_of_a_prompts_step() -> None:
         size: int = found["fit"]["activation_bytes"]
         return size
 
-    assert activations(16384) - activations(8192) == 2048 * 8192 * 128 * 2
-    assert activations(16384, prefill_step_size=512) * 4 == activations(16384)
+    copied = 8192 * 576 * 2  # the latent of a layer
+    assert activations(16384) - activations(8192) == 2048 * 8192 * 128 * 2 + copied
+    constant = 11 * 40 * 2**20 + 2 * copied
+    assert (activations(16384, prefill_step_size=512) - constant) * 4 == activations(16384) - constant
+
+
+def step_lines(model: str, tokens: int, release: str = "", **options: str) -> dict[str, int]:
+    spec, devices = kvcalc.load_model(model), kvcalc.find_devices("m5-max")
+    found = estimate(
+        spec, context_tokens=tokens, engine=f"mlx{release}", devices=devices, dtype="mlx-4bit",
+        engine_settings={name.replace("_", "-"): text for name, text in options.items()},
+    )  # fmt: skip
+    return {line["name"]: line["bytes"] for line in found["fit"]["lines"] if line["kind"] == "activation"}
+
+
+@pytest.mark.parametrize(
+    ("model", "of_pair"),
+    [
+        ("qwen3-4b", None),  # width 128
+        ("smollm2-1.7b", None),  # 64
+        ("phi-3-mini-128k", 32 * 2 + 1),  # 96
+        ("qwen3.6-27b", 24 * 2 + 1),  # 256
+        ("mimo-v2-flash", 64 * 2 + 1),  # keys of 192 and values of 128
+    ],
+)
+def test_attention_without_a_fused_kernel_holds_the_scores_of_a_step(model: str, of_pair: int | None) -> None:
+    # use_fallback in mlx/backend/metal/scaled_dot_product_attention.cpp, MLX 0.32.1.
+    scores = step_lines(model, 16384).get("scores of attention")
+    assert scores == (None if of_pair is None else 2048 * 16384 * of_pair)
+    if of_pair:
+        assert step_lines(model, 16384, prefill_step_size="512")["scores of attention"] * 4 == scores
+
+
+def test_windowed_layers_hold_scores_of_their_window_and_a_step() -> None:
+    gemma = step_lines("gemma-2-2b", 65536)  # all of 256, and every second layer attends to everything
+    assert gemma["scores of attention"] == 2048 * 65536 * (8 * 2 + 1)
+
+
+def test_a_peak_of_mlx_lm_is_as_measured() -> None:
+    # ml-explore/mlx-lm#1781: a prompt of 128K and 4-bit weights, by the tokens of a step.
+    spec, devices = kvcalc.load_model("mlx-community/Qwen3.8-27B-4bit"), kvcalc.find_devices("m5-max")
+    for step, peak in (("2048", 39.78e9), ("1024", 32.26e9), ("512", 28.54e9), ("256", 26.52e9)):
+        fit = estimate(
+            spec, context_tokens=131072, engine="mlx", devices=devices, engine_settings={"prefill-step-size": step}
+        )["fit"]
+        assert fit["weights_bytes"] + fit["kv_cache_bytes"] + fit["activation_bytes"] == pytest.approx(peak, rel=0.05)
+
+
+def test_the_arrays_of_pending_command_buffers_are_bounded_by_their_operations() -> None:
+    name = "arrays of 11 command buffers"
+    assert step_lines("qwen3-4b", 16384)[name] == 11 * 40 * 2**20
+    assert step_lines("qwen3-4b", 64)[name] == 11 * 40 * 64 * 2560 * 2
+
+
+def test_older_releases_keep_all_inputs_of_a_delta_nets_convolution() -> None:
+    name = "inputs of convolutions"
+    assert step_lines("qwen3.5-4b", 16384, "@0.31.1")[name] == 2048 * 24 * 8192 * 2
+    assert name not in step_lines("qwen3.5-4b", 16384, "@0.31.2")
+    assert name not in step_lines("qwen3-4b", 16384, "@0.31.1")
 
 
 def test_other_devices_are_refused(kvcalc: Any) -> None:

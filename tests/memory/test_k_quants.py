@@ -160,3 +160,17 @@ def test_rows_that_blocks_of_256_do_not_divide_have_smaller_blocks() -> None:
     found = k_quant_scheme("q4_k_s", load_model("qwen2.5-0.5b")).format_of("model.layers.9.mlp.up_proj", LINEAR)
     assert found is not None
     assert found.bytes_of(4864, 896) == 4864 * 896 // 32 * 22
+
+
+def test_the_inputs_of_a_delta_net_have_the_type_of_values() -> None:
+    # category_is_attn_v (src/llama-quant.cpp) counts attn_qkv, and the layers with it, as attn_v. The published file
+    # of ornith-ai/Ornith-1.0-9B, which has the layers of Qwen3.5-9B, has 5,629,108,704 bytes.
+    scheme = k_quant_scheme("q4_k_m", load_model("qwen3.5-9b"))
+    formats = [scheme.format_of(f"model.layers.{layer}.linear_attn.in_proj_qkv", LINEAR) for layer in (0, 4, 6, 31)]
+    names = [each and each.name for each in formats]
+    assert names == ["q6_k", "q4_k", "q6_k", "q6_k"]
+    gate = scheme.format_of("model.layers.0.linear_attn.in_proj_z", LINEAR)
+    assert gate is not None
+    assert gate.name == "q4_k"
+    found = kvcalc.estimate(load_model("ornith-ai/Ornith-1.0-9B-GGUF:Q4_K_M"), context_tokens=64, engine="llama.cpp")
+    assert found["weights"]["bytes"] == pytest.approx(5_629_108_704, rel=0.005)

@@ -38,7 +38,7 @@ _LATENT_SINCE: dict[str, Release | None] = {
 
 # Recurrent states are fp32 since this release: gated_delta.py, and dt in ssm.py (v0.31.2). Before it, the state of a
 # delta net has the type of the activations.
-_FP32_STATES_SINCE = Release.of(0, 31, 2)
+_FP32_STATES_SINCE = CONTIGUOUS_STATES_SINCE = Release.of(0, 31, 2)
 
 
 def check_model(spec: ModelSpec, release: Release | None) -> None:

@@ -72,9 +72,11 @@ _EMBEDDINGS = {
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs"), _Q2_K),
     **dict.fromkeys(("iq2_s", "iq2_m", "iq3_xxs"), _IQ3_S), **dict.fromkeys(("tq1_0", "tq2_0"), _Q4_K),
 }  # fmt: skip
+# A delta net's queries, keys and values are one matrix, attn_qkv, which has the type of values (category_is_attn_v).
+_VALUES = (".v_proj", ".value", ".linear_attn.in_proj_qkv")
 # The parts of a layer, by the ends of the names of their matrices.
 _PARTS = {
-    "value": (".v_proj", ".value"), "key": (".k_proj", ".key"), "query": (".q_proj", ".query"),
+    "value": _VALUES, "key": (".k_proj", ".key"), "query": (".q_proj", ".query"),
     "output": (".o_proj", ".attn.out_proj", "attention.dense", "self_attention.dense", "attn.c_proj"),
     "fused": (".qkv_proj", ".query_key_value", ".c_attn", ".Wqkv", ".W_pack", ".wqkv"),
     "down": (".down_proj", ".w2", ".dense_4h_to_h", ".fc2", ".mlp.c_proj"),
@@ -101,7 +103,7 @@ def file_type_scheme(file_type: str, spec: ModelSpec) -> Scheme:
             return _F32
         if keeps_experts and _is_expert(module):
             return formats.MXFP4
-        is_value = module.endswith((".v_proj", ".value"))
+        is_value = module.endswith(_VALUES)
         if few_experts and (is_value or module.endswith(".k_proj")):
             return _Q8_0
         return _Q5_K if is_value and shares_values else common

@@ -272,6 +272,7 @@ def _divide(
         device_class=gpu.device_class,
         model_type=spec.model_type,
         has_states=has_states(spec),
+        spec=spec,
         dp_ranks=replicas // copies,
         has_fast_links=gpu.interconnect is not None,
         images=None if towers is None else towers.images,
