@@ -129,10 +129,10 @@ def simulate_pools(
     The question and `is_detailed` are those of `simulate`; the layout is that of a decode instance. Raises what
     `simulate` raises, and UsageError (exit 2) for an unknown link, or for what separate instances cannot do.
     """
-
-    def run(load: Load) -> tuple[documents.Simulate, Sequence[Request]]:
-        return _simulated(question, load, prefills, limits, replicas, step_factor, progress, is_detailed)
-
+    run = partial(
+        _simulated, question, prefills=prefills, limits=limits, replicas=replicas, step_factor=step_factor,
+        progress=progress, is_detailed=is_detailed,
+    )  # fmt: skip
     return simulate_settled(load, run)
 
 

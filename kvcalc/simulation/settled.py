@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # How much the mean and a percentile of a settled time may move, as shares of it.
 _MEAN, _PERCENTILE = 0.02, 0.1
 _TIMES = {"ttft": ttft_of, "tpot": tpot_of, "e2e": e2e_of}
-# The most requests of a run that is not asked for a number.
+# The largest number of requests if none is given.
 _MOST = 16_000
 
 Run = Callable[[Load], "tuple[documents.Simulate, Sequence[Request]]"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
@@ -52,10 +53,10 @@ def simulate(
     the common prefix. Raises UsageError (exit 2), ModelError (exit 3) if the speed is
     not known, and DoesNotFitError (exit 4) if no request can run.
     """
-
-    def run(load: Load) -> tuple[documents.Simulate, Sequence[Request]]:
-        return _simulated(question, load, limits, replicas, step_factor, progress, is_detailed)
-
+    run = partial(
+        _simulated, question, limits=limits, replicas=replicas, step_factor=step_factor, progress=progress,
+        is_detailed=is_detailed,
+    )  # fmt: skip
     return simulate_settled(load, run)
 
 

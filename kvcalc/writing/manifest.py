@@ -16,7 +16,7 @@ from kvcalc.writing.terminal import one_line
 _NOT_PLAIN = re.compile(r"[-+.]?\d|[yYnN]$")
 # The fields of a container in which Kubernetes expands `$(NAME)`.
 _EXPANDED = ("command", "args", "env")
-# Bounds of a document that is read.
+# The largest document that is read.
 _MOST_NODES, _MAX_DEPTH, _LONG_NUMBER = 100_000, 64, re.compile(r"[-+]?\d[\da-fA-Fx_]{1000}")
 
 

@@ -72,7 +72,7 @@ def _checked(
     targets: Targets | None, simulation: Simulates | None, speed: SpeedQuestion | None,
     acceptance_length: float | None,
 ) -> documents.Check:  # fmt: skip
-    """The document of a server that its engine does not refuse."""
+    """The document of a server whose options the engine accepts."""
     has_lengths = input_tokens is not None and output_tokens is not None
     # The memory does not depend on the tokens that are accepted.
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
