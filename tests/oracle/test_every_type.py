@@ -52,12 +52,13 @@ def defaults(model_type: str) -> dict[str, Any]:
     return config
 
 
-# Types with towers whose parameters are not counted, which `towers_of` says. They encode into codes (Mimi, Encodec,
-# VibeVoice), are of timm, or belong to models that are rarely served. Granite's class has no default of its rate.
+# Types with towers whose parameters are not counted, which `towers_of` says. They encode into codes (Emu3, Mimi,
+# Encodec, VibeVoice), are of timm, or belong to models that are rarely served. Granite's class has no default of its
+# rate.
 TOWERS_NOT_COUNTED = set(
     (
-        "dia granite4_vision idefics inkling_mm_model janus moonshine_streaming moshi musicgen musicgen_melody "
-        "nemo_speechlm perception_lm pp_formulanet vibevoice"
+        "dia emu3 granite4_vision idefics inkling_mm_model janus moonshine_streaming moshi musicgen musicgen_melody "
+        "nemo_speechlm perception_lm pp_formulanet vibevoice vibevoice_asr"
     ).split()
 )
 
