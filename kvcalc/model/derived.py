@@ -24,32 +24,29 @@ _WORD = rf"-(?:{'|'.join((*_TABLE['edited'].split(), *_TABLE['trained'].split())
 _EDITED = re.compile(rf"(.+?)((?:{_WORD})+)", re.IGNORECASE)
 _SIZE = re.compile(r"(?:.*-)?[ea]?\d+(?:\.\d+)?[bm](?:-.*)?", re.IGNORECASE)
 _ANYBODYS = frozenset(_TABLE["anybodys"].split())
-_REGISTRIES = ("hf.co/", "huggingface.co/")  # before the name of a repository, ollama and llama.cpp fetch its files
 _MLX = frozenset(_TABLE["mlx_copies"]["organisations"].casefold().split())
 _GGUF_ASIDE = frozenset(_TABLE["gguf"]["aside"].split())
 _GGUF_TYPES = frozenset(_TABLE["gguf"]["types"].split())
+_FILE_END = re.compile(r"(?:-\d{5}-of-\d{5})?(?:\.gguf)?$", re.IGNORECASE)
+_FILE_TYPE = re.compile(rf"[-.](?:i1-)?(?=(?:ud-)?(?:{'|'.join(_GGUF_TYPES)})$)", re.IGNORECASE)
+_MTP = re.compile("(.+)-(mtp)", re.IGNORECASE)
 _REFUSED = {name.casefold(): reason for name, reason in _TABLE["refused"].items()}
 _FLOATS = ("f16", "fp16", "bf16", "f32")
 
 
-def derive(name: str) -> Release | None:
-    """The release that `name` means by a rule, or None."""
+def derive(name: str, *, any_owner: bool = False) -> Release | None:
+    """The release that `name` means by a rule, or None. `any_owner`: a repository that is called as a published one."""
     path, _, tag = name.partition(":")
-    registry = next((one for one in _REGISTRIES if path.startswith(one)), "")
-    organisation, slash, last = path.removeprefix(registry).partition("/")
-    if registry and "-gguf" not in last.casefold():
-        return None
-    if registry and tag == "latest":  # ollama's word for no tag
-        name, tag = name.removesuffix(":latest"), ""
+    organisation, slash, last = path.partition("/")
     if not slash:
-        return _from_ollama(path.casefold(), tag.casefold())
+        return _from_ollama(path.casefold(), tag.casefold()) or _bare(path, tag.casefold())
     if not organisation or not last or "/" in last:
         return None
     if path.casefold() in _REFUSED:
         return None
     parts = last.casefold().split("-")
-    if "gguf" in parts[-2:]:  # NAME-GGUF or NAME-GGUF-TYPE
-        return _from_gguf(name.removeprefix(registry), organisation, last, tag.casefold())
+    if "gguf" in parts[-2:] or _is_file_type(tag.casefold()):  # NAME-GGUF, NAME-GGUF-TYPE, or a file's type after it
+        return _from_gguf(name, organisation, last, tag.casefold())
     if tag:
         return None
     for suffix, recipe in _suffixes(organisation.casefold()):
@@ -62,7 +59,39 @@ def derive(name: str) -> Release | None:
     if found is None and edited is not None:  # an edited copy in a type of its own
         found = derive(f"{organisation}/{edited[0]}")
         found = found and found._replace(name=name, aside=edited[1], is_variant=True)
-    return found or _short(name, organisation, last)
+    return found or _short(name, organisation, last) or (_elsewhere(name, last) if any_owner else None)
+
+
+def _bare(name: str, tag: str) -> Release | None:
+    """A name without an organisation, with a type of llama.cpp if it has one: Qwen3-32B-Q4_K_M, Qwen3-32B-GGUF:Q8_0."""
+    if file_type(name) or name.casefold().endswith("-gguf") or _is_file_type(tag):
+        return _from_gguf(name, "", name, tag)
+    return None if tag else _base_of_bare(name)
+
+
+def _base_of_bare(last: str) -> Release | None:
+    """A preset, or a published release of any organisation, perhaps in another variant: llama-3-70b-instruct.
+
+    A name that ollama writes with a colon is the release that ollama takes: mistral-7b is mistral:7b.
+    """
+    preset = presets.find_preset(last)
+    if preset is not None:
+        return Release(preset.name, preset.name, None, {})
+    found = _base("", last, is_copy=True, copies=True)
+    stem, _, end = last.rpartition("-")
+    if found is None and end.casefold() in _ASIDE:
+        found = _base_of_bare(stem)
+        return found and found._replace(aside=found.aside or end, is_variant=True)
+    if found is None:
+        found = _from_ollama(stem.casefold(), end.casefold())
+        return found and found._replace(suffix=None, recipe=None)
+    return found
+
+
+def _elsewhere(name: str, last: str) -> Release | None:
+    """A repository of any owner with the whole name of a published release, as mirrors have it."""
+    base = _same(last, None) if published_as(last.casefold()) else None
+    return base and base._replace(name=name, original=base.name)
 
 
 def _short(name: str, organisation: str, last: str) -> Release | None:
@@ -127,6 +156,10 @@ def _base(
     It must be the organisation's own, or with `is_copy` be copied by an organisation that publishes copies, or be
     edited. Some write the publisher before the name (Qwen_Qwen3-8B).
     """
+    drafting = _MTP.fullmatch(last)
+    if drafting is not None:  # the whole model with its MTP layer, which its config must have
+        found = _base(organisation, drafting[1], is_copy=True, name=name, copies=True)
+        return found and found._replace(aside=drafting[2], has_mtp=True)
     edited = _edited(last)
     if edited is not None:
         anybody = copies or name is not None  # without a type of its own
@@ -190,14 +223,39 @@ def _variants(last: str) -> set[str]:
 
 
 def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | None:
-    """A repository of GGUF files, whose type is in the tag or in the name."""
-    parts = last.split("-")
+    """A repository of GGUF files, or one of its files, whose type is in the tag or in the name."""
+    parts = _FILE_TYPE.sub("-", last).split("-")
     while parts and parts[-1].casefold() in (_GGUF_ASIDE | _GGUF_TYPES):
         part = parts.pop().casefold()
-        tag = tag or (part if part in _GGUF_TYPES else "")
-    base = _base(organisation, "-".join(parts), is_copy=True, copies=True)
-    recipe = None if base is None else _of_type(base, tag.removeprefix("ud-"), tag)
-    return None if base is None or recipe is None else _converted(name, base, tag or "GGUF", recipe)
+        if part in _GGUF_TYPES:
+            tag = tag or part
+        elif part == "ud" and tag and tag == tag.removeprefix("ud-"):
+            tag = f"ud-{tag}"
+    rest = "-".join(parts)
+    base = _base(organisation, rest, is_copy=True, copies=True) if organisation else None
+    base = base or _base_of_bare(rest)
+    if base is None or base.recipe is not None:
+        return None
+    tag = tag.removeprefix("i1-")
+    recipe = _of_type(base, tag.removeprefix("ud-"), tag)
+    if recipe is None:
+        return None
+    return _converted(name if organisation else base.name, base, tag or "GGUF", recipe)
+
+
+def _is_file_type(tag: str) -> bool:
+    return tag.removeprefix("i1-").removeprefix("ud-") in _GGUF_TYPES
+
+
+def file_type(name: str) -> str | None:
+    """The type at the end of the name of a GGUF file: Qwen3-32B-UD-Q4_K_XL-00001-of-00003.gguf. None without one."""
+    found = _FILE_TYPE.split(file_stem(name))
+    return found[-1] if len(found) > 1 else None
+
+
+def file_stem(path: str) -> str:
+    """The name of a GGUF file without its folder, its extension and its number in a set of files."""
+    return _FILE_END.sub("", path.rpartition("/")[2])
 
 
 def _of_type(base: Release, file_type: str, written: str) -> Recipe | None:

@@ -13,8 +13,6 @@ from kvcalc.model.derived import derive, names_size, why_not
 from kvcalc.model.published import QUANTIZED_AS, REPACKAGED_TYPES, Release, published_as, releases, repackaged
 from kvcalc.records import NamedTuple
 
-_PAGES = ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/")
-
 
 class Pasted(NamedTuple):
     """What a pasted name means.
@@ -22,7 +20,7 @@ class Pasted(NamedTuple):
     `reference` is the name on the Hub. `name` is the model's name in answers: the preset's name if the release is one
     of its aliases, else the name on the Hub. `config` is the preset's config with the release's changes. `remark` says
     which preset it is and what every other part of the name means. `dtype` is the type of the weights, as in --dtype,
-    if the name says it and `config` does not. `has_unknown_tower` is as in a preset.
+    if the name says it and `config` does not. `has_mtp` is that of the release, and `has_unknown_tower` as in a preset.
     """
 
     reference: str
@@ -31,16 +29,20 @@ class Pasted(NamedTuple):
     config: dict[str, object]
     remark: str
     dtype: str | None
-    has_unknown_tower: bool = False
+    has_mtp: bool
+    has_unknown_tower: bool
 
 
-def find_pasted(name: str) -> Pasted | None:
-    """The meaning of `name` if it is certain, else None. `name` must not be a preset's name or alias."""
-    release = _release(name)
+def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
+    """The meaning of `name` if it is certain, else None. `name` must not be a preset's name or alias.
+
+    With `any_owner`, a repository of an unknown owner is taken for the published one that is called the same.
+    """
+    release = _release(name, any_owner)
     if release is None:
         return None
     preset = presets.find_preset(release.preset)
-    if preset is None or preset.is_users:
+    if preset is None or (preset.is_users and release.name != preset.name):
         # The release was compared with the shipped preset, not with the user's.
         return None
     config = {**preset.config, **release.changes}
@@ -53,13 +55,14 @@ def find_pasted(name: str) -> Pasted | None:
     remark = _remark(name, release, preset)
     known_as = preset.name if is_own else release.name
     has_unknown_tower = preset.has_unknown_tower or release.has_unknown_tower
-    return Pasted(release.name, known_as, preset, config, remark, dtype, has_unknown_tower)
+    return Pasted(release.name, known_as, preset, config, remark, dtype, release.has_mtp, has_unknown_tower)
 
 
 def unknown_model(name: str) -> ModelError:
     """The error for an unknown model. Its hint has the nearest presets, and how to read the model's own config."""
-    if name.startswith(_PAGES):
-        return ModelError(f"model {name!r} is not known", "for a model on the Hub, type only its id: ORG/NAME")
+    if "://" in name:
+        hint = "for a model on the Hub, type only its id, ORG/NAME; for one of its revisions, hf:ORG/NAME@REVISION"
+        return ModelError(f"model {name!r} is not known", hint)
     hint = f"{_what_it_is_like(name)} {_from_the_hub(name)}"
     unread = presets.list_presets().problems
     if unread:
@@ -67,21 +70,22 @@ def unknown_model(name: str) -> ModelError:
     return ModelError(f"model {name!r} is not known", hint)
 
 
-def _release(name: str) -> Release | None:
+def _release(name: str, any_owner: bool) -> Release | None:
     wanted = name.casefold()
     if "/" not in name:
         return published_as(wanted) or derive(name)
     for release in (*releases(), *repackaged()):
         if release.name.casefold() == wanted:
             return release
-    return derive(name)
+    return derive(name, any_owner=any_owner)
 
 
 def _remark(name: str, release: Release, preset: presets.Preset) -> str:
-    said = [f"{name} is taken as the preset {release.preset}"]
-    if "/" not in name:
-        said = [f"{name} is taken as {release.name}, preset {release.preset}"]
-    if release.aside is not None:
+    original = release.original or ("" if "/" in name or release.name == release.preset else release.name)
+    said = [f"{name} is taken as {original + ', ' if original else 'the '}preset {release.preset}"]
+    if release.has_mtp:
+        said.append(f"--speculative mtp counts its {release.aside} layer")
+    elif release.aside is not None:
         said.append(f"{release.aside!r} is left aside")
         if release.is_variant:
             said.append("its context may be another")

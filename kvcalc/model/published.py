@@ -34,7 +34,9 @@ class Release(NamedTuple):
     are the config keys in which the release differs from the preset. `suffix` is the part of the name for `recipe`.
     `has_unknown_tower`: it has a vision or audio tower that the preset does not have, of a size that is not known.
     The name may follow from a listed one by a rule (`kvcalc.model.derived`). `is_variant`: it is then another variant,
-    whose context was not compared. `is_copy`: it is then a copy, whose own config was not read.
+    whose context was not compared. `is_copy`: it is then a copy, whose own config was not read. `original` is the
+    release for which a repository of another owner is taken, if only their names are alike. `has_mtp`: it is the model
+    only if the model's config has layers for multi-token prediction.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Release(NamedTuple):
     is_variant: bool = False
     is_copy: bool = False
     has_unknown_tower: bool = False
+    original: str | None = None
+    has_mtp: bool = False
 
 
 def _recipes() -> dict[str, Recipe]:

@@ -9,6 +9,7 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
 from kvcalc.model.files import expanded, list_folder, one_of, read_stdin, read_text
 from kvcalc.model.hf_config import read_config
+from kvcalc.model.links import linked_name
 from kvcalc.model.spec import ModelSpec
 
 MAX_CONFIG_BYTES = 8 * 1024 * 1024
@@ -39,6 +40,7 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
         from kvcalc.model.upper_bound import read_upper_bound
 
         read = read_upper_bound
+    reference = linked_name(reference)
     if reference == "-":
         config = _json_object(read_stdin(MAX_CONFIG_BYTES), "stdin")
         return read(config, "stdin", "stdin")._replace(reference=reference)
@@ -70,13 +72,14 @@ def find_published(name: str) -> ModelSpec | None:
 
     No path is opened, so the name may come from a file that somebody else wrote.
     """
+    name = linked_name(name)
     preset = presets.find_preset(name)
     return _find_pasted(name, read_config) if preset is None else spec_of(preset)
 
 
 def _load_pasted(reference: str, read: _Read) -> ModelSpec:
     """The model for a name that is not a preset's. ModelError (exit 3) if it is not certain which model it is."""
-    found = _find_pasted(reference, read)
+    found = _find_pasted(reference, read, any_owner=True)
     if found is None:
         from kvcalc.model.pasted import unknown_model
 
@@ -84,13 +87,15 @@ def _load_pasted(reference: str, read: _Read) -> ModelSpec:
     return found
 
 
-def _find_pasted(reference: str, read: _Read) -> ModelSpec | None:
+def _find_pasted(reference: str, read: _Read, *, any_owner: bool = False) -> ModelSpec | None:
     from kvcalc.model.pasted import find_pasted
 
-    found = find_pasted(reference)
+    found = find_pasted(reference, any_owner=any_owner)
     if found is None:
         return None
     spec = read(found.config, found.name, found.preset.source)
+    if found.has_mtp and not spec.num_draft_layers:
+        return None
     return _with_tower(spec, found.has_unknown_tower)._replace(
         reference=found.reference, remarks=(*spec.remarks, found.remark), named_dtype=found.dtype
     )

@@ -111,13 +111,19 @@ def read(text: str) -> dict[str, Any]:
             "trtllm-serve a/b --config c.yaml",
             {"kv_dtype": "fp8", "dtype": "fp16", "tokens-per-block": "64"},
         ),
-        ("llama-server -hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF", {"model": "Qwen2.5-Coder-7B", "dtype": "q8_0"}),
-        ("llama-server -hf x/Qwen3-32B-GGUF:Q4_K_M -c 32768 -np 4", {"model": "Qwen3-32B", "context_tokens": "8192"}),
-        ("./llama-server -m m/gpt-oss-20b-mxfp4.gguf -ctk q8_0", {"model": "gpt-oss-20b", "cache-type-k": "q8_0"}),
+        ("llama-server -hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF", {"model": "ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF"}),
+        (
+            "llama-server -hf x/Qwen3-32B-GGUF:Q4_K_M -c 32768 -np 4",
+            {"model": "x/Qwen3-32B-GGUF:Q4_K_M", "context_tokens": "8192"},
+        ),
+        (
+            "./llama-server -m m/gpt-oss-20b-mxfp4.gguf -ctk q8_0",
+            {"model": "gpt-oss-20b-mxfp4", "cache-type-k": "q8_0"},
+        ),
         ("vllm serve a/b -q awq --quantization fp8", {"dtype": "fp8"}),
         # Without a type, -hf takes the repository's default; --hf-file names the file.
         ("llama-server -hf x/Qwen3-32B-GGUF", {"model": "x/Qwen3-32B-GGUF"}),
-        ("llama-server -hf x/Qwen3-32B-GGUF -hff Qwen3-32B-Q5_K_M.gguf", {"model": "Qwen3-32B", "dtype": "q5_k_m"}),
+        ("llama-server -hf x/Qwen3-32B-GGUF -hff Qwen3-32B-Q5_K_M.gguf", {"model": "x/Qwen3-32B-GGUF:Q5_K_M"}),
         ("llama-server -m Qwen3-30B-A3B-Q4_K_M.gguf -ot '.ffn_.*_exps.=CPU'", {"cpu-moe": "true"}),
         ("mlx_lm.server --model x/y --port 80", {"engine": "mlx", "model": "x/y"}),
     ],
@@ -392,6 +398,29 @@ def test_all_layers_may_be_on_several_devices(kvcalc: Any) -> None:
     assert "one device only" in refused.err
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ggml-org/gemma-3-4b-it-GGUF",
+        "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
+        "bartowski/Qwen_Qwen3-32B-GGUF:Q4_K_M",
+        "unsloth/gpt-oss-20b-GGUF",
+        "unsloth/Qwen3-0.6B-GGUF:Q8_0",
+        "lmstudio-community/Qwen3-8B-GGUF",
+        "TheBloke/Mistral-7B-Instruct-v0.2-GGUF:Q4_K_M",
+        "Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M",
+        "mradermacher/Qwen3-8B-i1-GGUF:i1-Q4_K_M",
+        "Qwen/Qwen3-8B:Q8_0",
+        "unsloth/Qwen3.6-27B-MTP-GGUF:Q4_K_M",
+    ],
+)
+def test_a_repository_of_gguf_files_is_the_same_model_in_estimate_and_in_check(kvcalc: Any, name: str) -> None:
+    checked = kvcalc("check", "--gpu", "h100", "llama-server", "-hf", name, "-c", "2048", "--json").json
+    estimated = kvcalc("estimate", name, "--engine", "llama.cpp", "--gpu", "h100", "--context", "2048", "--json").json
+    assert checked["model"]["name"] == estimated["model"]["name"]
+    assert checked["weights"]["bytes"] == estimated["weights"]["bytes"] > 0
+
+
 @pytest.mark.parametrize(("quant", "dtype"), [("", "q4_k_m"), (":Q8_0", "q8_0")])
 def test_the_file_of_a_repository_has_its_type(kvcalc: Any, quant: str, dtype: str) -> None:
     done = kvcalc("check", "--gpu", "h100", "llama-server", "-hf", f"x/Qwen3-32B-GGUF{quant}", "--get", "weights.dtype")
@@ -599,7 +628,10 @@ def test_a_cache_beyond_the_device_does_not_start(kvcalc: Any) -> None:
         ("LLAMA_ARG_KV_UNIFIED=1 LLAMA_ARG_SWA_FULL=0 llama-server -m a.gguf", {"kv-unified": "true"}),
         ("llama-server -m a.gguf -b 256", {"ubatch-size": "256"}),
         ("llama-server -m a.gguf -b 4096 -ub 1024", {"ubatch-size": "1024"}),
-        ("llama-server -m a.gguf --draft-max 8 -hfd org/small-GGUF:Q8_0", {"drafting": ("draft", 8, "small")}),
+        (
+            "llama-server -m a.gguf --draft-max 8 -hfd org/small-GGUF:Q8_0",
+            {"drafting": ("draft", 8, "org/small-GGUF:Q8_0")},
+        ),
     ],
 )
 def test_llama_cpps_variables_and_batches_are_read(text: str, said: dict[str, Any]) -> None:

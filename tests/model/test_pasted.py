@@ -9,6 +9,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError, ModelError
+from kvcalc.model.links import linked_name
 from kvcalc.model.pasted import find_pasted, nearest_names
 from kvcalc.model.presets import find_preset, shipped_presets, shipped_table
 from kvcalc.model.published import releases, repackaged
@@ -156,6 +157,27 @@ TAKEN = {
     # An old name of an organisation.
     "THUDM/GLM-4.5-Air": ("glm-4.5-air", "bf16", 131_072),
     "CohereForAI/c4ai-command-a-03-2025": ("command-a", "bf16", 131_072),
+    # Whole models with their MTP layers, which are no drafts.
+    "unsloth/Qwen3.6-27B-MTP": ("qwen3.6-27b", "bf16", 262_144),
+    "Qwen3.5-27B-MTP": ("qwen3.5-27b", "bf16", 262_144),
+    "Qwen3.5-4B-MTP-Heretic.i1-Q4_K_S": ("qwen3.5-4b", "q4_k_s", 262_144),
+    # Bare names: a variant of a preset, a name that ollama writes with a colon, and files of llama.cpp.
+    "llama-3-70b-instruct": ("llama-3-70b", "bf16", 8_192),
+    "mistral-7b": ("mistral-7b-v0.3", "bf16", 32_768),
+    "mistral-7b-instruct": ("mistral-7b-v0.3", "bf16", 32_768),
+    "Qwen3-32B-Q4_K_M": ("qwen3-32b", "q4_k_m", 40_960),
+    "Qwen3-32B-GGUF": ("qwen3-32b", "q4_k_m", 40_960),
+    "Qwen3-32B-GGUF:Q8_0": ("qwen3-32b", "q8_0", 40_960),
+    "Qwen3-32B-UD-Q4_K_XL": ("qwen3-32b", None, 40_960),
+    "mistral-7b-instruct-v0.2.Q4_K_M": ("mistral-7b-v0.2", "q4_k_m", 32_768),
+    "Llama-3.3-70B-Instruct-Q4_K_M": ("llama-3.3-70b", "q4_k_m", 131_072),
+    "mradermacher/Qwen3-8B-i1-GGUF:i1-Q4_K_M": ("qwen3-8b", "q4_k_m", 40_960),
+    "x/Qwen3-32B:Q4_K_M": ("qwen3-32b", "q4_k_m", 40_960),
+    # ModelScope's names of organisations, and any owner with the whole name of a published model.
+    "LLM-Research/Meta-Llama-3.1-8B-Instruct": ("llama-3.1-8b", "bf16", 131_072),
+    "AI-ModelScope/Mistral-7B-Instruct-v0.2": ("mistral-7b-v0.2", "bf16", 32_768),
+    "01ai/Yi-1.5-9B-Chat": ("yi-1.5-9b", "bf16", 4_096),
+    "someone/gemma-2-9b-it": ("gemma-2-9b", "bf16", 8_192),
     # Weights that were edited in place, whoever did it.
     "someone/Qwen3-32B-abliterated": ("qwen3-32b", "bf16", 40_960),
     "someone/Qwen3-32B-Claude-4.6-Opus-Reasoning-Distilled-GGUF": ("qwen3-32b", "q4_k_m", 40_960),
@@ -217,7 +239,6 @@ REFUSED = {
     # Organisations that do not convert models, and other organisations' variants.
     "someone/Llama-3.1-8B-Instruct-FP8": (),
     "someone/Qwen3-32B-quantized.w8a8": (),
-    "someone/gemma-2-9b": (),
     "unsloth/Qwen3-32B-Foo-GGUF": (),
     "unsloth/Qwen3-32B-GGUF:Q4_Z": (),
     "unsloth/Qwen3-32B-FP8:Q8_0": (),
@@ -261,8 +282,11 @@ def test_a_certain_name_is_its_preset(name: str) -> None:
     assert (found["weights"]["dtype"], found["model"]["max_position_embeddings"]) == (dtype, length)
     assert found["kv_cache"]["total_bytes"] == answer(preset)["kv_cache"]["total_bytes"]
     # A server is started with the name on the Hub, not with ollama's.
-    own = name.casefold().removeprefix("hf.co/")
-    assert spec.reference.casefold().endswith(own) or ("/" not in name and "/" in spec.reference)
+    name = linked_name(name)
+    own = name.casefold()
+    assert spec.reference.casefold().endswith(own) or (
+        "/" not in name and ("/" in spec.reference or spec.name == preset)
+    )
     assert spec.num_layers == base.num_layers
     if spec.name != preset:
         texts = [note["text"] for note in found["warnings"] if note["part"] == "model"]
@@ -309,11 +333,74 @@ def test_what_is_no_model_of_its_own_is_refused_with_the_reason(name: str, reaso
     assert reason in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("address", ["https://huggingface.co/Qwen/Qwen3-32B", "hf.co/Qwen/Qwen3-32B"])
-def test_the_address_of_a_page_is_refused_with_the_id(address: str) -> None:
-    with pytest.raises(ModelError) as caught:
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("https://huggingface.co/Qwen/Qwen3-8B/", "Qwen/Qwen3-8B"),
+        ("https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json", "Qwen/Qwen3-8B"),
+        ("https://huggingface.co/Qwen/Qwen3-8B/resolve/main/config.json?download=true", "Qwen/Qwen3-8B"),
+        ("https://huggingface.co/Qwen/Qwen3-8B/tree/main", "Qwen/Qwen3-8B"),
+        ("hf.co/Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("hf.co/someone/Qwen3-32B-GGUF:latest", "someone/Qwen3-32B-GGUF"),
+        ("https://hf.co/x/Qwen3-8B-GGUF/blob/main/Qwen3-8B-Q5_K_M.gguf", "x/Qwen3-8B-GGUF:Q5_K_M"),
+        ("https://www.modelscope.cn/models/deepseek-ai/DeepSeek-V3/summary", "deepseek-ai/DeepSeek-V3"),
+        ("modelscope.cn/models/LLM-Research/Meta-Llama-3-8B", "LLM-Research/Meta-Llama-3-8B"),
+        ("https://ollama.com/library/qwen3:8b", "qwen3:8b"),
+    ],
+)
+def test_the_address_of_a_page_is_the_model_on_it(address: str, name: str) -> None:
+    assert linked_name(address) == name
+    assert load_model(address) == load_model(name)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://huggingface.co/Qwen/Qwen3-32B/tree/refs%2Fpr%2F7",
+        "https://huggingface.co/TheBloke/Llama-2-7B-Chat-GPTQ/tree/gptq-8bit-128g-actorder_True",
+        "https://huggingface.co/x/Qwen3-8B-GGUF/blob/main/model.gguf",
+        "https://example.org/Qwen/Qwen3-8B",
+    ],
+)
+def test_the_page_of_a_revision_is_refused_with_what_to_type(address: str) -> None:
+    with pytest.raises(KvcalcError) as caught:
         load_model(address)
-    assert "only its id" in (caught.value.hint or "")
+    assert linked_name(address) == address
+    if not address.endswith(".gguf"):
+        assert "hf:ORG/NAME@REVISION" in (caught.value.hint or "")
+
+
+def test_a_file_that_has_an_address_for_its_path_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "hf.co" / "Qwen" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(
+        '{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}'
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_model("hf.co/Qwen/Qwen3-8B").num_layers == 2
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-8B-MTP", "Llama-3.1-8B-Instruct-MTP"])
+def test_mtp_after_a_model_without_such_layers_is_a_draft(name: str) -> None:
+    with pytest.raises(ModelError, match="is not known") as caught:
+        load_model(name)
+    assert "give it as --draft-model" in (caught.value.hint or "")
+
+
+def test_a_mirror_is_said_to_be_taken_for_the_published_model() -> None:
+    (remark,) = load_model("someone/Qwen3-8B").remarks
+    assert remark == "someone/Qwen3-8B is taken as Qwen/Qwen3-8B, preset qwen3-8b"
+
+
+def test_a_users_preset_has_files_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = find_preset("llama-3.1-8b")
+    assert shipped is not None
+    _, source, text = Path(shipped.path).read_text().partition("source:")
+    (tmp_path / "mine.yaml").write_text(f"name: mine\n{source}{text}")
+    monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path))
+    spec = load_model("mine-Q8_0")
+    assert (spec.name, spec.named_dtype, spec.num_layers) == ("mine", "gguf:q8_0", 32)
 
 
 @pytest.mark.parametrize(("name", "tags"), [("gemma3:28b", "1b, 4b, 12b, 27b"), ("qwq:7b", "32b")])

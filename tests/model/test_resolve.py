@@ -160,7 +160,7 @@ def test_an_unreadable_file(config: Path) -> None:
     ("name", "hint"),
     [
         ("lama-3-70b", "llama-3-70b"),
-        ("mistral-7b", "mistral-7b-v0.1"),
+        ("mistral-7b-v", "mistral-7b-v0.1"),
         ("zzzz", "kvcalc models"),
         ("org/Zzzz", "kvcalc models"),
     ],

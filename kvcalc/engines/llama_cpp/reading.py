@@ -11,19 +11,17 @@ from collections.abc import Mapping
 
 from kvcalc.engines.llama_cpp.command import SPEC_TYPES
 from kvcalc.engines.reading import Read, Reader, inverse, whole
-from kvcalc.errors import ModelError, UsageError
-from kvcalc.memory.dtypes import parse_weight_dtype
+from kvcalc.errors import ModelError
+from kvcalc.model.derived import file_stem, file_type
 from kvcalc.model.drafting import DRAFT, MTP
+from kvcalc.model.spec import ModelSpec
 
-# The type at the end of the name of a GGUF file: Qwen3-32B-Q4_K_M.gguf, model.UD-Q4_K_XL-00001-of-00003.gguf.
-_TYPE = re.compile(r"(.*?)[-.](?:UD-)?((?:I?Q\d|TQ\d|MXFP4|BF16|F16|F32)\w*)(?:-\d{5}-of-\d{5})?", re.IGNORECASE)
 _DRAFT_MODEL = (
     "spec-draft-model", "md", "model-draft", "spec-draft-hf", "hfd", "hfrd", "hf-repo-draft",
 )  # fmt: skip
 # Expressions for the experts of all layers: .ffn_.*_exps.=CPU, exps=CPU, \\.ffn_(up|gate|down)_exps\\.=CPU
 _ALL_EXPERTS = re.compile(r"(?:[\\.*]*ffn_?)?(?:\.\*_?|\(?[a-z|]+\)?_?)?exps[\\.*]*(?:weight)?=CPU")
 _STEP = "512"  # common_params, common/common.h
-_FLOATS = {"f16": "fp16", "f32": "fp32"}
 
 
 class LlamaCppReader(Reader):
@@ -51,20 +49,21 @@ class LlamaCppReader(Reader):
         if settings.get("split-mode") == "tensor":
             del settings["split-mode"]
             found.fields["tensor_parallel_size"] = "all"
-        written, file = found.model, found.last("hf-file", "hff")
-        found.model, dtype = named(written)
-        dtype = dtype if file is None else named(file)[1]
-        if dtype is None and not written.casefold().endswith(".gguf"):
-            found.model = written  # -hf takes the repository's file in the default type, which its name stands for
-        if dtype is not None:
-            found.fields["dtype"] = _known(dtype, written)
+        found.model = named(found.model, found.last("hf-file", "hff"))
         self._overrides(found)
         own = found.last(*_DRAFT_MODEL)
         if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or own is not None:
             number = settings.pop("draft-max", None) or left.get("spec-ngram-mod-n-max") or "16"
             method = method or DRAFT
-            model = None if own is None or method == MTP else named(own)[0]
+            model = None if own is None or method == MTP else named(own)
             found.drafting = method, whole(number, "--spec-draft-n-max"), model
+
+    def check_model(self, found: Read, spec: ModelSpec) -> None:
+        """Raise ModelError (exit 3) for a file whose layers have types that were not read (UD-Q4_K_XL)."""
+        quantization = spec.quantization
+        if isinstance(quantization, Mapping) and str(quantization.get("quant_method")).startswith("gguf "):
+            hint = "use the file itself (-m PATH), or a type that all layers have, such as Q4_K_M"
+            raise ModelError(f"{found.model}: which types its layers have is not known", hint)
 
     def _overrides(self, found: Read) -> None:
         """-ot 'exps=CPU' keeps the experts of every layer in host memory, like --cpu-moe (common/arg.cpp)."""
@@ -77,32 +76,17 @@ class LlamaCppReader(Reader):
             found.unknown.append("--override-tensor")
 
 
-def _known(dtype: str, written: str) -> str:
-    """The type of a file. ModelError (exit 3) for one whose layers have types that were not read (UD-Q4_K_XL)."""
-    try:
-        parse_weight_dtype(dtype)
-    except UsageError:
-        hint = "use the file itself (-m PATH), or a type that all layers have, such as Q4_K_M"
-        raise ModelError(f"{written}: which types its layers have is not known", hint) from None
-    return dtype
+def named(text: str, file: str | None = None) -> str:
+    """The model in -hf REPOSITORY:TYPE with --hf-file FILE, or in -m FILE, as `load_model` takes it.
 
-
-def named(text: str) -> tuple[str, str | None]:
-    """The model and the type of the weights in `org/NAME-GGUF:Q4_K_M` or `path/NAME-Q4_K_M.gguf`.
-
-    A file that is here says both itself.
+    A file that is not here is known by its name if that ends in a type.
     """
     if os.path.exists(text):
-        return text, None
-    name, _, quant = text.partition(":")
-    name = re.sub(r"(?i)\.gguf$", "", name)
-    if not quant and (found := _TYPE.fullmatch(name.rpartition("/")[2])) is not None:
-        name, quant = found[1], found[2]
-    base = re.sub(r"(?i)[-_.]gguf$", "", name.rpartition("/")[2] if name.casefold().endswith("gguf") or quant else name)
-    if not quant and (found := _TYPE.fullmatch(base)) is not None:  # as in gguf-my-repo's NAME-Q8_0-GGUF
-        base, quant = found[1], found[2]
-    dtype = re.sub(r"^ud-", "", quant.casefold())
-    return base, _FLOATS.get(dtype, dtype) or None
+        return text
+    if file is not None:
+        quant = file_type(file)
+        return text if quant is None else f"{text.partition(':')[0]}:{quant}"
+    return file_stem(text) if text.casefold().endswith(".gguf") and file_type(text) else text
 
 
 READER = LlamaCppReader("llama.cpp")
