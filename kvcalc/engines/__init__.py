@@ -139,6 +139,15 @@ def log_reader(name: str) -> LogReader:
     return found
 
 
+def context_limits(name: str, spec: ModelSpec) -> tuple[int | None, int | None]:
+    """The context of a server of engine `name`, which may end in a release, and the longest that it accepts.
+
+    Both are None if the config does not say how many positions the model has.
+    """
+    engine, release = _class_of(name)
+    return engine.context_limits(spec, release.release if release else None)
+
+
 def start_command(name: str) -> StartCommand:
     """How engine `name` is started, which is one of `SERVERS` and may end in a release."""
     found: StartCommand = import_module(f"kvcalc.engines.{command_key(name)}.command").COMMAND

@@ -228,6 +228,11 @@ class Engine(ABC):
         """Every default that `device_settings` may give for an option that does not need a device."""
         return []
 
+    @staticmethod
+    def context_limits(spec: ModelSpec, release: Release | None) -> tuple[int | None, int | None]:
+        """The context of a server without an option for it, and the longest that it accepts. None if not known."""
+        return spec.max_position_embeddings, spec.max_position_embeddings
+
     @classmethod
     def context_defaults(cls, given: Mapping[str, str], defaults: Mapping[str, str], tokens: int) -> dict[str, str]:
         """The defaults that a server's context of `tokens` tokens decides, beside those `given`.

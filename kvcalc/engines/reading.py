@@ -45,6 +45,10 @@ _OPTIONS = {
     "--tp": "tensor_parallel_size", "--pp": "pipeline_parallel_size", "--dp": "data_parallel_size",
     "--ep": "expert_parallel_size", "--kv-dtype": "kv_dtype",
 }  # fmt: skip
+# The config of the language model in a model of several parts, keys of the positions, and keys that change no memory.
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+_POSITIONS = ("rope_scaling", "rope_parameters", "max_position_embeddings", "original_max_position_embeddings")
+_HARMLESS_KEYS = ("rope_theta", "architectures")
 _OWN_OPTION = re.compile(rf"(?<![\w-])({'|'.join(_OPTIONS)})(?![\w-])(?: (\w+))?")
 
 
@@ -52,7 +56,8 @@ class Read:
     """What a command says.
 
     `fields` maps the fields of a question to their text, and `settings` the engine's own options to theirs. `left` has
-    the options with a meaning of the engine's own until its reader has read them. `drafting` is the method, the number
+    the options with a meaning of the engine's own until its reader has read them. `overrides` are other values for the
+    keys of the model's config. `drafting` is the method, the number
     of tokens and the checkpoint that drafts, or None. `unknown` are options that kvcalc does not count, and `notes`
     what else it does not. `copies` are whole copies behind one server, and `nodes` the machines that run the same
     command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's, and
@@ -66,6 +71,7 @@ class Read:
         self.fields: dict[str, str] = {}
         self.settings: dict[str, str] = {}
         self.left: dict[str, str] = {}
+        self.overrides: dict[str, Any] = {}
         self.drafting: tuple[str, int, str | None] | None = None
         self.ignored: list[str] = []
         self.unknown: list[str] = []
@@ -113,7 +119,7 @@ class Words(NamedTuple):
     `splits_layers` whether it divides the layers among the devices without being told. `context_option` is its option
     for the longest context, if `fields` has none, and `chooses_context` whether it takes the longest context that fits
     if none is given. It refuses a context beyond the model's without the variable `limit_variable`, and `limit_options`
-    are its options that may change the model's.
+    are its options that may change the model's. `override_options` change keys of the model's config.
     """
 
     programs: list[str]
@@ -138,6 +144,7 @@ class Words(NamedTuple):
     chooses_context: bool = False
     limit_variable: str = ""
     limit_options: str = ""
+    override_options: str = ""
 
 
 class Reader:
@@ -249,11 +256,30 @@ class Reader:
         found.lifts_limit |= any(option.split(".")[0].lstrip("-") in may_change for option in found.unknown)
         nodes = found.last("nnodes", "n")
         found.nodes = 1 if nodes is None else whole(nodes, "--nnodes")
+        for name in self.words.override_options.split():
+            self._override(found, name)
         self.finish(found, environment, files)
         checkpoint = None if found.drafting is None else found.drafting[2]
         if not isinstance(checkpoint, str | None):
             raise UsageError(f"the draft model {str(checkpoint)[:40]!a} is not a name")
         return found
+
+    def _override(self, found: Read, name: str) -> None:
+        """Read an option that changes the model's config. Changes of its language model's part count too."""
+        text = found.left.pop(name, None)
+        if text is None:
+            return
+        changes = _nested(json_object(text, name))
+        if name == "rope-scaling":
+            changes = {"rope_scaling": changes}
+        for part in _TEXT_CONFIGS:
+            inner = changes.pop(part, None)
+            changes |= inner if isinstance(inner, dict) else {}
+        for key, value in changes.items():
+            if key in _POSITIONS:
+                found.overrides[key] = value
+            elif key not in _HARMLESS_KEYS:
+                found.unknown.append(f"--{name} {key}")
 
     def _variables(self, environment: Mapping[str, str]) -> Iterator[str]:
         for variable, option in self.words.variables.items():
@@ -343,6 +369,18 @@ def _scalar(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def _nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping with `a.b` as a key of the mapping `a`."""
+    result: dict[str, Any] = {}
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        node = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return result
 
 
 def json_object(text: str, name: str) -> dict[str, Any]:

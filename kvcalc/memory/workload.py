@@ -74,8 +74,7 @@ def resolve_workload(
 ) -> Workload:
     """Fill in the defaults, and check everything that does not depend on an engine.
 
-    - `context_tokens` defaults to min(4096, max_position_embeddings). A context beyond max_position_embeddings is
-      accepted with a warning.
+    - `context_tokens` defaults to min(4096, the model's longest context). A longer one is accepted with a warning.
     - `encoder_tokens` defaults to the model's own length, or else to the context with a warning.
     - `kv_dtype` "auto" is `dtype` if it has 16 or 32 bits, else the config's torch_dtype, else bf16 with a warning. A
       Dtype is a type that an engine has already chosen.
@@ -104,13 +103,15 @@ def resolve_workload(
 
 
 def resolve_context(spec: ModelSpec, context_tokens: int | None) -> tuple[int, Note | None]:
-    """The context, by default min(4096, max_position_embeddings), and a note if it is beyond the model's limit."""
-    longest = spec.max_position_embeddings
+    """The context, by default min(4096, the model's longest), and a note if it is beyond the model's limit."""
+    longest = spec.longest_context
     if context_tokens is None:
         return min(DEFAULT_CONTEXT_TOKENS, longest) if longest else DEFAULT_CONTEXT_TOKENS, None
     if longest is None or context_tokens <= longest:
         return context_tokens, None
     text = f"context {context_tokens:,} is beyond the model's max_position_embeddings of {longest:,}"
+    if longest != spec.max_position_embeddings:
+        text = f"context {context_tokens:,} is beyond the model's longest context of {longest:,}"
     return context_tokens, Note("workload", BEYOND_MODEL, text)
 
 

@@ -30,7 +30,10 @@ _OF_HEADS = (
 )  # fmt: skip
 
 # Config keys of the rotation of queries and keys by their position.
-_OF_ROTATION = ("rope_parameters", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_dim")
+_OF_ROTATION = (
+    "rope_parameters", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_dim",
+    "original_max_position_embeddings",
+)  # fmt: skip
 
 # Keys under which published configs describe a tower (`kvcalc.model.towers`). The first that is there counts.
 TOWER_KEYS: dict[str, tuple[str, ...]] = {

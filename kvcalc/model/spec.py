@@ -20,6 +20,11 @@ from kvcalc.model.mixers.attention import Attention, AttentionShape
 from kvcalc.model.tensors import Around, ModelWeights
 from kvcalc.records import NamedTuple
 
+ORIGINAL = "original_max_position_embeddings"
+# Kinds of rotation whose factor max_position_embeddings already has in it.
+_ALREADY_SCALED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "telechat3-yarn")
+_OF_ROTATION = ("rope_parameters", "rope_scaling")
+
 
 class FileBytes(NamedTuple):
     """Where the bytes of a weights file belong.
@@ -136,6 +141,28 @@ class ModelSpec(NamedTuple):
     def num_layers(self) -> int:
         return sum(group.num_layers for group in self.layers)
 
+    @property
+    def rotations(self) -> list[Mapping[str, object]]:
+        """What the config says about the rotation: one mapping for all layers, or one for each type of layer."""
+        stated = self.stated.get("rope_parameters") or self.stated.get("rope_scaling")
+        if not isinstance(stated, Mapping):
+            return []
+        return [each for each in stated.values() if isinstance(each, Mapping)] or [stated]
+
+    @property
+    def longest_context(self) -> int | None:
+        """max_position_embeddings times the factor of linear or dynamic scaling, as servers derive it, or None.
+
+        Other kinds are counted in max_position_embeddings, and Gemma 3's factor is too. Source:
+        _get_and_verify_max_len (config/model.py, vLLM 0.33.0), get_context_length (utils/hf_transformers/common.py,
+        SGLang 0.5.23) and _infer_max_seq_len_from_config (TensorRT-LLM, _torch/pyexecutor/model_engine.py).
+        """
+        factors = [r.get("factor") for r in self.rotations if rotation_type(r) not in _ALREADY_SCALED]
+        factor = next((f for f in reversed(factors) if isinstance(f, (int, float))), 1)
+        if self.max_position_embeddings is None or self.model_type.startswith("gemma3"):
+            return self.max_position_embeddings
+        return int(self.max_position_embeddings * factor)
+
     def head(self, num_layers: int) -> ModelSpec:
         """Return the model cut to its first `num_layers` layers."""
         kept = [g._replace(last=min(g.last, num_layers - 1)) for g in self.layers if g.first < num_layers]
@@ -209,6 +236,24 @@ def windows(spec: ModelSpec) -> list[int]:
 def latent_of(spec: ModelSpec) -> LatentAttention | None:
     """Return the latent cache of an MLA model, or None."""
     return next((cache for cache in all_caches(spec) if isinstance(cache, LatentAttention)), None)
+
+
+def rotation_type(rotation: Mapping[str, object]) -> str:
+    """The kind of a rotation (rope_type, or `type` in older configs)."""
+    return str(rotation.get("rope_type", rotation.get("type", "default")))
+
+
+def with_config(spec: ModelSpec, changes: Mapping[str, object]) -> ModelSpec:
+    """The model with other values for the keys of its config that describe its positions. Other keys are left out."""
+    if not changes:
+        return spec
+    replaced = _OF_ROTATION if any(key in changes for key in _OF_ROTATION) else ()
+    stated = {key: value for key, value in spec.stated.items() if key not in replaced}
+    stated |= {key: changes[key] for key in (*_OF_ROTATION, ORIGINAL) if key in changes}
+    positions = changes.get("max_position_embeddings", spec.max_position_embeddings)
+    return spec._replace(
+        stated=stated, max_position_embeddings=positions if isinstance(positions, int) else spec.max_position_embeddings
+    )
 
 
 def is_sparse(spec: ModelSpec) -> bool:

@@ -269,12 +269,25 @@ def test_the_environment_of_vllms_command() -> None:
     assert vllm("", "VLLM_PP_LAYER_PARTITION=16,32").settings == {"pp-layer-partition": "16,32"}
     for text, is_lifted in (("1", True), ("True", True), ("0", False), ("no", False)):
         assert vllm("", f"VLLM_ALLOW_LONG_MAX_MODEL_LEN={text}").lifts_limit is is_lifted
-    # An option that may change the model's limit is not counted, and neither is the limit.
-    assert [vllm(options).lifts_limit for options in ("--hf-overrides '{}'", "--unheard-of 1", "")] == [
-        True,
-        False,
-        False,
-    ]
+    # A file that is not here may change the model's limit, which then does not count.
+    assert [vllm(options).lifts_limit for options in ("--config a.yaml", "--unheard-of 1", "")] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "overrides", "unknown"),
+    [
+        ('--hf-overrides \'{"rope_scaling": {"factor": 4.0}}\'', {"rope_scaling": {"factor": 4.0}}, []),
+        ('--rope-scaling \'{"factor": 4.0}\' --rope-theta 1e6', {"rope_scaling": {"factor": 4.0}}, []),
+        ("--hf-overrides.rope_parameters.factor 2", {"rope_parameters": {"factor": 2}}, []),
+        ('--hf-overrides \'{"text_config": {"max_position_embeddings": 9}}\'', {"max_position_embeddings": 9}, []),
+        ('--hf-overrides \'{"architectures": ["A"], "num_experts": 2}\'', {}, ["--hf-overrides num_experts"]),
+    ],
+)  # fmt: skip
+def test_the_keys_of_the_config_that_a_command_changes(
+    options: str, overrides: dict[str, object], unknown: list[str]
+) -> None:
+    found = vllm(options)
+    assert (found.overrides, found.unknown) == (overrides, unknown)
 
 
 @pytest.mark.parametrize(

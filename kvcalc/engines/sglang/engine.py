@@ -65,9 +65,9 @@ from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import longer_last, stages_of, whole_of
 from kvcalc.model.caches import Cache
 from kvcalc.model.drafting import EAGLE, EAGLE1, MTP
-from kvcalc.model.spec import ModelSpec, has_states, is_sparse, weights_of
+from kvcalc.model.spec import ORIGINAL, ModelSpec, has_states, is_sparse, weights_of
 from kvcalc.notes import Note
-from kvcalc.releases import parse_release
+from kvcalc.releases import Release, parse_release
 from kvcalc.units import Number
 
 if TYPE_CHECKING:
@@ -190,6 +190,13 @@ class Sglang(Engine):
     def cut(num_layers: int, stages: int) -> list[int]:
         """Remaining layers go to the last ranks, one each (get_pp_indices, srt/distributed/utils.py)."""
         return longer_last(num_layers, stages)
+
+    @staticmethod
+    def context_limits(spec: ModelSpec, release: Release | None) -> tuple[int | None, int | None]:
+        """With its original length in the config, a rotation's factor does not count (get_context_length)."""
+        is_original = any(ORIGINAL in rotation for rotation in spec.rotations)
+        longest = spec.max_position_embeddings if is_original else spec.longest_context
+        return longest, longest
 
     @classmethod
     def prompt_division(cls, spec: ModelSpec, settings: Mapping[str, str]) -> str | None:

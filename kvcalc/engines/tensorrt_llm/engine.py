@@ -25,6 +25,7 @@ from kvcalc.model.caches import SELF_ATTENTION_CACHES, Cache, IndexerKeys, Laten
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches, distinct_caches, latent_of, windows
 from kvcalc.notes import Note
+from kvcalc.releases import Release
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
@@ -95,6 +96,10 @@ class TensorrtLlm(Engine):
     @property
     def _has_window_pools(self) -> bool:
         return len(set(self.chosen.max_attention_window or ())) > 1
+
+    @staticmethod
+    def context_limits(spec: ModelSpec, release: Release | None) -> tuple[int | None, int | None]:
+        return spec.longest_context, spec.longest_context
 
     @staticmethod
     def cut(num_layers: int, stages: int) -> list[int]:

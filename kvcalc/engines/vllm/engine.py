@@ -50,7 +50,7 @@ from kvcalc.memory.reads import Entries
 from kvcalc.memory.sharding import Bounds, bounds_of, whole_of
 from kvcalc.model.caches import Cache, FullAttention, LatentAttention, RecurrentState
 from kvcalc.model.memo import remembered, remembered_of_two
-from kvcalc.model.spec import ModelSpec, period
+from kvcalc.model.spec import ORIGINAL, ModelSpec, period, rotation_type
 from kvcalc.notes import Note
 from kvcalc.releases import Release, RequestedRelease, parse_release
 
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.starts import Start
 
 _AUTO_CONTEXT_SINCE = Release.of(0, 14)
+_SHORT_LONGROPE, _YARN_ONCE = Release.of(0, 11, 1), Release.of(0, 30)
 # Before this release, vLLM captured fewer graphs if there were fewer blocks (config/compilation.py, 0.19.0 and 0.20.0).
 _BLOCKS_FOR_GRAPHS = (0, 20)
 # The first release in which a step holds a block whose state is kept, and the first in which it need not.
@@ -77,6 +78,25 @@ class Vllm(Engine):
     name = "vllm"
     device_settings, device_defaults = staticmethod(device_settings), staticmethod(device_defaults)
     unread = unread_types("vllm")
+
+    @staticmethod
+    def context_limits(spec: ModelSpec, release: Release | None) -> tuple[int | None, int | None]:
+        """vLLM's default for LongRoPE is the original length, which the config has beside the rotation.
+
+        Before 0.30, YaRN's factor counted from the original length. Source: _get_and_verify_max_len (config/model.py)
+        in 0.28.0 to 0.33.0; vllm-project/vllm#27431 (0.11.1) and vllm-project/vllm#56446.
+        """
+        longest = spec.longest_context
+        for rotation in spec.rotations:
+            kind, factor = rotation_type(rotation), rotation.get("factor")
+            original = rotation.get(ORIGINAL, spec.max_position_embeddings)
+            if kind == "yarn" and release and release < _YARN_ONCE and isinstance(original, int):
+                longest = int(original * factor) if isinstance(factor, (int, float)) else longest
+        original = spec.stated.get(ORIGINAL)
+        is_long = any(rotation_type(rotation) in ("longrope", "su") for rotation in spec.rotations)
+        if is_long and isinstance(original, int) and not (release and release < _SHORT_LONGROPE):
+            return original, longest
+        return longest, longest
 
     def __init__(self, spec: ModelSpec, settings: Mapping[str, str], stages: int, release: str | None) -> None:
         super().__init__(spec, settings, 1, release)

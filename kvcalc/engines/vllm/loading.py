@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from kvcalc.engines.weight_padding import Tile
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ORIGINAL, ModelSpec, rotation_type
 from kvcalc.throughput.hardware import Gpu
 
 _MARLIN = _TRTLLM = Tile(256, 128)
@@ -75,19 +75,20 @@ def _rotated(spec: ModelSpec, width: int) -> Fraction:
 def _rows(spec: ModelSpec) -> int:
     """The positions that a table has. A longer context by a factor counts from the length before it."""
     rows, scaling = spec.max_position_embeddings or 0, _scaling(spec)
-    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
-    original = scaling.get("original_max_position_embeddings")
+    kind, factor = rotation_type(scaling), scaling.get("factor")
+    # Phi-3 has the original length beside the rotation.
+    original = scaling.get(ORIGINAL, spec.stated.get(ORIGINAL))
     before = original if isinstance(original, int) else rows
     if kind in ("yarn", "deepseek_yarn") and isinstance(factor, (int, float)):
         rows = int(before * factor)
     elif kind in ("linear", "dynamic") and isinstance(factor, (int, float)) and "alpha" not in scaling:
         rows = int(rows * factor)
-    elif kind == "longrope" and isinstance(original, int):
+    elif kind in ("longrope", "su") and isinstance(original, int):
         rows += original
     return rows * (_PLACE_ROWS if "mrope_section" in scaling or spec.model_type in _BY_PLACE else 1)
 
 
 def _scaling(spec: ModelSpec) -> Mapping[str, object]:
     """What the config says about the rotation."""
-    stated = spec.stated.get("rope_parameters") or spec.stated.get("rope_scaling")
-    return stated if isinstance(stated, Mapping) else {}
+    rotations = spec.rotations
+    return rotations[0] if len(rotations) == 1 else {}

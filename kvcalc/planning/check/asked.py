@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvcalc.engines import engine_class
+from kvcalc.engines import context_limits, engine_class
 from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
 from kvcalc.model.resolve import find_published, load_model
-from kvcalc.model.spec import ModelSpec
+from kvcalc.model.spec import ModelSpec, with_config
 from kvcalc.notes import Note
 from kvcalc.planning.cases.dp_attention import most_experts
 from kvcalc.planning.cases.layout import needed_devices
@@ -36,7 +36,7 @@ def asked_by(
     available = _available_devices(read, reader, devices, num_devices)
     if available is not None:
         devices = devices._replace(num_devices=available)
-    spec = _model(read.model, notes)
+    spec = with_config(_model(read.model, notes), read.overrides)
     reader.check_model(read, spec)
     values: dict[str, Any] = {}
     for name, text in read.fields.items():
@@ -57,8 +57,9 @@ def asked_by(
     values.pop("max_model_len", None)
     if context is None and reader.words.chooses_context and not read.keeps_context:
         fits_context = True
-    if context is None and not fits_context and spec.max_position_embeddings is not None:
-        context = spec.max_position_embeddings // read.length_shares
+    default, _ = context_limits(read.engine, spec)
+    if context is None and not fits_context and default is not None:
+        context = default // read.length_shares
     if reader.words.splits_layers and "tensor_parallel_size" not in values:
         values.setdefault("pipeline_parallel_size", devices.num_devices)
     values.setdefault("tensor_parallel_size", 1)
@@ -134,7 +135,7 @@ def _names_in(path: str) -> list[str]:
 
 def limit_of(read: Read, reader: Reader, question: Question) -> int | None:
     """The model's longest context, if the server's is beyond it and the engine refuses that."""
-    longest, tokens = question.model.max_position_embeddings, question.context_tokens
+    (_, longest), tokens = context_limits(read.engine, question.model), question.context_tokens
     is_beyond = reader.words.limit_variable and longest and tokens and tokens > longest and not read.lifts_limit
     return longest if is_beyond else None
 

@@ -139,7 +139,7 @@ def max_running_requests(case: Case, kv_memory_bytes: int | None, tokens: int = 
 
 def context_notes(case: Case, longest: int | None) -> list[Note]:
     """A note if the longest context that fits in memory is beyond the model's limit, or if memory sets no limit."""
-    limit = case.spec.max_position_embeddings
+    limit = case.spec.longest_context
     if longest is None:
         return [Note("fit", NO_LIMIT, "memory does not limit the context: the cache no longer grows with it")]
     if limit is None or not case.workload.context_tokens <= limit < longest:

@@ -122,7 +122,7 @@ def plan(
     if headroom and simulation is not None and simulation.trace is not None:
         raise UsageError("--headroom: --trace has its own rate", f"--scale-rate {1 + headroom:g}")
     asked, targets = targets, targets.larger(headroom)
-    lengths = lengths.within(question.model.max_position_embeddings)
+    lengths = lengths.within(question.model.longest_context)
     traffic = Traffic(
         question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
     )  # fmt: skip

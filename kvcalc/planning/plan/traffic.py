@@ -207,7 +207,7 @@ class Traffic(NamedTuple):
     @property
     def limit(self) -> int | None:
         """The model's limit in tokens if some requests exceed it, else None."""
-        limit = self.question.model.max_position_embeddings
+        limit = self.question.model.longest_context
         return limit if limit is not None and self.lengths.reached_tokens > limit else None
 
     def context_for(self, engine: str) -> int:
@@ -215,7 +215,7 @@ class Traffic(NamedTuple):
 
         It is not more than the model's limit, unless the request is.
         """
-        longest, limit = self.lengths.longest_tokens, self.question.model.max_position_embeddings
+        longest, limit = self.lengths.longest_tokens, self.question.model.longest_context
         prompt = min(self.lengths.longest_prompt, longest - 1)
         needed = engine_class(engine).needed_context(prompt, longest - prompt)
         return needed if limit is None else max(longest, min(needed, limit))
