@@ -14,7 +14,7 @@ RAW_FP8 = Dtype("fp8_e4m3", 8)
 # newer ones too (8.6, 10.3, 12.1), which no engine's check distinguishes.
 CAPABILITIES = {
     "pascal": 61, "volta": 70, "turing": 75, "ampere": 80, "ada": 89, "hopper": 90, "blackwell": 100,
-    "blackwell-rtx": 120,
+    "blackwell-thor": 110, "blackwell-rtx": 120,
 }  # fmt: skip
 
 

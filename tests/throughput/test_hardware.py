@@ -41,7 +41,9 @@ dense_tflops:
     (
         "rx-7900-xtx rx-7900-xt rtx-3060 rtx-3080 rtx-3080-ti rtx-3090 rtx-4060-ti rtx-4070 rtx-4070-super rtx-4070-ti "
         "rtx-4070-ti-super rtx-4080 rtx-4080-super rtx-4090 rtx-5060-ti rtx-5070 rtx-5070-ti rtx-5080 rtx-5090 p40 "
-        "v100 t4 a10g l20 h20 h800 gb300 mi350x m5 m5-pro m5-max dgx-spark"
+        "v100 t4 a10g l20 h20 h800 gb300 mi350x m5 m5-pro m5-max dgx-spark "
+        "rtx-pro-4000 rtx-pro-4500 rtx-pro-5000 rtx-pro-5000-72gb rtx-a5000 rtx-4090-48gb rtx-3070 mi50 mi50-32gb mi100 "
+        "p100 w7900 b60 b70 jetson-agx-orin jetson-agx-orin-32gb jetson-thor a800"
     ).split(),
 )
 def test_a_card_that_people_run_models_on_has_a_speed(name: str) -> None:
@@ -49,6 +51,12 @@ def test_a_card_that_people_run_models_on_has_a_speed(name: str) -> None:
     assert gpu.memory_bytes >= 8 << 30
     assert gpu.bandwidth_bytes_per_second
     assert gpu.flops_per_second
+
+
+def test_cards_of_8_gb_are_there() -> None:
+    for name in ("rtx-4060", "rtx-4060-ti-8gb"):
+        assert find_gpu(name).memory_bytes == 8188 << 20
+    assert find_gpu("rtx-4060-ti").memory_bytes == 16 << 30
 
 
 def test_an_unknown_device_can_be_described() -> None:
