@@ -113,12 +113,12 @@ def main() -> None:
     """Print the share of each engine's architectures that is answered, and those that are not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", nargs="*", type=Path, metavar="WHEEL")
-    packages = dict(_of_wheels(parser.parse_args().wheels) or _installed())
-    auto = packages.get("transformers")
-    types = types_of_classes(auto[1]) if auto else {}
+    packages = _of_wheels(parser.parse_args().wheels) or _installed()
+    types: dict[str, list[str]] = {}
+    for name, (_, read) in packages:
+        types.update(types_of_classes(read) if name == "transformers" else {})
     for engine in ENGINES:
-        if engine in packages:
-            version, read = packages[engine]
+        for version, read in (package for name, package in packages if name == engine):
             classes = sorted(architectures(engine, read))
             problems = {name: problem_of(name, engine, types) for name in classes}
             missing = {name: problem for name, problem in problems.items() if problem is not None}

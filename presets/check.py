@@ -32,7 +32,8 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
     checks = {
         "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
-        "engine_releases": _check_engine_releases, "families": _check_families, "layers": _check_layers,
+        "engine_releases": _check_engine_releases, "families": _check_families,
+        "instances": _check_instances, "layers": _check_layers,
         "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
         "towers": _check_towers, "tower_weights": _check_tower_weights, "unread": _check_unread,
         "wrappers": _check_wrappers,
@@ -179,6 +180,17 @@ def _check_engine_releases(rows: Mapping[str, Any]) -> None:
         for row in own["released"].split(", ") if "released" in own else ():
             if not re.fullmatch(r"20\d\d-[01]\d-[0-3]\d \S+", row):
                 raise ValueError(f"{engine}: {row} is not a day and a release")
+
+
+def _check_instances(rows: Mapping[str, Any]) -> None:
+    from kvcalc.throughput.hardware import find_devices
+
+    names = [name for row in rows.values() for name in row.split()]
+    for devices in rows:
+        find_devices(devices)
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is there twice")
 
 
 def _check_unread(rows: Mapping[str, Any]) -> None:

@@ -7,20 +7,22 @@ A device is found by its name or an alias. Case, spaces, hyphens, underscores an
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+import re
+from functools import cache, lru_cache
 from typing import Any
 
 from kvcalc.errors import GpuError, KvcalcError, UsageError, nearest
 from kvcalc.model.compiled_presets import compiled_mapping
 from kvcalc.model.files import read_text
 from kvcalc.model.preset_folders import shipped_files
-from kvcalc.model.presets import presets_folder
+from kvcalc.model.presets import presets_folder, shipped_table
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_count, parse_size
 
 LOCAL = "local"
 CUSTOM = "custom"
 _MAX_BYTES = 16 * 1024
+_SIZE = re.compile(r"(?=.*[1-9])\d+(\.\d+)?\s*[MGT]i?B", re.IGNORECASE)
 # HGX, MI300X platforms and usual servers with PCIe cards have eight devices, and a network port of 400 Gbit/s for each.
 _OF_MACHINE, _PORT_BYTES_PER_SECOND = 8, 50_000_000_000
 # Large products in 16 bits take 1.27 times as long as the bandwidth allows on an L40S (kernel tables of aiconfigurator,
@@ -121,22 +123,45 @@ def all_gpus() -> list[Gpu]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """The device with this name or alias. Raises GpuError (exit 3) with the nearest names if there is none."""
-    found = _look_up(name)
-    if found is None:
+    """The device with this name or alias, or for a size, `24GB`, a device of which only the memory is known.
+
+    Raises GpuError (exit 3) with the nearest names if there is none.
+    """
+    gpu = _look_up(name)
+    if gpu is None and _SIZE.fullmatch(name.strip()):
+        return own_gpu(None, parse_size(name, "--gpu-memory"), None, None)
+    if gpu is None:
         raise _unknown(name)
-    return found
+    return gpu
 
 
 def find_devices(text: str) -> Devices:
-    """The devices in `text`: `h100` is one device, `h100x8` and `8xh100` are eight. Raises the same as `find_gpu`."""
-    found = _look_up(text)
-    if found is not None:
-        return Devices(found, 1)
-    for name, _, digits in (text.rpartition("x"), text.rpartition("X"), text.partition("x")[::-1]):
+    """The devices in `text`: `h100` is one device, and `h100x8`, `8xh100`, `h100:8` and `p5.48xlarge` are eight.
+
+    Raises the same as `find_gpu`.
+    """
+    if _look_up(text) is not None:
+        return Devices(find_gpu(text), 1)
+    machine = _machines().get(fold(text).removeprefix("standard"))
+    if machine is not None:
+        return find_devices(machine)
+    for name, _, digits in (
+        text.rpartition("x"),
+        text.rpartition("X"),
+        text.partition("x")[::-1],
+        text.rpartition(":"),
+    ):
         if name and digits.isdecimal() and len(digits) <= 6:
-            return Devices(find_gpu(name), parse_count(digits, "--gpu"))
-    raise _unknown(text)
+            gpu, number = find_devices(name)
+            return Devices(gpu, number * parse_count(digits, "--gpu"))
+    return Devices(find_gpu(text), 1)
+
+
+@cache
+def _machines() -> dict[str, str]:
+    """The devices of each machine that clouds rent, by its folded name."""
+    rows: dict[str, str] = shipped_table("instances")
+    return {fold(name): devices for devices, names in rows.items() for name in names.split()}
 
 
 @lru_cache(maxsize=256)

@@ -36,8 +36,8 @@ MODEL_FOR_MASKED_LM_MAPPING_NAMES = OrderedDict(
 """
 
 
-def wheel(folder: Path, name: str, files: dict[str, str]) -> str:
-    path = folder / f"{name}-1.0-py3-none-any.whl"
+def wheel(folder: Path, name: str, files: dict[str, str], version: str = "1.0") -> str:
+    path = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as found:
         for file, text in files.items():
             found.writestr(file, text)
@@ -69,3 +69,18 @@ def test_what_the_wheels_register(
         "transformers 1.0: 1 of 2 (50.0%)",
         "  XLNetLMHeadModel: model_type xlnet: it keeps hidden states (mems), not keys and values",
     ]
+
+
+def test_two_wheels_of_one_package_are_both_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    freshness = import_module("freshness")
+    file = "transformers/models/auto/modeling_auto.py"
+    newer = AUTO.replace('("xlnet"', '("llama", "LlamaForCausalLM"),\n        ("xlnet"')
+    wheels = [wheel(tmp_path, "transformers", {file: AUTO}), wheel(tmp_path, "transformers", {file: newer}, "1.1")]
+    monkeypatch.setattr(sys, "argv", ["freshness.py", *wheels])
+    freshness.main()
+    out = capsys.readouterr().out
+    assert "transformers 1.0: 1 of 2" in out
+    assert "transformers 1.1: 2 of 3" in out

@@ -42,8 +42,8 @@ dense_tflops:
         "rx-7900-xtx rx-7900-xt rtx-3060 rtx-3080 rtx-3080-ti rtx-3090 rtx-4060-ti rtx-4070 rtx-4070-super rtx-4070-ti "
         "rtx-4070-ti-super rtx-4080 rtx-4080-super rtx-4090 rtx-5060-ti rtx-5070 rtx-5070-ti rtx-5080 rtx-5090 p40 "
         "v100 t4 a10g l20 h20 h800 gb300 mi350x m5 m5-pro m5-max dgx-spark "
-        "rtx-pro-4000 rtx-pro-4500 rtx-pro-5000 rtx-pro-5000-72gb rtx-a5000 rtx-4090-48gb rtx-3070 mi50 mi50-32gb mi100 "
-        "p100 w7900 b60 b70 jetson-agx-orin jetson-agx-orin-32gb jetson-thor a800"
+        "rtx-pro-4000 rtx-pro-4500 rtx-pro-5000 rtx-pro-5000-72gb rtx-a5000 rtx-4090-48gb rtx-3070 mi50 mi50-32gb "
+        "mi100 p100 w7900 b60 b70 jetson-agx-orin jetson-agx-orin-32gb jetson-thor a800"
     ).split(),
 )
 def test_a_card_that_people_run_models_on_has_a_speed(name: str) -> None:
@@ -118,6 +118,38 @@ def test_an_unknown_device_is_answered_with_the_nearest() -> None:
     with pytest.raises(GpuError, match="'h100-sxn' is not known") as caught:
         find_gpu("h100-sxn")
     assert "h100-sxm" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "number"),
+    [
+        ("h100:8", "h100-sxm", 8), ("8xh100", "h100-sxm", 8), ("h100x8", "h100-sxm", 8), ("rtx-4090:2", "rtx-4090", 2),
+        ("p5.48xlarge", "h100-sxm", 8), ("p4d.24xlarge", "a100-sxm-40gb", 8), ("g5.xlarge", "a10g", 1),
+        ("g6.xlarge", "l4", 1), ("g6e.12xlarge", "l40s", 4), ("a3-highgpu-8g", "h100-sxm", 8),
+        ("a2-highgpu-1g", "a100-sxm-40gb", 1), ("g2-standard-4", "l4", 1), ("Standard_ND96isr_H100_v5", "h100-sxm", 8),
+        ("NC24ads_A100_v4", "a100-pcie-80gb", 1), ("standard_nc24ads_a100_v4", "a100-pcie-80gb", 1),
+        ("p5.48xlarge:2", "h100-sxm", 16),
+    ],
+)  # fmt: skip
+def test_a_number_and_a_machine_of_a_cloud_are_devices(text: str, device: str, number: int) -> None:
+    gpu, num_devices = find_devices(text)
+    assert (gpu.name, num_devices) == (device, number)
+
+
+@pytest.mark.parametrize("text", ["p5.49xlarge", "h100:", ":8", "h100:x", "g2-standard-5", "24", "24G", "0GB", "24GBx"])
+def test_what_is_no_machine_and_no_size_is_refused(text: str) -> None:
+    with pytest.raises((GpuError, UsageError)):
+        find_devices(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "memory", "number"), [("24GB", 24 * 10**9, 1), ("24 GiB", 24 << 30, 1), ("2x80GB", 80 * 10**9, 2)]
+)
+def test_a_size_is_a_device_of_which_only_the_memory_is_known(text: str, memory: int, number: int) -> None:
+    gpu, num_devices = find_devices(text)
+    assert (gpu.name, gpu.memory_bytes, num_devices) == ("custom", memory, number)
+    assert not gpu.flops_per_second
+    assert not gpu.bandwidth_bytes_per_second
 
 
 def test_h100_as_published() -> None:

@@ -184,8 +184,8 @@ def choose_kinds(names: Sequence[str], figures: Figures, local: Callable[[], Dev
     """
     if len(names) > 1 and figures[:3] != (None, None, None):
         raise UsageError("--gpu-memory, --gpu-bandwidth and --flops describe one device, but --gpu names several")
-    found: dict[tuple[str, int], Devices] = {}
+    found: dict[tuple[str, int, int], Devices] = {}
     for name in names or (None,):
         devices = choose_devices(name, None, figures, local)
-        found[devices.gpu.name, devices.num_devices] = devices
+        found[devices.gpu.name, devices.gpu.memory_bytes, devices.num_devices] = devices
     return list(found.values())
