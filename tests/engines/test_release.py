@@ -162,7 +162,7 @@ def test_a_release_uses_the_newest_step_that_is_not_newer() -> None:
 
 
 OTHERS = {"sglang": "0.5.9", "tensorrt-llm": "1.1", "llama.cpp": "b6097", "transformers": "4.50"}
-OWN = {"sglang": "v0.5.23", "llama.cpp": "0.3.36", "transformers": "5.23.0"}
+OWN = {"sglang": "v0.5.23", "llama.cpp": "0.3.36", "transformers": "5.24.0"}
 
 
 @pytest.mark.parametrize("engine", OTHERS)

@@ -178,6 +178,12 @@ TAKEN = {
     "AI-ModelScope/Mistral-7B-Instruct-v0.2": ("mistral-7b-v0.2", "bf16", 32_768),
     "01ai/Yi-1.5-9B-Chat": ("yi-1.5-9b", "bf16", 4_096),
     "someone/gemma-2-9b-it": ("gemma-2-9b", "bf16", 8_192),
+    # Fine-tunes whose makers name the base, and a release with the architecture of an earlier one.
+    "deepreinforce-ai/Ornith-1.0-35B": ("qwen3.5-35b-a3b", "bf16", 262_144),
+    "ornith-ai/Ornith-1.0-9B-GGUF:Q8_0": ("qwen3.5-9b", "q8_0", 262_144),
+    "datalab-to/chandra-ocr-2": ("qwen3.5-4b", "bf16", 262_144),
+    "ibm-granite/granite-4.1-3b": ("granite-4.0-micro", "bf16", 131_072),
+    "EleutherAI/pythia-14m": ("pythia-14m", "fp16", 512),
     # Weights that were edited in place, whoever did it.
     "someone/Qwen3-32B-abliterated": ("qwen3-32b", "bf16", 40_960),
     "someone/Qwen3-32B-Claude-4.6-Opus-Reasoning-Distilled-GGUF": ("qwen3-32b", "q4_k_m", 40_960),

@@ -1,6 +1,7 @@
 """MLX on Apple silicon (mlx-lm): arrays that grow by 256 tokens, rotating windows, and recurrent states.
 
-Source: mlx_lm/models/cache.py and mlx_lm/generate.py at commit d78bf58e217c (mlx-lm 0.32.0).
+Source: mlx_lm/models/cache.py and mlx_lm/generate.py at commit d78bf58e217c (mlx-lm 0.32.0). The cache's file is
+the same in 0.32.2, and so are the steps of a prompt.
 """
 
 from __future__ import annotations

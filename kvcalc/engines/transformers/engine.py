@@ -1,6 +1,6 @@
 """Hugging Face Transformers: the bytes of the tensors in `past_key_values`.
 
-Source: cache_utils.py of Transformers 5.23.0, and tensor sizes counted on the meta device.
+Source: cache_utils.py of Transformers 5.24.0, and tensor sizes counted on the meta device.
 """
 
 from __future__ import annotations
