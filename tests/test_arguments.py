@@ -95,6 +95,7 @@ FIELDS: dict[str, tuple[str, object, Options]] = {
     "pipeline_parallel_size": ("pipeline_parallel_size", 2, {"--pp": "2"}),
     "encoder_tokens": ("encoder_tokens", 700, {"--encoder-tokens": "700"}),
     "kv_memory_bytes": ("kv_memory_bytes", 10**10, {"--kv-memory": "10GB"}),
+    "weights_bytes": ("weights_bytes", 10**10, {"--weights-memory": "10GB"}),
     "devices": ("devices", library.find_devices("h200"), {"--gpu": "h200"}),
     "what_if": ("what_if", library.WhatIf("mqa"), {"--attention": "mqa"}),
     "speculative": (

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         "fits_context": "the trace has the lengths",
         "speculative": "drafted tokens change no hit rate; kvcalc.estimate takes them",
         "reuse": "the trace says what is used again; offload_bytes=... are the tiers",
+        "weights_bytes": "kvcalc.fit takes it; kv_memory_bytes=... is the memory for the cache",
         "gpus": "devices=kvcalc.find_devices(...)",
         "prices": "price_per_hour=... is that of one device",
     },

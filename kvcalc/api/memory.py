@@ -33,6 +33,7 @@ def estimate(
     pipeline_parallel_size: int = 1,
     encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
+    weights_bytes: int | None = None,
     devices: Devices | None = None,
     speed: SpeedQuestion | None = None,
     what_if: WhatIf = WhatIf(),
@@ -45,7 +46,8 @@ def estimate(
     """The document of `kvcalc estimate`: the bytes of the cache, and with `devices` whether it fits and how fast it is.
 
     `model` is a ModelSpec (`load_model`), or a name or path as on the command line. Without a `tensor_parallel_size`
-    the model is split over all `devices`. `kv_memory_bytes` is the memory for the cache on one device.
+    the model is split over all `devices`. `kv_memory_bytes` is the memory for the cache on one device, and
+    `weights_bytes` that of the weights, if a server printed another one than kvcalc counts.
     `engine_settings` maps the engine's own options to their values, for example `{"block-size": 32}`. `speed` describes
     requests to serve: `SpeedQuestion(input_tokens=2048, output_tokens=500, concurrency=32)`. Its
     `calibration` is what `read_calibration` returns. `what_if` replaces the model's attention. `speculative` says how
@@ -80,6 +82,7 @@ def fit(
     pipeline_parallel_size: int = 1,
     encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
+    weights_bytes: int | None = None,
     speed: SpeedQuestion | None = None,
     what_if: WhatIf = WhatIf(),
     speculative: Speculation | None = None,
@@ -102,6 +105,7 @@ def fit(
     fields={"reuse": "prefix_tokens turns"},
     instead={
         "what_if": 'attentions=["gqa"] computes the cache as if the models had this attention',
+        "weights_bytes": "kvcalc.fit takes it, of one model",
         "model": "models=[...]",
         "gpus": 'devices=[kvcalc.find_devices("h100x4"), ...]',
         "attention": "attentions=[...]",
@@ -152,7 +156,11 @@ def compare(
 @takes(
     either=(("engines", "engine"),),
     fields={"speed": "expert_parallel_size calibration prefix_hit_rate", "reuse": "prefix_tokens turns"},
-    instead={"devices": 'gpus=["h100x4"]', "fits_context": "every point of a sweep has a context: contexts=[...]"},
+    instead={
+        "devices": 'gpus=["h100x4"]',
+        "fits_context": "every point of a sweep has a context: contexts=[...]",
+        "weights_bytes": "kvcalc.fit takes it, of one layout",
+    },
 )  # fmt: skip
 def sweep(
     model: ModelSpec | str,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         "tensor_parallel_size": "plan chooses it; kvcalc.estimate takes a layout",
         "pipeline_parallel_size": "plan chooses it; kvcalc.estimate takes a layout",
         "fits_context": "the context is input_tokens plus output_tokens",
+        "weights_bytes": "kvcalc.fit takes it, of one layout",
         "prompt_tokens": "input_tokens=...",
         "answer_tokens": "output_tokens=...",
     },
@@ -211,6 +212,7 @@ def simulate(
     data_parallel_size: int = 1,
     encoder_tokens: int | None = None,
     kv_memory_bytes: int | None = None,
+    weights_bytes: int | None = None,
     speculative: Speculation | None = None,
     reuse: CacheReuse | None = None,
     speed: SpeedQuestion | None = None,
@@ -278,13 +280,14 @@ def check(
     tpot_percentile: int | None = None,
     e2e_percentile: int | None = None,
     seed: int = 0,
+    weights_bytes: int | None = None,
     speed: SpeedQuestion | None = None,
 ) -> Check:
     """The document of `kvcalc check`: whether the command of a server starts, and what load it sustains.
 
     `command` is the text of a command, a script, a compose file or a manifest; of several servers in it, `service`
-    names one. With `input_tokens` and `output_tokens`, the document has the largest rate that keeps the limits, which
-    are those of `plan`.
+    names one. `weights_bytes` replaces the counted weights on a device. With `input_tokens` and `output_tokens`, the
+    document has the largest rate that keeps the limits, which are those of `plan`.
     """
     from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask
@@ -308,5 +311,5 @@ def check(
     found = find_devices(devices) if isinstance(devices, str) else devices
     return ask(
         choose_server(command, service), found, input_tokens=input_tokens, output_tokens=output_tokens, targets=targets,
-        simulation=simulation, speed=speed,
+        simulation=simulation, speed=speed, weights_bytes=weights_bytes,
     )  # fmt: skip

@@ -128,6 +128,7 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
     return ask(
         server, devices, input_tokens=lengths[0], output_tokens=lengths[1], targets=targets, simulation=simulation,
         speed=speed, acceptance_length=value_of(given, "acceptance_length"),
+        weights_bytes=value_of(given, "weights_bytes"),
     )  # fmt: skip
 
 

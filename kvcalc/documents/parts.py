@@ -230,9 +230,9 @@ class Weights(TypedDict):
     dtype: str | None
     """the dtype of the quantised layers if there are any; mixed if they differ; null if the quantisation is not
     modelled"""
-    bytes_source: Literal["config", "safetensors", "gguf"] | None
+    bytes_source: Literal["config", "safetensors", "gguf", "published"] | None
     """safetensors: from the headers of the files in MODEL's folder, including everything in them; gguf: from the header
-    of MODEL itself"""
+    of MODEL itself; published: the size of this release that its publisher or a server's log states"""
     reason: str | None
     """why parameters is null"""
     towers: list[Tower]

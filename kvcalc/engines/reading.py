@@ -57,8 +57,9 @@ class Read:
 
     `fields` maps the fields of a question to their text, and `settings` the engine's own options to theirs. `left` has
     the options with a meaning of the engine's own until its reader has read them. `overrides` are other values for the
-    keys of the model's config. `drafting` is the method, the number
-    of tokens and the checkpoint that drafts, or None. `unknown` are options that kvcalc does not count, and `notes`
+    keys of the model's config. `converts_to` is the recipe of a quantized release (`kvcalc.model.published.RECIPES`) as
+    which the engine stores a checkpoint in 16 bits, or None. `drafting` is the method, the number of tokens and the
+    checkpoint that drafts, or None. `unknown` are options that kvcalc does not count, and `notes`
     what else it does not. `copies` are whole copies behind one server, and `nodes` the machines that run the same
     command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's, and
     `keeps_context` whether an engine that chooses its context must not. `length_shares` are the sequences that then
@@ -72,6 +73,7 @@ class Read:
         self.settings: dict[str, str] = {}
         self.left: dict[str, str] = {}
         self.overrides: dict[str, Any] = {}
+        self.converts_to: str | None = None
         self.drafting: tuple[str, int, str | None] | None = None
         self.ignored: list[str] = []
         self.unknown: list[str] = []

@@ -72,7 +72,7 @@ class Width(NamedTuple):
     """The sizes that determine a step's activations.
 
     `module_elements` is the number of elements one token takes in the widest module of a layer: the module's inputs
-    and its intermediate values together.
+    and its intermediate values together. `streams` is the number of residuals of the hidden size (hyper-connections).
     """
 
     module_elements: int
@@ -80,6 +80,7 @@ class Width(NamedTuple):
     vocab_size: int
     num_layers: int
     has_experts: bool
+    streams: int = 1
 
 
 class Spread(NamedTuple):
@@ -143,13 +144,15 @@ def width_of(weights: ModelWeights, size: int) -> Width:
     0.33.0).
     """
     hidden = weights.embedding.columns
-    widest, layers, has_experts = 0, 0, False
+    widest, layers, has_experts, streams = 0, 0, False, 1
     for block in weights.blocks:
         if "{" not in block.prefix:
             continue
         layers = max(layers, max(block.numbers, default=-1) + 1)
         modules: dict[str, list[int]] = {}
         for weight in block.weights:
+            if weight.name.endswith("_hc.fn"):
+                streams = weight.columns // hidden
             if weight.role in _BESIDE or weight.read == 0:
                 continue
             has_experts = has_experts or weight.copies > 1
@@ -162,4 +165,4 @@ def width_of(weights: ModelWeights, size: int) -> Width:
                 module[1] = max(module[1], times * weight.columns)
         for entering, middle, given_out in modules.values():
             widest = max(widest, max(-(-entering // size), given_out) + -(-middle // size))
-    return Width(widest, hidden, weights.embedding.rows, layers, has_experts)
+    return Width(widest, hidden, weights.embedding.rows, layers, has_experts, streams)

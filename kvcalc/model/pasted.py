@@ -10,7 +10,15 @@ from __future__ import annotations
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
 from kvcalc.model.derived import derive, names_size, why_not
-from kvcalc.model.published import QUANTIZED_AS, REPACKAGED_TYPES, Release, published_as, releases, repackaged
+from kvcalc.model.published import (
+    PUBLISHED_BYTES,
+    QUANTIZED_AS,
+    REPACKAGED_TYPES,
+    Release,
+    published_as,
+    releases,
+    repackaged,
+)
 from kvcalc.records import NamedTuple
 
 
@@ -21,6 +29,7 @@ class Pasted(NamedTuple):
     of its aliases, else the name on the Hub. `config` is the preset's config with the release's changes. `remark` says
     which preset it is and what every other part of the name means. `dtype` is the type of the weights, as in --dtype,
     if the name says it and `config` does not. `has_mtp` is that of the release, and `has_unknown_tower` as in a preset.
+    `published_bytes` and `has_unread_recipe` are as in a model.
     """
 
     reference: str
@@ -31,6 +40,8 @@ class Pasted(NamedTuple):
     dtype: str | None
     has_mtp: bool
     has_unknown_tower: bool
+    published_bytes: int | None
+    has_unread_recipe: bool
 
 
 def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
@@ -52,10 +63,19 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
         if dtype is None:
             config["quantization_config"] = release.recipe.config
     is_own = release.name in preset.aliases and release.recipe is None
-    remark = _remark(name, release, preset)
-    known_as = preset.name if is_own else release.name
-    has_unknown_tower = preset.has_unknown_tower or release.has_unknown_tower
-    return Pasted(release.name, known_as, preset, config, remark, dtype, release.has_mtp, has_unknown_tower)
+    size = PUBLISHED_BYTES.get(release.name.casefold())
+    is_unread = size is None and _is_unread(release, preset)
+    remark = _remark(name, release, preset, is_unread)
+    return Pasted(
+        release.name, preset.name if is_own else release.name, preset, config, remark, dtype, release.has_mtp,
+        preset.has_unknown_tower or release.has_unknown_tower, size, is_unread,
+    )  # fmt: skip
+
+
+def _is_unread(release: Release, preset: presets.Preset) -> bool:
+    """Whether the release may leave modules in 16 bits that its recipe does not name."""
+    is_copy = release.is_copy and release.recipe is not None and release.recipe.dtype is None
+    return is_copy and preset.config["model_type"] not in REPACKAGED_TYPES
 
 
 def unknown_model(name: str) -> ModelError:
@@ -80,7 +100,7 @@ def _release(name: str, any_owner: bool) -> Release | None:
     return derive(name, any_owner=any_owner)
 
 
-def _remark(name: str, release: Release, preset: presets.Preset) -> str:
+def _remark(name: str, release: Release, preset: presets.Preset, is_unread: bool) -> str:
     original = release.original or ("" if "/" in name or release.name == release.preset else release.name)
     said = [f"{name} is taken as {original + ', ' if original else 'the '}preset {release.preset}"]
     if release.has_mtp:
@@ -93,7 +113,7 @@ def _remark(name: str, release: Release, preset: presets.Preset) -> str:
         said.append("its " + ", ".join(f"{key} is {_shown(value)}" for key, value in release.changes.items()))
     if release.recipe is not None:
         said.append(f"{release.suffix!r} means {release.recipe.stored} (--dtype overrides this)")
-        if release.is_copy and release.recipe.dtype is None and preset.config["model_type"] not in REPACKAGED_TYPES:
+        if is_unread:
             said.append("which modules stay in 16 bits was not read from its config")
     return "; ".join(said)
 

@@ -11,6 +11,7 @@ from itertools import product
 
 from kvcalc.model.presets import published_aliases, shipped_table
 from kvcalc.records import NamedTuple
+from kvcalc.units import parse_size
 
 
 class Recipe(NamedTuple):
@@ -65,6 +66,11 @@ _TABLE = shipped_table("releases")
 _RECIPES = _recipes()
 
 RECIPES: Mapping[str, Recipe] = _RECIPES
+
+PUBLISHED_BYTES: Mapping[str, int] = {
+    name.casefold(): parse_size(row["size"], name) for name, row in _TABLE["sizes"].items()
+}
+"""The size of a release's weights that its publisher or a server's log states, by its name in lower case."""
 
 REPACKAGED_TYPES = frozenset(_TABLE["repackaged_types"].split())
 """Dense decoders, in which every linear layer except the output head is quantized."""

@@ -98,6 +98,8 @@ class ModelSpec(NamedTuple):
     `multimodal` is the published config if it describes vision or audio towers (`kvcalc.model.towers`), else None.
     `has_unknown_tower` is whether the checkpoint has a tower that nothing describes: a preset has `tower: unknown`, or
     the config of a model around a language model has only that language model.
+    `published_bytes` is the size of a quantized release's weights with its towers, if somebody published it, and
+    `has_unread_recipe` whether the release may leave modules in 16 bits that its recipe does not name.
     """
 
     name: str
@@ -131,6 +133,8 @@ class ModelSpec(NamedTuple):
     named_dtype: str | None = None
     multimodal: Mapping[str, object] | None = None
     has_unknown_tower: bool = False
+    published_bytes: int | None = None
+    has_unread_recipe: bool = False
 
     @property
     def has_towers(self) -> bool:

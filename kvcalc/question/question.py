@@ -109,8 +109,9 @@ class Question(NamedTuple):
     """A question before its defaults are resolved. None and `auto` mean the default.
 
     `kv_memory_bytes` is the memory for the cache on one device. With `devices` it replaces the memory that the engine's
-    reserve would leave. The model runs on `devices`; without a `tensor_parallel_size` it is split over all of them.
-    `speed` has the options for throughput. If it includes the lengths of requests, the context is the prompt and the
+    reserve would leave. `weights_bytes` replaces the counted weights on a device. The model runs on `devices`; without
+    a `tensor_parallel_size` it is split over all of them. `speed` has the options for throughput. If it includes the
+    lengths of requests, the context is the prompt and the
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
     are drafted, or is None if they are not. `data_parallel_size` is the number of DP ranks. With
@@ -130,6 +131,7 @@ class Question(NamedTuple):
     pipeline_parallel_size: int = 1
     encoder_tokens: int | None = None
     kv_memory_bytes: int | None = None
+    weights_bytes: int | None = None
     devices: Devices | None = None
     speed: SpeedQuestion | None = None
     what_if: WhatIf = WhatIf()

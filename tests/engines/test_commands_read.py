@@ -293,7 +293,7 @@ def test_the_keys_of_the_config_that_a_command_changes(
 @pytest.mark.parametrize(
     ("options", "unknown"),
     [
-        ("-q bitsandbytes", ["quantization bitsandbytes"]),
+        ("-q torchao", ["quantization torchao"]),
         ("-cc 0", ["compilation-config mode"]),
         ("-cc.level=2", ["compilation-config level"]),
         ("-cc.new=3", ["compilation-config new"]),

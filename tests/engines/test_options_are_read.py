@@ -72,6 +72,7 @@ CASES: dict[str, dict[str, Case]] = {
         "max-num-seqs": Case(2, asked=LOAD),
         "enforce-eager": Case(True),
         "language-model-only": Case(True, WINDOWS),
+        "skip-mm-profiling": Case(True, WINDOWS),
         "max-loras": Case(2),
         "max-lora-rank": Case(64),
     },

@@ -71,13 +71,13 @@ def test_a_tied_table_is_on_both_ends() -> None:
 
 def test_the_widest_module_of_llama_is_its_mlp() -> None:
     # gate and up together, and the input of down: 3 x 14336 elements per token. The vocabulary is gathered.
-    assert width_of(weights_of("llama-3-8b"), 1) == (3 * 14336, 4096, 128256, 32, False)
-    assert width_of(weights_of("llama-3-8b"), 4) == (3 * 14336 // 4, 4096, 128256, 32, False)
+    assert width_of(weights_of("llama-3-8b"), 1) == (3 * 14336, 4096, 128256, 32, False, 1)
+    assert width_of(weights_of("llama-3-8b"), 4) == (3 * 14336 // 4, 4096, 128256, 32, False, 1)
 
 
 def test_experts_are_as_wide_as_those_a_token_is_sent_to() -> None:
     # Mixtral: 2 of 8 experts of 14336. gate and up of two experts enter, and two rows are intermediate.
-    assert width_of(weights_of("mixtral-8x7b"), 1) == (2 * 2 * 14336 + 2 * 14336, 4096, 32000, 32, True)
+    assert width_of(weights_of("mixtral-8x7b"), 1) == (2 * 2 * 14336 + 2 * 14336, 4096, 32000, 32, True, 1)
 
 
 def test_experts_give_a_row_for_each_expert_that_a_token_is_sent_to() -> None:

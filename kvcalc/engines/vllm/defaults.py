@@ -164,8 +164,9 @@ def _has_heads_of(spec: ModelSpec, elements: int) -> bool:
 # The defaults that vLLM chooses by device: tokens in a step, running requests, the prefill kernel and the block.
 
 # The devices on which FlashInfer prefills gated delta nets, if CUDA is 13 or newer and keys have 128 elements, as in
-# every Qwen model (_resolve_gdn_prefill_backend, layers/mamba/gdn/qwen_gdn_linear_attn.py, vLLM 0.33.0).
-_FLASHINFER_DELTA_NETS = ("hopper", "blackwell", "blackwell-rtx")
+# every Qwen model (_resolve_gdn_prefill_backend, layers/mamba/gdn/qwen_gdn_linear_attn.py, wheels of 0.28 to 0.33): the
+# class, and the first release.
+_FLASHINFER_DELTA_NETS = {"hopper": Release.of(0), "blackwell": Release.of(0), "blackwell-rtx": Release.of(0, 30)}
 
 # Intel's GPUs. V1 has blocks of 64 tokens there since 0.9.2 (check_and_update_config, platforms/xpu.py), but not with
 # MLA from 0.20 to 0.31 (get_preferred_block_size, flash_attn.py; MLA's kernel is Triton's). Models with states differ
@@ -199,13 +200,15 @@ class _Batches(NamedTuple):
 # 0.33.0. The first row that is for a device holds. 0.33 names GB10. Before, NVML did not tell its memory, which then
 # counted as 0 (get_device_total_memory, platforms/cuda.py).
 _LARGEST = _Batches(16384, 1024, 160 * GIB, "160 GiB and more")
-_LARGE = _Batches(8192, 1024, 70 * GIB, "70 GiB and more, except A100 and GB10", but=("a100", "gb10"))
+# Logs of Ryzen AI Max have the small defaults too.
+_SHARED = ("gb10", "ryzen-ai")
+_LARGE = _Batches(8192, 1024, 70 * GIB, "70 GiB and more, except A100, GB10 and Ryzen AI", but=("a100", *_SHARED))
 _NAMED = _Batches(8192, 1024, 0, "H100 and H200", only=("h100", "h200", "gh200"))
 _OTHERS = _Batches(2048, 256, 0, "others")
 _BATCHES = {
     Release.of(0, 28): (_LARGEST, _LARGE, _OTHERS),
     Release.of(0, 9): (_LARGE, _OTHERS),
-    Release.of(0, 8, 5): (_LARGE._replace(devices="70 GiB and more, except GB10", but=("gb10",)), _OTHERS),
+    Release.of(0, 8, 5): (_LARGE._replace(devices="70 GiB and more, except GB10 and Ryzen AI", but=_SHARED), _OTHERS),
     Release.of(0, 8, 4): (_NAMED, _OTHERS),
     Release.of(0, 8): (_NAMED, _OTHERS._replace(requests=1024)),
     Release.of(0): (_OTHERS,),
@@ -242,7 +245,8 @@ def device_settings(
     engine/arg_utils.py).
     """
     row = next(row for row in _batches(release) if row.are_for(device_name, memory_bytes))
-    prefill = "flashinfer" if device_class in _FLASHINFER_DELTA_NETS else "triton"
+    since = _FLASHINFER_DELTA_NETS.get(device_class or "")
+    prefill = "flashinfer" if since is not None and (release or NEWEST) >= since else "triton"
     reader = SettingsReader("vllm", given)
     times = times_of(reader)
     tokens = max(row.tokens * times, _least_tokens(spec, release, given))

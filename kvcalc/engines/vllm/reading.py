@@ -18,6 +18,12 @@ from kvcalc.units import parse_vllm_integer
 
 # Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing (`names` of `reading.yaml`).
 _OF_CHECKPOINTS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
+# Methods that convert a checkpoint in 16 bits while it is loaded, and the recipe of kvcalc.model.published with such
+# weights (layers/quantization/online/base.py, 0.33.0; bitsandbytes quantizes with compressed statistics).
+_CONVERTED = {
+    "bitsandbytes": "bnb_nf4", "mxfp8": "mxfp8", "experts_int8": "int8_experts",
+    "int8_per_channel_weight_only": "int8_experts", "nvfp4_per_token": "nvfp4_experts",
+}  # fmt: skip
 # The options that human_readable_int reads, besides --max-model-len: 10G is 10 x 2^30, and 10g is 10^10.
 _INTEGERS = {"kv_memory_bytes": "--kv-cache-memory-bytes", "max-num-batched-tokens": "--max-num-batched-tokens"}
 
@@ -60,6 +66,8 @@ class VllmReader(Reader):
         quantization = found.last("quantization", "q")
         if quantization in self.names["to fp8"]:
             found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded
+        elif quantization in _CONVERTED:
+            found.converts_to = _CONVERTED[quantization]
         elif quantization in self.names["converts"]:
             found.unknown.append(f"quantization {quantization}")
         if "VLLM_PP_LAYER_PARTITION" in environment:

@@ -7,6 +7,7 @@ from math import ceil
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import Place
 from kvcalc.engines.reserve import ACTIVATION, CONTEXT, MIB, NEWEST, RESERVE, Held, Question, Reserve
+from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.releases import Release
 
 # Constants of vLLM's start. benchmarks/fit_reserve.py compares them with the logs in benchmarks/vllm_memory.tsv.
@@ -29,13 +30,28 @@ _COUNT_BITS, _SECOND_TOWERS = 33, Release.of(0, 27)
 # From 0.8 on, V1 samples with FlashInfer if it is installed, and then sorts nothing: the model's logits, a copy in fp32
 # and the probabilities (flashinfer_sample, v1/sample/ops/topk_topp_sampler.py). Until 0.17, this is the low end.
 _UNSORTED_LOGIT_BYTES, _UNSORTED_SINCE, _UNSORTED_UNTIL = 2 + 4 + 4, Release.of(0, 8), Release.of(0, 17)
+# Tokens in a chunk of a gated delta net (FLA_CHUNK_SIZE, 0.33.0).
+_CHUNK = 64
 # The driver's context. On devices that share their memory with the host, vLLM also counts what its host processes
 # take: 0.1 to 7.9 GiB in nine logs of GB10. So the low end is that of other devices.
-_CONTEXT_MIB, _SHARED_CONTEXT_MIB = 256, 4096
+# AMD's device with shared memory has 0.56 GiB.
+_CONTEXT_MIB, _SHARED_CONTEXT_MIB, _AMD_SHARED_MIB = 256, 4096, 576
 # Rows of the hidden size per token at the peak of a layer, and those that stay while the step samples.
 _ROWS, _ROWS_WHILE_SAMPLING = 4, 3
+# Rows for every residual stream of hyper-connections, with the layer's modules: 0.58 to 0.65 MiB a token of
+# DeepSeek-V4-Flash on GB10, RTX 3090 (TP 4) and GH200 (TP 2), so TP divides nothing. The fused kernels of Blackwell
+# take 0.38 MiB (B300).
+_STREAM_ROWS, _FUSED_STREAM_ROWS = 19, 12
+# While torch.compile compiles ahead of time, it holds a second copy of the input embedding, which the profiling run
+# counts (vLLM issue 54122; in logs of 0.26 and 0.28 the peak is that copy). A start that finds the compiled code in
+# its cache does without. Gemma's embedding, which is scaled, is not copied. The high end has a further copy, which some
+# starts since 0.18 keep (RTX 5090: 1.42 GiB more for Qwen3-32B-AWQ than when it finds the compiled code).
+_COPIES, _COMPILES_AHEAD = Release.of(0, 18), Release.of(0, 26)
 # Graph bytes per layer for all 51 sizes up to 512 tokens. Llama-3.1-8B's 32 layers take 0.23 GiB.
 _GRAPH_BYTES, _EXPERTS_GRAPH_BYTES, _GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
+# Models with recurrent states: what the kernels of the first graphs keep, and less for every other one (0.52 to
+# 1.21 GiB in five logs of Qwen3.5, 3.6 and 3.8 with 5 to 51 sizes).
+_STATES_FIRST_GRAPH, _STATES_GRAPH_BYTES = 410 * MIB, 5 * MIB
 # NCCL and all-reduce buffers. With fast links, 0.17 and later prepare more kinds of all-reduce (2.07 to 2.21 GiB with
 # the context on an H100, 0.19).
 _NCCL_MIB, _FAST_NCCL_MIB, _SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
@@ -74,12 +90,20 @@ def reserve(question: Question) -> Reserve:
     left = question.memory_bytes - ceil(question.memory_bytes * utilization)
     nccl = _nccl_mib(question.has_fast_links, release)
     is_second = _is_second_runner(question, release)
-    if is_second and release < _SECOND_TOWERS:
+    if (is_second and release < _SECOND_TOWERS) or "skip-mm-profiling" in given.settings:
         question = question._replace(images=None)
+    context_mib = _CONTEXT_MIB
+    if question.shares_memory:
+        context_mib = _AMD_SHARED_MIB if question.is_amd else _SHARED_CONTEXT_MIB
     peak, low_peak = (_peak(question, tokens, requests, size) for size in _logit_bytes(release, is_second, question))
+    copied = 0
+    if not is_eager and release >= _COPIES and not question.model_type.startswith("gemma"):
+        copied = -(-width.vocab_size // question.tensor_parallel_size) * width.hidden_size * 2
+    if release >= _COMPILES_AHEAD:
+        peak = max(peak, copied)
     estimated = [
         Held(ACTIVATION, f"activations of {tokens:,} tokens", peak),
-        *question.driver(_SHARED_CONTEXT_MIB if question.shares_memory else _CONTEXT_MIB, nccl),
+        *question.driver(context_mib, nccl),
     ]
     if is_second:
         counts = requests * width.vocab_size * _COUNT_BITS // 8
@@ -102,10 +126,13 @@ def reserve(question: Question) -> Reserve:
         mode = given.choice("performance-mode")
         place = Place(question.release, question.device_class)
         sizes = _graph_sizes(requests, tokens, 1 + given.count("num-speculative-tokens", 0), mode, place)
-        estimated.append(Held(RESERVE, "CUDA graphs", width.num_layers * a_layer * sizes // _GRAPH_SIZES))
+        first = 0
+        if question.has_states:
+            first, a_layer = _STATES_FIRST_GRAPH, _STATES_GRAPH_BYTES
+        estimated.append(Held(RESERVE, "CUDA graphs", first + width.num_layers * a_layer * sizes // _GRAPH_SIZES))
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
     held = [unused, *(part.within(_LOW, _HIGH) for part in estimated), *more]
-    held[1] = held[1]._replace(low=int(low_peak * _LOW))
+    held[1] = held[1]._replace(low=int(low_peak * _LOW), high=(held[1].high or 0) + copied)
     if question.shares_memory:
         held = [part._replace(low=_CONTEXT_MIB * MIB) if part.name == CONTEXT else part for part in held]
     settings: dict[str, object] = {
@@ -156,6 +183,11 @@ def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> i
     gathered = (question.dp_ranks - 1) * row
     module = tokens * width.module_elements * element
     layer = tokens * (_ROWS * row + gathered) + module
+    if width.streams > 1:
+        rows = _FUSED_STREAM_ROWS if Place(question.release, question.device_class).is_sm100 else _STREAM_ROWS
+        layer = tokens * (rows * width.streams * row + gathered)
+    delta_net = -(-_delta_net_elements(question) // question.tensor_parallel_size)
+    layer = max(layer, tokens * (2 * row + delta_net * element))
     sampling = requests * width.vocab_size * logit_bytes + tokens * _ROWS_WHILE_SAMPLING * row
     sampling += module if width.has_experts else 0
     if question.images is None:
@@ -165,6 +197,24 @@ def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> i
     inner = -(-images.elements // question.tensor_parallel_size)
     tower = batch * images.patches_per_token * (_ROWS * images.width + inner) * element
     return max(layer, sampling, tower)
+
+
+def _delta_net_elements(question: Question) -> int:
+    """The elements that a token takes while a gated delta net prefills: 0 for a model without.
+
+    The projections and their contiguous copy, the output of the convolution and the queries, keys and values of it, and
+    the output of the net. In Triton's kernels also the inverse of a chunk's matrix, its states, w, u, the new values
+    and the output. Source: qwen_gdn_linear_attn.py (layers/mamba/gdn) and chunk_gated_delta_rule_fwd
+    (third_party/flash_linear_attention/ops/chunk.py), 0.33.0.
+    """
+    groups = question.spec.layers if question.spec is not None else ()
+    most, by_triton = 0, question.settings.get("gdn-prefill-backend") != "flashinfer"
+    for mixer in (mixer for group in groups for mixer in group.layer.mixers):
+        if isinstance(mixer, Recurrence) and mixer.kind == "delta":
+            values, channels = mixer.heads * mixer.v_width, mixer.state.conv_channels
+            chunk = mixer.heads * (_CHUNK + mixer.k_width + mixer.k_width * mixer.v_width // _CHUNK) + 3 * values
+            most = max(most, 4 * channels + 3 * values + by_triton * chunk)
+    return most
 
 
 def _graph_sizes(requests: int, tokens: int, query: int, mode: str, place: Place) -> int:

@@ -38,7 +38,7 @@ _LOWER, _TRIES = 0.05, 12
 def check(
     server: Server, devices: Devices, *, input_tokens: int | None = None, output_tokens: int | None = None,
     targets: Targets | None = None, simulation: Simulates | None = None, speed: SpeedQuestion | None = None,
-    acceptance_length: float | None = None,
+    acceptance_length: float | None = None, weights_bytes: int | None = None,
 ) -> documents.Check:  # fmt: skip
     """The check document of one server on `devices`. With a `simulation` and lengths, it has the largest rate.
 
@@ -50,8 +50,9 @@ def check(
         with _refusals(server.reader):
             read = server.read()
         return _checked(
-            server, read, devices, input_tokens, output_tokens, targets, simulation, speed, acceptance_length
-        )
+            server, read, devices, input_tokens, output_tokens, targets, simulation, speed, acceptance_length,
+            weights_bytes,
+        )  # fmt: skip
     except DoesNotFitError as error:
         refusal: documents.CheckRefusal = {
             "schema_version": SCHEMA_VERSION,
@@ -70,7 +71,7 @@ def check(
 def _checked(
     server: Server, read: Read, devices: Devices, input_tokens: int | None, output_tokens: int | None,
     targets: Targets | None, simulation: Simulates | None, speed: SpeedQuestion | None,
-    acceptance_length: float | None,
+    acceptance_length: float | None, weights_bytes: int | None,
 ) -> documents.Check:  # fmt: skip
     """The document of a server whose options the engine accepts."""
     has_lengths = input_tokens is not None and output_tokens is not None
@@ -78,6 +79,7 @@ def _checked(
     accepted = acceptance_length if has_lengths or acceptance_length is not None else 1.0
     with _refusals(server.reader):
         question, notes = asked_by(read, server.reader, devices, speed, accepted, server.num_devices)
+    question = question._replace(weights_bytes=weights_bytes)
     try:
         try:
             found = _fit(question, server.reader)
@@ -107,6 +109,11 @@ def _checked(
     limit = limit_of(read, server.reader, question)
     if limit is not None:
         starts, reason = False, reason or beyond_limit(read, server.reader, found["workload"]["context_tokens"], limit)
+    smaller = next((option for option in read.unknown if option.startswith("quantization ")), None)
+    if not starts and smaller is not None:
+        reason = (
+            f"{reason}, unless --{smaller} makes the weights small enough, which is not counted (--weights-memory SIZE)"
+        )
     capacity = requests = None
     if starts and input_tokens is not None and output_tokens is not None:
         context = found["workload"]["context_tokens"]

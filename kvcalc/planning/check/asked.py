@@ -38,6 +38,10 @@ def asked_by(
         devices = devices._replace(num_devices=available)
     spec = with_config(_model(read.model, notes), read.overrides)
     reader.check_model(read, spec)
+    if read.converts_to is not None and spec.quantization is None:
+        from kvcalc.model.published import RECIPES
+
+        spec = spec._replace(quantization=RECIPES[read.converts_to].config)
     values: dict[str, Any] = {}
     for name, text in read.fields.items():
         if name == "tensor_parallel_size" and text == "all":

@@ -107,8 +107,8 @@ def _unlimited(case: Case) -> Budget | str:
         return _budget(case)
     # The engine already belongs to one release, number of stages and set of settings.
     key = (
-        id(case.engine), id(case.devices.gpu), asked.dtype, asked.kv_memory_bytes, workload.model_dtype,
-        workload.tensor_parallel_size, workload.data_parallel_size, workload.expert_parallel_size,
+        id(case.engine), id(case.devices.gpu), asked.dtype, asked.kv_memory_bytes, asked.weights_bytes,
+        workload.model_dtype, workload.tensor_parallel_size, workload.data_parallel_size, workload.expert_parallel_size,
     )  # fmt: skip
     known = _budgets_of(case.model, case.spec)
     found = known.get(key)
@@ -142,6 +142,15 @@ def _budget(case: Case) -> Budget | str:
     own_layers = _has_own_layers(case)
     stages = () if own_layers else case.stages
     weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, stages, spread, tables)
+    stated = case.question.weights_bytes
+    if stated is not None and weights.width is not None:
+        weights = DeviceWeights(stated, 0, weights.width, None)
+        towers = None
+        if case.model.has_towers:
+            from kvcalc.planning.device.weights import loaded_towers
+
+            towers = loaded_towers(case)._replace(most_unknown_bytes=0)
+        return _divide(case, weights, workload.context_tokens, workload.batch_size, towers)
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
     if own_layers:
@@ -253,7 +262,7 @@ def _divide(
             left_size = format_size(max(left, 0), capacity=True)
             raise LayoutError(f"--kv-memory {format_size(given)}: only {left_size} is left after the weights")
         reserve = Reserve([Held(RESERVE, "not used for the cache (--kv-memory)", left - given)], {})
-        return Budget(case, weights, with_unknown_tower(reserve, towers), given, given, towers=towers)
+        return Budget(case, weights, with_unknown(reserve, weights, towers), given, given, towers=towers)
     replicas = workload.data_parallel_size
     # Whole copies exchange nothing, so each is like a server of its own.
     copies = replicas if whole_copies(spec, workload) else 1
@@ -284,19 +293,21 @@ def _divide(
         keeps_tokens=_keeps_tokens(spec),
         drafts_by=case.question.speculative and case.question.speculative.method,
     )
-    reserve = with_unknown_tower(reserve_of(case.engine, question), towers)
+    reserve = with_unknown(reserve_of(case.engine, question), weights, towers)
     left = gpu.memory_bytes - weights.bytes - reserve.held_bytes()
     pool = int(left * reserve.share) if left > 0 else left
     offered = left if "free-gpu-memory-fraction" in settings else pool
     return Budget(case, weights, reserve, pool, offered, towers=towers)
 
 
-def with_unknown_tower(reserve: Reserve, towers: LoadedTowers | None) -> Reserve:
-    """The reserve with a line for a tower whose size is not known: no bytes are counted, and it may take some."""
-    if towers is None or not towers.most_unknown_bytes:
-        return reserve
-    tower = Held(RESERVE, "tower of unknown size", 0, 0, towers.most_unknown_bytes)
-    return reserve._replace(held=[*reserve.held, tower])
+def with_unknown(reserve: Reserve, weights: DeviceWeights, towers: LoadedTowers | None) -> Reserve:
+    """The reserve with lines for weights of unknown size: no bytes are counted, and they may take some."""
+    most = {
+        "tower of unknown size": towers.most_unknown_bytes if towers is not None else 0,
+        "modules that may stay in 16 bits": weights.most_more_bytes,
+    }
+    lines = [Held(RESERVE, name, 0, 0, size) for name, size in most.items() if size]
+    return reserve._replace(held=[*reserve.held, *lines]) if lines else reserve
 
 
 def _limited(found: Budget) -> Budget:

@@ -15,7 +15,13 @@ from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import LINEAR, WHOLE, ModelWeights, Weight
 from kvcalc.planning.cases.case import Case
-from kvcalc.planning.device.weights import UNKNOWN_BYTES, bytes_of, known_weights, language_model_weights
+from kvcalc.planning.device.weights import (
+    UNKNOWN_BYTES,
+    bytes_of,
+    known_weights,
+    language_model_weights,
+    most_in_16_bits,
+)
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
@@ -26,7 +32,8 @@ class DeviceWeights(NamedTuple):
     """The weights on the device that holds the most: their bytes, the bytes every rank holds, and their widths.
 
     If the bytes are not known, `bytes` is None and `reason` says why. `draft_bytes` of them are weights that only draft
-    tokens, and `others` are towers and adapters: a name and the bytes of each.
+    tokens, and `others` are towers and adapters: a name and the bytes of each. `most_more_bytes` is how much larger the
+    weights may be if a quantized release leaves more modules in 16 bits than its recipe says.
     """
 
     bytes: int | None
@@ -35,6 +42,7 @@ class DeviceWeights(NamedTuple):
     reason: str | None
     draft_bytes: int = 0
     others: tuple[tuple[str, int], ...] = ()
+    most_more_bytes: int = 0
 
 
 def file_excess(
@@ -69,7 +77,8 @@ def device_weights(
     weights, reason = known_weights(model, spec)
     if weights is None or described["bytes"] is None:
         untyped = (note.text.replace(UNKNOWN_BYTES, "") for note in notes if note.code == "type-not-modelled")
-        return DeviceWeights(None, 0, None, reason or next(untyped, "their dtype is not modelled"))
+        width = None if weights is None else width_of(weights, ranks)
+        return DeviceWeights(None, 0, width, reason or next(untyped, "their dtype is not modelled"))
     size_of, parts = _sizer(spec, dtype, model_dtype), _parts(weights, stages, tables_on_host)
     sizes = [(size_of(shard(part, ranks, spread)), size_of(part), part) for part in parts]
     share, whole, part = max(sizes, key=lambda row: row[:2])
@@ -80,7 +89,8 @@ def device_weights(
     if described["bytes"] != counted and counted:
         share, whole, held = (-(-size * described["bytes"] // counted) for size in (share, whole, held))
     replicated = -(-(held * number - whole) // (number - 1)) if number > 1 else 0
-    return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None)
+    more = most_in_16_bits(spec, shard(part, ranks, spread), model_dtype, share) if dtype is None else 0
+    return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None, most_more_bytes=more)
 
 
 def _sizer(spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> Callable[[ModelWeights], int]:

@@ -17,6 +17,7 @@ from kvcalc.units import format_parameters, format_size
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
+    from kvcalc.memory.quantization.formats import Format
     from kvcalc.memory.quantization.schemes import Scheme
     from kvcalc.model.checkpoint import StoredWeights as FoundFiles
     from kvcalc.model.towers.image_rule import ImageRule
@@ -182,6 +183,12 @@ def language_model_weights(
                 # The size is known, so it does not matter if the config's quantization is not supported.
                 total, source, remarks = held, "safetensors", []
                 active = None if active is None else min(active, held)
+    if asked is None and spec.attention == model.attention and model.published_bytes is not None:
+        from kvcalc.model.towers import tower_parameters
+
+        towers = _ELEMENT_BYTES * tower_parameters(model) if model.has_towers else 0
+        total, source, remarks = model.published_bytes - towers, "published", []
+        active = None if active is None else min(active, total)
     notes += remarks
     parameters = (None,) * 3 if counted is None else (counted.total, counted.active_per_token, counted.input_embedding)
     return _document(parameters, (total, active), name, source, reason), notes
@@ -233,6 +240,24 @@ def _describe_file(model: ModelSpec, spec: ModelSpec, dtype: str | None, notes: 
         held.parameters, held.active_parameters_per_token, held.input_embedding_parameters
     )  # fmt: skip
     return _document(parameters, (total, active), name, source, reason)
+
+
+# Parts of the names of modules that quantized releases often leave in 16 bits.
+_OFTEN_IN_16_BITS = ("attn", "attention", "shared_expert")
+
+
+def most_in_16_bits(spec: ModelSpec, part: ModelWeights, model_dtype: Dtype, size: int) -> int:
+    """How much larger than `size` bytes a part of a quantized release is whose attention and shared experts stay in 16
+    bits. 0 if the release's own config was read."""
+    storage = _storage(spec, None, model_dtype, []) if spec.has_unread_recipe else None
+    if storage is None or storage.scheme is None:
+        return 0
+    form = storage.scheme.format_of
+
+    def format_of(name: str, role: str) -> Format | None:
+        return None if any(module in name for module in _OFTEN_IN_16_BITS) else form(name, role)
+
+    return max(quantized_bytes(part, model_dtype, storage.scheme._replace(format_of=format_of))[0] - size, 0)
 
 
 def _document(
