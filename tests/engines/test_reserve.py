@@ -176,7 +176,8 @@ def test_vllm_captures_graphs_by_release(
 ) -> None:
     asked: dict[str, Any] = {"release": release_of(f"vllm@{release}"), "device_class": device_class}
     found = lines(ask("vllm", settings=settings, has_states=True, **asked))
-    assert found["CUDA graphs"] == 410 * MIB + 32 * 5 * MIB * sizes // 51
+    first = 410 * MIB if asked["release"] < Release.of(0, 26) else 0
+    assert found["CUDA graphs"] == first + 32 * 5 * MIB * sizes // 51
 
 
 def test_vllm_doubles_its_defaults_for_throughput() -> None:
@@ -455,6 +456,17 @@ def test_the_first_graphs_of_models_with_states_keep_more() -> None:
     """0.61 GiB for Qwen3.6-27B with five sizes."""
     found = lines(ask("vllm", settings={"max-num-seqs": "8"}, has_states=True, release=Release.of(0, 23)))
     assert found["CUDA graphs"] == 410 * MIB + 32 * 5 * MIB * 5 // 51
+
+
+def test_the_step_of_the_first_graph_counts_the_kernels_of_delta_nets() -> None:
+    """0.89 GiB with 8,192 tokens and 0.52 GiB with 3,072 for Qwen3.8-27B, vLLM 0.27."""
+    spec, width = load_model("qwen3.5-27b"), Width(3 * 17408, 5120, 248320, 64, False)
+    for tokens, logged in ((8192, 0.89), (3072, 0.52)):
+        settings = {
+            "max-num-batched-tokens": str(tokens), "max-num-seqs": "256", "gdn-prefill-backend": "triton"
+        }  # fmt: skip
+        found = lines(ask("vllm", width, settings=settings, spec=spec, has_states=True, release=Release.of(0, 27)))
+        assert found["CUDA graphs"] / GIB == pytest.approx(logged, rel=0.05)
 
 
 def test_devices_of_amd_that_share_memory_have_a_small_context() -> None:

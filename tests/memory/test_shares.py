@@ -182,6 +182,6 @@ def test_experts_are_as_many_as_a_token_is_sent_to_and_give_out_a_row_each() -> 
 def test_layers_are_counted_by_their_numbers() -> None:
     assert width(*gated_mlp("mlp", 8, 20), numbers=(0, 4))[3] == 5
     model = ModelWeights(EMBED, False, (Block("a.{}.", (0, 6), ()), Block("a.{}.", (2,), ()), Block("a.{}.", (), ())))
-    assert width_of(model, 1) == (0, 8, 101, 7, False)
+    assert width_of(model, 1) == (0, 8, 101, 7, False, 1)
     for block in (END, Block("a.{}.", (), ())):
         assert width_of(ModelWeights(EMBED, False, (block,)), 1).num_layers == 0

@@ -111,3 +111,24 @@ def test_a_refusal_says_what_could_make_the_weights_smaller() -> None:
     assert document["starts"] is False
     assert "unless --quantization torchao makes the weights small enough" in str(document["reason"])
     assert kvcalc.check(command, "h100", weights_bytes=40 * GIB)["starts"] is True
+
+
+def warnings(command: str, gpu: str) -> dict[str, str]:
+    return {warning["code"]: warning["text"] for warning in kvcalc.check(command, gpu)["warnings"]}
+
+
+def test_weights_that_may_be_larger_than_the_free_memory_are_a_warning_beside_the_verdict() -> None:
+    command = "vllm serve QuantTrio/Qwen3-235B-A22B-AWQ -tp 2 --max-model-len 40960 --gpu-memory-utilization 0.9"
+    told = warnings(command, "h100x2")
+    assert told["modules-not-counted"].startswith("attention and shared experts may stay in 16 bits and take up to 4.6")
+    assert "modules-not-counted" not in warnings(command, "h200x2")
+
+
+def test_an_answer_says_what_a_first_start_keeps_from_the_cache() -> None:
+    """vLLM 0.28 prints a peak of 1.04 GiB at the first start, and 0.28 GiB when it finds the compiled code."""
+    command = "vllm serve Qwen/Qwen2.5-7B-Instruct-AWQ --gpu-memory-utilization 0.6 --max-model-len 32768"
+    told = warnings(command, "l4")
+    assert told["first-start"].startswith("a first start, which compiles, keeps 761.50 MiB from the cache")
+    assert "first-start" not in warnings(command + " --enforce-eager", "l4")
+    # It is a small share of a large device.
+    assert "first-start" not in warnings(command, "h100")

@@ -52,6 +52,9 @@ _GRAPH_BYTES, _EXPERTS_GRAPH_BYTES, _GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
 # Models with recurrent states: what the kernels of the first graphs keep, and less for every other one (0.52 to
 # 1.21 GiB in five logs of Qwen3.5, 3.6 and 3.8 with 5 to 51 sizes).
 _STATES_FIRST_GRAPH, _STATES_GRAPH_BYTES = 410 * MIB, 5 * MIB
+# Since this release, the first graph's step has --max-num-batched-tokens, and what Triton's kernels of a delta net take
+# then counts as a graph (vLLM issue 50780; 0.89 GiB with 8,192 tokens and 0.52 GiB with 3,072 for Qwen3.8-27B).
+_TRANSIENT_SINCE = Release.of(0, 26)
 # NCCL and all-reduce buffers. With fast links, 0.17 and later prepare more kinds of all-reduce (2.07 to 2.21 GiB with
 # the context on an H100, 0.19).
 _NCCL_MIB, _FAST_NCCL_MIB, _SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
@@ -99,8 +102,10 @@ def reserve(question: Question) -> Reserve:
     copied = 0
     if not is_eager and release >= _COPIES and not question.model_type.startswith("gemma"):
         copied = -(-width.vocab_size // question.tensor_parallel_size) * width.hidden_size * 2
+    first_start = 0
     if release >= _COMPILES_AHEAD:
-        peak = max(peak, copied)
+        first_start = max(copied - peak, 0)
+        peak += first_start
     estimated = [
         Held(ACTIVATION, f"activations of {tokens:,} tokens", peak),
         *question.driver(context_mib, nccl),
@@ -129,6 +134,8 @@ def reserve(question: Question) -> Reserve:
         first = 0
         if question.has_states:
             first, a_layer = _STATES_FIRST_GRAPH, _STATES_GRAPH_BYTES
+            if release >= _TRANSIENT_SINCE:
+                first = tokens * 2 * _delta_net_elements(question, of_kernels=True) // question.tensor_parallel_size
         estimated.append(Held(RESERVE, "CUDA graphs", first + width.num_layers * a_layer * sizes // _GRAPH_SIZES))
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
     held = [unused, *(part.within(_LOW, _HIGH) for part in estimated), *more]
@@ -141,7 +148,8 @@ def reserve(question: Question) -> Reserve:
         "enforce_eager": is_eager,
     }
     has_videos = question.images is not None and question.images.most_frames > 1
-    return Reserve(held, settings, varies=question.has_sparse_latent or has_videos)
+    varies = question.has_sparse_latent or has_videos
+    return Reserve(held, settings, varies=varies, first_start_bytes=first_start)
 
 
 def _nccl_mib(has_fast_links: bool, release: Release) -> int:
@@ -199,13 +207,13 @@ def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> i
     return max(layer, sampling, tower)
 
 
-def _delta_net_elements(question: Question) -> int:
-    """The elements that a token takes while a gated delta net prefills: 0 for a model without.
+def _delta_net_elements(question: Question, of_kernels: bool = False) -> int:
+    """The elements that a token takes while a gated delta net prefills, or in Triton's kernels alone.
 
-    The projections and their contiguous copy, the output of the convolution and the queries, keys and values of it, and
-    the output of the net. In Triton's kernels also the inverse of a chunk's matrix, its states, w, u, the new values
-    and the output. Source: qwen_gdn_linear_attn.py (layers/mamba/gdn) and chunk_gated_delta_rule_fwd
-    (third_party/flash_linear_attention/ops/chunk.py), 0.33.0.
+    0 for a model without. They are the projections and their contiguous copy, the output of the convolution and its
+    queries, keys and values, and the output of the net. In Triton's kernels also the inverse of a chunk's matrix, its
+    states, w, u, the new values and the output. Source: qwen_gdn_linear_attn.py (layers/mamba/gdn) and
+    chunk_gated_delta_rule_fwd (third_party/flash_linear_attention/ops/chunk.py), 0.33.0.
     """
     groups = question.spec.layers if question.spec is not None else ()
     most, by_triton = 0, question.settings.get("gdn-prefill-backend") != "flashinfer"
@@ -213,7 +221,7 @@ def _delta_net_elements(question: Question) -> int:
         if isinstance(mixer, Recurrence) and mixer.kind == "delta":
             values, channels = mixer.heads * mixer.v_width, mixer.state.conv_channels
             chunk = mixer.heads * (_CHUNK + mixer.k_width + mixer.k_width * mixer.v_width // _CHUNK) + 3 * values
-            most = max(most, 4 * channels + 3 * values + by_triton * chunk)
+            most = max(most, (not of_kernels) * (4 * channels + 3 * values) + by_triton * chunk)
     return most
 
 

@@ -35,6 +35,28 @@ def describe_hardware(case: Case) -> documents.Hardware:
     return cast("documents.Hardware", describe_gpu(gpu, of_question))
 
 
+# Less of the cache is not worth a remark.
+_LEAST_SHARE = 20
+
+
+def _doubts(found: Budget, fit: documents.Fit) -> list[Note]:
+    """Notes about weights that may be larger than counted, and about memory that only a first start counts."""
+    notes = []
+    more, free = found.weights.most_more_bytes, fit["free_bytes"]
+    if fit["fits"] and free is not None and more > free:
+        text = (
+            f"attention and shared experts may stay in 16 bits and take up to {format_size(more)} more per device, but "
+        )
+        text += f"{format_size(free, capacity=True)} is free; --weights-memory SIZE takes what a server printed"
+        notes.append(Note("fit", "modules-not-counted", text))
+    first = found.reserve.first_start_bytes
+    if first * _LEAST_SHARE > found.pool_bytes > 0:
+        text = f"a first start, which compiles, keeps {format_size(first)} from the cache; a start that finds the "
+        text += f"compiled code, or --kv-cache-memory-bytes {found.pool_bytes + first}, gives it to the cache"
+        notes.append(Note("fit", "first-start", text))
+    return notes
+
+
 def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     """The `fit` part of a document, for one device. Its parts add up to `device_bytes`."""
     device_bytes = found.case.devices.gpu.memory_bytes
@@ -74,6 +96,7 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     })  # fmt: skip
     if found.towers is not None:
         notes += found.towers.notes
+    notes += _doubts(found, fit)
     _add_range(found, fit, notes)
     too_many = too_many_to_start(found.case, found.pool_bytes)
     if fit["fits"] and too_many is not None:
