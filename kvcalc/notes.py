@@ -16,10 +16,10 @@ BAD_ROWS = "bad-rows"
 # Notes that say that figures are missing, doubtful or of something else than was asked. Every other note says what was
 # assumed, or explains a figure.
 _WARNINGS = frozenset(
-    "unknown refused left-out bad-rows without-answer does-not-fit does-not-fit-host tight host-not-checked tower- "
-    "not-counted modules-not-counted not-fitted disaggregated-not-fitted nearly-full preemptions other-attention "
-    "type-not-modelled start-limit incomplete-files contradiction other-device other-engine other-model records- "
-    "differ not-shared command separate-instance".split()
+    "unknown refused left-out bad-rows without-answer does-not-fit does-not-fit-host tight host-not-checked "
+    "tower-not-counted modules-not-counted not-fitted disaggregated-not-fitted nearly-full preemptions "
+    "other-attention type-not-modelled start-limit incomplete-files contradiction other-device other-engine "
+    "other-model records-differ not-shared command separate-instance".split()
 )
 
 # The text of a note about one of these parts does not name the part, so it is printed in front.
