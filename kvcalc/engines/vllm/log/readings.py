@@ -50,6 +50,9 @@ _LIKE_DFLASH = "{} drafting layers with KV heads like the model's, as a DFlash h
 def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     """Every way to read the log that is consistent with its settings, the newest rules first."""
     version = _version(log)
+    if _platform(log) == "tpu":
+        # All layers keep all tokens, heads are padded, and the memory is that of all chips (tpu-inference 0.32.0).
+        raise UsageError("vLLM's cache on TPUs is not modelled")
     # If the log does not name the engine's generation: only V0 has a swap space, and V0 was the default before 0.8.
     seems_v0 = bool(log.named("num_cpu_blocks")) or (version is not None and version < _V1_DEFAULT)
     if log.text("generation") == "V0" or (log.text("generation") is None and seems_v0):
