@@ -60,7 +60,7 @@ def test_cards_of_8_gb_are_there() -> None:
 
 
 def test_compute_of_the_rtx_pro_cards_is_what_is_published() -> None:
-    # fp32, in TFLOPS: huggingface.js (packages/tasks/src/hardware-nvidia.ts), and 2,064 AI TOPS / 32 of the RTX PRO 5000.
+    # fp32, in TFLOPS: huggingface.js (packages/tasks/src/hardware-nvidia.ts), and a 32th of the 5000's AI TOPS.
     for name, tflops in {"rtx-pro-4000": 36.8, "rtx-pro-4500": 50.5, "rtx-pro-5000": 64.5}.items():
         assert find_gpu(name).flops_per_second["fp32"] == pytest.approx(tflops * 1e12)
         assert find_gpu(name).flops_per_second["bf16"] == pytest.approx(4 * tflops * 1e12, rel=2e-3)
