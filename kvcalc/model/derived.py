@@ -56,6 +56,10 @@ def derive(name: str, *, any_owner: bool = False) -> Release | None:
             base = _base(organisation, last[: -len(suffix)], is_copy=True, copies=copies)
             if base is not None:
                 return _converted(name, base, last[-len(suffix) :].lstrip("-"), recipe)
+    drafting = _MTP.fullmatch(last)
+    if drafting is not None and drafting[1].casefold().endswith(("fp4", "fp8")):  # a quantized copy with its MTP layer
+        whole = derive(f"{organisation}/{drafting[1]}")
+        return whole and whole._replace(name=name, aside=drafting[2], has_mtp=True)
     found = _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
     edited = _edited(last)
     if found is None and edited is not None:  # an edited copy in a type of its own

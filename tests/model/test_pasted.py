@@ -278,6 +278,7 @@ UNREAD = {
     "google/gemma-4-E4B-it-qat-mobile-ct": "gemma-4-e4b",
     "someone/Qwen3-32B-NVFP4": "qwen3-32b",
     "Qwen/Qwen3-32B-NVFP4": "qwen3-32b",
+    "someone/Qwen3.6-27B-NVFP4-MTP": "qwen3.6-27b",
     "someone/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
     "someone/Qwen3-32B-quantized.w8a8": "qwen3-32b",
     "someone/Qwen3-32B-abliterated-FP8": "qwen3-32b",
@@ -436,6 +437,12 @@ def test_mtp_after_a_model_without_such_layers_is_a_draft(name: str) -> None:
     with pytest.raises(ModelError, match="is not known") as caught:
         load_model(name)
     assert "give it as --draft-model" in (caught.value.hint or "")
+
+
+def test_a_quantized_copy_with_its_mtp_layer_is_no_drafter() -> None:
+    with pytest.raises(ModelError) as refused:
+        load_model("AEON-7/Qwen3.6-27B-AEON-Ultimate-Uncensored-Multimodal-NVFP4-MTP")
+    assert "drafts tokens" not in (refused.value.hint or "")
 
 
 def test_a_mirror_is_said_to_be_taken_for_the_published_model() -> None:
