@@ -79,8 +79,28 @@ class Audit(Document):
     explanation: str | None
     """the single other settings that would make all figures equal, or null"""
     figures: list[AuditFigure]
+    parts: list[AuditPart]
+    """the parts of the device's memory that the log prints, beside the prediction"""
     unread: list[AuditUnreadItem]
     """the first lines that seem to be about the cache and were not understood"""
+
+
+class AuditPart(TypedDict):
+    """one part of the memory of a device; of several ranks, the largest"""
+
+    line: Count
+    name: Literal["weights", "consumed", "non_torch", "activation", "graphs", "in_use", "available_memory"]
+    """consumed is weights and non_torch together; non_torch is the driver and NCCL; in_use was so before the start;
+    available_memory is left for the cache"""
+    bytes: Whole
+    """as printed in the log"""
+    predicted_bytes: int | None
+    """what kvcalc predicts; null if it predicts nothing"""
+    low_bytes: int | None
+    """the ends of the 80% range of the prediction"""
+    high_bytes: int | None
+    sentence: str
+    """how the part differs from the prediction, and why if the log tells"""
 
 
 class AuditFigure(TypedDict):

@@ -18,6 +18,7 @@ _TYPES_WITHOUT_CACHE_TYPE = ("deepseek_v4", "deepseek_ref", "minimax_m3", "minim
 
 # What a recipe of presets/types/releases.yaml says for copies whose own config was not read and may name a cache type.
 _UNKNOWN = "unknown"
+_KEYS = ("kv_cache_scheme", "kv_cache_quant_algo")
 
 
 def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] | None:
@@ -32,7 +33,7 @@ def quantized_cache(outer: object, methods: tuple[str, ...]) -> tuple[str, str] 
         return None
     nested = outer.get("quantization")
     inner = nested if isinstance(nested, Mapping) else outer
-    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+    for key in _KEYS:
         asked = inner.get(key) or outer.get(key)
         if asked == _UNKNOWN:
             raise CacheTypeError("whether this release asks for an fp8 cache was not found", "set --kv-dtype")
@@ -54,6 +55,12 @@ def published_cache(spec: ModelSpec, dtype: str | None) -> tuple[str, str] | Non
     if spec.model_type in _TYPES_WITHOUT_CACHE_TYPE or spec.name.casefold() in _WITHOUT_CACHE_TYPE:
         return None
     return "fp8", "NVIDIA's nvfp4 checkpoints name an fp8 cache"
+
+
+def is_from_a_name(spec: ModelSpec) -> bool:
+    """Whether a rule for names gives the cache type of the checkpoint, whose config was not read."""
+    outer = spec.quantization
+    return spec.checkpoint is None and isinstance(outer, Mapping) and any(key in outer for key in _KEYS)
 
 
 def _is_made_by(outer: object, methods: tuple[str, ...]) -> bool:

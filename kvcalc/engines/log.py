@@ -68,10 +68,14 @@ class LogReader:
     """Reads the start-up log of one engine, whose lines are in `log.yaml` (`log_lines.lines_of`).
 
     The facts `model`, `version`, `context_tokens`, `dtype`, `kv_dtype`, `tensor_parallel_size` and
-    `pipeline_parallel_size` have the same names for all engines.
+    `pipeline_parallel_size` have the same names for all engines. So do the records of measured memory, with the part
+    `size`: `weights`, `consumed` (weights and the driver), `non_torch`, `activation`, `graphs` and `checkpoint` (the
+    files); and `device_memory` with `total` and `free`.
     """
 
     passes: type[Passes] = Passes
+    memory_options: tuple[str, ...] = ()
+    """The facts that are options of the engine and change its memory, but not the layout of its cache."""
 
     def readings(self, log: Log, spec: ModelSpec) -> Iterator[Reading]:
         """Every way to read the log that is consistent with its settings, the newest rules first.

@@ -107,8 +107,8 @@ def parse_printed(text: str, least_decimals: int = 0) -> Printed:
     A comma is a decimal comma, which depends on the machine's locale. `least_decimals` is the number of decimals the
     engine rounds to, for engines that print 22.50 as 22.5.
     """
-    digits = text.rstrip("GMKiB ").replace(",", ".")
-    unit = 1024 ** _POWERS[text[len(text.rstrip("GMKiB ")) :].strip()[0]]
+    plain = text.rstrip("GMKiB bytes")
+    digits, unit = plain.replace(",", "."), 1024 ** _POWERS[text[len(plain) :].strip()[0].upper()]
     decimals = max(len(digits.partition(".")[2]), least_decimals)
     value, slack = Fraction(digits), Fraction(1, 2 * 10**decimals)
     return Printed(text, (value - slack) * unit, (value + slack) * unit)

@@ -23,6 +23,7 @@ _TRAINED = frozenset(_TABLE["trained"].split())
 _WORD = rf"-(?:{'|'.join((*_TABLE['edited'].split(), *_TABLE['trained'].split()))})(?:-v?\d+(?:\.\d+)?)?"
 _EDITED = re.compile(rf"(.+?)((?:{_WORD})+)", re.IGNORECASE)
 _SIZE = re.compile(r"(?:.*-)?[ea]?\d+(?:\.\d+)?[bm](?:-.*)?", re.IGNORECASE)
+_UNREAD = _TABLE["unread"].split()
 _ANYBODYS = frozenset(_TABLE["anybodys"].split())
 _MLX = frozenset(_TABLE["mlx_copies"]["organisations"].casefold().split())
 _GGUF_ASIDE = frozenset(_TABLE["gguf"]["aside"].split())
@@ -51,9 +52,14 @@ def derive(name: str, *, any_owner: bool = False) -> Release | None:
         return None
     for suffix, recipe in _suffixes(organisation.casefold()):
         if last.casefold().endswith(suffix):
-            base = _base(organisation, last[: -len(suffix)], is_copy=True, copies=suffix in _ANYBODYS)
+            copies = suffix in _ANYBODYS or recipe is RECIPES["unread"]
+            base = _base(organisation, last[: -len(suffix)], is_copy=True, copies=copies)
             if base is not None:
-                return None if recipe is None else _converted(name, base, last[-len(suffix) :].lstrip("-"), recipe)
+                return _converted(name, base, last[-len(suffix) :].lstrip("-"), recipe)
+    drafting = _MTP.fullmatch(last)
+    if drafting is not None and drafting[1].casefold().endswith(("fp4", "fp8")):  # a quantized copy with its MTP layer
+        whole = derive(f"{organisation}/{drafting[1]}")
+        return whole and whole._replace(name=name, aside=drafting[2], has_mtp=True)
     found = _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
     edited = _edited(last)
     if found is None and edited is not None:  # an edited copy in a type of its own
@@ -114,13 +120,10 @@ def why_not(name: str) -> str | None:
     for end, reason in _TABLE["no_models"].items():
         if re.fullmatch(end, name.casefold()):
             return f"{reason}."
-    for suffix, recipe in _TABLE["own_suffixes"].get(path.partition("/")[0], {}).items():
-        if recipe is None and path.endswith(suffix):
-            return f"whether the {suffix.lstrip('-')} copies of this publisher ask for an fp8 cache was not found."
     return None
 
 
-def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe | None]]:
+def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe]]:
     """The suffixes of converted copies and what they mean, the organisation's own first."""
     copies = _TABLE["mlx_copies"]
     for suffix, dtype in {**copies["anybodys"], **(copies["suffixes"] if organisation in _MLX else {})}.items():
@@ -128,7 +131,9 @@ def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe | None]]:
         yield suffix, Recipe(f"{dtype or 'mixed'} weights of MLX", unknown, dtype=dtype)
     for table in (_TABLE["own_suffixes"].get(organisation, {}), _TABLE["suffixes"]):
         for suffix, recipe in table.items():
-            yield suffix, None if recipe is None else RECIPES[recipe]
+            yield suffix, RECIPES[recipe]
+    for suffix in _UNREAD:
+        yield suffix, RECIPES["unread"]
 
 
 def names_size(name: str) -> bool:

@@ -101,12 +101,13 @@ def repackaged() -> Iterator[Release]:
 
 def _spelled_out(rows: str) -> Iterator[Release]:
     for row in _TABLE[rows]:
-        own, aside = row.get("changes", {}), row.get("aside")
+        own, aside, has_tower = row.get("changes", {}), row.get("aside"), row.get("tower") == "unknown"
         named = row["names"].split() if "names" in row else [row["name"]]
         for size, pattern in product(row.get("sizes", "").split() or [""], named):
             name, preset = pattern.format(size), row["preset"].format(size.casefold())
             if not row.get("is_alias"):
-                yield Release(name, preset, aside, own, has_unknown_tower=row.get("tower") == "unknown")
+                yield Release(name, preset, aside, own, has_unknown_tower=has_tower)
             for suffix, chosen in row.get("quantized", {}).items():
                 recipe = _RECIPES[chosen]
-                yield Release(name + suffix, preset, aside, {**own, **recipe.changes}, suffix.lstrip("-"), recipe)
+                changes, words = {**own, **recipe.changes}, suffix.lstrip("-")
+                yield Release(name + suffix, preset, aside, changes, words, recipe, has_unknown_tower=has_tower)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -367,7 +368,8 @@ def test_a_file_of_options_comes_before_those_of_the_command(tmp_path: Path) -> 
         ({"quant_method": "fp8"}, "fp8", None), ({"quant_method": "fp8"}, "awq", "a checkpoint in fp8"),
         ({"quant_method": "compressed-tensors"}, "modelopt", "a checkpoint in compressed-tensors"),
         # hf_quant_config.json of ModelOpt has no method.
-        ({"quant_algo": "FP8"}, "modelopt", None), ({"quant_algo": "FP8"}, "gptq", "a checkpoint in modelopt"),
+        ({"quant_algo": "FP8"}, "modelopt", None), ({"quant_algo": "FP8"}, "gptq", None),
+        ({"quant_method": "modelopt"}, "compressed-tensors", None),
         # Other methods are not compared.
         ({"quant_method": "mxfp4"}, "awq", None), ({"quant_method": "awq"}, "bitsandbytes", None),
     ],
@@ -384,6 +386,17 @@ def test_vllm_reads_a_checkpoint_in_its_own_method(
         return
     with pytest.raises(LayoutError, match=words):
         reader.check_model(found, spec)
+
+
+def test_modelopts_checkpoints_are_read_in_their_method_since_0_10_1() -> None:
+    # vllm-project/vllm#22073. nvidia/Gemma-4-26B-A4B-NVFP4 ran with --quantization compressed-tensors under 0.20.2.
+    spec = load_model("nvidia/Gemma-4-26B-A4B-NVFP4")
+    (reader,) = (one for one in readers() if one.engine == "vllm")
+    found = vllm("-q compressed-tensors")
+    for release, starts in (("", True), ("@0.20.2", True), ("@0.10.1", True), ("@0.10.0", False)):
+        found.engine = f"vllm{release}"
+        with nullcontext() if starts else pytest.raises(LayoutError, match="a checkpoint in modelopt"):
+            reader.check_model(found, spec)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from kvcalc.engines.declarations import table
 from kvcalc.engines.log import LogReader, Reading, Setup
 from kvcalc.engines.log_lines import Figure, Log, lines_of
 from kvcalc.engines.logical.engine import Logical
+from kvcalc.errors import UsageError
 from kvcalc.planning.audit import audit
 from presets.check import check_engines
 from tests.test_borders import loaded_by, run
@@ -104,3 +105,9 @@ def test_only_an_audit_loads_what_reads_logs() -> None:
     assert not readers("estimate", "llama-3-70b", "--engine", "vllm", "--json")
     vllm = readers("audit", "tests/logs/vllm.log", "--engine", "vllm", "--json")
     assert {name.split(".")[2] for name in vllm} == {"log", "log_lines", "vllm"}
+
+
+def test_a_log_of_tpus_is_not_judged_by_the_rules_of_gpus() -> None:
+    log = "Initializing a V1 LLM engine: device_config=tpu, max_seq_len=1024\nGPU KV cache size: 512 tokens\n"
+    with pytest.raises(UsageError, match="TPUs"):
+        audit(log, "log", model=kvcalc.load_model("llama-3.1-8b"))

@@ -12,7 +12,7 @@ import kvcalc
 from kvcalc.engines.attention_backends import Backend, refusals
 from kvcalc.engines.starts import Rules, Start, backend_block
 from kvcalc.engines.starts import check as check_start
-from kvcalc.errors import KvcalcError, LayoutError
+from kvcalc.errors import KvcalcError, LayoutError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.sharding import NOT_SPREAD
 from kvcalc.memory.workload import Workload
@@ -589,3 +589,14 @@ def test_the_backend_that_is_named_is_judged_in_any_case() -> None:
     assert refused(start_of(LLAMA, "mi300x"), rules, "FLASHMLA") == (None, None)
     assert backend_block("vllm", None, "cutlass_mla") == 128
     assert backend_block("vllm", None, "FLASH_ATTN") is backend_block("vllm", None, "OTHER") is None
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_devices_whose_rules_are_others_are_refused_by_name(engine: str) -> None:
+    # vLLM for TPUs keeps all tokens in every layer and counts the memory of all chips (tpu-inference 0.32.0).
+    for gpu in ("tpu-v5ex4", "m3-ultra"):
+        with pytest.raises(UsageError, match=r"on (Google|Apple)'s devices is not modelled") as refused_start:
+            start("llama-3.1-8b", gpu, engine)
+        assert refused_start.value.hint == "use --engine logical"
+    assert start("llama-3.1-8b", "tpu-v5ex4", "logical")["fit"]["fits"]
+    assert start("llama-3.1-8b", "gaudi3", "vllm")["fit"]["fits"]

@@ -48,6 +48,16 @@ def test_llama_has_no_window() -> None:
         read(LLAMA, sliding_window=4096)
 
 
+def test_a_window_that_is_off_and_longer_than_the_context_is_none() -> None:
+    # SpecForge's configs of EAGLE-3 heads for Qwen2.5 (configs/qwen2.5-7b-eagle3.json).
+    head = {**LLAMA, "use_sliding_window": False, "max_window_layers": 28, "max_position_embeddings": 32_768}
+    assert cache(head, sliding_window=131_072) == FullAttention(8, 64, 64)
+    # Engines that ignore the switch keep less with a shorter window, and so does a head without the switch.
+    for changes in ({"sliding_window": 512}, {"sliding_window": 131_072, "use_sliding_window": True}):
+        with pytest.raises(ModelError, match=r"max_window_layers|use_sliding_window"):
+            read(head, **changes)
+
+
 def test_mistral_windows_every_layer_by_default_and_none_with_null() -> None:
     assert cache(MISTRAL) == SlidingWindowAttention(4096, 2, 64, 64)
     assert cache(MISTRAL, sliding_window=100) == SlidingWindowAttention(100, 2, 64, 64)

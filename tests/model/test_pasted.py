@@ -12,7 +12,7 @@ from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.model.links import linked_name
 from kvcalc.model.pasted import find_pasted, nearest_names
 from kvcalc.model.presets import find_preset, shipped_presets, shipped_table
-from kvcalc.model.published import releases, repackaged
+from kvcalc.model.published import RECIPES, releases, repackaged
 from kvcalc.model.resolve import load_model
 from tests.rows import every_row
 
@@ -231,26 +231,17 @@ REFUSED = {
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8": (),
     "kimi-k2.5:cloud": (),
     "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3": (),
-    # Their caches may be fp8.
-    "nvidia/NVIDIA-Nemotron-Nano-9B-v2-NVFP4": (),
-    "arcee-ai/Trinity-Mini-FP8": (),
-    "someone/Qwen3-32B-NVFP4": (),
     "codestral:22b-v0.2-q4_0": (),
     "nvidia/gpt-oss-120b-Eagle3": (),
-    "nvidia/NVIDIA-Nemotron-Nano-9B-v2-FP8": (),
-    "Qwen/Qwen3-32B-NVFP4": (),
     # A bare name with a suffix that its publisher does not use: others do, each in its own way.
     "llama-3.1-70b-instruct-fp8": (),
     "llama-3.1-70b-awq": (),
     # Organisations that do not convert models, and other organisations' variants.
-    "someone/Llama-3.1-8B-Instruct-FP8": (),
-    "someone/Qwen3-32B-quantized.w8a8": (),
     "unsloth/Qwen3-32B-Foo-GGUF": (),
     "unsloth/Qwen3-32B-GGUF:Q4_Z": (),
     "unsloth/Qwen3-32B-FP8:Q8_0": (),
     "mlx-community/Qwen3-8B-7bit": (),
     "bartowski/Foo_Qwen3-32B-GGUF": (),
-    "someone/Qwen3-32B-abliterated-FP8": (),
     "someone/DeepSeek-R1-Distill": ("deepseek-r1",),
     "someone/Qwen3-32B-Ridge-GGUF": ("if it has the layers of qwen3-32b, type that name",),
     "someone/Qwen3-32B-Ridge-MTP-GGUF": ("qwen3-32b",),
@@ -264,7 +255,6 @@ REFUSED = {
     "qwen3:8b:q8_0": (),
     # Parts of names, and names around names.
     "meta-llama/Llama-3.1-70B-Instruct-extra": (),
-    "my-Qwen/Qwen3-32B-FP8": (),
     "Qwen/Qwen3-32B-FP8/": (),
     "a/Qwen/Qwen3-32B-FP8": (),
     "Qwen3-32B-FP8-FP8": (),
@@ -274,6 +264,61 @@ REFUSED = {
     ":": (),
     "": (),
 }
+
+
+# Names whose layers are those of a preset. Their weights and the type of their cache were not read -> the preset.
+UNREAD = {
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2-NVFP4": "nemotron-nano-9b-v2",
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2-FP8": "nemotron-nano-9b-v2",
+    "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-FP8": "nemotron-nano-12b-v2",
+    "nvidia/NVIDIA-Nemotron-3-Nano-4B-FP8": "nemotron-3-nano-4b",
+    "arcee-ai/Trinity-Mini-FP8": "trinity-mini",
+    "stepfun-ai/Step-3.5-Flash-INT4": "step-3.5-flash",
+    "IntervitensInc/DeepSeek-V3.1-Terminus-Channel-int8": "deepseek-v3",
+    "google/gemma-4-E4B-it-qat-mobile-ct": "gemma-4-e4b",
+    "someone/Qwen3-32B-NVFP4": "qwen3-32b",
+    "Qwen/Qwen3-32B-NVFP4": "qwen3-32b",
+    "someone/Qwen3.6-27B-NVFP4-MTP": "qwen3.6-27b",
+    "someone/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
+    "someone/Qwen3-32B-quantized.w8a8": "qwen3-32b",
+    "someone/Qwen3-32B-abliterated-FP8": "qwen3-32b",
+    "my-Qwen/Qwen3-32B-FP8": "qwen3-32b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_copy_whose_config_was_not_read_has_the_layers_and_no_types(name: str) -> None:
+    preset = UNREAD[name]
+    assert answer(name)["kv_cache"]["total_bytes"] == answer(preset)["kv_cache"]["total_bytes"]
+    assert answer(name)["weights"]["bytes"] is None
+    with pytest.raises(KvcalcError, match="whether this release asks for an fp8 cache was not found") as refused:
+        answer(name, engine="vllm")
+    assert refused.value.hint == "set --kv-dtype"
+    same = {"engine": "vllm", "kv_dtype": "fp8", "dtype": "fp8"}
+    assert answer(name, **same)["kv_cache"] == answer(preset, **same)["kv_cache"]
+
+
+NAMES_OF_ONE_MODEL = (
+    "Qwen3-32B", "Qwen3-32B-Q4_K_M", "unsloth/Qwen3-32B-GGUF", "unsloth/Qwen3-32B", "someone/Qwen3-32B", "qwen3:32b",
+    "hf.co/unsloth/Qwen3-32B-GGUF:Q4_K_M", "someone/Qwen3-32B-AWQ", "llama-3-70b-instruct", "mistral-7b",
+    "LLM-Research/Meta-Llama-3.1-8B-Instruct", "AI-ModelScope/Mistral-7B-Instruct-v0.2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES_OF_ONE_MODEL)
+def test_every_command_takes_the_same_names(kvcalc: Any, name: str) -> None:
+    gpu, load = ("--gpu", "h100x2"), ("--input-tokens", "100", "--output-tokens", "50", "--requests-per-second", "1")
+    answers = [
+        kvcalc("estimate", name, "--json"),
+        kvcalc("fit", name, *gpu, "--engine", "vllm", "--kv-dtype", "bf16", "--json"),
+        kvcalc("plan", name, *gpu, *load, "--engine", "vllm", "--kv-dtype", "bf16", "--json"),
+        kvcalc(
+            "check", *gpu, "--json", "vllm", "serve", name, "--tensor-parallel-size", "2", "--max-model-len", "4096"
+        ),
+    ]
+    assert [one.status for one in answers] == [0, 0, 0, 0], [one.err for one in answers]
+    names = {one.json["model"]["name"] if "model" in one.json else one.json["models"][0]["name"] for one in answers}
+    assert names == {load_model(name).name}
 
 
 def answer(name: str, **asked: Any) -> Any:
@@ -392,6 +437,12 @@ def test_mtp_after_a_model_without_such_layers_is_a_draft(name: str) -> None:
     with pytest.raises(ModelError, match="is not known") as caught:
         load_model(name)
     assert "give it as --draft-model" in (caught.value.hint or "")
+
+
+def test_a_quantized_copy_with_its_mtp_layer_is_no_drafter() -> None:
+    with pytest.raises(ModelError) as refused:
+        load_model("AEON-7/Qwen3.6-27B-AEON-Ultimate-Uncensored-Multimodal-NVFP4-MTP")
+    assert "drafts tokens" not in (refused.value.hint or "")
 
 
 def test_a_mirror_is_said_to_be_taken_for_the_published_model() -> None:
@@ -576,7 +627,8 @@ def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> No
         if stored not in answered:  # fine-tunes of one base have the same answer
             answered.add(stored)
             weights, base = answer(release.name)["weights"], answer(release.preset)["weights"]
-            assert weights["bytes"] or not base["parameters"], release.name
+            is_read = release.recipe is not RECIPES["unread"]
+            assert bool(weights["bytes"]) is is_read or not base["parameters"], release.name
         # What is left aside, and what the suffix means, are in the name.
         for part in (release.aside, release.suffix):
             assert part is None or part in release.name

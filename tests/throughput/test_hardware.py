@@ -59,6 +59,17 @@ def test_cards_of_8_gb_are_there() -> None:
     assert find_gpu("rtx-4060-ti").memory_bytes == 16 << 30
 
 
+def test_compute_of_the_rtx_pro_cards_is_what_is_published() -> None:
+    # fp32, in TFLOPS: huggingface.js (packages/tasks/src/hardware-nvidia.ts), and a 32th of the 5000's AI TOPS.
+    for name, tflops in {"rtx-pro-4000": 36.8, "rtx-pro-4500": 50.5, "rtx-pro-5000": 64.5}.items():
+        assert find_gpu(name).flops_per_second["fp32"] == pytest.approx(tflops * 1e12)
+        assert find_gpu(name).flops_per_second["bf16"] == pytest.approx(4 * tflops * 1e12, rel=2e-3)
+
+
+def test_no_published_table_has_the_int8_of_jetson_thor() -> None:
+    assert "int8" not in find_gpu("jetson-thor").flops_per_second
+
+
 def test_an_unknown_device_can_be_described() -> None:
     with pytest.raises(GpuError) as refused:
         find_gpu("rtx-508")

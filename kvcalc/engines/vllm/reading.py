@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvcalc.engines.options import has_adapters
+from kvcalc.engines.place import Place
 from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS
 from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import DRAFT, MTP
 from kvcalc.model.spec import ModelSpec
+from kvcalc.releases import release_of
 from kvcalc.units import parse_vllm_integer
 
 # Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing (`names` of `reading.yaml`).
@@ -83,7 +85,10 @@ class VllmReader(Reader):
             self._drafting(found, json_object(config, "speculative-config"))
 
     def check_model(self, found: Read, spec: ModelSpec) -> None:
-        """_verify_quantization (config/model.py) and get_quant_config (model_loader/weight_utils.py)."""
+        """_verify_quantization (config/model.py) and get_quant_config (model_loader/weight_utils.py).
+
+        Since 0.10.1, modelopt's method replaces any other for its checkpoints (vllm-project/vllm#22073).
+        """
         asked = found.last("quantization", "q") or ""
         needed = next((own for own in _OF_CHECKPOINTS if asked in self.names.get(own, ())), None)
         stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
@@ -92,7 +97,8 @@ class VllmReader(Reader):
             text = f"--quantization {asked}: vLLM does not start with a checkpoint that is not quantized"
             raise LayoutError(text, "leave it out, or name a quantized copy")
         is_known = any(own.startswith(one) for one in _OF_CHECKPOINTS) and (needed is not None or asked == "fp8")
-        if is_known and not own.startswith(needed or "fp8"):
+        replaces = own.startswith("modelopt") and Place(release_of(found.engine)).since(0, 10, 1)
+        if is_known and not replaces and not own.startswith(needed or "fp8"):
             text = f"--quantization {asked}: vLLM does not start with a checkpoint in {own.split()[0]}"
             raise LayoutError(text, "leave it out: vLLM reads the checkpoint's")
 

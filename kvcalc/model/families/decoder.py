@@ -118,7 +118,7 @@ def _shape(config: ConfigReader, row: Decoder) -> AttentionShape:
 def _foreign_keys(config: ConfigReader, row: Decoder, model_type: str) -> list[str]:
     """Return the keys that other families support and that may change the cache in this one."""
     foreign = {*_OWN_KEYS} - {*row.own_keys}
-    if not config.is_set("sliding_window"):
+    if not config.is_set("sliding_window") or _is_off(config, row):
         # The key says at which layer the window begins, so it has no effect without a window.
         foreign.discard("max_window_layers")
     if row.switch:
@@ -161,10 +161,23 @@ def _head_dim(config: ConfigReader, row: Decoder, hidden_size: int | None, num_h
     return head_dim
 
 
+def _is_off(config: ConfigReader, row: Decoder) -> bool:
+    """Whether use_sliding_window turns the window off.
+
+    In a family that does not read this key, it does so if the window is no shorter than the longest context, as in the
+    EAGLE heads of SpecForge: engines that ignore the key then keep as much.
+    """
+    if config.boolean("use_sliding_window", default=not row.switch):
+        return False
+    window = config.optional_integer(*_WINDOW_KEYS, least=0)
+    longest = config.optional_integer("max_position_embeddings")
+    return row.switch or (window is not None and longest is not None and window >= longest)
+
+
 def _sliding_layers(config: ConfigReader, row: Decoder, num_layers: int) -> list[bool]:
     """Return for each layer whether it has the window: by the config's list, else by the family's pattern."""
     stated = config.strings("layer_types", num_layers, _LAYER_TYPES) if row.has_layer_types else None
-    if row.slides is None or (row.switch and not config.boolean("use_sliding_window", default=False)):
+    if row.slides is None or _is_off(config, row):
         return [False] * num_layers
     if not config.optional_integer(*_WINDOW_KEYS, least=0):
         if stated is not None and "sliding_attention" in stated:

@@ -32,6 +32,10 @@ def render(document: documents.Audit, console: Console) -> None:
         table.add_row(count(row["line"]), row["name"], row["printed"], computed, verdict, row["rule"])
     console.print(table)
     console.print()
+    for part in document["parts"]:
+        console.print(part["sentence"], style="" if part["sentence"].endswith("as predicted") else "yellow")
+    if document["parts"]:
+        console.print()
     words = f"{document['equal']} equal, {document['unexplained']} unexplained, {document['inputs']} taken as inputs"
     console.print(words, style="bold red" if document["unexplained"] else "")
 

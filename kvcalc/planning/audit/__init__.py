@@ -13,12 +13,15 @@ from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.memory.dtypes import DTYPES, parse_dtype
 from kvcalc.memory.kv_cache import on_device
 from kvcalc.memory.workload import bind_workload, resolve_workload
+from kvcalc.model.drafting import MTP, Speculation
 from kvcalc.model.presets import all_presets
 from kvcalc.model.resolve import find_published, spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
+from kvcalc.planning.audit.parts import describe_parts
 from kvcalc.planning.cases.resolve import computed
 from kvcalc.planning.logs import read_log
+from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.releases import parse_release
 from kvcalc.schema import SCHEMA_VERSION
@@ -127,11 +130,29 @@ def audit(
             cast("documents.AuditFigure", figure._asdict())
             for figure in sorted(answer.figures, key=lambda figure: figure.line)
         ],
+        "parts": describe_parts(log, _question(run, answer)),
         "unread": [cast("documents.AuditUnreadItem", line._asdict()) for line in log.unread],
         "warnings": describe_notes(
             [*answer.setup.notes, *(Note("log", "contradiction", c) for c in log.contradictions)]
         ),
     }
+
+
+def _question(run: Run, answer: Answer) -> Question:
+    """The question about the server that wrote the log, without its devices."""
+    settings, speculative = dict(answer.reading.settings), None
+    drafted = settings.pop("num-speculative-tokens", None)
+    if drafted is not None and run.spec.num_draft_layers:
+        speculative = Speculation(MTP, int(drafted))
+    release = answer.reading.release or run.release
+    # A quantized checkpoint's type is that of its unquantized parts.
+    dtype = run.dtype if run.spec.quantization is None and run.spec.named_dtype is None else None
+    return Question(
+        run.spec, answer.setup.context_tokens, dtype=dtype, kv_dtype=answer.setup.dtype.name,
+        engine=f"{run.engine}@{release}" if release else run.engine, engine_settings=settings,
+        tensor_parallel_size=run.tensor_parallel_size, pipeline_parallel_size=run.pipeline_parallel_size,
+        speculative=speculative,
+    )  # fmt: skip
 
 
 def _best(log: Log, run: Run) -> Answer:

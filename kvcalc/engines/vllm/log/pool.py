@@ -199,7 +199,7 @@ def _pair(
 
 def _printed_gib(text: str) -> Printed:
     """A size as vLLM rounds it. A number without a unit is in GiB."""
-    return parse_printed(text if text.endswith("B") else f"{text} GiB", _DECIMALS)
+    return parse_printed(text if text[-1].isalpha() else f"{text} GiB", _DECIMALS)
 
 
 def _fitting(memory: Printed, pool: _Pool) -> list[int]:

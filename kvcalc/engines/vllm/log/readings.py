@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
+from kvcalc.engines.checkpoint import is_from_a_name
 from kvcalc.engines.log import Reading
 from kvcalc.engines.log_lines import Log
 from kvcalc.engines.vllm.log.pool import check_v0, check_v1
@@ -15,7 +16,8 @@ from kvcalc.engines.vllm.settings import XPU_BLOCK
 from kvcalc.engines.vllm.states import caches_prefixes, keeps_states, uses_qwen_delta_nets
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import HEADS_CACHES, Cache, FullAttention
-from kvcalc.model.drafting import EAGLE, drafter_of, with_drafter
+from kvcalc.model.drafting import DFLASH, EAGLE, Drafter, drafter_of, with_drafter
+from kvcalc.model.layers import LayerGroup
 from kvcalc.model.spec import ModelSpec, has_compressed, is_sparse, latent_of, map_caches, windows
 from kvcalc.releases import parse_release
 
@@ -28,6 +30,8 @@ _BATCHED_TOKENS = ("8192", "16384", "2048")
 _LATENT_BLOCKS = ("64", "16", "128", "32")
 # On B200 and B300 an fp8 cache of sparse attention has other rows, and is the default of some models.
 _DEVICES = (None, "blackwell")
+# Tried if the log has no type of the cache, and the release's type is only known from its name.
+_TYPES = (None, "bf16", "fp8")
 # The default of Ascend's plugin since March 2025, in V0 and V1 (vllm_ascend/platform.py), and of V1 on CPUs
 # (platforms/cpu.py, vLLM 0.20). Before: vLLM's own.
 _LONG_BLOCKS, _WITH_LONG_BLOCKS = ("128", "16"), ("npu", "cpu")
@@ -38,11 +42,17 @@ _WITHOUT_LAYERS = ("ngram", "ngram_gpu", "suffix")
 
 _NO_LAYERS = "drafting takes no layers"
 _LIKE_THE_LAST = "one drafting layer like the model's last, as an EAGLE head has"
+# Layers of published DFlash heads, which attend to all tokens: Qwen3-8B's, Laguna-S-2.1's, Qwen3.6-35B-A3B's.
+_DFLASH_LAYERS = (5, 6, 8)
+_LIKE_DFLASH = "{} drafting layers with KV heads like the model's, as a DFlash head has"
 
 
 def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     """Every way to read the log that is consistent with its settings, the newest rules first."""
     version = _version(log)
+    if _platform(log) == "tpu":
+        # All layers keep all tokens, heads are padded, and the memory is that of all chips (tpu-inference 0.32.0).
+        raise UsageError("vLLM's cache on TPUs is not modelled")
     # If the log does not name the engine's generation: only V0 has a swap space, and V0 was the default before 0.8.
     seems_v0 = bool(log.named("num_cpu_blocks")) or (version is not None and version < _V1_DEFAULT)
     if log.text("generation") == "V0" or (log.text("generation") is None and seems_v0):
@@ -56,14 +66,16 @@ def readings(log: Log, spec: ModelSpec) -> Iterator[Reading]:
     spec = spec._replace(state_dtype=log.text("state_dtype") or spec.state_dtype)
     found, drafting = _rules(log, spec), _drafting_models(log, spec)
     devices = _DEVICES if is_sparse(spec) else _DEVICES[:1]
-    for device, rules, (model, drafts) in product(devices, found, drafting):
+    types = _TYPES if is_from_a_name(spec) and log.text("kv_dtype") is None else _TYPES[:1]
+    for kv_dtype, device, rules, (model, drafts) in product(types, devices, found, drafting):
         plain, choices = _settings(log, spec, rules)
         for chosen in product(*choices):
             settings = {**plain, **{option: text for option, text, _ in chosen if text is not None}}
             of_device = () if device is None else ("the cache of B200 and B300",)
-            taken = (rules.name, *(remark for _, _, remark in chosen), *drafts, *of_device)
+            of_type = () if kv_dtype is None else (f"a cache in {kv_dtype}: the release's config was not read",)
+            taken = (rules.name, *(remark for _, _, remark in chosen), *drafts, *of_device, *of_type)
             check = partial(check_v1, rules)
-            yield Reading(settings, taken, check, model, rules.release, device_class=device)
+            yield Reading(settings, taken, check, model, rules.release, kv_dtype, device)
     if windows(spec):
         for rules, (model, drafts) in product(found, drafting):
             plain, _ = _settings(log, spec, rules)
@@ -205,6 +217,10 @@ def _drafting_models(log: Log, spec: ModelSpec) -> list[tuple[ModelSpec, tuple[s
     none = (with_drafter(spec, None), (_NO_LAYERS,))
     if method in _WITHOUT_LAYERS:
         return [none]
+    full = [cache for group in spec.layers for cache in group.caches if isinstance(cache, FullAttention)]
+    if method == DFLASH and full:
+        heads = ((n, Drafter(spec, (LayerGroup(0, n - 1, (full[0],)),), None, None)) for n in _DFLASH_LAYERS)
+        return [*((with_drafter(spec, head), (_LIKE_DFLASH.format(n),)) for n, head in heads), none]
     try:
         head = (with_drafter(spec, drafter_of(spec, None, EAGLE)), (_LIKE_THE_LAST,))
     except UsageError:
