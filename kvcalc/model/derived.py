@@ -13,6 +13,7 @@ from typing import Any
 
 from kvcalc.model import presets
 from kvcalc.model.published import RECIPES, Recipe, Release, published_as, releases
+from kvcalc.model.spec import NamedFile
 
 _TABLE: Mapping[str, Any] = presets.shipped_table("names")
 _ASIDE = frozenset(_TABLE["aside"].split())
@@ -84,7 +85,7 @@ def _base_of_bare(last: str) -> Release | None:
         return found and found._replace(aside=found.aside or end, is_variant=True)
     if found is None:
         found = _from_ollama(stem.casefold(), end.casefold())
-        return found and found._replace(suffix=None, recipe=None)
+        return found and found._replace(suffix=None, recipe=None, file=None)
     return found
 
 
@@ -225,8 +226,10 @@ def _variants(last: str) -> set[str]:
 def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | None:
     """A repository of GGUF files, or one of its files, whose type is in the tag or in the name."""
     parts = _FILE_TYPE.sub("-", last).split("-")
+    says_mtp = False
     while parts and parts[-1].casefold() in (_GGUF_ASIDE | _GGUF_TYPES):
         part = parts.pop().casefold()
+        says_mtp = says_mtp or part == "mtp"
         if part in _GGUF_TYPES:
             tag = tag or part
         elif part == "ud" and tag and tag == tag.removeprefix("ud-"):
@@ -240,7 +243,18 @@ def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | N
     recipe = _of_type(base, tag.removeprefix("ud-"), tag)
     if recipe is None:
         return None
+    base = base._replace(file=_file_of(base, says_mtp or base.has_mtp))
     return _converted(name if organisation else base.name, base, tag or "GGUF", recipe)
+
+
+def _file_of(base: Release, says_mtp: bool = False) -> NamedFile:
+    """What is known of the GGUF files of a release."""
+    preset, rules = presets.find_preset(base.preset), _TABLE["gguf"]
+    kind = None if preset is None else preset.config["model_type"]
+    drafting = rules["with_draft_layers"]
+    is_trained = base.is_variant and base.aside is not None and _EDITED.fullmatch(f"x-{base.aside}") is not None
+    holds = kind in drafting["types"].split() or base.name in drafting["releases"].split()
+    return NamedFile(says_mtp or (holds and not is_trained), base.preset in rules["expanded"].split())
 
 
 def _is_file_type(tag: str) -> bool:
@@ -296,7 +310,7 @@ def _from_ollama(model: str, tag: str) -> Release | None:
     file_type = types[0] if types else "q4_0" if "qat" in rest else default
     base = _listed(row["tags"][size])
     recipe = None if base is None else _of_type(base, file_type, "")
-    return None if base is None or recipe is None else base._replace(suffix=tag, recipe=recipe)
+    return None if base is None or recipe is None else base._replace(suffix=tag, recipe=recipe, file=_file_of(base))
 
 
 def _listed(name: str) -> Release | None:

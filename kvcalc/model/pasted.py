@@ -11,6 +11,7 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
 from kvcalc.model.derived import derive, names_size, why_not
 from kvcalc.model.published import QUANTIZED_AS, REPACKAGED_TYPES, Release, published_as, releases, repackaged
+from kvcalc.model.spec import NamedFile
 from kvcalc.records import NamedTuple
 
 
@@ -20,7 +21,7 @@ class Pasted(NamedTuple):
     `reference` is the name on the Hub. `name` is the model's name in answers: the preset's name if the release is one
     of its aliases, else the name on the Hub. `config` is the preset's config with the release's changes. `remark` says
     which preset it is and what every other part of the name means. `dtype` is the type of the weights, as in --dtype,
-    if the name says it and `config` does not. `has_mtp` is that of the release, and `has_unknown_tower` as in a preset.
+    if the name says it and `config` does not. `has_mtp` and `file` are those of the release, and `has_unknown_tower` as in a preset.
     """
 
     reference: str
@@ -31,6 +32,7 @@ class Pasted(NamedTuple):
     dtype: str | None
     has_mtp: bool
     has_unknown_tower: bool
+    file: NamedFile | None
 
 
 def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
@@ -55,7 +57,9 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
     remark = _remark(name, release, preset)
     known_as = preset.name if is_own else release.name
     has_unknown_tower = preset.has_unknown_tower or release.has_unknown_tower
-    return Pasted(release.name, known_as, preset, config, remark, dtype, release.has_mtp, has_unknown_tower)
+    return Pasted(
+        release.name, known_as, preset, config, remark, dtype, release.has_mtp, has_unknown_tower, release.file
+    )  # fmt: skip
 
 
 def unknown_model(name: str) -> ModelError:
@@ -91,6 +95,8 @@ def _remark(name: str, release: Release, preset: presets.Preset) -> str:
             said.append("its context may be another")
     if release.changes:
         said.append("its " + ", ".join(f"{key} is {_shown(value)}" for key, value in release.changes.items()))
+    if release.file is not None and release.file.expands_latent:
+        said.append("its file is taken as made before April 2025, so llama.cpp keeps K and V of every head")
     if release.recipe is not None:
         said.append(f"{release.suffix!r} means {release.recipe.stored} (--dtype overrides this)")
         if release.is_copy and release.recipe.dtype is None and preset.config["model_type"] not in REPACKAGED_TYPES:

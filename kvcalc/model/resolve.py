@@ -97,8 +97,9 @@ def _find_pasted(reference: str, read: _Read, *, any_owner: bool = False) -> Mod
     if found.has_mtp and not spec.num_draft_layers:
         return None
     return _with_tower(spec, found.has_unknown_tower)._replace(
-        reference=found.reference, remarks=(*spec.remarks, found.remark), named_dtype=found.dtype
-    )
+        reference=found.reference, remarks=(*spec.remarks, found.remark), named_dtype=found.dtype,
+        named_file=found.file,
+    )  # fmt: skip
 
 
 def _beside_a_path(spec: ModelSpec, preset: presets.Preset, reference: str) -> ModelSpec:

@@ -181,8 +181,7 @@ def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:
         return IndexerKeys(3 * (cache.head_dim // 2))  # the model keeps key, gate and a flag
     if not isinstance(cache, LatentAttention):
         return cache
-    expands = spec.model_type == "minicpm3" or (spec.gguf is not None and spec.gguf.expands_latent)
-    if expands or settings.is_before(LATENT):
+    if spec.model_type == "minicpm3" or spec.expands_latent or settings.is_before(LATENT):
         return FullAttention(shape.num_heads, shape.qk_head_dim, shape.v_head_dim)
     if settings.is_before(NO_V):
         return FullAttention(1, cache.kv_lora_rank + cache.qk_rope_head_dim, cache.kv_lora_rank)
