@@ -21,7 +21,8 @@ class Pasted(NamedTuple):
     `reference` is the name on the Hub. `name` is the model's name in answers: the preset's name if the release is one
     of its aliases, else the name on the Hub. `config` is the preset's config with the release's changes. `remark` says
     which preset it is and what every other part of the name means. `dtype` is the type of the weights, as in --dtype,
-    if the name says it and `config` does not. `has_mtp` and `file` are those of the release, and `has_unknown_tower` as in a preset.
+    if the name says it and `config` does not. `has_mtp` and `file` are those of the release, and `has_unknown_tower` as
+    in a preset.
     """
 
     reference: str

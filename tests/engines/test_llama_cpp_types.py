@@ -76,7 +76,7 @@ def test_minicpm3_is_expanded_to_its_heads() -> None:
 
 
 def test_qwen3_8_flash_nexts_cache_is_the_one_that_its_log_prints() -> None:
-    # b10969: K and V of 12 layers 192 MiB, indexer keys 24 MiB, R 4.22, S 108 and P (the n-grams' convolution) 0.35 MiB.
+    # b10969: K and V of 12 layers 192 MiB, indexer keys 24 MiB, R 4.22, S 108 and P (of the n-grams) 0.35 MiB.
     states = 36 * (3 * 10_240 + 48 * 128 * 128) * 4 + 4 * 2560 * 3 * 3 * 4
     assert round(states / 2**20, 2) == 112.57
     spec = kvcalc.load_model("qwen3.8-flash-next")

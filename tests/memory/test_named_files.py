@@ -30,7 +30,7 @@ def test_a_named_file_holds_the_layers_that_draft_if_its_model_is_newer_than_the
 def bytes_of(name: str) -> int:
     size = estimate(name, context_tokens=64, engine="llama.cpp")["weights"]["bytes"]
     assert size is not None
-    return size
+    return int(size)
 
 
 def test_a_trained_copy_has_lost_them_and_a_name_with_mtp_keeps_them() -> None:
@@ -63,3 +63,51 @@ def test_files_of_deepseek_v2_keep_k_and_v_of_every_head_in_every_build() -> Non
     assert estimate("deepseek-coder-v2:16b", **question)["kv_cache"]["total_bytes"] == (1296 + 864) * 2**20
     # A file that is made now has the latent.
     assert estimate("deepseek-v2-lite", **question)["kv_cache"]["total_bytes"] == 8192 * 27 * 576 * 2
+
+
+# unsloth chooses the type of every tensor of its UD files. The same list of files.
+DYNAMIC = {
+    "unsloth/Qwen3.8-27B-GGUF:UD-Q4_K_XL": 17_559_178_144,
+    "unsloth/Qwen3.8-27B-GGUF:UD-Q5_K_XL": 20_876_938_144,
+    "unsloth/Qwen3.8-27B-GGUF:UD-Q6_K_XL": 25_299_061_664,
+    "unsloth/Qwen3.6-35B-A3B-GGUF:UD-Q4_K_XL": 22_360_456_160,
+    "unsloth/Qwen3.6-35B-A3B-GGUF:UD-IQ4_XS": 17_730_509_792,
+    "unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:UD-Q4_K_XL": 17_665_334_432,
+    "unsloth/GLM-5.2-GGUF:UD-Q2_K_XL": 253_878_401_856,
+    "unsloth/GLM-5.3-Flash-GGUF:UD-Q4_K_XL": 199_707_321_472,
+}
+
+
+@every_row("name", list(DYNAMIC))
+def test_a_file_of_chosen_types_has_the_plain_types_size_and_a_range(name: str) -> None:
+    answer = estimate(name, context_tokens=64, engine="llama.cpp")
+    size = answer["weights"]["bytes"]
+    assert abs(size / DYNAMIC[name] - 1) < 0.09
+    note = next(note["text"] for note in answer["warnings"] if "unsloth chooses" in note["text"])
+    low, high = (float(word) for word in note.split("llama.cpp of ")[1].split(" times")[0].split(" to "))
+    plain = name.replace("UD-", "").replace("Q2_K_XL", "Q2_K").replace("Q6_K_XL", "Q6_K").replace("_XL", "_M")
+    assert low * bytes_of(plain) <= DYNAMIC[name] <= high * bytes_of(plain)
+
+
+def test_an_answer_within_that_range_is_not_flat() -> None:
+    question = {"engine": "llama.cpp", "context_tokens": 8192}
+    name = "unsloth/Qwen3.6-35B-A3B-GGUF:UD-Q4_K_XL"
+
+    devices = kvcalc.find_devices("rtx-4090")
+
+    def verdict(gib: float) -> tuple[str, int, bool]:
+        gpu = devices.gpu._replace(memory_bytes=int(gib * 2**30))
+        answer = fit(name, devices._replace(gpu=gpu), **question)
+        says_maybe = any(note["code"] == "may-fit" for note in answer["warnings"])
+        return answer["fit"]["verdict"], answer["fit"]["free_high_bytes"], says_maybe
+
+    assert verdict(30)[0] == "fits"
+    assert verdict(22.4)[0] == "tight"
+    refused, high, says_maybe = verdict(20.5)
+    assert refused == "does_not_fit"
+    assert high > 0
+    assert says_maybe
+    assert verdict(10) == ("does_not_fit", verdict(10)[1], False)
+    # A type of the user's own is exact.
+    lines = fit(name, devices, dtype="q8_0", **question)["fit"]["lines"]
+    assert [line["estimated"] for line in lines if line["kind"] == "weights"] == [False]

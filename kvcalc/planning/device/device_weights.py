@@ -21,6 +21,7 @@ from kvcalc.planning.device.weights import (
     file_draft_bytes,
     known_weights,
     language_model_weights,
+    size_factor,
 )
 from kvcalc.records import NamedTuple
 
@@ -91,7 +92,7 @@ def device_weights(
 
 def _unloaded(spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> int:
     """The bytes of a described file that only its drafts need (`drafter.draft_weights` counts them)."""
-    return file_draft_bytes(spec, parse_weight_dtype(dtype), model_dtype)
+    return round(file_draft_bytes(spec, parse_weight_dtype(dtype), model_dtype) * size_factor(spec))
 
 
 def _sizer(spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> Callable[[ModelWeights], int]:
