@@ -70,8 +70,8 @@ class NamedFile(NamedTuple):
     """What is known of the GGUF file that a model's name stands for (`gguf` in presets/types/names.yaml).
 
     `has_draft_layers`: it holds the model's layers for multi-token prediction. `expands_latent` is as in `GgufFacts`.
-    `size_range`: its publisher chooses the types of its tensors, so its size is a multiple of that of `named_dtype`, and
-    the ends of its 80 % range are multiples too.
+    `size_range`: its publisher chooses the types of its tensors, so its size is a multiple of a plain file's,
+    and the ends of its 80 % range are multiples too.
     """
 
     has_draft_layers: bool
