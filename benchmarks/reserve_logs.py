@@ -13,6 +13,7 @@ from typing import NamedTuple
 import kvcalc
 from kvcalc.engines import reserve as parts
 from kvcalc.engines.llama_cpp.reserve import reserve as llama_cpp
+from kvcalc.engines.llama_cpp.settings import LAST_WITH_ALL_LOGITS
 from kvcalc.engines.sglang.reserve import reserve as sglang
 from kvcalc.engines.tensorrt_llm.settings import STEP_TOKENS
 from kvcalc.engines.vllm import reserve as vllm
@@ -160,7 +161,8 @@ def _llama_cpp_log(row: dict[str, str]) -> Log:
     question = parts.Question(
         memory_bytes=0, width=Width(int(row["elements"]), int(row["hidden"]), int(row["vocab"]), 0, False),
         ranks=int(row["devices"] or 1), context_tokens=int(row["context"]), batch_size=1,
-        settings={"ubatch-size": row["ubatch"], "parallel": "1"}, is_apple=row["device"].startswith("m3"),
+        settings={"ubatch-size": row["ubatch"], "parallel": row["outputs"] or "1"},
+        is_apple=row["device"].startswith("m3"), release=None if row["outputs"] else LAST_WITH_ALL_LOGITS,
     )  # fmt: skip
     held = llama_cpp(question).held[: 2 if row["other"] else 1]
     memory, actual = float(row["memory"] or 80 * 1024) / 1024, (float(row["buffer"]) + float(row["other"] or 0)) / 1024

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 _LINES = (
     "stored", "window cells beyond the window", "in-flight tokens beyond the window", "longest encoder input",
     "windows kept whole", "window pool beyond the windows", "K and V beyond the latent", "V of the indexer",
-    "encoder K and V, recomputed", "different layout or dtype", "unused rows", "blocks rounded up",
-    "pages rounded up", "cells rounded up", "entry cells rounded up", "full compressor states in fp32",
-    "tokens required by the window pool's ratio", "dummy page", "one extra block per window",
+    "pooled keys of the indexer", "token numbers, with the cells", "encoder K and V, recomputed",
+    "different layout or dtype", "unused rows", "blocks rounded up", "pages rounded up", "cells rounded up",
+    "entry cells rounded up", "full compressor states in fp32", "tokens required by the window pool's ratio",
+    "dummy page", "one extra block per window",
     "states for prefixes and drafts", "pages padded to one size", "blocks padded to the largest group",
     "states beyond the batch", "dummy state", "request table", "slots beyond the batch", "states in fp32",
     "V padded to the widest layer's", "states for checking drafts", "convolution inputs for checking drafts",

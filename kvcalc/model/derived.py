@@ -13,6 +13,7 @@ from typing import Any
 
 from kvcalc.model import presets
 from kvcalc.model.published import RECIPES, Recipe, Release, published_as, releases
+from kvcalc.model.spec import NamedFile
 
 _TABLE: Mapping[str, Any] = presets.shipped_table("names")
 _ASIDE = frozenset(_TABLE["aside"].split())
@@ -90,7 +91,7 @@ def _base_of_bare(last: str) -> Release | None:
         return found and found._replace(aside=found.aside or end, is_variant=True)
     if found is None:
         found = _from_ollama(stem.casefold(), end.casefold())
-        return found and found._replace(suffix=None, recipe=None)
+        return found and found._replace(suffix=None, recipe=None, file=None)
     return found
 
 
@@ -230,8 +231,10 @@ def _variants(last: str) -> set[str]:
 def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | None:
     """A repository of GGUF files, or one of its files, whose type is in the tag or in the name."""
     parts = _FILE_TYPE.sub("-", last).split("-")
+    says_mtp = False
     while parts and parts[-1].casefold() in (_GGUF_ASIDE | _GGUF_TYPES):
         part = parts.pop().casefold()
+        says_mtp = says_mtp or part == "mtp"
         if part in _GGUF_TYPES:
             tag = tag or part
         elif part == "ud" and tag and tag == tag.removeprefix("ud-"):
@@ -245,7 +248,26 @@ def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | N
     recipe = _of_type(base, tag.removeprefix("ud-"), tag)
     if recipe is None:
         return None
+    base = base._replace(file=_file_of(base, tag, says_mtp or base.has_mtp))
     return _converted(name if organisation else base.name, base, tag or "GGUF", recipe)
+
+
+def _file_of(base: Release, written: str, says_mtp: bool = False) -> NamedFile:
+    """What is known of the GGUF files of a release, of the type that is `written` in the name."""
+    preset, rules = presets.find_preset(base.preset), _TABLE["gguf"]
+    kind = None if preset is None else preset.config["model_type"]
+    drafting = rules["with_draft_layers"]
+    is_trained = base.is_variant and base.aside is not None and _EDITED.fullmatch(f"x-{base.aside}") is not None
+    holds = kind in drafting["types"].split() or base.name in drafting["releases"].split()
+    _, *sizes = _dynamic(written) or (None,)
+    expands = base.preset in rules["expanded"].split()
+    return NamedFile(says_mtp or (holds and not is_trained), expands, tuple(sizes) or None)
+
+
+def _dynamic(written: str) -> list[Any] | None:
+    """The row of a type whose publisher chooses the types of the tensors: UD-Q4_K_XL."""
+    found: list[Any] | None = _TABLE["gguf"]["dynamic"].get(written.removeprefix("ud-"))
+    return found if written.startswith("ud-") else None
 
 
 def _is_file_type(tag: str) -> bool:
@@ -264,18 +286,22 @@ def file_stem(path: str) -> str:
 
 
 def _of_type(base: Release, file_type: str, written: str) -> Recipe | None:
-    """How files of a type store a model. None if there is no such type.
-
-    A model that is published in mxfp4 keeps it in files of every type, so only files of mxfp4 are known.
-    """
+    """How files of a type store a model. None if there is no such type."""
     preset = presets.find_preset(base.preset)
     quantization = preset.config.get("quantization_config") if preset is not None else None
     own = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
     file_type = file_type or ("mxfp4" if own == "mxfp4" else _TABLE["gguf"]["default"])
     if file_type not in _GGUF_TYPES:
         return None
-    if written.startswith("ud-") or (own == "mxfp4" and file_type not in ("mxfp4", "mxfp4_moe")):
-        return Recipe(f"{written or file_type} files of llama.cpp", {"quant_method": f"gguf {written or file_type}"})
+    dynamic = _dynamic(written)
+    if dynamic is not None:
+        plain, _, low, high = dynamic
+        stored = (
+            f"files of llama.cpp of {low:g} to {high:g} times the size of {plain}: unsloth chooses each tensor's type"
+        )
+        return Recipe(stored, {}, dtype=f"gguf:{plain}")
+    if written.startswith("ud-"):
+        return Recipe(f"{written} files of llama.cpp", {"quant_method": f"gguf {written}"})
     file_type = file_type.removesuffix("_moe")
     dtype = file_type if file_type in _FLOATS else f"gguf:{file_type}"
     return Recipe(f"{file_type} files of llama.cpp", {}, dtype=dtype)
@@ -301,7 +327,7 @@ def _from_ollama(model: str, tag: str) -> Release | None:
     file_type = types[0] if types else "q4_0" if "qat" in rest else default
     base = _listed(row["tags"][size])
     recipe = None if base is None else _of_type(base, file_type, "")
-    return None if base is None or recipe is None else base._replace(suffix=tag, recipe=recipe)
+    return None if base is None or recipe is None else base._replace(suffix=tag, recipe=recipe, file=_file_of(base, ""))
 
 
 def _listed(name: str) -> Release | None:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.layers import Layer, LayerGroup
-from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.mixers.attention import Attention
 from kvcalc.model.spec import ModelSpec, has_cross_attention, weights_of
-from kvcalc.model.tensors import HEAD, Block, ModelWeights, Weight, norm, other
+from kvcalc.model.tensors import HEAD, LINEAR, Block, ModelWeights, Weight, norm, other
 from kvcalc.records import NamedTuple
 
 MTP, EAGLE, EAGLE1, DFLASH, DRAFT, NGRAM = METHODS = ("mtp", "eagle", "eagle1", "dflash", "draft", "ngram")
@@ -136,6 +136,24 @@ def _mtp(spec: ModelSpec) -> Drafter:
     more = (other("eh_proj", width, 2 * width), *(norm(name, width) for name in ("enorm", "hnorm", "shared_head.norm")))
     group = LayerGroup(0, spec.num_draft_layers - 1, like.caches, like.layer._replace(mlp=(*like.layer.mlp, *more)))
     return _sharing(spec, (group,), one_pass=(group._replace(last=0),), like_model=True)
+
+
+@remembered
+def draft_layers_of_file(spec: ModelSpec) -> ModelWeights | None:
+    """The MTP layers in the GGUF file that the model's name stands for. None if it has none.
+
+    llama.cpp stores their projection like other matrices (nextn.eh_proj), and loads them only to draft (load_mtp,
+    src/llama-model-loader.cpp, llama-cpp-python 0.3.36).
+    """
+    file = spec.named_file
+    held = None if file is None or not file.has_draft_layers or not spec.num_draft_layers else _mtp(spec).held
+    if held is None:
+        return None
+    blocks = []
+    for block in held.blocks:
+        stored = (weight._replace(role=LINEAR) if weight.name == "eh_proj" else weight for weight in block.weights)
+        blocks.append(Block(block.prefix, block.numbers, tuple(stored)))
+    return ModelWeights(held.embedding, held.tied, tuple(blocks))
 
 
 def _eagle(spec: ModelSpec, head: ModelSpec | None, method: str) -> Drafter:

@@ -19,6 +19,7 @@ from kvcalc.model.published import (
     releases,
     repackaged,
 )
+from kvcalc.model.spec import NamedFile
 from kvcalc.records import NamedTuple
 
 
@@ -28,8 +29,8 @@ class Pasted(NamedTuple):
     `reference` is the name on the Hub. `name` is the model's name in answers: the preset's name if the release is one
     of its aliases, else the name on the Hub. `config` is the preset's config with the release's changes. `remark` says
     which preset it is and what every other part of the name means. `dtype` is the type of the weights, as in --dtype,
-    if the name says it and `config` does not. `has_mtp` is that of the release, and `has_unknown_tower` as in a preset.
-    `published_bytes` and `has_unread_recipe` are as in a model.
+    if the name says it and `config` does not. `has_mtp` and `file` are those of the release, and `has_unknown_tower` as
+    in a preset. `published_bytes` and `has_unread_recipe` are as in a model.
     """
 
     reference: str
@@ -42,6 +43,7 @@ class Pasted(NamedTuple):
     has_unknown_tower: bool
     published_bytes: int | None
     has_unread_recipe: bool
+    file: NamedFile | None
 
 
 def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
@@ -69,6 +71,7 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
     return Pasted(
         release.name, preset.name if is_own else release.name, preset, config, remark, dtype, release.has_mtp,
         preset.has_unknown_tower or release.has_unknown_tower, size, is_unread,
+        release.file,
     )  # fmt: skip
 
 
@@ -111,6 +114,8 @@ def _remark(name: str, release: Release, preset: presets.Preset, is_unread: bool
             said.append("its context may be another")
     if release.changes:
         said.append("its " + ", ".join(f"{key} is {_shown(value)}" for key, value in release.changes.items()))
+    if release.file is not None and release.file.expands_latent:
+        said.append("its file is taken as made before April 2025, so llama.cpp keeps K and V of every head")
     if release.recipe is not None:
         said.append(f"{release.suffix!r} means {release.recipe.stored} (--dtype overrides this)")
         if is_unread:

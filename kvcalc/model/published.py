@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from kvcalc.model.presets import published_aliases, shipped_table
+from kvcalc.model.spec import NamedFile
 from kvcalc.records import NamedTuple
 from kvcalc.units import parse_size
 
@@ -37,7 +38,7 @@ class Release(NamedTuple):
     The name may follow from a listed one by a rule (`kvcalc.model.derived`). `is_variant`: it is then another variant,
     whose context was not compared. `is_copy`: it is then a copy, whose own config was not read. `original` is the
     release for which a repository of another owner is taken, if only their names are alike. `has_mtp`: it is the model
-    only if the model's config has layers for multi-token prediction.
+    only if the model's config has layers for multi-token prediction. `file` is set if the name stands for a GGUF file.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Release(NamedTuple):
     has_unknown_tower: bool = False
     original: str | None = None
     has_mtp: bool = False
+    file: NamedFile | None = None
 
 
 def _recipes() -> dict[str, Recipe]:

@@ -99,6 +99,7 @@ def _find_pasted(reference: str, read: _Read, *, any_owner: bool = False) -> Mod
     return _with_tower(spec, found.has_unknown_tower)._replace(
         reference=found.reference, remarks=(*spec.remarks, found.remark), named_dtype=found.dtype,
         published_bytes=found.published_bytes, has_unread_recipe=found.has_unread_recipe,
+        named_file=found.file,
     )  # fmt: skip
 
 

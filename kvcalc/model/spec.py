@@ -66,6 +66,19 @@ class GgufFacts(NamedTuple):
     expands_latent: bool = False
 
 
+class NamedFile(NamedTuple):
+    """What is known of the GGUF file that a model's name stands for (`gguf` in presets/types/names.yaml).
+
+    `has_draft_layers`: it holds the model's layers for multi-token prediction. `expands_latent` is as in `GgufFacts`.
+    `size_range`: its publisher chooses the types of its tensors, so its size is a multiple of a plain file's,
+    and the ends of its 80 % range are multiples too.
+    """
+
+    has_draft_layers: bool
+    expands_latent: bool
+    size_range: tuple[float, float, float] | None = None
+
+
 class ModelSpec(NamedTuple):
     """A model, read from a preset, a config.json, a GGUF file or flags.
 
@@ -94,7 +107,8 @@ class ModelSpec(NamedTuple):
     `reference` is MODEL as the user typed it (for a Hub id its publisher's spelling, without `hf:`), or empty if the
     model was not loaded by a name or a path.
     `named_dtype` is the type of the weights that the model's name says, as in --dtype: `gguf:q8_0` is that file type of
-    llama.cpp. None if the name says none, or if `quantization` has it.
+    llama.cpp. None if the name says none, or if `quantization` has it. `named_file` is set if the name stands for such
+    a file.
     `multimodal` is the published config if it describes vision or audio towers (`kvcalc.model.towers`), else None.
     `has_unknown_tower` is whether the checkpoint has a tower that nothing describes: a preset has `tower: unknown`, or
     the config of a model around a language model has only that language model.
@@ -131,6 +145,7 @@ class ModelSpec(NamedTuple):
     whole: ModelSpec | None = None
     reference: str = ""
     named_dtype: str | None = None
+    named_file: NamedFile | None = None
     multimodal: Mapping[str, object] | None = None
     has_unknown_tower: bool = False
     published_bytes: int | None = None
@@ -140,6 +155,12 @@ class ModelSpec(NamedTuple):
     def has_towers(self) -> bool:
         """Whether the model has a vision or audio tower, described or not."""
         return self.multimodal is not None or self.has_unknown_tower
+
+    @property
+    def expands_latent(self) -> bool:
+        """Whether its GGUF file, read or named, makes llama.cpp keep K and V of every head instead of the latent."""
+        facts = self.gguf or self.named_file
+        return facts is not None and facts.expands_latent
 
     @property
     def num_layers(self) -> int:

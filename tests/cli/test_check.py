@@ -428,9 +428,9 @@ def test_the_file_of_a_repository_has_its_type(kvcalc: Any, quant: str, dtype: s
 
 
 def test_a_file_whose_layers_have_types_that_are_not_known_says_so(kvcalc: Any) -> None:
-    done = kvcalc("check", "--gpu", "h100", "llama-server", "-hf", "unsloth/Qwen3-32B-GGUF:UD-Q4_K_XL")
+    done = kvcalc("check", "--gpu", "h100", "llama-server", "-hf", "unsloth/Qwen3-32B-GGUF:UD-TQ1_0")
     assert done.status == 3
-    assert "UD-Q4_K_XL: which types its layers have is not known" in done.err
+    assert "UD-TQ1_0: which types its layers have is not known" in done.err
     assert "such as Q4_K_M" in done.err
 
 

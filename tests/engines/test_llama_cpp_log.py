@@ -233,6 +233,28 @@ def test_shortened_lines_are_read(line: str, model: str, found: list[tuple[str, 
     assert figures(line, model) == found
 
 
+# b10969, Qwen3.8-Flash-Next: the cache of K and V, that of the indexer's keys, and states with those of n-grams (P).
+TWO_CACHES = """\
+llama_context: n_seq_max     = 1
+llama_context: n_ctx         = 8192
+llama_kv_cache:      CUDA0 KV buffer size =   192.00 MiB
+llama_kv_cache: size =  192.00 MiB (  8192 cells,  12 layers,  1/1 seqs), K (f16):   96.00 MiB, V (f16):   96.00 MiB
+llama_memory_recurrent:      CUDA0 RS buffer size =   112.57 MiB
+llama_memory_recurrent: size =  112.57 MiB (     1 cells,  48 layers,  1 seqs  0 rs_seq), R (f32):    4.22 MiB, \
+S (f32):  108.00 MiB, P (f32):    0.35 MiB
+llama_memory_hybrid_idx: creating indexer KV cache, size = 8192 cells
+llama_kv_cache:      CUDA0 KV buffer size =    24.00 MiB
+llama_kv_cache: size =   24.00 MiB (  8192 cells,  12 layers,  1/1 seqs), K (f16):   24.00 MiB, V (f16):    0.00 MiB
+"""
+
+
+def test_two_caches_and_three_parts_of_states_are_read() -> None:
+    rows = figures(TWO_CACHES, "qwen3.8-flash-next")
+    assert {verdict for _, verdict, _ in rows} == {"equal"}
+    assert [size for name, _, size in rows if name == "buffer_bytes"] == [192 * MIB, 24 * MIB]
+    assert ("p_bytes", "equal", 4 * 2560 * 9 * 4) in rows
+
+
 def test_the_cache_of_mtp_layers_is_a_cache_of_its_own() -> None:
     log = """
     llama_context: n_ctx = 262144

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+import kvcalc
 from kvcalc.errors import KvcalcError, ModelError
+from tests.documents import estimate
 from tests.engines.models import ask, latent, lines, plain, total
 from tests.engines.shapes import STEP, minimax_m3, renamed, t5, windowed
 
@@ -71,6 +73,26 @@ def test_minicpm3_is_expanded_to_its_heads() -> None:
     assert total(config, "llama.cpp", 256) == 256 * 2 * 40 * (96 + 64) * 2
     with pytest.raises(ModelError, match="hidden_size / num_attention_heads"):
         ask({**config, "v_head_dim": 128}, "llama.cpp", 256)
+
+
+def test_qwen3_8_flash_nexts_cache_is_the_one_that_its_log_prints() -> None:
+    # b10969: K and V of 12 layers 192 MiB, indexer keys 24 MiB, R 4.22, S 108 and P (of the n-grams) 0.35 MiB.
+    states = 36 * (3 * 10_240 + 48 * 128 * 128) * 4 + 4 * 2560 * 3 * 3 * 4
+    assert round(states / 2**20, 2) == 112.57
+    spec = kvcalc.load_model("qwen3.8-flash-next")
+    question = {"context_tokens": 8192, "engine": "llama.cpp", "engine_settings": {"parallel": "1"}}
+    assert estimate(spec, **question)["kv_cache"]["total_bytes"] == (192 + 24) * 2**20 + states
+    drafting = {**question, "engine_settings": {"parallel": "1", "draft-max": "2"}}
+    assert estimate(spec, **drafting)["kv_cache"]["total_bytes"] == (192 + 24) * 2**20 + 3 * states
+
+
+def test_glm_5_3_flashs_indexer_keeps_key_gate_and_pooled_key() -> None:
+    # 11 layers with a latent of 512 and 3 x 128 of the indexer; 34 with a state, and three convolutions of 8,192.
+    states = 34 * (3 * 3 * 8192 + 64 * 128 * 128) * 4
+    answer = estimate(
+        kvcalc.load_model("glm-5.3-flash"), context_tokens=4096, engine="llama.cpp", engine_settings={"parallel": "1"}
+    )
+    assert answer["kv_cache"]["total_bytes"] == 4096 * 11 * (512 + 3 * 128) * 2 + states
 
 
 def test_minimax_m3s_indexer_has_a_v_nothing_is_written_to() -> None:

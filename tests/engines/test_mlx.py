@@ -42,6 +42,25 @@ def test_a_window_keeps_at_most_its_own_tokens(tokens: int, rows: int) -> None:
     assert total(gpt_oss(24), "mlx", tokens) == 12 * row * (full + rows)
 
 
+def rows_of_rotating_cache(tokens: int, window: int, step: int = 2048) -> int:
+    """The rows of a RotatingKVCache after a prompt: its steps are joined, and the last token is written in place."""
+    rows = 0
+    for first in range(0, tokens - 1, step):
+        part = min(step, tokens - 1 - first)
+        rows = part + min(rows, window - 1) if part > 1 or not rows else min(rows, window)
+    if rows < window and rows == tokens - 1:
+        rows += min(256, window - rows)
+    return min(rows, window)
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 256, 300, 769, 770, 1000, 1024, 3000, 5000])
+def test_a_window_that_is_not_full_has_the_prompt_and_256_tokens(tokens: int) -> None:
+    row = 2 * 8 * 64 * 2
+    full = -(-tokens // 256) * 256
+    kept = rows_of_rotating_cache(tokens, 1024)
+    assert total({**gpt_oss(24), "sliding_window": 1024}, "mlx", tokens) == 12 * row * (full + kept)
+
+
 def test_windows_of_other_types_are_kept_whole() -> None:
     config = plain(model_type="mistral", sliding_window=512)
     found = ask(config, "mlx", 2048)

@@ -498,30 +498,55 @@ def test_sglang_given_a_share() -> None:
     assert found["activations and graphs (1 - 0.9)"] == free - int(free * 0.9)
 
 
+OLD = Release.of(9357)
+BUFFER = "compute buffer of 512 tokens"
+
+
 def test_llama_cpp_buffers_as_its_logs_print_them() -> None:
     # llama_context: CUDA0 compute buffer size = 258.50 MiB (Llama 3 8B) and 70.50 MiB (Llama 2 7B) for 512 tokens.
-    assert lines(ask("llama.cpp"))["compute buffer of 512 tokens"] == int(258.5 * MIB)
-    assert lines(ask("llama.cpp", LLAMA_2_7B))["compute buffer of 512 tokens"] == int(70.5 * MIB)
+    assert lines(ask("llama.cpp", release=OLD))[BUFFER] == int(258.5 * MIB)
+    assert lines(ask("llama.cpp", LLAMA_2_7B, context_tokens=512, release=OLD))[BUFFER] == int(70.5 * MIB)
+
+
+def test_a_server_reserves_the_logits_that_it_reads() -> None:
+    # Qwen3.8-27B in Ollama 0.32, August 2026: 378.02 MiB on one MI355X, and 4,744.25 MiB with steps of 2,048 on two.
+    # DeepSeek-Coder-V2-Lite in b10600: 76.13 MiB with two slots of 4,096 cells.
+    wide = Width(3 * 17408, 5120, 248320, 64, False)
+    one = ask("llama.cpp", wide, context_tokens=262144, settings={"parallel": "1"})
+    assert lines(one)[BUFFER] / MIB == pytest.approx(378.02, abs=0.05)
+    two = ask("llama.cpp", wide, context_tokens=262144, ranks=2, settings={"parallel": "1", "ubatch-size": "2048"})
+    assert lines(two)["compute buffer of 2,048 tokens"] / MIB == pytest.approx(4744.25, abs=0.3)
+    # A row of logits for every slot and drafted token.
+    small = Width(1024, 128, 248320, 4, False)
+    for slots, drafted in ((1, 0), (4, 0), (4, 3)):
+        settings = {"parallel": str(slots), **({"draft-max": str(drafted)} if drafted else {})}
+        found = ask("llama.cpp", small, context_tokens=256, settings=settings)
+        assert lines(found)[BUFFER] == max(
+            slots * (1 + drafted) * 248320 * 4 + 512 * 128 * 4, 512 * (1024 + 256) * 4 + 512 * 256 * 2
+        )
 
 
 def test_llama_cpp_without_flash_attention_holds_scores_and_the_mask() -> None:
     found = ask("llama.cpp", settings={"flash-attn": "off"}, num_heads=32, context_tokens=65536)
-    assert lines(found)["compute buffer of 512 tokens"] == 512 * (3 * 14336 + 65536 * (32 + 1)) * 4
+    assert lines(found)[BUFFER] == 512 * (3 * 14336 + 2 * 4096 + 65536 * (32 + 1)) * 4
 
 
 def test_llama_cpp_holds_a_mask_that_grows_with_the_cells() -> None:
-    # With flash attention, 2 bytes per token and cell. The logits are larger up to (128,256 + 4,096 - 43,008) x 4 / 2.
-    until = (128256 + 4096 - 3 * 14336) * 2
-    short, long = (ask("llama.cpp", context_tokens=tokens) for tokens in (until, 2**19))
+    # With flash attention, 2 bytes per token and cell. Older builds make it in fp32 first, and the logits of all tokens
+    # are larger than a layer up to (128,256 + 4,096 - 43,008) x 4 / 6 cells.
+    until = (128256 + 4096 - 3 * 14336) * 4 // 6
+    short, long = (ask("llama.cpp", context_tokens=tokens, release=OLD) for tokens in (until, 2**19))
     assert short.same_until == long.same_until == until
-    assert lines(short)["compute buffer of 512 tokens"] == int(258.5 * MIB)
-    assert lines(long)["compute buffer of 512 tokens"] == 512 * (3 * 14336 * 4 + 2**19 * 2)
+    assert lines(short)[BUFFER] == int(258.5 * MIB)
+    assert lines(long)[BUFFER] == 512 * (3 * 14336 * 4 + 2**19 * 6)
+    layer = (3 * 14336 + 2 * 4096) * 4
+    new = ask("llama.cpp", context_tokens=2**19)
+    assert (lines(new)[BUFFER], new.same_until) == (512 * (layer + 2**19 * 2), 0)
     # Slots that share one stream see the cells of all; several devices prepare four micro-batches.
-    four = ask("llama.cpp", context_tokens=2**17, batch_size=4)
-    assert lines(four) == lines(long)
+    assert lines(ask("llama.cpp", context_tokens=2**17, batch_size=4)) == lines(new)
     own = ask("llama.cpp", context_tokens=2**17, batch_size=4, settings={"parallel": "4"})
-    assert lines(own)["compute buffer of 512 tokens"] == int(258.5 * MIB)
-    assert lines(ask("llama.cpp", context_tokens=2**17, ranks=2))["compute buffer of 512 tokens"] > 2**28
+    assert lines(own)[BUFFER] == 512 * (layer + 2**17 * 2)
+    assert lines(ask("llama.cpp", context_tokens=2**17, ranks=2))[BUFFER] == 512 * (layer + 4 * (2**17 * 2 + 4096 * 4))
 
 
 def test_metal_has_no_context_of_a_driver() -> None:
@@ -583,10 +608,12 @@ def test_the_mask_of_llama_cpp_has_the_cells_of_all_slots_that_share_a_stream() 
         # cell, in fp32.
         return reserve_of(load_engine("llama.cpp", LLAMA), asked).held[0].bytes // 512 // 4 // 33
 
-    layer = LLAMA_2_7B.module_elements // 33
+    layer = (LLAMA_2_7B.module_elements + 2 * LLAMA_2_7B.hidden_size) // 33
     one, four = (1 << 20) + layer, (1 << 22) + layer
     assert (cells(1), cells(4), cells(5)) == (one, four, one)
     assert (cells(4, parallel="4"), cells(4, parallel="4", kv_unified="")) == (one, four)
+    layer = LLAMA_2_7B.module_elements // 33
+    one, four = (1 << 20) + layer, (1 << 22) + layer
     # Older builds start one slot, and so as many as the batch, each with a stream.
     assert (cells(4, 6918), cells(4, before_pull="16736")) == (one, one)
     # Before windows came, all slots shared one.

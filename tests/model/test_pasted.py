@@ -147,13 +147,13 @@ TAKEN = {
     "unsloth/Qwen3-32B-GGUF": ("qwen3-32b", "q4_k_m", 40_960),
     "unsloth/Qwen3-32B-GGUF:Q8_0": ("qwen3-32b", "q8_0", 40_960),
     "unsloth/Qwen3-32B-GGUF:BF16": ("qwen3-32b", "bf16", 40_960),
-    "unsloth/Qwen3-32B-GGUF:UD-Q4_K_XL": ("qwen3-32b", None, 40_960),
+    "unsloth/Qwen3-32B-GGUF:UD-Q4_K_XL": ("qwen3-32b", "q4_k_m", 40_960),
     "bartowski/Qwen_Qwen3-32B-GGUF:Q6_K": ("qwen3-32b", "q6_k", 40_960),
     "TheBloke/Llama-2-7B-Chat-GGUF": ("llama-2-7b", "q4_k_m", 4_096),
     "google/gemma-3-27b-it-qat-q4_0-gguf": ("gemma-3-27b", "q4_0", 131_072),
     "ggml-org/gpt-oss-20b-GGUF": ("gpt-oss-20b", "mxfp4", 131_072),
     # Files of other types keep the experts in mxfp4.
-    "unsloth/gpt-oss-20b-GGUF:Q4_K_M": ("gpt-oss-20b", None, 131_072),
+    "unsloth/gpt-oss-20b-GGUF:Q4_K_M": ("gpt-oss-20b", "q4_k_m", 131_072),
     # An old name of an organisation.
     "THUDM/GLM-4.5-Air": ("glm-4.5-air", "bf16", 131_072),
     "CohereForAI/c4ai-command-a-03-2025": ("command-a", "bf16", 131_072),
@@ -168,7 +168,7 @@ TAKEN = {
     "Qwen3-32B-Q4_K_M": ("qwen3-32b", "q4_k_m", 40_960),
     "Qwen3-32B-GGUF": ("qwen3-32b", "q4_k_m", 40_960),
     "Qwen3-32B-GGUF:Q8_0": ("qwen3-32b", "q8_0", 40_960),
-    "Qwen3-32B-UD-Q4_K_XL": ("qwen3-32b", None, 40_960),
+    "Qwen3-32B-UD-Q4_K_XL": ("qwen3-32b", "q4_k_m", 40_960),
     "mistral-7b-instruct-v0.2.Q4_K_M": ("mistral-7b-v0.2", "q4_k_m", 32_768),
     "Llama-3.3-70B-Instruct-Q4_K_M": ("llama-3.3-70b", "q4_k_m", 131_072),
     "mradermacher/Qwen3-8B-i1-GGUF:i1-Q4_K_M": ("qwen3-8b", "q4_k_m", 40_960),
@@ -490,10 +490,10 @@ def test_a_name_means_the_type_that_dtype_means() -> None:
 
 
 def test_a_file_type_that_is_not_modelled_has_a_cache_but_no_weights() -> None:
-    named = answer("unsloth/Qwen3-32B-GGUF:UD-Q2_K_XL", engine="llama.cpp")
+    named = answer("bartowski/Qwen3-32B-GGUF:Q2_K_L", engine="llama.cpp")
     assert named["kv_cache"] == answer("qwen3-32b", engine="llama.cpp")["kv_cache"]
     assert named["weights"]["bytes"] is None
-    assert any("ud-q2_k_xl' is not modelled" in note["text"] for note in named["warnings"])
+    assert any("q2_k_l' is not modelled" in note["text"] for note in named["warnings"])
 
 
 def test_what_was_assumed_of_a_converted_copy_is_said() -> None:

@@ -68,7 +68,8 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, settings: Settings) -> l
     for layer in layers.not_kept:
         held = layer.num_layers * cells.batch * stored_cache_bytes(layer.cache, cells.tokens, dtype)
         sizes["stored"] += held
-        sizes["encoder K and V, recomputed"] -= held
+        is_state = isinstance(layer.cache, RecurrentState)
+        sizes["token numbers, with the cells" if is_state else "encoder K and V, recomputed"] -= held
     for layer in layers.caches:
         cache, kept, count = layer
         held = cells.batch * stored_cache_bytes(cache, cells.tokens, dtype)
@@ -90,7 +91,9 @@ def account(layers: Layers, cells: Cells, dtype: Dtype, settings: Settings) -> l
             sizes["slots beyond the batch"] += count * used * (stream - own)
             sizes["window cells beyond the window"] += count * (used * own - held)
         else:
-            beside = "V of the indexer" if isinstance(cache, IndexerKeys) else "K and V beyond the latent"
+            beside = "K and V beyond the latent"
+            if isinstance(cache, IndexerKeys):
+                beside = "pooled keys of the indexer" if isinstance(kept, IndexerKeys) else "V of the indexer"
             needed = cells.batch * cells.tokens * row
             sizes[beside if cache.window is None else "windows kept whole"] += count * (needed - held)
             sizes["cells rounded up"] += count * (used * stream - needed)

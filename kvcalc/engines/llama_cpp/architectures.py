@@ -21,6 +21,7 @@ from kvcalc.model.caches import (
     FullAttention,
     IndexerKeys,
     LatentAttention,
+    RecurrentState,
 )
 from kvcalc.model.families.decoder_table import row
 from kvcalc.model.families.window_patterns import pattern_of
@@ -101,8 +102,7 @@ def layers_of(spec: ModelSpec, settings: Settings) -> Layers:
     has_window_cache = _keeps_windows(spec) and not settings.is_before(WINDOWS)
     _check_file(spec)
     every = tuple(Layer(cache, _kept(spec, cache, settings), num_layers) for cache, num_layers in distinct_caches(spec))
-    # T5 recomputes K and V of the encoder's output at every step (models/t5.cpp).
-    not_kept = tuple(layer for layer in every if spec.model_type in _T5 and isinstance(layer.cache, CrossAttention))
+    not_kept = tuple(layer for layer in every if _is_elsewhere(spec, layer.cache))
     layers = tuple(layer for layer in every if layer not in not_kept)
     if not layers:
         raise ModelError(f"{spec.name}: llama.cpp keeps no cache for it")
@@ -154,6 +154,17 @@ def _keeps_windows(spec: ModelSpec) -> bool:
     return pattern is not None or kind in types("listed")
 
 
+def _is_elsewhere(spec: ModelSpec, cache: Cache) -> bool:
+    """Whether a cache of the model is not in llama.cpp's memory.
+
+    T5 recomputes K and V of the encoder's output at every step (models/t5.cpp). The numbers of the last tokens, from
+    which Qwen4-Exp makes its n-grams, are with the cells (models/qwen4exp.cpp).
+    """
+    if isinstance(cache, RecurrentState):
+        return spec.model_type == "qwen4_exp_text" and not cache.conv_channels and cache.state_dtype == "fp32"
+    return spec.model_type in _T5 and isinstance(cache, CrossAttention)
+
+
 def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:
     """The cache that llama.cpp keeps for `cache`.
 
@@ -161,14 +172,16 @@ def _kept(spec: ModelSpec, cache: Cache, settings: Settings) -> Cache:
     - For an older GGUF file of an MLA model, every build keeps K and V of every head.
     - MiniCPM3 is still expanded to its heads (models/minicpm3.cpp).
     - MiniMax-M3's indexer has a normal cache with one head, and a V that is never written (llama-kv-cache-msa.cpp).
+    - GLM-5-Next's indexer keeps key, gate and pooled key of every token (llama-memory-hybrid-idx.cpp).
     """
     shape = spec.attention
     if isinstance(cache, IndexerKeys) and spec.model_type in _M3:
         return FullAttention(1, cache.head_dim, shape.v_head_dim)
+    if isinstance(cache, IndexerKeys) and spec.model_type == "glm5_next_text":
+        return IndexerKeys(3 * (cache.head_dim // 2))  # the model keeps key, gate and a flag
     if not isinstance(cache, LatentAttention):
         return cache
-    expands = spec.model_type == "minicpm3" or (spec.gguf is not None and spec.gguf.expands_latent)
-    if expands or settings.is_before(LATENT):
+    if spec.model_type == "minicpm3" or spec.expands_latent or settings.is_before(LATENT):
         return FullAttention(shape.num_heads, shape.qk_head_dim, shape.v_head_dim)
     if settings.is_before(NO_V):
         return FullAttention(1, cache.kv_lora_rank + cache.qk_rope_head_dim, cache.kv_lora_rank)

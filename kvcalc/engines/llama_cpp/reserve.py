@@ -23,25 +23,37 @@ _LOW, _HIGH = 0.58, 2.18
 def reserve(question: Question) -> Reserve:
     """A compute buffer for one micro-batch. llama.cpp keeps no other reserve.
 
-    At the end of a micro-batch, the buffer holds its logits and embeddings in fp32. With 512 tokens, llama.cpp's logs
-    print ("compute buffer size") 258.50 MiB for Llama 3 8B (128,256 + 4,096 wide) and 70.50 MiB for Llama 2 7B (32,000
-    + 4,096). In a layer, it holds the mask (a value per token and cell: build_attn_inp_kq_mask, llama-graph.cpp of
-    llama-cpp-python 0.3.36) and the layer's values. Without flash attention, it also holds the scores of all heads
-    (build_attn_mha).
+    - In a layer, the buffer holds the mask (a value per token and cell: build_attn_inp_kq_mask, llama-graph.cpp), and
+      in fp32 the widest module's values, the residual and the normed input. Without flash attention, it also holds the
+      scores of all heads (build_attn_mha). For Qwen3.8-27B with 512 tokens and 262,144 cells, logs print ("compute
+      buffer size") 378.02 MiB: 256 of mask and 122 of an MLP that is 17,408 wide.
+    - Several devices have four copies of the mask and of the layer's input: with 2,048 tokens, 4,744.25 MiB.
+    - At the end of a micro-batch, it holds logits and hidden states. The server reserves one row of logits for each
+      slot and each token that it drafts (server_output_limits, tools/server/server-context.cpp). Older builds reserve
+      one for every token: 258.50 MiB for Llama 3 8B (128,256 + 4,096 wide) and 70.50 MiB for Llama 2 7B (32,000 +
+      4,096). They make the mask in fp32, and a copy in fp16 for flash attention, and compute MLPs in place.
+
+    Source: llama-cpp-python 0.3.36.
     """
     chosen, width = _parse(tuple(question.settings.items()), question.release), question.width
     tokens, batch = chosen.ubatch_size, question.batch_size
     # Sequences that share one stream of cells have a mask with the cells of all.
     cells = question.context_tokens * (batch if chosen.has_one_stream(batch) else 1) * question.keeps_tokens
-    logits, layer = (width.vocab_size + width.hidden_size) * _FP32, width.module_elements * _FP32
+    copies = _COPIES if question.ranks > 1 else 1
+    outputs, rows = min(tokens, chosen.slots(batch) * (1 + chosen.draft_max)), 2 if copies == 1 else 2 + copies
+    if chosen.reserves_all_logits:
+        outputs, rows = tokens, 0
     if chosen.flash_attn == "off":
-        of_cell = _FP32 * (1 + question.num_heads)
+        of_cell = _FP32 * (copies + question.num_heads)
     else:
-        of_cell = _FP16 * (_COPIES if question.ranks > 1 else 1)
-    held = [Held(ACTIVATION, f"compute buffer of {tokens:,} tokens", tokens * max(logits, layer + cells * of_cell))]
+        of_cell = _FP32 * chosen.reserves_all_logits + _FP16 * copies
+    end = (outputs * width.vocab_size + tokens * width.hidden_size) * _FP32
+    layer = tokens * (width.module_elements + rows * width.hidden_size) * _FP32
+    size = max(end, layer + tokens * cells * of_cell)
+    held = [Held(ACTIVATION, f"compute buffer of {tokens:,} tokens", size)]
     if not question.is_apple:
         held += question.driver(_CONTEXT_MIB)
-    same_until = max(logits - layer, 0) // of_cell
+    same_until = max(end - layer, 0) // (tokens * of_cell)
     return Reserve([part.within(_LOW, _HIGH) for part in held], {}, varies=question.keeps_tokens, same_until=same_until)
 
 

@@ -20,6 +20,9 @@ _PULLS = (LATENT, WINDOWS, PADDING, SLOTS, NO_V, NO_ROWS)
 AUTO_SLOTS = 4
 # The newest build that is known to start one slot, of 2 November 2025. b7079 starts four (ggml-org/llama.cpp#17300).
 _LAST_WITH_ONE_SLOT = Release.of(6918)
+# The newest build that is known to reserve the logits of every token, of 28 May 2026. Since pull request 23861, of the
+# next days, the server reserves what it reads: one row for each slot and drafted token.
+LAST_WITH_ALL_LOGITS = Release.of(9357)
 
 
 class Settings(NamedTuple):
@@ -29,7 +32,8 @@ class Settings(NamedTuple):
 
     `draft_max` is the number of drafted tokens per step. To take back the tokens that the model rejects, every slot
     keeps its state before each of them (`rs_seq` in the log: 1 + 2 states of 149.62 MiB for Qwen3.8-27B with two).
-    `before_pull` means a build from before that pull request, and so from before the later ones too.
+    `reserves_all_logits`: the compute buffer has room for the logits of every token of a step, and the mask is made in
+    fp32. `before_pull` means a build from before that pull request, and so from before the later ones too.
     """
 
     parallel: int | None
@@ -40,6 +44,7 @@ class Settings(NamedTuple):
     before_pull: int | None
     draft_max: int
     starts_four_slots: bool
+    reserves_all_logits: bool
 
     def is_before(self, pull: int) -> bool:
         """Whether the build lacks this pull request."""
@@ -88,7 +93,9 @@ class Settings(NamedTuple):
 def parse_settings(settings: Mapping[str, str], build: Release | None = None) -> Settings:
     """Parse and check the given options of a build (None: the newest). Raises UsageError (exit 2)."""
     given = SettingsReader("llama.cpp", settings)
-    found = given.fill(Settings, draft_max=given.count("draft-max", 0), starts_four_slots=True)
+    found = given.fill(
+        Settings, draft_max=given.count("draft-max", 0), starts_four_slots=True, reserves_all_logits=False
+    )
     if found.before_pull is not None and found.before_pull not in _PULLS:
         known = ", ".join(map(str, _PULLS))
         raise UsageError(
@@ -97,4 +104,5 @@ def parse_settings(settings: Mapping[str, str], build: Release | None = None) ->
     for name in ("fit-target", "fit-ctx"):  # used with --context auto only, but checked always
         given.optional_count(name)
     has_one_slot = found.is_before(SLOTS) or (build is not None and build <= _LAST_WITH_ONE_SLOT)
-    return found._replace(starts_four_slots=not has_one_slot)
+    is_old = found.before_pull is not None or (build is not None and build <= LAST_WITH_ALL_LOGITS)
+    return found._replace(starts_four_slots=not has_one_slot, reserves_all_logits=is_old)

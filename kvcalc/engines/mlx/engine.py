@@ -40,8 +40,9 @@ class Mlx(Engine):
 
     - An array grows by 256 tokens (KVCache). Prompts are processed in multiples of 256, so it always has a multiple of
       256 tokens.
-    - A window has at most its own number of tokens (RotatingKVCache). A window that is not full yet depends on how the
-      prompt was split; it is counted in multiples of 256. While a prompt is processed, it is longer by a step.
+    - A window has at most its own number of tokens (RotatingKVCache). One that is not full yet has the tokens of the
+      prompt but its last, and grows by 256 with the next one; the context is counted as the prompt. While a prompt is
+      processed, it is longer by a step.
     - A chunked layer keeps its chunk and grows by 256 tokens beyond it (ChunkedKVCache).
     - MLA, states and windows of older releases: see `models.py`.
     - The sequences of a batch are padded to the longest one (BatchKVCache). All have the same length here.
@@ -148,7 +149,7 @@ class Mlx(Engine):
         limit = held.window
         if self.max_kv_size is not None and not makes_own_cache(self.spec):
             limit = self.max_kv_size
-        return rows if limit is None else min(rows, limit)
+        return rows if limit is None else min(tokens - 1 + _STEP, limit)
 
     def _check_quantized(self, dtype: Dtype) -> None:
         """Raise ModelError or UsageError for a cache that mlx-lm cannot quantize."""

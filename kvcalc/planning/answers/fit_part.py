@@ -9,7 +9,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.answers.gpus import describe_gpu
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.layout import count_replicas
-from kvcalc.planning.device.budget import Budget, free_range
+from kvcalc.planning.device.budget import WEIGHTS, Budget, free_range, weights_line
 from kvcalc.planning.device.capacity import (
     NO_LIMIT,
     Limits,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.planning.device.host import Host
 
-WEIGHTS, KV_CACHE = "weights", "kv_cache"
+KV_CACHE = "kv_cache"
 
 
 def describe_hardware(case: Case) -> documents.Hardware:
@@ -76,7 +76,7 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
     unused = left - found.pool_bytes
     drafts, others = found.weights.draft_bytes, found.weights.others
-    lines = [Held(WEIGHTS, "weights", (found.weights.bytes or 0) - drafts - sum(size for _, size in others))]
+    lines = [weights_line(found)]
     lines += [Held(WEIGHTS, "draft weights", drafts)] if drafts else []
     lines += [Held(WEIGHTS, name, size) for name, size in others]
     lines += [Held(KV_CACHE, "KV cache", fit["kv_cache_bytes"])]
@@ -122,6 +122,9 @@ def _add_range(found: Budget, fit: documents.Fit, notes: list[Note]) -> None:
     if low is None:
         return
     fit["free_low_bytes"], fit["free_high_bytes"] = low, high
+    if not fit["fits"] and high is not None and high >= 0 and weights_line(found).low is not None:
+        text = f"it may fit: the estimated parts may take up to {format_size(high - fit['free_bytes'])} less"
+        notes.append(Note("fit", "may-fit", text))
     if not fit["fits"] or low >= 0:
         return
     more = fit["free_bytes"] - low
@@ -151,9 +154,9 @@ def _add_host(host: Host, fit: documents.Fit, notes: list[Note]) -> None:
 
 
 def _describe_line(line: Held) -> documents.Held:
-    """A line of `fit.lines`. Weights and cache are exact. The other parts are estimates; some have a range."""
+    """A line of `fit.lines`. Cache and weights without a range are exact. The other parts are estimates."""
     kind, name, size, low, high = line
-    is_estimated = kind not in (WEIGHTS, KV_CACHE)
+    is_estimated = kind not in (WEIGHTS, KV_CACHE) or low is not None
     return {
         "kind": cast(Any, kind), "name": name, "bytes": size, "estimated": is_estimated, "low_bytes": low,
         "high_bytes": high,

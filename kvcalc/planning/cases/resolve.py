@@ -104,11 +104,15 @@ def _with_named_dtype(asked: Question) -> Question:
 
     The bytes of some of llama.cpp's file types are not known. Their model has a quantization that is not modelled.
     """
-    named = asked.model.named_dtype
-    if named is None or asked.dtype is not None:
+    named, file = asked.model.named_dtype, asked.model.named_file
+    if named is None:
         return asked
     plain = named.removeprefix("gguf:")
     dtype = plain if plain == named else gguf_type(plain) or plain
+    if asked.dtype is not None:
+        if file is None or file.size_range is None or asked.dtype == dtype:
+            return asked
+        return asked._replace(model=asked.model._replace(named_file=file._replace(size_range=None)))
     if plain == named or dtype in FILE_TYPES or dtype in GGUF_TYPES:
         return asked._replace(dtype=dtype)
     return asked._replace(model=asked.model._replace(quantization={"quant_method": f"gguf {plain}"}))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvcalc.planning.device.split import Room
     from kvcalc.planning.device.weights import LoadedTowers
 
+WEIGHTS = "weights"
 # The most budgets that are remembered for one model. Each device with figures of its own has another one.
 _MOST_BUDGETS = 256
 
@@ -310,6 +311,17 @@ def with_unknown(reserve: Reserve, weights: DeviceWeights, towers: LoadedTowers 
     return reserve._replace(held=[*reserve.held, *lines]) if lines else reserve
 
 
+def weights_line(found: Budget) -> Held:
+    """The model's own weights on the device. They have a range if a file's publisher chooses its tensors' types."""
+    others = found.weights.draft_bytes + sum(size for _, size in found.weights.others)
+    line = Held(WEIGHTS, "weights", (found.weights.bytes or 0) - others)
+    file = found.case.spec.named_file
+    if file is None or file.size_range is None:
+        return line
+    factor, low, high = file.size_range
+    return line.within(low / factor, high / factor)
+
+
 def _limited(found: Budget) -> Budget:
     """The budget with no more memory for the cache than the engine's own options allow."""
     case = found.case
@@ -342,7 +354,7 @@ def _keeps_tokens(spec: ModelSpec) -> bool:
 def free_range(found: Budget, free_bytes: int) -> tuple[int | None, int | None]:
     """The low and high end of the 80 % range of the free memory. None if no part has a range."""
     more = less = 0
-    for part in found.reserve.held:
+    for part in (weights_line(found), *found.reserve.held):
         if part.low is not None and part.high is not None:
             more, less = more + part.high - part.bytes, less + part.bytes - part.low
     if found.unused_bytes:

@@ -18,9 +18,11 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.device.weights import (
     UNKNOWN_BYTES,
     bytes_of,
+    file_draft_bytes,
     known_weights,
     language_model_weights,
     most_in_16_bits,
+    size_factor,
 )
 from kvcalc.records import NamedTuple
 
@@ -85,12 +87,17 @@ def device_weights(
     # The bytes that all ranks hold: what is left of a share beyond its part of the weights that are split.
     number, even = (ranks, NOT_SPREAD) if ranks > 1 else (spread.data_parallel_size, spread)
     held = share if even == spread else size_of(shard(part, ranks))
-    counted = size_of(weights)
-    if described["bytes"] != counted and counted:
-        share, whole, held = (-(-size * described["bytes"] // counted) for size in (share, whole, held))
+    counted, loaded = size_of(weights), described["bytes"] - _unloaded(spec, dtype, model_dtype)
+    if loaded != counted and counted:
+        share, whole, held = (-(-size * loaded // counted) for size in (share, whole, held))
     replicated = -(-(held * number - whole) // (number - 1)) if number > 1 else 0
     more = most_in_16_bits(spec, shard(part, ranks, spread), model_dtype, share) if dtype is None else 0
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None, most_more_bytes=more)
+
+
+def _unloaded(spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> int:
+    """The bytes of a described file that only its drafts need (`drafter.draft_weights` counts them)."""
+    return round(file_draft_bytes(spec, parse_weight_dtype(dtype), model_dtype) * size_factor(spec))
 
 
 def _sizer(spec: ModelSpec, dtype: str | None, model_dtype: Dtype) -> Callable[[ModelWeights], int]:
@@ -180,7 +187,8 @@ def part_bytes(
     sizes = [
         size_of(ModelWeights(none, part.tied, part.blocks)) + (table if part.embedding.rows else 0) for part in parts
     ]
-    return [-(-size * described["bytes"] // whole) for size in sizes] if described["bytes"] != whole else sizes
+    loaded = described["bytes"] - _unloaded(spec, dtype, model_dtype)
+    return [-(-size * loaded // whole) for size in sizes] if loaded != whole else sizes
 
 
 def _file_on_device(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES, GGUF_TYPES, MLX_TYPES, Dtype, gguf_type, parse_weight_dtype
 from kvcalc.memory.weights import WeightBytes, count_parameters, plain_bytes, quantized_bytes
+from kvcalc.model.drafting import draft_layers_of_file
 from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.model.tensors import ModelWeights
@@ -173,6 +174,9 @@ def language_model_weights(
     name, size = bytes_of(weights, spec, asked, model_dtype, remarks)
     counted = None if weights is None else count_parameters(weights)
     total, active = (None, None) if size is None else size
+    if total is not None and active is not None:
+        total += file_draft_bytes(spec, asked, model_dtype)
+        total, active = (round(each * size_factor(spec)) for each in (total, active))
     source = None if total is None else "config"
     if asked is None and spec.attention == model.attention and spec.checkpoint is not None:
         stored = files_of(model)
@@ -192,6 +196,22 @@ def language_model_weights(
     notes += remarks
     parameters = (None,) * 3 if counted is None else (counted.total, counted.active_per_token, counted.input_embedding)
     return _document(parameters, (total, active), name, source, reason), notes
+
+
+def file_draft_bytes(spec: ModelSpec, asked: Dtype | None, model_dtype: Dtype) -> int:
+    """The bytes of the MTP layers in the GGUF file that the model's name stands for.
+
+    No device holds them by default.
+    """
+    held = draft_layers_of_file(spec)
+    size = None if held is None else bytes_of(held, spec, asked, model_dtype, [])[1]
+    return 0 if size is None else size[0]
+
+
+def size_factor(spec: ModelSpec) -> float:
+    """The size of a file whose publisher chooses the types of its tensors, as a multiple of its plain type's."""
+    file = spec.named_file
+    return 1.0 if file is None or file.size_range is None else file.size_range[0]
 
 
 @remembered

@@ -64,7 +64,7 @@ def parts_of(log: Log, record: Record, layers: Layers, setup: Setup, dtype: Dtyp
             context = int(whole.parts["cells"]) * (1 if has_one_stream else slots)
     cells = cells_for(settings, context if has_one_stream else -(-context // slots), 1, layers.window)
     if all(isinstance(layer.cache, RecurrentState) for layer in layers.caches):
-        r, s = state_bytes(layers)
+        r, s, _ = state_bytes(layers)
         return [Part("states", slots, 1, sum(layer.num_layers for layer in layers.caches), r, s)]
     kinds: dict[str, list[Layer]] = {}
     for layer in layers.caches:
@@ -119,14 +119,20 @@ def _row(layer: Layer, layers: Layers, dtype: Dtype, transposes_v: bool) -> tupl
     return layer.num_layers * bytes_of(k, dtype), layer.num_layers * bytes_of(v, dtype.v or dtype)
 
 
-def state_bytes(layers: Layers) -> tuple[int, int]:
-    """Bytes of one slot's convolution inputs and states in all layers, in fp32."""
-    r = s = 0
-    for layer in layers.caches:
-        if isinstance(layer.cache, RecurrentState):
-            r += layer.num_layers * bytes_of(layer.cache.conv_channels * (layer.cache.conv_kernel - 1), DTYPES["fp32"])
-            s += layer.num_layers * bytes_of(layer.cache.state_elements, DTYPES["fp32"])
-    return r, s
+def state_bytes(layers: Layers) -> tuple[int, int, int]:
+    """Bytes of one slot's convolution inputs and states in all layers, in fp32, and of convolutions beside them.
+
+    The last are the inputs of Qwen4-Exp's n-grams (P in the log), which are described as states without a convolution.
+    """
+    r = s = p = 0
+    states = [layer for layer in layers.caches if isinstance(layer.cache, RecurrentState)]
+    convolves = any(layer.cache.conv_channels for layer in states if isinstance(layer.cache, RecurrentState))
+    for cache, _, count in states:
+        if isinstance(cache, RecurrentState):
+            r += count * bytes_of(cache.conv_channels * (cache.conv_kernel - 1), DTYPES["fp32"])
+            size = count * bytes_of(cache.state_elements, DTYPES["fp32"])
+            s, p = (s, p + size) if convolves and not cache.conv_channels else (s + size, p)
+    return r, s, p
 
 
 # Checks what each device holds of llama.cpp's caches: the lines `CUDA0 KV buffer size` and `CUDA0 RS buffer size`.
@@ -198,10 +204,15 @@ def _buffers(log: Log) -> list[Buffer]:
 
 
 def _part_of(buffer: Buffer, parts: list[Part]) -> Part | None:
-    """The cache of a buffer: the one that was announced, or the one with the cells and layers of the sum."""
+    """The cache of a buffer: the one that was announced, or the one with the cells and layers of the sum.
+
+    Of several, it is the one with the bytes of the sum.
+    """
     if buffer.total is not None and "layers" in buffer.total.parts:
-        said = int(buffer.total.parts["cells"]), int(buffer.total.parts["layers"])
-        return next((part for part in parts if (part.cells, part.layers) == said), None)
+        said, printed = buffer.total.parts, parse_printed(buffer.total.parts["size"])
+        alike = [part for part in parts if (part.cells, part.layers) == (int(said["cells"]), int(said["layers"]))]
+        alike.sort(key=lambda part: not printed.holds(part.cells * part.streams * (part.k + part.v)))
+        return next(iter(alike), None)
     if buffer.created is not None:
         return next((part for part in parts if part.name == created_part(buffer.created)), None)
     own = [part for part in parts if not part.is_for_drafts]
@@ -292,4 +303,5 @@ def _check_states(log: Log, record: Record, layers: Layers, divided: Divided | N
         if divided.is_stated or parse_printed(record.parts["size"]).holds(counted * kept * state):
             held = counted
             words = f"{held} of {number} layers x {kept * state:,} bytes: layers {first} to {last} on {device}"
-    return [record.check_size("size", "state_buffer_bytes", held * kept * state, words)]
+    computed = slots * kept * sum(state_bytes(layers)) if held == number else held * kept * state
+    return [record.check_size("size", "state_buffer_bytes", computed, words)]

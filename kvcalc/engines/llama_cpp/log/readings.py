@@ -160,7 +160,7 @@ def _check_states(log: Log, record: Record, layers: Layers, setup: Setup) -> lis
     """
     slots, sizes = parse_settings(setup.settings).slots(1), state_bytes(layers)
     kept = 1 + int(record.parts["drafted"]) if "drafted" in record.parts else count_states(record, slots * sum(sizes))
-    r, s = (kept * size for size in sizes)
+    r, s, p = (kept * size for size in sizes)
     words = f"{slots} slots x {{}}" + (f" in {kept} states, {kept - 1} of them for drafted tokens" if kept > 1 else "")
     figures = []
     if "slots" in record.parts:
@@ -175,7 +175,7 @@ def _check_states(log: Log, record: Record, layers: Layers, setup: Setup) -> lis
         if int(record.parts["layers"]) > total:
             total, words = total + (setup.spec.num_draft_layers or 0), "all layers of the file, with those of MTP"
         figures.append(record.check_count("layers", "layers", total, "layers", words))
-    parts = {"size": ("state_bytes", r + s), "r": ("r_bytes", r), "s": ("s_bytes", s)}
+    parts = {"size": ("state_bytes", r + s + p), "r": ("r_bytes", r), "s": ("s_bytes", s), "p": ("p_bytes", p)}
     return figures + record.check_sizes(parts, slots, words)
 
 
