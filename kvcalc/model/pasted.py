@@ -46,6 +46,10 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
         # The release was compared with the shipped preset, not with the user's.
         return None
     config = {**preset.config, **release.changes}
+    if isinstance(release.tower, dict):
+        from kvcalc.model.wrappers import around
+
+        config = around(config, release.tower)
     dtype = None
     if release.recipe is not None:
         dtype = release.recipe.dtype
@@ -54,7 +58,7 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
     is_own = release.name in preset.aliases and release.recipe is None
     remark = _remark(name, release, preset)
     known_as = preset.name if is_own else release.name
-    has_unknown_tower = preset.has_unknown_tower or release.has_unknown_tower
+    has_unknown_tower = preset.has_unknown_tower or release.tower is not None
     return Pasted(release.name, known_as, preset, config, remark, dtype, release.has_mtp, has_unknown_tower)
 
 
@@ -99,6 +103,8 @@ def _remark(name: str, release: Release, preset: presets.Preset) -> str:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "its own"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

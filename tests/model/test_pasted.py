@@ -14,6 +14,8 @@ from kvcalc.model.pasted import find_pasted, nearest_names
 from kvcalc.model.presets import find_preset, shipped_presets, shipped_table
 from kvcalc.model.published import releases, repackaged
 from kvcalc.model.resolve import load_model
+from kvcalc.model.towers import towers_of
+from kvcalc.model.wrappers import around
 from tests.rows import every_row
 
 # What was pasted -> the preset, what the weights are stored in, and max_position_embeddings. The last two are the
@@ -571,7 +573,11 @@ def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> No
         assert found is not None, release.name
         assert (found.preset.name, found.reference) == (release.preset, release.name)
         stated = {**release.changes, **({"quantization_config": 0} if release.recipe else {})}
-        assert {k for k, v in found.config.items() if found.preset.config.get(k) != v} == set(stated), release.name
+        config = found.config
+        if isinstance(release.tower, dict):
+            assert config == around({**found.preset.config, **release.changes}, release.tower), release.name
+            config = {**found.preset.config, **release.changes}
+        assert {k for k, v in config.items() if found.preset.config.get(k) != v} == set(stated), release.name
         stored = (release.preset, str(release.changes), str(release.recipe))
         if stored not in answered:  # fine-tunes of one base have the same answer
             answered.add(stored)
@@ -580,6 +586,18 @@ def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> No
         # What is left aside, and what the suffix means, are in the name.
         for part in (release.aside, release.suffix):
             assert part is None or part in release.name
+
+
+def test_a_release_may_have_a_tower_that_its_preset_does_not_have() -> None:
+    """So may its quantized copies, and the language model stays the preset's."""
+    for name in ("LiquidAI/LFM2.5-VL-450M", "mlx-community/LFM2.5-VL-450M-8bit"):
+        spec = load_model(name)
+        assert [tower.parameters for tower in towers_of(spec)] == [94_234_880], name
+        assert spec.layers == load_model("lfm2.5-350m").layers, name
+
+
+def test_a_remark_names_a_nested_config_and_does_not_print_it() -> None:
+    assert "audio_config is its own" in " ".join(load_model("openbmb/MiniCPM-o-2_6").remarks)
 
 
 def test_a_users_own_preset_is_not_taken_for_a_release_it_was_never_compared_with(

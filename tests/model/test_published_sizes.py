@@ -1,7 +1,6 @@
-"""The parameters of presets compared with the number that their publishers give, in billions.
+"""The parameters of presets compared with the number that their publishers give.
 
-Of multimodal models it is the language model's. A wrong size, number of layers or of experts changes the number by more
-than 1%.
+A wrong size, number of layers or of experts changes the number by more than 1%.
 """
 
 from __future__ import annotations
@@ -10,10 +9,12 @@ import pytest
 
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.presets import find_preset
-from kvcalc.model.resolve import spec_of
+from kvcalc.model.resolve import load_model, spec_of
 from kvcalc.model.spec import weights_of
+from kvcalc.model.towers import towers_of
 from tests.rows import every_row
 
+# In billions, without towers.
 PUBLISHED = {
     "codegemma-7b": 8.54, "codellama-13b": 13.02, "codellama-70b": 68.98, "codellama-7b": 6.74,
     "command-a": 111.06, "command-r-plus": 103.8, "command-r7b": 8.03, "ernie-4.5-0.3b": 0.361,
@@ -62,3 +63,63 @@ def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     weights = weights_of(spec_of(preset))
     assert weights is not None
     assert count_parameters(weights).total == pytest.approx(PUBLISHED[name] * 1e9, rel=0.01)
+
+
+# With the vision and audio towers: the parameters in the published files (safetensors metadata of the Hub, as in llmfit
+# 1.1.17). What no engine loads is taken off: a second copy of a tied embedding, a pooling head, packed positions, the
+# adapters of Phi-4 (rank 256 and 320 on all 45,056 rows and columns of a layer), layers for multi-token prediction.
+WITH_TOWERS = {
+    "apriel-1.5-15b": 14_863_859_712, "aya-vision-8b": 8_631_842_032, "command-a-vision": 111_867_525_360,
+    "deepseek-ocr": 3_336_106_240, "deepseek-ocr-2": 3_389_119_360, "deepseek-vl-1.3b": 1_975_235_584,
+    "deepseek-vl-7b": 7_343_990_017, "deepseek-vl2-tiny": 3_370_501_440, "devstral-small-2-24b": 24_011_361_840,
+    "diffusiongemma-26b-a4b": 25_823_778_864, "dots.ocr": 3_039_179_264, "ernie-4.5-vl-28b-a3b": 29_399_294_336,
+    "ernie-4.5-vl-424b-a47b": 423_526_285_184, "gemma-3-12b": 12_187_325_040, "gemma-3-27b": 27_432_406_640,
+    "gemma-3-4b": 4_300_079_472, "gemma-3n-e2b": 5_439_438_272, "gemma-3n-e4b": 7_849_978_192, "gemma-4-e2b":
+    5_123_178_051, "glm-4.1v-9b": 10_292_777_472, "glm-4.5v": 107_710_933_120, "glm-4.6v-flash": 10_292_777_472,
+    "got-ocr2": 560_528_640, "granite-docling-258m": 257_517_120, "granite-vision-3.3-2b": 2_975_396_928,
+    "idefics2-8b": 8_402_768_112, "idefics3-8b": 8_462_086_384, "intern-s1": 240_709_856_128, "intern-s1-mini":
+    8_538_804_224, "internvl2-1b": 938_158_976, "internvl2-26b": 25_514_186_112, "internvl2-2b": 2_205_754_368,
+    "internvl2-4b": 4_146_855_936, "internvl2-8b": 8_075_365_376, "internvl2.5-1b": 938_193_024, "internvl2.5-38b":
+    38_388_164_992, "internvl2.5-4b": 3_712_637_952, "internvl2.5-78b": 78_408_318_336, "internvl3-14b":
+    15_117_256_704, "internvl3-1b": 938_193_024, "internvl3-2b": 2_088_957_440, "internvl3-8b": 7_944_373_760,
+    "internvl3-9b": 9_138_793_472, "internvl3.5-14b": 15_119_523_840, "internvl3.5-1b": 1_060_897_792,
+    "internvl3.5-241b-a28b": 240_699_370_368, "internvl3.5-2b": 2_348_347_392, "internvl3.5-30b-a3b": 30_848_730_112,
+    "internvl3.5-38b": 38_390_405_504, "internvl3.5-4b": 4_732_489_216, "internvl3.5-8b": 8_528_318_464, "kimi-k2.5":
+    1_026_879_376_368, "kimi-k3": 2_779_931_837_184, "kimi-vl-a3b": 16_407_657_776, "lfm2-vl-1.6b": 1_584_804_000,
+    "lfm2-vl-3b": 2_998_975_216, "lfm2-vl-450m": 450_822_656, "lfm2.5-vl-1.6b": 1_596_625_904,
+    "llama-3.1-nemotron-nano-vl-8b": 8_721_768_454, "llama-3.2-11b-vision": 10_670_220_835, "llama-3.2-90b-vision":
+    88_593_355_323, "llama-4-maverick": 401_583_781_376, "llama-4-scout": 108_641_793_536, "llama3-llava-next-8b":
+    8_355_276_800, "llava-1.5-13b": 13_351_494_656, "llava-1.5-7b": 7_063_427_072, "llava-onevision-1.5-4b":
+    4_741_610_528, "llava-onevision-1.5-8b": 8_527_214_624, "llava-onevision-qwen2-0.5b": 893_675_552,
+    "llava-onevision-qwen2-72b": 73_181_570_592, "llava-onevision-qwen2-7b": 8_030_807_584, "llava-v1.6-34b":
+    34_752_083_968, "llava-v1.6-mistral-7b": 7_566_747_648, "llava-v1.6-vicuna-13b": 13_351_499_776,
+    "llava-v1.6-vicuna-7b": 7_063_431_168, "mimo-vl-7b": 8_306_217_216, "minicpm-llama3-v-2.5": 8_537_092_336,
+    "minicpm-v-2.6": 8_099_175_152, "minicpm-v-4": 4_059_533_040, "minicpm-v-4.5": 8_695_895_280, "minimax-m3":
+    427_040_140_160, "mistral-medium-3.5-128b": 127_704_210_176, "mistral-small-3.1-24b": 24_011_361_280,
+    "mistral-small-4-119b": 119_401_317_952, "molmo-72b": 73_308_285_952, "molmo-7b-d": 8_021_025_280, "molmo2-4b":
+    4_850_869_200, "molmo2-8b": 8_661_703_120, "muse-glimmer-30b": 29_776_626_688, "nvlm-d-72b": 79_379_593_344,
+    "ovis2-8b": 8_935_282_678, "ovis2.5-2b": 2_570_429_672, "ovis2.5-9b": 9_174_807_784, "paligemma-3b":
+    2_923_466_480, "paligemma2-3b": 3_032_242_416, "phi-3-vision-128k": 4_146_621_440, "qwen2-vl-2b": 2_208_985_600,
+    "qwen2-vl-72b": 73_405_560_320, "qwen2-vl-7b": 8_291_375_616, "qwen2.5-vl-32b": 33_452_718_336, "qwen2.5-vl-3b":
+    3_754_622_976, "qwen2.5-vl-72b": 73_410_777_344, "qwen2.5-vl-7b": 8_292_166_656, "qwen3-vl-235b-a22b":
+    235_670_022_896, "qwen3-vl-2b": 2_127_532_032, "qwen3-vl-30b-a3b": 31_070_754_032, "qwen3-vl-32b": 33_357_390_064,
+    "qwen3-vl-4b": 4_437_815_808, "qwen3-vl-8b": 8_767_123_696, "smolvlm-2.2b": 2_246_272_880, "smolvlm-256m":
+    256_484_928, "smolvlm-500m": 507_482_304, "smolvlm2-2.2b": 2_246_784_880, "smolvlm2-256m-video": 256_484_928,
+    "smolvlm2-500m-video": 507_482_304, "step3-vl-10b": 10_171_750_144, "unlimited-ocr": 3_336_106_240,
+    "LiquidAI/LFM2.5-VL-450M": 448_718_848, "AIDC-AI/Ovis1.6-Llama3.2-3B": 4_144_399_926 - 15_238_352,
+    "MiniMaxAI/MiniMax-VL-01": 456_437_219_328, "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16": 13_181_860_358,
+    "hunyuan-ocr": 1_119_925_744 - 120_818 * 1024, "ovis2-1b": 1_267_417_974 - 151_936 * 896, "ovis2-4b":
+    4_616_106_486 - 151_936 * 2048, "paddleocr-vl": 958_588_736 - 103_424 * 1024 - 15_238_352 - 37_748_736,
+    "phi-4-multimodal": 5_574_460_384 - 32 * 576 * 45_056, "qwen3.5-0.8b": 852_985_920, "qwen3.5-2b": 2_213_241_664,
+    "qwen3.5-4b": 4_539_265_536, "qwen3.5-27b": 27_356_728_560, "gemma-4-31b": 31_273_088_876,
+}  # fmt: skip
+
+
+@every_row("name", WITH_TOWERS)
+def test_a_multimodal_model_has_the_parameters_of_its_published_files(name: str) -> None:
+    spec = load_model(name)
+    weights, towers = weights_of(spec), towers_of(spec)
+    assert weights is not None
+    assert all(tower.parameters for tower in towers)
+    counted = count_parameters(weights).total + sum(tower.parameters or 0 for tower in towers)
+    assert counted == pytest.approx(WITH_TOWERS[name], rel=0.005)
