@@ -219,7 +219,7 @@ def _check_releases(rows: Mapping[str, Any]) -> None:
         _check_fields(name, own, _RELEASE)
         _check_fields(name, own.get("quantized", {}).values(), recipes)
         tower = own.get("tower", "unknown")
-        _check_fields(name, [tower["model_type"] if isinstance(tower, dict) else tower], {"unknown", *WRAPPERS})
+        _check_fields(name, [tower["model_type"] if isinstance(tower, dict) else tower], {"none", "unknown", *WRAPPERS})
         if not isinstance(own.get("sizes", ""), str):
             raise ValueError(f"{name}: sizes must be text")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
 from kvcalc.model.derived import derive, names_size, why_not
+from kvcalc.model.hf_config import TOWERS
 from kvcalc.model.published import QUANTIZED_AS, REPACKAGED_TYPES, Release, published_as, releases, repackaged
 from kvcalc.records import NamedTuple
 
@@ -46,6 +47,8 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
         # The release was compared with the shipped preset, not with the user's.
         return None
     config = {**preset.config, **release.changes}
+    if release.tower is not None:
+        config = {key: value for key, value in config.items() if key not in TOWERS}
     if isinstance(release.tower, dict):
         from kvcalc.model.wrappers import around
 
@@ -58,7 +61,7 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
     is_own = release.name in preset.aliases and release.recipe is None
     remark = _remark(name, release, preset)
     known_as = preset.name if is_own else release.name
-    has_unknown_tower = preset.has_unknown_tower or release.tower is not None
+    has_unknown_tower = preset.has_unknown_tower if release.tower is None else release.tower == "unknown"
     return Pasted(release.name, known_as, preset, config, remark, dtype, release.has_mtp, has_unknown_tower)
 
 

@@ -32,8 +32,8 @@ class Release(NamedTuple):
 
     `aside` is a part of the name that the preset's name does not have and that does not affect the config. `changes`
     are the config keys in which the release differs from the preset. `suffix` is the part of the name for `recipe`.
-    `tower`: it has a vision or audio tower that the preset does not have: the config around the preset's language
-    model, or "unknown" if the tower's size is not known.
+    `tower`: what it has in place of the preset's vision and audio towers: the config around the preset's language
+    model, "unknown" if a tower's size is not known, or "none".
     The name may follow from a listed one by a rule (`kvcalc.model.derived`). `is_variant`: it is then another variant,
     whose context was not compared. `is_copy`: it is then a copy, whose own config was not read. `original` is the
     release for which a repository of another owner is taken, if only their names are alike. `has_mtp`: it is the model
