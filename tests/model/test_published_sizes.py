@@ -5,10 +5,12 @@ A wrong size, number of layers or of experts changes the number by more than 1%.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kvcalc.memory.weights import count_parameters
-from kvcalc.model.presets import find_preset
+from kvcalc.model.presets import find_preset, shipped_presets
 from kvcalc.model.resolve import load_model, spec_of
 from kvcalc.model.spec import weights_of
 from kvcalc.model.towers import towers_of
@@ -53,6 +55,12 @@ PUBLISHED = {
     "minicpm4-8b": 8.19, "nemotron-super-49b": 49.87, "nemotron-ultra-253b": 253.4, "orion-14b": 14.5,
     "step-3.5-flash": 196, "a.x-k1": 519, "xverse-7b": 7.3, "ernie-4.5-vl-28b-a3b": 28.6,
     "seed-oss-36b": 36.15, "solar-10.7b": 10.73, "starcoder": 15.5, "yi-1.5-9b": 8.83, "yi-34b": 34.39,
+    "falcon-rw-1b": 1.311, "gemma-2-2b": 2.614, "gemma-2b": 2.506, "gemma-7b": 8.538, "granite-3.1-1b-a400m": 1.335,
+    "granite-3.3-2b": 2.534, "granite-3b-code": 3.483, "granite-4.0-1b": 1.632, "granite-4.0-h-1b": 1.462,
+    "internlm2.5-7b": 7.738, "llama-3.1-minitron-4b-depth": 4.54, "llama-3.1-minitron-4b-width": 4.513,
+    "llama-3.1-nemotron-nano-4b": 4.513, "llama-3.2-1b": 1.236, "minicpm4-0.5b": 0.4339, "nemotron-h-4b": 4.489,
+    "olmo-1b": 1.177, "olmo-2-1b": 1.485, "opencoder-1.5b": 1.906, "qwen-7b": 7.721, "qwen1.5-7b": 7.721,
+    "stablelm-alpha-3b": 3.6385, "stablelm-alpha-7b": 7.869, "starcoderbase-1b": 1.137,
 }  # fmt: skip
 
 
@@ -123,3 +131,34 @@ def test_a_multimodal_model_has_the_parameters_of_its_published_files(name: str)
     assert all(tower.parameters for tower in towers)
     counted = count_parameters(weights).total + sum(tower.parameters or 0 for tower in towers)
     assert counted == pytest.approx(WITH_TOWERS[name], rel=0.005)
+
+
+# Names that round the size by more than a tenth, and whose publishers give no exact number.
+ROUNDED = {
+    "granite-speech-3.3-2b",  # Granite of 2.53 B
+    "janus-1.3b",  # DeepSeek-LLM of 1.3 B has 1.65 B with its embeddings
+    "kimi-audio-7b", "qwen2-audio-7b",  # 7.6 B with more words; without the tower for 7 B
+    "minicpm-1b",  # 1.2 B without embeddings
+    "ministral-3-3b",  # 3.4 B and a tower of 0.4 B
+    "ovis2-2b",  # 1.5 B and a tower of 0.7 B
+    "persimmon-8b",  # 9.3 B, as its card says
+    "qwen2.5-omni-3b",  # 3.4 B and towers
+}  # fmt: skip
+
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)(b|m)(?![a-z0-9])")
+
+
+def test_a_preset_has_about_the_number_of_parameters_in_its_name() -> None:
+    """With its towers or without them."""
+    off = set()
+    for preset in shipped_presets():
+        sizes = [float(number) * {"b": 1e9, "m": 1e6}[unit] for number, unit in _SIZE.findall(preset.name)]
+        spec = spec_of(preset)
+        weights = weights_of(spec)
+        if not sizes or weights is None:
+            continue
+        total = count_parameters(weights).total
+        whole = total + sum(tower.parameters or 0 for tower in towers_of(spec))
+        if min(abs(total / max(sizes) - 1), abs(whole / max(sizes) - 1)) > 0.1:
+            off.add(preset.name)
+    assert off - {*PUBLISHED, *WITH_TOWERS} == ROUNDED
