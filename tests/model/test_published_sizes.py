@@ -60,7 +60,9 @@ PUBLISHED = {
     "internlm2.5-7b": 7.738, "llama-3.1-minitron-4b-depth": 4.54, "llama-3.1-minitron-4b-width": 4.513,
     "llama-3.1-nemotron-nano-4b": 4.513, "llama-3.2-1b": 1.236, "minicpm4-0.5b": 0.4339, "nemotron-h-4b": 4.489,
     "olmo-1b": 1.177, "olmo-2-1b": 1.485, "opencoder-1.5b": 1.906, "qwen-7b": 7.721, "qwen1.5-7b": 7.721,
-    "stablelm-alpha-3b": 3.6385, "stablelm-alpha-7b": 7.869, "starcoderbase-1b": 1.137,
+    "stablelm-alpha-3b": 3.6385, "flan-t5-small": 0.07696, "flan-t5-base": 0.2476, "flan-t5-large": 0.7832,
+    "flan-t5-xl": 2.85, "flan-t5-xxl": 11.135, "mt5-small": 0.3002, "mt5-base": 0.5824, "mt5-large": 1.2296, "mt5-xl": 3.7426,
+    "mt5-xxl": 12.921, "byt5-small": 0.2996, "byt5-base": 0.5817, "ul2": 19.5, "stablelm-alpha-7b": 7.869, "starcoderbase-1b": 1.137,
 }  # fmt: skip
 
 
@@ -79,7 +81,7 @@ def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
 WITH_TOWERS = {
     "apriel-1.5-15b": 14_863_859_712, "aya-vision-8b": 8_631_842_032, "command-a-vision": 111_867_525_360,
     "deepseek-ocr": 3_336_106_240, "deepseek-ocr-2": 3_389_119_360, "deepseek-vl-1.3b": 1_975_235_584,
-    "deepseek-vl-7b": 7_343_990_017, "deepseek-vl2-tiny": 3_370_501_440, "devstral-small-2-24b": 24_011_361_840,
+    "deepseek-vl-7b": 7_343_990_017, "deepseek-vl2-tiny": 3_370_501_440, "deepseek-vl2-small": 16_148_349_504, "devstral-small-2-24b": 24_011_361_840,
     "diffusiongemma-26b-a4b": 25_823_778_864, "dots.ocr": 3_039_179_264, "ernie-4.5-vl-28b-a3b": 29_399_294_336,
     "ernie-4.5-vl-424b-a47b": 423_526_285_184, "gemma-3-12b": 12_187_325_040, "gemma-3-27b": 27_432_406_640,
     "gemma-3-4b": 4_300_079_472, "gemma-3n-e2b": 5_439_438_272, "gemma-3n-e4b": 7_849_978_192, "gemma-4-e2b":
