@@ -61,8 +61,9 @@ PUBLISHED = {
     "llama-3.1-nemotron-nano-4b": 4.513, "llama-3.2-1b": 1.236, "minicpm4-0.5b": 0.4339, "nemotron-h-4b": 4.489,
     "olmo-1b": 1.177, "olmo-2-1b": 1.485, "opencoder-1.5b": 1.906, "qwen-7b": 7.721, "qwen1.5-7b": 7.721,
     "stablelm-alpha-3b": 3.6385, "flan-t5-small": 0.07696, "flan-t5-base": 0.2476, "flan-t5-large": 0.7832,
-    "flan-t5-xl": 2.85, "flan-t5-xxl": 11.135, "mt5-small": 0.3002, "mt5-base": 0.5824, "mt5-large": 1.2296, "mt5-xl": 3.7426,
-    "mt5-xxl": 12.921, "byt5-small": 0.2996, "byt5-base": 0.5817, "ul2": 19.5, "stablelm-alpha-7b": 7.869, "starcoderbase-1b": 1.137,
+    "flan-t5-xl": 2.85, "flan-t5-xxl": 11.135, "mt5-small": 0.3002, "mt5-base": 0.5824, "mt5-large": 1.2296,
+    "mt5-xl": 3.7426, "mt5-xxl": 12.921, "byt5-small": 0.2996, "byt5-base": 0.5817, "ul2": 19.5,
+    "stablelm-alpha-7b": 7.869, "starcoderbase-1b": 1.137,
 }  # fmt: skip
 
 
@@ -75,13 +76,14 @@ def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     assert count_parameters(weights).total == pytest.approx(PUBLISHED[name] * 1e9, rel=0.01)
 
 
-# With the vision and audio towers: the parameters in the published files (safetensors metadata of the Hub, as in llmfit
+# With the towers of images and audio, if there are any: the parameters in the published files (safetensors metadata of the Hub, as in llmfit
 # 1.1.17). What no engine loads is taken off: a second copy of a tied embedding, a pooling head, packed positions, the
 # adapters of Phi-4 (rank 256 and 320 on all 45,056 rows and columns of a layer), layers for multi-token prediction.
 WITH_TOWERS = {
     "apriel-1.5-15b": 14_863_859_712, "aya-vision-8b": 8_631_842_032, "command-a-vision": 111_867_525_360,
     "deepseek-ocr": 3_336_106_240, "deepseek-ocr-2": 3_389_119_360, "deepseek-vl-1.3b": 1_975_235_584,
-    "deepseek-vl-7b": 7_343_990_017, "deepseek-vl2-tiny": 3_370_501_440, "deepseek-vl2-small": 16_148_349_504, "devstral-small-2-24b": 24_011_361_840,
+    "deepseek-vl-7b": 7_343_990_017, "deepseek-vl2-tiny": 3_370_501_440,
+    "deepseek-vl2-small": 16_148_349_504, "devstral-small-2-24b": 24_011_361_840,
     "diffusiongemma-26b-a4b": 25_823_778_864, "dots.ocr": 3_039_179_264, "ernie-4.5-vl-28b-a3b": 29_399_294_336,
     "ernie-4.5-vl-424b-a47b": 423_526_285_184, "gemma-3-12b": 12_187_325_040, "gemma-3-27b": 27_432_406_640,
     "gemma-3-4b": 4_300_079_472, "gemma-3n-e2b": 5_439_438_272, "gemma-3n-e4b": 7_849_978_192, "gemma-4-e2b":
@@ -118,6 +120,10 @@ WITH_TOWERS = {
     "smolvlm2-500m-video": 507_482_304, "step3-vl-10b": 10_171_750_144, "unlimited-ocr": 3_336_106_240,
     "LiquidAI/LFM2.5-VL-450M": 448_718_848, "AIDC-AI/Ovis1.6-Llama3.2-3B": 4_144_399_926 - 15_238_352,
     "MiniMaxAI/MiniMax-VL-01": 456_437_219_328, "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16": 13_181_860_358,
+    "ibm-granite/granite-4.2-3b": 3_659_737_600, "ibm-granite/granite-4.2-8b": 8_791_592_960,
+    "ibm-granite/granite-4.2-30b": 29_276_770_304, "granite-4.1-8b": 8_791_592_960, "minicpm5-2b": 2_516_756_480,
+    "ibm-granite/granite-4.1-8b-base": 8_380_551_168, "datalab-to/surya-ocr-2": 686_154_304 - 20_452_864,
+    "TinyLlama/TinyLlama-1.1B-Chat-v0.4": 1_100_060_672,
     "hunyuan-ocr": 1_119_925_744 - 120_818 * 1024, "ovis2-1b": 1_267_417_974 - 151_936 * 896, "ovis2-4b":
     4_616_106_486 - 151_936 * 2048, "paddleocr-vl": 958_588_736 - 103_424 * 1024 - 15_238_352 - 37_748_736,
     "phi-4-multimodal": 5_574_460_384 - 32 * 576 * 45_056, "qwen3.5-0.8b": 852_985_920, "qwen3.5-2b": 2_213_241_664,
@@ -126,7 +132,7 @@ WITH_TOWERS = {
 
 
 @every_row("name", WITH_TOWERS)
-def test_a_multimodal_model_has_the_parameters_of_its_published_files(name: str) -> None:
+def test_a_model_has_the_parameters_of_its_published_files(name: str) -> None:
     spec = load_model(name)
     weights, towers = weights_of(spec), towers_of(spec)
     assert weights is not None
