@@ -76,7 +76,7 @@ def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     assert count_parameters(weights).total == pytest.approx(PUBLISHED[name] * 1e9, rel=0.01)
 
 
-# With the towers of images and audio, if there are any: the parameters in the published files (safetensors metadata of the Hub, as in llmfit
+# With the towers: the parameters in the published files (safetensors metadata of the Hub, as in llmfit
 # 1.1.17). What no engine loads is taken off: a second copy of a tied embedding, a pooling head, packed positions, the
 # adapters of Phi-4 (rank 256 and 320 on all 45,056 rows and columns of a layer), layers for multi-token prediction.
 WITH_TOWERS = {
