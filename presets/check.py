@@ -208,6 +208,8 @@ def _check_types(whose: str, names: str, known: Collection[str]) -> None:
 
 
 def _check_releases(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.wrappers import WRAPPERS
+
     for name, own in rows["recipes"].items():
         _check_fields(name, own, {"stored", "config", "changes", "dtype", "like"})
     _check_likes(rows["recipes"])
@@ -216,7 +218,8 @@ def _check_releases(rows: Mapping[str, Any]) -> None:
         name = own.get("name") or own["names"]
         _check_fields(name, own, _RELEASE)
         _check_fields(name, own.get("quantized", {}).values(), recipes)
-        _check_fields(name, [own.get("tower", "unknown")], {"unknown"})
+        tower = own.get("tower", "unknown")
+        _check_fields(name, [tower["model_type"] if isinstance(tower, dict) else tower], {"none", "unknown", *WRAPPERS})
         if not isinstance(own.get("sizes", ""), str):
             raise ValueError(f"{name}: sizes must be text")
 

@@ -23,8 +23,8 @@ from kvcalc.model.type_tables import (
     reader_of,
 )
 
-# Omni models have the configs of their towers inside this one.
-_TOWERS = frozenset(("thinker_config", *TOWER_KEYS["vision"], *TOWER_KEYS["audio"]))
+TOWERS = frozenset(("thinker_config", *TOWER_KEYS["vision"], *TOWER_KEYS["audio"]))
+"""The keys that describe towers. Omni models have the configs of their towers inside thinker_config."""
 
 # Their code has the dimensions of the vision tower.
 _WITH_HIDDEN_TOWERS = ("molmo",)
@@ -55,7 +55,7 @@ def read_config(config: Mapping[str, object], name: str, source: str, *, strict:
     spec = _read_any(config, name, source, strict)
     if "architectures" in config:
         spec = with_class(spec, config)
-    has_towers = not _TOWERS.isdisjoint(config) or config.get("model_type") in _WITH_HIDDEN_TOWERS
+    has_towers = not TOWERS.isdisjoint(config) or config.get("model_type") in _WITH_HIDDEN_TOWERS
     return spec._replace(multimodal=config, has_unknown_tower=False) if has_towers else spec
 
 

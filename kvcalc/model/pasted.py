@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvcalc.errors import ModelError, UsageError
 from kvcalc.model import presets
 from kvcalc.model.derived import derive, names_size, why_not
+from kvcalc.model.hf_config import TOWERS
 from kvcalc.model.published import (
     PUBLISHED_BYTES,
     QUANTIZED_AS,
@@ -59,6 +60,12 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
         # The release was compared with the shipped preset, not with the user's.
         return None
     config = {**preset.config, **release.changes}
+    if release.tower is not None:
+        config = {key: value for key, value in config.items() if key not in TOWERS}
+    if isinstance(release.tower, dict):
+        from kvcalc.model.wrappers import around
+
+        config = around(config, release.tower)
     dtype = None
     if release.recipe is not None:
         dtype = release.recipe.dtype
@@ -68,10 +75,10 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
     size = PUBLISHED_BYTES.get(release.name.casefold())
     is_unread = size is None and _is_unread(release, preset)
     remark = _remark(name, release, preset, is_unread)
+    has_unknown_tower = preset.has_unknown_tower if release.tower is None else release.tower == "unknown"
     return Pasted(
         release.name, preset.name if is_own else release.name, preset, config, remark, dtype, release.has_mtp,
-        preset.has_unknown_tower or release.has_unknown_tower, size, is_unread,
-        release.file,
+        has_unknown_tower, size, is_unread, release.file,
     )  # fmt: skip
 
 
@@ -124,6 +131,8 @@ def _remark(name: str, release: Release, preset: presets.Preset, is_unread: bool
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "its own"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -34,7 +34,8 @@ class Release(NamedTuple):
 
     `aside` is a part of the name that the preset's name does not have and that does not affect the config. `changes`
     are the config keys in which the release differs from the preset. `suffix` is the part of the name for `recipe`.
-    `has_unknown_tower`: it has a vision or audio tower that the preset does not have, of a size that is not known.
+    `tower`: what it has in place of the preset's vision and audio towers: the config around the preset's language
+    model, "unknown" if a tower's size is not known, or "none".
     The name may follow from a listed one by a rule (`kvcalc.model.derived`). `is_variant`: it is then another variant,
     whose context was not compared. `is_copy`: it is then a copy, whose own config was not read. `original` is the
     release for which a repository of another owner is taken, if only their names are alike. `has_mtp`: it is the model
@@ -49,7 +50,7 @@ class Release(NamedTuple):
     recipe: Recipe | None = None
     is_variant: bool = False
     is_copy: bool = False
-    has_unknown_tower: bool = False
+    tower: object = None
     original: str | None = None
     has_mtp: bool = False
     file: NamedFile | None = None
@@ -103,13 +104,13 @@ def repackaged() -> Iterator[Release]:
 
 def _spelled_out(rows: str) -> Iterator[Release]:
     for row in _TABLE[rows]:
-        own, aside, has_tower = row.get("changes", {}), row.get("aside"), row.get("tower") == "unknown"
+        own, aside, tower = row.get("changes", {}), row.get("aside"), row.get("tower")
         named = row["names"].split() if "names" in row else [row["name"]]
         for size, pattern in product(row.get("sizes", "").split() or [""], named):
             name, preset = pattern.format(size), row["preset"].format(size.casefold())
             if not row.get("is_alias"):
-                yield Release(name, preset, aside, own, has_unknown_tower=has_tower)
+                yield Release(name, preset, aside, own, tower=tower)
             for suffix, chosen in row.get("quantized", {}).items():
                 recipe = _RECIPES[chosen]
-                changes, words = {**own, **recipe.changes}, suffix.lstrip("-")
-                yield Release(name + suffix, preset, aside, changes, words, recipe, has_unknown_tower=has_tower)
+                changes = {**own, **recipe.changes}
+                yield Release(name + suffix, preset, aside, changes, suffix.lstrip("-"), recipe, tower=tower)

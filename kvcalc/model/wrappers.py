@@ -90,11 +90,14 @@ def without_flat_keys(config: Mapping[str, object], outer: str) -> Mapping[str, 
     """
     if not is_flat(config, outer) or outer in _FLAT or outer in REMOTE_WRAPPERS:
         return None
-    wrapper = WRAPPERS[outer]
-    inner: Mapping[str, object] = {}
-    for key in reversed(wrapper.keys):
+    return around({}, {"model_type": outer, **{key: config[key] for key in _INHERITED if key in config}})
+
+
+def around(inner: Mapping[str, object], outer: Mapping[str, object]) -> dict[str, object]:
+    """Return the config of a wrapper: `outer`, with the config of the language model where its type has it."""
+    for key in reversed(WRAPPERS[str(outer["model_type"])].keys):
         inner = {key: inner}
-    return {"model_type": outer, **{key: config[key] for key in _INHERITED if key in config}, **inner}
+    return {**outer, **inner}
 
 
 def language_model(

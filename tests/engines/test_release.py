@@ -12,7 +12,7 @@ from kvcalc.engines import ENGINES
 from kvcalc.engines.declarations import table
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.presets import list_presets, shipped_table
-from kvcalc.model.resolve import load_model
+from kvcalc.model.resolve import load_model, spec_of
 from kvcalc.releases import Release, dates_of, parse_release, release_of, split_engine, step_at
 from tests.documents import estimate
 from tests.engines.models import ask, plain
@@ -265,6 +265,7 @@ def test_the_class_of_transformers_may_run_plain_attention(engine: str, said: bo
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_types_with_a_first_release_are_read(engine: str) -> None:
     presets = {str(preset.config.get("model_type")) for preset in list_presets().presets}
+    presets |= {spec_of(preset).model_type for preset in list_presets().presets}
     rows = table(engine, "classes")["releases"]
     types = [name for row in rows for name in row["types"].split()]
     assert set(types) <= presets

@@ -9,11 +9,14 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError, ModelError
+from kvcalc.model.hf_config import TOWERS
 from kvcalc.model.links import linked_name
 from kvcalc.model.pasted import find_pasted, nearest_names
 from kvcalc.model.presets import find_preset, shipped_presets, shipped_table
 from kvcalc.model.published import RECIPES, releases, repackaged
 from kvcalc.model.resolve import load_model
+from kvcalc.model.towers import towers_of
+from kvcalc.model.wrappers import around
 from tests.rows import every_row
 
 # What was pasted -> the preset, what the weights are stored in, and max_position_embeddings. The last two are the
@@ -622,7 +625,12 @@ def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> No
         assert found is not None, release.name
         assert (found.preset.name, found.reference) == (release.preset, release.name)
         stated = {**release.changes, **({"quantization_config": 0} if release.recipe else {})}
-        assert {k for k, v in found.config.items() if found.preset.config.get(k) != v} == set(stated), release.name
+        base = {k: v for k, v in found.preset.config.items() if release.tower is None or k not in TOWERS}
+        config = found.config
+        if isinstance(release.tower, dict):
+            config = {**base, **release.changes}
+            assert found.config == around(config, release.tower), release.name
+        assert {k for k, v in config.items() if base.get(k) != v} == set(stated), release.name
         stored = (release.preset, str(release.changes), str(release.recipe))
         if stored not in answered:  # fine-tunes of one base have the same answer
             answered.add(stored)
@@ -632,6 +640,54 @@ def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> No
         # What is left aside, and what the suffix means, are in the name.
         for part in (release.aside, release.suffix):
             assert part is None or part in release.name
+
+
+# The context and the KV heads of names whose own configs differ from those of the presets that they are taken for.
+OWN_FACTS = {
+    "zai-org/glm-4-9b": (8192, 2),
+    "zai-org/GLM-Z1-Rumination-32B-0414": (131072, 8),
+    "nvidia/Nemotron-H-8B-Reasoning-128K": (131072, 8),
+    "nvidia/Nemotron-H-8B-Base-8K": (8192, 8),
+    "Qwen/Qwen1.5-MoE-A2.7B-Chat": (32768, 16),
+    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16": (262144, 2),
+    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": (1048576, 2),
+    "inclusionAI/Ling-1T": (32768, 8),
+    "stepfun-ai/Step3-VL-10B": (65536, 8),
+    "allenai/Molmo2-8B": (36864, 8),
+    "lmms-lab/LLaVA-OneVision-1.5-4B-Instruct": (262144, 8),
+    "hugging-quants/Meta-Llama-3.1-405B-Instruct-AWQ-INT4": (131072, 16),
+    "meta-llama/Llama-3.1-405B-Instruct": (131072, 8),
+    "casperhansen/mistral-nemo-instruct-2407-awq": (1024000, 8),
+    "anthracite-org/magnum-v4-12b": (1024000, 8),
+    "mistralai/Mistral-Nemo-Instruct-2407": (131072, 8),
+    "deepseek-ai/deepseek-vl2-tiny": (4096, 10),
+}
+
+
+def test_a_name_has_the_facts_of_its_own_config() -> None:
+    read = {name: load_model(name) for name in OWN_FACTS}
+    facts = {name: (spec.max_position_embeddings, spec.attention.num_kv_heads) for name, spec in read.items()}
+    assert facts == OWN_FACTS
+
+
+def test_a_release_may_have_a_tower_that_its_preset_does_not_have() -> None:
+    """So may its quantized copies, and the language model stays the preset's."""
+    for name in ("LiquidAI/LFM2.5-VL-450M", "mlx-community/LFM2.5-VL-450M-8bit"):
+        spec = load_model(name)
+        assert [tower.parameters for tower in towers_of(spec)] == [94_234_880], name
+        assert spec.layers == load_model("lfm2.5-350m").layers, name
+
+
+def test_a_release_may_not_have_the_tower_of_its_preset() -> None:
+    """A fine-tune of the language model alone, and a model with another tower around it."""
+    assert towers_of(load_model("qwen3.5-9b"))
+    assert not towers_of(load_model("kai-os/Carnice-9b"))
+    assert [tower.parameters for tower in towers_of(load_model("mispeech/midashenglm-7b"))] == [None]
+    assert [tower.parameters for tower in towers_of(load_model("openbmb/MiniCPM-V-4.6"))] == [548_266_416]
+
+
+def test_a_remark_names_a_nested_config_and_does_not_print_it() -> None:
+    assert "audio_config is its own" in " ".join(load_model("openbmb/MiniCPM-o-2_6").remarks)
 
 
 def test_a_users_own_preset_is_not_taken_for_a_release_it_was_never_compared_with(

@@ -84,7 +84,10 @@ _RADIO = {
 
 
 def nemotron(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
-    """RADIO by its name, and a norm and two linear layers without biases (radio.py, nano_nemotron_vl.py)."""
+    """RADIO by its name, and a norm and two linear layers (radio.py, nano_nemotron_vl.py).
+
+    They have biases beside Llama (nemotron_vl.py).
+    """
     stated = vision.nested("args")
     name = str(stated.word("model"))
     if name not in _RADIO or stated.boolean("qk_normalization", False):
@@ -103,7 +106,8 @@ def nemotron(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
     merged = own * round(1 / outer.number("downsample_ratio", 0.5)) ** 2
     # Checkpoints with MTP layers have a last norm.
     whole += 2 * own if integer(outer.nested("llm_config"), 0, "num_nextn_predict_layers") else 0
-    return added(tower, (0, whole + merged + merged * middle + middle * text))
+    biases = merged + middle + text if outer.word("model_type") == "Llama_Nemotron_Nano_VL" else 0
+    return added(tower, (0, whole + merged + merged * middle + middle * text + biases))
 
 
 def deepseek_vl2(vision: ConfigReader, text: int, outer: ConfigReader) -> Counted:
