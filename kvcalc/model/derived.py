@@ -24,7 +24,6 @@ _TRAINED = frozenset(_TABLE["trained"].split())
 _WORD = rf"-(?:{'|'.join((*_TABLE['edited'].split(), *_TABLE['trained'].split()))})(?:-v?\d+(?:\.\d+)?)?"
 _EDITED = re.compile(rf"(.+?)((?:{_WORD})+)", re.IGNORECASE)
 _SIZE = re.compile(r"(?:.*-)?[ea]?\d+(?:\.\d+)?[bm](?:-.*)?", re.IGNORECASE)
-_UNREAD = _TABLE["unread"].split()
 _ANYBODYS = frozenset(_TABLE["anybodys"].split())
 _MLX = frozenset(_TABLE["mlx_copies"]["organisations"].casefold().split())
 _GGUF_ASIDE = frozenset(_TABLE["gguf"]["aside"].split())
@@ -51,9 +50,8 @@ def derive(name: str, *, any_owner: bool = False) -> Release | None:
         return _from_gguf(name, organisation, last, tag.casefold())
     if tag:
         return None
-    for suffix, recipe in _suffixes(organisation.casefold()):
+    for suffix, recipe, copies in _suffixes(organisation.casefold()):
         if last.casefold().endswith(suffix):
-            copies = suffix in _ANYBODYS or recipe is RECIPES["unread"]
             base = _base(organisation, last[: -len(suffix)], is_copy=True, copies=copies)
             if base is not None:
                 return _converted(name, base, last[-len(suffix) :].lstrip("-"), recipe)
@@ -124,17 +122,18 @@ def why_not(name: str) -> str | None:
     return None
 
 
-def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe]]:
-    """The suffixes of converted copies and what they mean, the organisation's own first."""
+def _suffixes(organisation: str) -> Iterator[tuple[str, Recipe, bool]]:
+    """The suffixes of converted copies, what they mean, and whether that holds for anybody's copies. The organisation's
+    own come first."""
     copies = _TABLE["mlx_copies"]
     for suffix, dtype in {**copies["anybodys"], **(copies["suffixes"] if organisation in _MLX else {})}.items():
         unknown = {"quant_method": f"mlx{suffix}"} if dtype is None else {}
-        yield suffix, Recipe(f"{dtype or 'mixed'} weights of MLX", unknown, dtype=dtype)
+        yield suffix, Recipe(f"{dtype or 'mixed'} weights of MLX", unknown, dtype=dtype), suffix in _ANYBODYS
     for table in (_TABLE["own_suffixes"].get(organisation, {}), _TABLE["suffixes"]):
         for suffix, recipe in table.items():
-            yield suffix, RECIPES[recipe]
-    for suffix in _UNREAD:
-        yield suffix, RECIPES["unread"]
+            yield suffix, RECIPES[recipe], suffix in _ANYBODYS
+    for suffix, recipe in _TABLE["unread"].items():
+        yield suffix, RECIPES[recipe], True
 
 
 def names_size(name: str) -> bool:
@@ -186,7 +185,7 @@ def _same(last: str, organisation: str | None) -> Release | None:
     """
     own = published_as(last.casefold())
     if own is not None and _is_of(own.name, organisation):
-        ends = tuple(suffix for suffix, _ in _suffixes(own.name.partition("/")[0].casefold()))
+        ends = tuple(suffix for suffix, _, _ in _suffixes(own.name.partition("/")[0].casefold()))
         return own if own.recipe is None or not own.name.casefold().endswith(ends) else None
     wanted = _key(last)
     found: dict[str, Release] = {}
