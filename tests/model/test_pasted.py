@@ -634,9 +634,9 @@ def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> No
         base = {k: v for k, v in found.preset.config.items() if release.tower is None or k not in TOWERS}
         config = found.config
         if isinstance(release.tower, dict):
-            stored = {k: v for k, v in found.config.items() if k == "quantization_config"}
-            assert found.config == {**around({**base, **release.changes}, release.tower), **stored}, release.name
-            config = {**base, **release.changes, **stored}
+            quantization = {k: v for k, v in found.config.items() if k == "quantization_config"}
+            assert found.config == {**around({**base, **release.changes}, release.tower), **quantization}, release.name
+            config = {**base, **release.changes, **quantization}
         assert {k for k, v in config.items() if base.get(k) != v} == set(stated), release.name
         stored = (release.preset, str(release.changes), str(release.recipe))
         if stored not in answered:  # fine-tunes of one base have the same answer
