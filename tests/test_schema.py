@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,13 @@ def test_drafted_tokens_and_prefix_hits(kvcalc: Any, method: str, engine: str) -
     check(kvcalc("plan", name, *options, *load, "--concurrency", "4", "--json").json, "plan")
 
 
-@pytest.mark.parametrize("engine", ["logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp"])
-@pytest.mark.parametrize("device", ["h100", "m2-ultra", "rtx-a400", "tpu-v5e"])
+ENGINES_ASKED = ("logical", "transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp")
+
+
+@pytest.mark.parametrize(
+    ("device", "engine"),
+    [*product(("h100", "m2-ultra", "rtx-a400", "gaudi2"), ENGINES_ASKED), ("tpu-v5e", "logical")],
+)
 def test_estimate_on_a_device(kvcalc: Any, device: str, engine: str) -> None:
     check(kvcalc("estimate", "llama-3.1-8b", "--gpu", device, "--engine", engine, "--json").json, "estimate")
     check(kvcalc("fit", "llama-3.1-8b", "--gpu", device, "--engine", engine, "--json").json, "fit_document")

@@ -92,8 +92,8 @@ class AuditPart(TypedDict):
     name: Literal["weights", "consumed", "non_torch", "activation", "graphs", "in_use", "available_memory"]
     """consumed is weights and non_torch together; non_torch is the driver and NCCL; in_use was so before the start;
     available_memory is left for the cache"""
-    bytes: Whole
-    """as printed in the log"""
+    bytes: int
+    """as printed in the log; negative if no memory is left for the cache"""
     predicted_bytes: int | None
     """what kvcalc predicts; null if it predicts nothing"""
     low_bytes: int | None

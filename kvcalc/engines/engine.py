@@ -76,7 +76,7 @@ class Engine(ABC):
     `limits_concurrency` is whether the concurrency that it prints is at most the requests that run.
     `keeps_tables_on_host` is whether the input embedding is always in host memory, and `has_device_budgets` whether
     every device has layers and a budget of its own, unlike pipeline stages of which the largest one decides.
-    `vendors` are those whose devices are modelled, or empty if all are.
+    `refused_vendors` are those on whose devices it has other rules, which are not modelled, or does not run.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Engine(ABC):
     limits_concurrency = True
     keeps_tables_on_host = False
     has_device_budgets = False
-    vendors: tuple[str, ...] = ()
+    refused_vendors: tuple[str, ...] = ()
     placement_options: PlacementOptions | None = None  # None: no part of a model can be in host memory
     placement: Placement | None = None  # which parts of the model are there
     micro_batch_tokens = 0  # the most tokens that the host and the device pass to each other at once
@@ -509,9 +509,8 @@ class Engine(ABC):
     def check_start(self, start: Start) -> None:
         """Raise LayoutError (exit 2) if the engine refuses to start, with its reason (`starts.yaml` of its folder), and
         UsageError (exit 2) for a vendor's device that is not modelled."""
-        vendor = None if start.gpu is None else start.gpu.vendor
-        if vendor and self.vendors and vendor not in self.vendors:
-            raise UsageError(f"{self.title} on {vendor}'s devices is not modelled", "use --engine logical")
+        if start.gpu is not None and start.gpu.vendor in self.refused_vendors:
+            raise UsageError(f"{self.title} on {start.gpu.vendor}'s devices is not modelled", "use --engine logical")
         if has_table(self.name, "starts"):
             from kvcalc.engines.starts import check, rules_of
 

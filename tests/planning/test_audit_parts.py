@@ -180,6 +180,13 @@ def test_why_the_weights_differ(model: str, settings: str, lines: str, why: str)
     assert list(found) == ["weights"]
 
 
+def test_a_server_without_memory_for_its_cache() -> None:
+    parts = parts_of(server().replace("memory: 5.0 GiB", "memory: -0.12 GiB"))
+    assert parts["available_memory"]["bytes"] == pytest.approx(-0.12 * GIB)
+    nothing = parts_of(server(free=0).replace("/23.65 GiB", "/0.0 GiB"))
+    assert nothing["weights"]["bytes"] == pytest.approx(14.99 * GIB)
+
+
 def test_a_stage_of_an_unknown_number_is_not_compared() -> None:
     # wtdcode/vllm-backport#34
     log = "(Worker_PP1_TP3 pid=4365) INFO Actual usage is 19.47 GiB for consumed memory (weights + non-torch)\n"

@@ -23,8 +23,7 @@ _TITLES = {
     "activation": "peak activation", "graphs": "CUDA graphs", "in_use": "in use before the start",
     "available_memory": "memory of the cache",
 }  # fmt: skip
-# Only the weights can be predicted if the log does not have the size of the device.
-_WITHOUT_A_DEVICE = ("weights",)
+# If the log does not have the size of the device, only the weights are predicted, for a device that holds any.
 _LARGE_DEVICE = 2**40
 # A smaller difference of the weights is rounding and alignment.
 _SAME_WEIGHTS = 0.01
@@ -58,25 +57,22 @@ def describe_parts(log: Log, question: Question) -> list[documents.AuditPart]:
         words = f"not predicted: {error.message}"
         return [*parts, *(_part(name, *measured, None, words) for name, measured in printed.items())]
     for name, (record, size) in printed.items():
-        if memory is None and name not in _WITHOUT_A_DEVICE:
-            continue
-        predicted = _predicted(fit, name)
-        parts.append(_part(name, record, size, predicted, _why(name, size.middle, predicted, log, question)))
+        if memory is not None or name == "weights":
+            predicted = _predicted(fit, name)
+            parts.append(_part(name, record, size, predicted, _why(name, size.middle, predicted, log, question)))
     return parts
 
 
 def _prediction(log: Log, question: Question, memory_bytes: int) -> documents.Fit:
     if log.text("pipeline_rank") and question.pipeline_parallel_size == 1:
         raise UsageError("the log is of a pipeline stage, and does not say how many there are")
-    options = {name.replace("_", "-"): log.text(name) or "false" for name in log_reader(log.engine).memory_options}
-    flags = {"true": True, "false": None}
-    stated = {name: flags.get(text.casefold(), text) for name, text in options.items()}
-    return answer(
-        question._replace(
-            devices=Devices(own_gpu(None, memory_bytes, None, None), _ranks(question)),
-            engine_settings={**(question.engine_settings or {}), **{k: v for k, v in stated.items() if v is not None}},
-        )
-    ).fit
+    settings = dict(question.engine_settings or {})
+    for name in log_reader(log.engine).memory_options:
+        text = (log.text(name) or "false").casefold()
+        if text != "false":
+            settings[name.replace("_", "-")] = True if text == "true" else text
+    devices = Devices(own_gpu(None, memory_bytes, None, None), _ranks(question))
+    return answer(question._replace(devices=devices, engine_settings=settings)).fit
 
 
 def _ranks(question: Question) -> int:
@@ -110,8 +106,8 @@ def _predicted(fit: documents.Fit, name: str) -> tuple[int, int, int]:
 def _why(name: str, size: int, predicted: tuple[int, int, int], log: Log, question: Question) -> str:
     """How the part differs from the prediction, and what may explain it."""
     middle, low, high = predicted
-    off = _SAME_WEIGHTS * middle if name == "weights" else 0
-    if low - off <= size <= high + off:
+    tolerance = _SAME_WEIGHTS * middle if name == "weights" else 0
+    if low - tolerance <= size <= high + tolerance:
         return "as predicted"
     more = size > middle
     words = f"{format_size(abs(size - middle))} {'more' if more else 'less'} than the {format_size(middle)} predicted"
@@ -124,20 +120,20 @@ def _reasons(name: str, size: int, more: bool, predicted: int, log: Log, questio
     spec, drafter, quantized = question.model, log.text("draft_model"), log.text("quantization")
     if name == "weights":
         files = [_size(record.parts["size"]).middle for record in log.named("checkpoint")]
-        held = files and question.tensor_parallel_size == question.pipeline_parallel_size == 1
+        has_all_files = files and question.tensor_parallel_size == question.pipeline_parallel_size == 1
         is_plain = spec.quantization is None and spec.named_dtype is None
         if not more:
-            named = f" (quantization={quantized})" if quantized else ""
+            method = f" (quantization={quantized})" if quantized else ""
             is_quantized = is_plain and (quantized or size < _MOST_QUANTIZED * predicted)
             return [
-                f"the server's weights are quantized{named}: give that copy with --model" if is_quantized else None,
+                f"the server's weights are quantized{method}: give that copy with --model" if is_quantized else None,
                 "the server may not load the tower" if spec.has_towers else None,
             ]
         return [
             f"those of the drafter {drafter} are not counted" if drafter else None,
             "the size of the tower is not known" if spec.has_unknown_tower else None,
             f"layers left in 16 bits: the files have {format_size(files[0])}"
-            if held and files[0] > predicted and not is_plain else None,
+            if has_all_files and files[0] > predicted and not is_plain else None,
             None if is_plain else "layers left in 16 bits, or weights padded for a kernel",
         ]  # fmt: skip
     if name == "activation":
