@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -479,7 +479,8 @@ def test_llama_server_places_the_model_itself(words: str, option: str, context: 
     note = next(one["text"] for one in found["warnings"] if one["code"] == "placed")
     assert f"it starts as with --{option} " in note
     chosen = int(note.rpartition(" ")[2])
-    assert found["fit"]["host"][option.replace("-", "_")] == chosen
+    host = cast("dict[str, Any]", found["fit"]["host"])
+    assert host[option.replace("-", "_")] == chosen
     assert found["fit"]["free_bytes"] >= 2**30
     # One layer more would leave less free, and without --fit the server does not start.
     more = chosen + (1 if option == "n-gpu-layers" else -1)
