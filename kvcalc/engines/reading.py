@@ -63,7 +63,8 @@ class Read:
     what else it does not. `copies` are whole copies behind one server, and `nodes` the machines that run the same
     command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's, and
     `keeps_context` whether an engine that chooses its context must not. `length_shares` are the sequences that then
-    divide the model's own length.
+    divide the model's own length. `margin_bytes` is set if the engine moves parts of the model into host memory until
+    this much of the device is free.
     """
 
     def __init__(self, engine: str) -> None:
@@ -80,6 +81,7 @@ class Read:
         self.notes: list[str] = []
         self.copies = self.nodes = self.length_shares = 1
         self.lifts_limit = self.keeps_context = False
+        self.margin_bytes: int | None = None
 
     def last(self, *names: str) -> str | None:
         """The text of an option under the name that the command has last, which counts. None without the option."""

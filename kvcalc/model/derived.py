@@ -60,7 +60,7 @@ def derive(name: str, *, any_owner: bool = False) -> Release | None:
         whole = derive(f"{organisation}/{drafting[1]}")
         return whole and whole._replace(name=name, aside=drafting[2], has_mtp=True)
     found = _base(organisation, last, is_copy=organisation.casefold() in _MIRRORS, name=name)
-    edited = _edited(last)
+    edited = _edited(last, organisation)
     if found is None and edited is not None:  # an edited copy in a type of its own
         found = derive(f"{organisation}/{edited[0]}")
         found = found and found._replace(name=name, aside=edited[1], is_variant=True)
@@ -141,9 +141,14 @@ def names_size(name: str) -> bool:
     return _SIZE.fullmatch(name) is not None
 
 
-def _edited(last: str) -> tuple[str, str] | None:
-    """The original's name and the words after it, if they say that its weights were edited or trained further."""
-    found = _EDITED.fullmatch(last)
+def _edited(last: str, organisation: str) -> tuple[str, str] | None:
+    """The original's name and the words after it, if they say that its weights were edited or trained further.
+
+    The publisher's own name may be among these words.
+    """
+    first, *others = last.split("-")
+    words = (word for word in others if word.casefold() != organisation.casefold())
+    found = _EDITED.fullmatch("-".join([first, *words]))
     if found is None or (not _TRAINED.isdisjoint(found[2].casefold().split("-")) and not names_size(found[1])):
         return None
     return found[1].removeprefix("Huihui-"), found[2].removeprefix("-")
@@ -165,10 +170,13 @@ def _base(
     if drafting is not None:  # the whole model with its MTP layer, which its config must have
         found = _base(organisation, drafting[1], is_copy=True, name=name, copies=True)
         return found and found._replace(aside=drafting[2], has_mtp=True)
-    edited = _edited(last)
+    edited = _edited(last, organisation)
     if edited is not None:
         anybody = copies or name is not None  # without a type of its own
         found = _base(organisation, edited[0], is_copy=True, name=name, copies=anybody)
+        _, hyphen, rest = edited[0].partition("-")
+        if found is None and hyphen and names_size(rest) and not _TRAINED.isdisjoint(edited[1].casefold().split("-")):
+            found = _base(organisation, rest, is_copy=True, name=name, copies=anybody)
         return found if found is None else found._replace(aside=edited[1], is_variant=True)
     copies = copies or (is_copy and organisation.casefold() in (_CONVERTERS | _MIRRORS))
     publisher, underscore, rest = last.partition("_")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -411,9 +411,9 @@ SEVENTY, GGUF = "meta-llama/Llama-3.3-70B-Instruct", "llama-server -hf bartowski
         (f"vllm serve {SEVENTY} -tp 2", "h100x4", ["--max-model-len", "--tensor-parallel-size"]),
         (f"sglang serve --model-path {LLAMA} --context-length 131072", "l4", ["--tensor-parallel-size"]),
         (f"trtllm-serve {SEVENTY}", "h100x4", ["--tp-size"]),
-        (f"{GGUF} -c 131072 -np 2", "l40s", ["--ctx-size", "--n-gpu-layers"]),
-        (f"{GGUF} -c 8192", "rtx-4090", ["--n-gpu-layers"]),
-        ("llama-server -hf unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M -c 32768", "rtx-4080",
+        (f"{GGUF} -c 131072 -np 2 --fit off", "l40s", ["--ctx-size", "--n-gpu-layers"]),
+        (f"{GGUF} -c 8192 --fit off", "rtx-4090", ["--n-gpu-layers"]),
+        ("llama-server -hf unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M -c 32768 --fit off", "rtx-4080",
          ["--n-gpu-layers", "--n-cpu-moe"]),
     ],
 )  # fmt: skip
@@ -461,3 +461,35 @@ def test_the_tag_of_an_image_is_a_release_a_day_or_the_newest(image: str, releas
     engine = server.reader.engine
     place = release_of(engine if server.release is None else f"{engine}@{server.release}")
     assert place == (None if release is None else release_of(f"{engine}@{release}"))
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "context"),
+    [
+        ("bartowski/Qwen3-32B-GGUF:Q4_K_M -c 8192", "n-gpu-layers", 8192),
+        ("bartowski/Qwen3-32B-GGUF:Q4_K_M", "n-gpu-layers", 4096),
+        ("Qwen/Qwen3-8B-GGUF:Q8_0 -c 0", "n-gpu-layers", 40960),
+        ("unsloth/Qwen3.6-35B-A3B-GGUF:Q4_K_M -c 8192", "n-cpu-moe", 8192),
+    ],
+)
+def test_llama_server_places_the_model_itself(words: str, option: str, context: int) -> None:
+    """--fit is on by default: it leaves 1,024 MiB free (common_params_fit_impl, common/fit.cpp)."""
+    found = check(f"llama-server -hf {words}", "rtx-3060")
+    assert (found["starts"], found["workload"]["context_tokens"]) == (True, context)
+    note = next(one["text"] for one in found["warnings"] if one["code"] == "placed")
+    assert f"it starts as with --{option} " in note
+    chosen = int(note.rpartition(" ")[2])
+    host = cast("dict[str, Any]", found["fit"]["host"])
+    assert host[option.replace("-", "_")] == chosen
+    assert found["fit"]["free_bytes"] >= 2**30
+    # One layer more would leave less free, and without --fit the server does not start.
+    more = chosen + (1 if option == "n-gpu-layers" else -1)
+    given = words.replace("-c 0", "-c 40960") if "-c" in words else f"{words} -c {context}"
+    assert check(f"llama-server -hf {given} --{option} {more}", "rtx-3060")["fit"]["free_bytes"] < 2**30
+    assert not check(f"llama-server -hf {given} --fit off", "rtx-3060")["starts"]
+
+
+def test_llama_server_lowers_no_context_that_is_given() -> None:
+    roomy, long = (check(f"llama-server -hf Qwen/Qwen3-8B-GGUF:Q8_0{more}", "rtx-3060") for more in ("", " -c 0"))
+    assert roomy["workload"]["context_tokens"] < long["workload"]["context_tokens"] == 40960
+    assert roomy["fit"]["host"] is None

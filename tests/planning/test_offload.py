@@ -254,6 +254,19 @@ def test_the_host_must_have_room() -> None:
     assert any("the host needs" in text for text in texts(short))
 
 
+def test_where_the_host_is_judged_the_prompts_that_it_keeps_are_named() -> None:
+    def says(**settings: str) -> bool:
+        found = kvcalc.fit(
+            "qwen3-32b", kvcalc.find_devices("rtx-3090"), engine="llama.cpp", dtype="q4_k_m", context_tokens=4096,
+            engine_settings={"n-gpu-layers": "20", **settings},
+        )  # fmt: skip
+        return any(note["code"] == "cache-ram" for note in found["warnings"])
+
+    assert says(**{"host-memory": "64GiB"})
+    assert not says()
+    assert not says(**{"host-memory": "64GiB", "before-pull": "16812"})
+
+
 def test_the_host_sets_limits_too() -> None:
     needed = placed(n_gpu_layers="20")["fit"]["host"]["host_bytes"]
     limits = placed(n_gpu_layers="20", host_memory=str(needed + 13 * LAYER_CACHE))["fit"]

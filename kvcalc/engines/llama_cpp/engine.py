@@ -24,7 +24,7 @@ from kvcalc.engines.llama_cpp.placement import (
     parse_shares,
     split_layers,
 )
-from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, parse_settings
+from kvcalc.engines.llama_cpp.settings import AUTO_SLOTS, NO_ROWS, NO_V, PADDING, parse_settings
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import ANYWHERE, Place
 from kvcalc.engines.placement import count_placed_layers, without_tables
@@ -92,7 +92,7 @@ class LlamaCpp(Engine):
         if self._views_v(spec):
             text = "llama.cpp before January 2026 keeps a second copy of the latent as V; --before-pull 19067 counts it"
             self.notes = (Note("engine", "latent-twice", text),)
-        self.notes += self._note_slots()
+        self.notes += (*self._note_slots(), *self._note_prompts())
 
     @classmethod
     def check_encoder(cls, spec: ModelSpec, settings: Mapping[str, str]) -> None:
@@ -154,6 +154,15 @@ class LlamaCpp(Engine):
             return ()
         text = f"llama-server starts {AUTO_SLOTS} slots, and each keeps {kept} of its own; --parallel 1 starts one"
         return (Note("engine", "slots", text),)
+
+    def _note_prompts(self) -> tuple[Note, ...]:
+        """What the server keeps in host memory beside the model (--cache-ram, pull request 16391, October 2025)."""
+        if self.placement is None or self.placement.host_memory_bytes is None or self.chosen.is_before(PADDING):
+            return ()
+        text = (
+            "llama-server also keeps up to 8 GiB of prompts in host memory, which is not counted; --cache-ram 0: none"
+        )
+        return (Note("engine", "cache-ram", text),)
 
     def kept_by_slots(self) -> str:
         """What every slot keeps even if all of them share the cells. Empty if that is nothing."""

@@ -22,6 +22,7 @@ _DRAFT_MODEL = (
 # Expressions for the experts of all layers: .ffn_.*_exps.=CPU, exps=CPU, \\.ffn_(up|gate|down)_exps\\.=CPU
 _ALL_EXPERTS = re.compile(r"(?:[\\.*]*ffn_?)?(?:\.\*_?|\(?[a-z|]+\)?_?)?exps[\\.*]*(?:weight)?=CPU")
 _STEP = "512"  # common_params, common/common.h
+_PLACED, _OVERRIDES, _MARGIN_MIB = ("n-gpu-layers", "cpu-moe", "n-cpu-moe"), ("override-tensor", "ot"), "1024"
 
 
 class LlamaCppReader(Reader):
@@ -34,8 +35,9 @@ class LlamaCppReader(Reader):
         if batch is not None:  # src/llama-context.cpp
             step = min(whole(batch, "--batch-size"), whole(settings.get("ubatch-size", _STEP), "--ubatch-size"))
             settings["ubatch-size"] = str(step)
-        found.keeps_context = left.get("fit", "on").casefold() in ("off", "disabled", "false", "0")
+        fits = left.get("fit", "on").casefold() not in ("off", "disabled", "false", "0")
         total = found.last("ctx-size", "c")
+        found.keeps_context = not fits or total == "0"  # -c 0 is the model's own length (--ctx-size, common/arg.cpp)
         if settings.get("parallel") == "-1":  # the default: the server chooses
             del settings["parallel"]
         slots = whole(settings.get("parallel", "1"), "--parallel")
@@ -51,6 +53,9 @@ class LlamaCppReader(Reader):
             found.fields["tensor_parallel_size"] = "all"
         found.model = named(found.model, found.last("hf-file", "hff"))
         self._overrides(found)
+        # --fit places the model only if no option does (common_params_fit_impl, common/fit.cpp).
+        if fits and not any(name in settings for name in _PLACED) and found.last(*_OVERRIDES) is None:
+            found.margin_bytes = whole(settings.get("fit-target", _MARGIN_MIB), "--fit-target") * 2**20
         own = found.last(*_DRAFT_MODEL)
         if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or own is not None:
             number = settings.pop("draft-max", None) or left.get("spec-ngram-mod-n-max") or "16"
@@ -67,7 +72,7 @@ class LlamaCppReader(Reader):
 
     def _overrides(self, found: Read) -> None:
         """-ot 'exps=CPU' keeps the experts of every layer in host memory, like --cpu-moe (common/arg.cpp)."""
-        given = found.last("override-tensor", "ot")
+        given = found.last(*_OVERRIDES)
         if given is None:
             return
         if _ALL_EXPERTS.fullmatch(given):

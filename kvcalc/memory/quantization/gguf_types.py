@@ -73,13 +73,17 @@ _EMBEDDINGS = {
     **dict.fromkeys(("iq2_s", "iq2_m", "iq3_xxs"), _IQ3_S), **dict.fromkeys(("tq1_0", "tq2_0"), _Q4_K),
 }  # fmt: skip
 # A delta net's queries, keys and values are one matrix, attn_qkv, which has the type of values (category_is_attn_v).
-_VALUES = (".v_proj", ".value", ".linear_attn.in_proj_qkv")
+# Qwen3-Next's also has the gate, which the converter takes out of it (attn_gate).
+_VALUES = (".v_proj", ".value", ".linear_attn.in_proj_qkv", ".linear_attn.in_proj_qkvz")
 # The parts of a layer, by the ends of the names of their matrices.
 _PARTS = {
     "value": _VALUES, "key": (".k_proj", ".key"), "query": (".q_proj", ".query"),
-    "output": (".o_proj", ".attn.out_proj", "attention.dense", "self_attention.dense", "attn.c_proj"),
+    "output": (
+        ".o_proj", ".attn.out_proj", ".self_attn.out_proj", ".attention.out_proj", "attention.dense", "attn.c_proj",
+        "self_attention.dense", ".self_attn.dense", ".attention.wo",
+    ),
     "fused": (".qkv_proj", ".query_key_value", ".c_attn", ".Wqkv", ".W_pack", ".wqkv"),
-    "down": (".down_proj", ".w2", ".dense_4h_to_h", ".fc2", ".mlp.c_proj"),
+    "down": (".down_proj", ".w2", ".dense_4h_to_h", ".fc2", ".mlp.c_proj", ".output_linear"),
 }  # fmt: skip
 
 # llama.cpp keeps K and V of models with eight experts in 8 bits, because that adds little to their size.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 _Entry = TypeVar("_Entry")
@@ -22,13 +23,20 @@ def transformers_match(patterns: Sequence[str]) -> Match:
     """Match like modules_to_not_convert.
 
     A pattern is a regular expression that matches the start of a name up to a module boundary, or a literal end of a
-    name. Source: should_convert_module, Transformers 5.23.0.
+    name. Source: should_convert_module, Transformers 5.23.0. Answers are remembered, because a search for what fits
+    asks for the same names of all layers many times.
     """
-    ends = tuple(patterns)
-    starts = [pattern for pattern in patterns if _is_plain(pattern)]
+    return _transformers_match(tuple(patterns))
+
+
+@lru_cache(maxsize=8)
+def _transformers_match(ends: tuple[str, ...]) -> Match:
+    starts = [pattern for pattern in ends if _is_plain(pattern)]
     whole, prefixes = frozenset(starts), tuple(start if start.endswith(".") else f"{start}." for start in starts)
-    regex = _regex_match([pattern for pattern in patterns if not _is_plain(pattern)], _module_match)
-    return lambda name: any(n in whole or n.startswith(prefixes) or n.endswith(ends) or regex(n) for n in aliases(name))
+    regex = _regex_match([pattern for pattern in ends if not _is_plain(pattern)], _module_match)
+    return lru_cache(maxsize=2**16)(
+        lambda name: any(n in whole or n.startswith(prefixes) or n.endswith(ends) or regex(n) for n in aliases(name))
+    )
 
 
 def compressed_match(patterns: Sequence[str], class_names: Iterable[str]) -> Match:

@@ -95,6 +95,8 @@ def _checked(
         question = question._replace(speculative=None)
         found = _fit(question, server.reader)
         notes.append(Note("command", "command", f"drafting is not counted: {error.message}"))
+    if read.margin_bytes is not None and found["fit"]["free_bytes"] < read.margin_bytes:
+        question, found = _with_parts_on_host(question, found, server.reader, read.margin_bytes, notes)
     if found["speculative"] is not None and acceptance_length is None:
         found["speculative"]["acceptance_length"] = None
     part = found["fit"]
@@ -153,6 +155,35 @@ def _command(server: Server, read: Read | None) -> documents.ServerCommand:
 def _fit(question: Question, reader: Reader) -> documents.FitDocument:
     with _refusals(reader):
         return fit(question)
+
+
+def _with_parts_on_host(
+    question: Question, found: documents.FitDocument, reader: Reader, margin: int, notes: list[Note]
+) -> tuple[Question, documents.FitDocument]:
+    """The server with the parts in host memory that it moves there itself, until the device has `margin` bytes free.
+
+    Experts are moved before whole layers. The question and its answer are the given ones if that is not known.
+    """
+    devices, engine, release = question.devices, engine_class(question.engine), release_of(question.engine)
+    try:
+        engine.check_auto_context(question.engine_settings or {}, release)
+    except UsageError:  # an older build
+        return question, found
+    if devices is None or devices.num_devices > 1:
+        return question, found
+    gpu = devices.gpu._replace(memory_bytes=devices.gpu.memory_bytes - margin)
+    tokens = found["workload"]["context_tokens"]
+    placed = question._replace(context_tokens=tokens, fits_context=False)
+    offload = _fit(placed._replace(devices=devices._replace(gpu=gpu)), reader)["offload"]
+    moved, options = offload and (offload["n_cpu_moe"] or offload["n_gpu_layers"]), engine.placement_options
+    if not offload or moved is None or options is None:
+        return question, found
+    option = options.experts if moved is offload["n_cpu_moe"] else options.layers
+    settings = {**(question.engine_settings or {}), option: str(moved["value"])}
+    text = f"the server leaves {format_size(margin)} of the device free: it starts as with --{option} {moved['value']}"
+    notes.append(Note("command", "placed", text))
+    placed = placed._replace(engine_settings=settings)
+    return placed, _fit(placed, reader)
 
 
 @contextmanager
