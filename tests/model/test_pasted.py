@@ -644,6 +644,9 @@ def test_every_listed_name_is_understood_and_changes_only_what_is_stated() -> No
             weights, base = answer(release.name)["weights"], answer(release.preset)["weights"]
             is_read = release.recipe is not RECIPES["unread"]
             assert bool(weights["bytes"]) is is_read or not base["parameters"], release.name
+        # A change beside the config of the language model would be lost.
+        context = release.changes.get("max_position_embeddings")
+        assert context in (None, load_model(release.name).max_position_embeddings), release.name
         # What is left aside, and what the suffix means, are in the name.
         for part in (release.aside, release.suffix):
             assert part is None or part in release.name
@@ -659,6 +662,10 @@ OWN_FACTS = {
     "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16": (262144, 2),
     "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4": (1048576, 2),
     "inclusionAI/Ling-1T": (32768, 8),
+    "inclusionAI/Ring-1T": (65536, 8),
+    "internlm/Intern-S1": (65536, 4),
+    "mistralai/Mistral-Large-3-675B-Instruct-2512": (294912, 128),
+    "LiquidAI/LFM2.5-8B-A1B": (128000, 8),
     "stepfun-ai/Step3-VL-10B": (65536, 8),
     "allenai/Molmo2-8B": (36864, 8),
     "lmms-lab/LLaVA-OneVision-1.5-4B-Instruct": (262144, 8),
