@@ -63,6 +63,11 @@ def is_from_a_name(spec: ModelSpec) -> bool:
     return spec.checkpoint is None and isinstance(outer, Mapping) and any(key in outer for key in _KEYS)
 
 
+def has_unknown_cache(spec: ModelSpec) -> bool:
+    """Whether the checkpoint's config, which may name a type of the cache, was not read."""
+    return isinstance(spec.quantization, Mapping) and spec.quantization.get("kv_cache_scheme") == _UNKNOWN
+
+
 def _is_made_by(outer: object, methods: tuple[str, ...]) -> bool:
     return isinstance(outer, Mapping) and str(outer.get("quant_method", "")).startswith(methods)
 

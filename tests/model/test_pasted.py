@@ -306,6 +306,12 @@ def test_a_copy_whose_config_was_not_read_has_the_layers_and_no_types(name: str)
     assert answer(name, **same)["kv_cache"] == answer(preset, **same)["kv_cache"]
 
 
+def test_a_folder_of_models_is_no_publisher_of_an_unread_copy(kvcalc: Any) -> None:
+    path = "/models/Qwen3.8-27B-NVFP4"
+    found = kvcalc("check", "vllm", "serve", path, "--max-model-len", "8192", "--gpu", "h100", "--json")
+    assert found.json["fit"]["weights_bytes"]
+
+
 NAMES_OF_ONE_MODEL = (
     "Qwen3-32B", "Qwen3-32B-Q4_K_M", "unsloth/Qwen3-32B-GGUF", "unsloth/Qwen3-32B", "someone/Qwen3-32B", "qwen3:32b",
     "hf.co/unsloth/Qwen3-32B-GGUF:Q4_K_M", "someone/Qwen3-32B-AWQ", "llama-3-70b-instruct", "mistral-7b",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.engines import context_limits, engine_class
+from kvcalc.engines.checkpoint import has_unknown_cache
 from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
@@ -119,11 +120,12 @@ def _model(text: str, notes: list[str]) -> ModelSpec:
     try:
         return load_model(text)
     except UsageError as error:
-        for name in _names_in(text):
-            found = find_published(name)
-            if found is not None:
-                notes.append(f"{text} is not here, and is taken as {name}")
-                return found
+        specs = {name: spec for name in _names_in(text) if (spec := find_published(name)) is not None}
+        if specs:
+            # A folder such as /models is no publisher of a copy that was not read.
+            name = min(specs, key=lambda name: has_unknown_cache(specs[name]))
+            notes.append(f"{text} is not here, and is taken as {name}")
+            return specs[name]
         hint = error.hint or "if it is on the server, write the model's name instead, for example Qwen/Qwen3-8B"
         raise UsageError(error.message, hint) from None
 
