@@ -69,6 +69,7 @@ def test_files_of_deepseek_v2_keep_k_and_v_of_every_head_in_every_build() -> Non
     answer = estimate(name, **question)
     assert answer["kv_cache"]["total_bytes"] == (1296 + 864) * 2**20
     assert any("made before April 2025" in note["text"] for note in answer["warnings"])
+    assert not any(note["code"] == "latent-twice" for note in answer["warnings"])
     assert estimate("deepseek-coder-v2:16b", **question)["kv_cache"]["total_bytes"] == (1296 + 864) * 2**20
     # A file that is made now has the latent.
     assert estimate("deepseek-v2-lite", **question)["kv_cache"]["total_bytes"] == 8192 * 27 * 576 * 2

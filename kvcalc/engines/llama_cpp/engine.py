@@ -89,7 +89,7 @@ class LlamaCpp(Engine):
             self.bounds = bounds_of(layers_per_device(count_placed_layers(spec), self._shares or (1,) * stages))
             self.settings |= {"split_mode": mode, "tensor_split": settings.get(SPLIT)}
         self.check_model()
-        if self._views_v(spec):
+        if self._views_v(spec) and not spec.expands_latent:
             text = "llama.cpp before January 2026 keeps a second copy of the latent as V; --before-pull 19067 counts it"
             self.notes = (Note("engine", "latent-twice", text),)
         self.notes += (*self._note_slots(), *self._note_prompts())
