@@ -121,7 +121,7 @@ WITH_TOWERS = {
     "LiquidAI/LFM2.5-VL-450M": 448_718_848, "AIDC-AI/Ovis1.6-Llama3.2-3B": 4_144_399_926 - 15_238_352,
     "MiniMaxAI/MiniMax-VL-01": 456_437_219_328, "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16": 13_181_860_358,
     "qwen-audio": 8_396_222_464,
-    "ibm-granite/granite-4.2-3b": 3_659_737_600, "ibm-granite/granite-4.2-8b": 8_791_592_960,
+    "granite-4.2-3b": 3_659_737_600, "ibm-granite/granite-4.2-8b": 8_791_592_960,
     "ibm-granite/granite-4.2-30b": 29_276_770_304, "granite-4.1-8b": 8_791_592_960, "minicpm5-2b": 2_516_756_480,
     "ibm-granite/granite-4.1-8b-base": 8_380_551_168, "datalab-to/surya-ocr-2": 686_154_304 - 20_452_864,
     "TinyLlama/TinyLlama-1.1B-Chat-v0.4": 1_100_060_672,
