@@ -22,7 +22,7 @@ FACTS = {
     "loaded_tables", "lookahead_tokens", "needed_context", "pool_limit", "prompt_division", "prompt_ranks_in",
     "prompt_settings", "replica_settings", "reserve", "reuse", "role_in", "rules_used", "split_layers", "stage_bounds",
     "weight_dtype", "device_stages", "disaggregation", "draft_tables", "schedule", "weight_padding",
-    "with_default_block", "limit_running",
+    "with_default_block", "limit_running", "context_limits",
 }  # fmt: skip
 
 

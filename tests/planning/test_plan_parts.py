@@ -308,7 +308,7 @@ def test_a_server_has_the_context_that_its_engine_needs_up_to_the_limit_of_the_m
     engine: str, limit: int | None, context: int
 ) -> None:
     """SGLang keeps two tokens free beyond a prompt and its answer (`needed_context`)."""
-    question: Any = SimpleNamespace(model=SimpleNamespace(max_position_embeddings=limit, name="a"))
+    question: Any = SimpleNamespace(model=SimpleNamespace(longest_context=limit, name="a"))
     traffic = Traffic(question, drawn_lengths("fixed:2000", "fixed:200")[0], Targets(1, None), False)
     assert traffic.context_for(engine) == context
     assert traffic.limit == (1000 if limit == 1000 else None)
