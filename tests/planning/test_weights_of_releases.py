@@ -49,6 +49,15 @@ def test_a_published_size_beats_the_recipe() -> None:
     assert weights(name, dtype="fp8")["bytes_source"] == "config"
 
 
+def test_the_cache_of_a_release_is_the_one_that_its_server_keeps() -> None:
+    """A log of vLLM 0.25.1: 94,135 tokens in 6.97 GiB, where Laguna-S-2.1-INT4 has 950,420 in 35.2 GiB."""
+    types = {name: estimate(f"poolside/Laguna-{name}", engine="vllm")["kv_cache"]["dtype"] for name in LAGUNA}
+    assert types == LAGUNA
+
+
+LAGUNA = {"S-2.1-NVFP4": "bf16", "S-2.1-INT4": "fp8", "XS.2-NVFP4": "fp8"}
+
+
 def test_a_recipe_that_was_not_read_has_a_range_to_one_side() -> None:
     def lines(name: str) -> dict[str, Any]:
         gpu = kvcalc.find_devices("h100x2")
