@@ -102,7 +102,8 @@ PLACED = {
 # Options that change no bytes of a batch's cache: they limit requests or memory, or describe the host.
 NO_BYTES = {
     "vllm": (
-        "gpu-memory-utilization", "max-num-seqs", "enforce-eager", "language-model-only", "max-loras", "max-lora-rank",
+        "gpu-memory-utilization", "max-num-seqs", "enforce-eager", "language-model-only", "skip-mm-profiling",
+        "max-loras", "max-lora-rank",
         "num-gpu-blocks-override", "no-enable-chunked-prefill", "cudagraph-mode", "performance-mode",
         "attention-backend",
     ),

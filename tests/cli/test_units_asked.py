@@ -17,6 +17,7 @@ ASKED = {
 # Option -> the other words of the command, a value, and its likely spelling.
 VALUES = {
     "--kv-memory": ((), "80", "80GiB"),
+    "--weights-memory": ((), "80", "80GiB"),
     "--gpu-memory": ((), "80", "80GiB"),
     "--memory": ((), "80", "80GiB"),
     "--gpu-bandwidth": (("--gpu", "h100"), "3350", "3.35TB/s"),

@@ -140,9 +140,9 @@ def width(*weights: Weight, size: int = 1, numbers: tuple[int, ...] = (0, 1)) ->
 def test_a_module_is_as_wide_as_all_that_enters_and_what_stands_in_the_middle() -> None:
     # Gate and up enter with 20 each, and down takes 20. Weights outside the layers, and weights that are not matrices,
     # do not count.
-    assert width(*gated_mlp("mlp", 8, 20)) == (40 + 20, 8, 101, 2, False)
+    assert width(*gated_mlp("mlp", 8, 20)) == (40 + 20, 8, 101, 2, False, 1)
     beside = (norm("n", 999), router("r", 8, 999), other("o", 999, 8), lookup("t", 999, 8))
-    assert width(*gated_mlp("mlp", 8, 20), *beside) == (60, 8, 101, 2, False)
+    assert width(*gated_mlp("mlp", 8, 20), *beside) == (60, 8, 101, 2, False, 1)
     # Inputs and intermediate values are split separately, each rounded up.
     assert width(*gated_mlp("mlp", 8, 20), size=3)[0] == 14 + 7
     # The vocabulary and the hidden size are gathered.
@@ -166,12 +166,12 @@ def test_modules_follow_one_another_so_that_the_widest_counts() -> None:
 
 def test_experts_are_as_many_as_a_token_is_sent_to_and_give_out_a_row_each() -> None:
     routed = experts(gated_mlp("mlp.experts.0", 8, 20), 6, 2)
-    assert width(*routed) == (2 * 40 + 2 * 20, 8, 101, 2, True)
+    assert width(*routed) == (2 * 40 + 2 * 20, 8, 101, 2, True, 1)
     # On eight ranks, 10 elements enter and two rows of 8 go out (16), with 5 intermediate elements.
     assert width(*routed, size=8)[0] == 2 * 8 + 5
     # Also if a token is sent to only one expert.
     assert width(*experts(gated_mlp("mlp.experts.0", 8, 20), 6, 1), size=8)[0] == 8 + 3
-    assert width(*experts(gated_mlp("mlp.experts.0", 8, 20), 2, 1), size=8)[::4] == (8 + 3, True)
+    assert width(*experts(gated_mlp("mlp.experts.0", 8, 20), 2, 1), size=8)[:5:4] == (8 + 3, True)
     # A module without experts has no separate output.
     assert width(*gated_mlp("mlp", 8, 20), size=8)[0] == 5 + 3
     # A model has experts if any of its layers has.

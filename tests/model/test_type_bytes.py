@@ -70,12 +70,19 @@ def layers(config: dict[str, Any]) -> tuple[LayerGroup, ...]:
     return spec.layers
 
 
-@pytest.mark.parametrize("model_type", ["telechat3", "solar", "sarvam_moe", "param2moe"])
+@pytest.mark.parametrize("model_type", ["telechat3", "solar", "param2moe"])
 def test_these_types_have_the_attention_of_llama(model_type: str) -> None:
     (group,) = layers({"model_type": model_type, **KV})
     assert group.caches == (FullAttention(2, 16, 16),)
     with pytest.raises(ModelError, match="num_key_value_heads is missing"):
         read_config({"model_type": model_type, **PLAIN}, "x", "x")
+
+
+def test_sarvam_is_a_class_of_transformers() -> None:
+    """SarvamMoEConfig, Transformers 5.24.0."""
+    spec = read_config({"model_type": "sarvam_moe", **PLAIN, **KV}, "x", "x")
+    assert spec.in_transformers
+    assert not read_config({"model_type": "solar", **PLAIN, **KV}, "x", "x").in_transformers
 
 
 def test_step_s_groups_are_its_kv_heads_and_step3_has_one() -> None:

@@ -401,7 +401,7 @@ SEVENTY, GGUF = "meta-llama/Llama-3.3-70B-Instruct", "llama-server -hf bartowski
     ("command", "gpu", "options"),
     [
         (f"vllm serve {LLAMA}", "l4", ["--max-model-len", "--tensor-parallel-size"]),
-        (f"vllm serve {LLAMA} --max-model-len 60000", "l4",
+        (f"vllm serve {LLAMA} --max-model-len 50000", "l4",
          ["--max-model-len", "--kv-cache-dtype", "--tensor-parallel-size"]),
         (f"vllm serve {LLAMA} --max-model-len 80000 --kv-cache-dtype fp8", "l4",
          ["--max-model-len", "--tensor-parallel-size"]),

@@ -44,8 +44,8 @@ _ROWS, _ROWS_WHILE_SAMPLING = 4, 3
 _STREAM_ROWS, _FUSED_STREAM_ROWS = 19, 12
 # While torch.compile compiles ahead of time, it holds a second copy of the input embedding, which the profiling run
 # counts (vLLM issue 54122; in logs of 0.26 and 0.28 the peak is that copy). A start that finds the compiled code in
-# its cache does without. Gemma's embedding, which is scaled, is not copied. The high end has a further copy, which some
-# starts since 0.18 keep (RTX 5090: 1.42 GiB more for Qwen3-32B-AWQ than when it finds the compiled code).
+# its cache does without. A model with towers embeds its tokens outside the compiled code. The high end has a further
+# copy, which some starts since 0.18 keep (RTX 5090: 1.42 GiB more for Qwen3-32B-AWQ than with the compiled code).
 _COPIES, _COMPILES_AHEAD = Release.of(0, 18), Release.of(0, 26)
 # Graph bytes per layer for all 51 sizes up to 512 tokens. Llama-3.1-8B's 32 layers take 0.23 GiB.
 _GRAPH_BYTES, _EXPERTS_GRAPH_BYTES, _GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
@@ -53,7 +53,7 @@ _GRAPH_BYTES, _EXPERTS_GRAPH_BYTES, _GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
 # 1.21 GiB in five logs of Qwen3.5, 3.6 and 3.8 with 5 to 51 sizes).
 _STATES_FIRST_GRAPH, _STATES_GRAPH_BYTES = 410 * MIB, 5 * MIB
 # Since this release, the first graph's step has --max-num-batched-tokens, and what Triton's kernels of a delta net take
-# then counts as a graph (vLLM issue 50780; 0.89 GiB with 8,192 tokens and 0.52 GiB with 3,072 for Qwen3.8-27B).
+# then counts as a graph (vLLM issue 50780; 0.89 GiB with 8,192 tokens for Qwen3.8-27B), if it is more.
 _TRANSIENT_SINCE = Release.of(0, 26)
 # NCCL and all-reduce buffers. With fast links, 0.17 and later prepare more kinds of all-reduce (2.07 to 2.21 GiB with
 # the context on an H100, 0.19).
@@ -100,7 +100,8 @@ def reserve(question: Question) -> Reserve:
         context_mib = _AMD_SHARED_MIB if question.is_amd else _SHARED_CONTEXT_MIB
     peak, low_peak = (_peak(question, tokens, requests, size) for size in _logit_bytes(release, is_second, question))
     copied = 0
-    if not is_eager and release >= _COPIES and not question.model_type.startswith("gemma"):
+    embeds_inside = question.multimodal is None or "language-model-only" in given.settings
+    if not is_eager and release >= _COPIES and embeds_inside and not question.has_unknown_tower:
         copied = -(-width.vocab_size // question.tensor_parallel_size) * width.hidden_size * 2
     first_start = 0
     if release >= _COMPILES_AHEAD:
@@ -135,7 +136,8 @@ def reserve(question: Question) -> Reserve:
         if question.has_states:
             first, a_layer = _STATES_FIRST_GRAPH, _STATES_GRAPH_BYTES
             if release >= _TRANSIENT_SINCE:
-                first = tokens * 2 * _delta_net_elements(question, of_kernels=True) // question.tensor_parallel_size
+                kernels = _delta_net_elements(question, of_kernels=True) // question.tensor_parallel_size
+                first = max(first, tokens * 2 * kernels)
         estimated.append(Held(RESERVE, "CUDA graphs", first + width.num_layers * a_layer * sizes // _GRAPH_SIZES))
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
     held = [unused, *(part.within(_LOW, _HIGH) for part in estimated), *more]
