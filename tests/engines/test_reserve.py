@@ -407,12 +407,13 @@ def test_a_first_start_of_vllm_holds_a_copy_of_the_embedding() -> None:
     step = 2048 * (4 * 3584 + 3 * 18944) * 2
     assert (found.low, found.high) == (int(0.74 * step), ceil(1.35 * EMBEDDING) + EMBEDDING)
     assert activations(tensor_parallel_size=2).bytes == EMBEDDING // 2
-    for changes in (
+    others: tuple[dict[str, Any], ...] = (
         {"settings": {**SMALL_STEP, "enforce-eager": ""}},
         {"multimodal": {"vision_config": {}}},
         {"has_unknown_tower": True},
         {"release": Release.of(0, 16), "settings": {**SMALL_STEP, "max-num-seqs": "8"}},
-    ):
+    )
+    for changes in others:
         other = activations(**changes)
         assert (other.bytes, other.high) == (step, ceil(1.35 * step)), changes
     text = {**SMALL_STEP, "language-model-only": ""}
