@@ -410,7 +410,6 @@ def test_a_first_start_of_vllm_holds_a_copy_of_the_embedding() -> None:
     others: tuple[dict[str, Any], ...] = (
         {"settings": {**SMALL_STEP, "enforce-eager": ""}},
         {"multimodal": {"vision_config": {}}},
-        {"has_unknown_tower": True},
         {"release": Release.of(0, 16), "settings": {**SMALL_STEP, "max-num-seqs": "8"}},
     )
     for changes in others:

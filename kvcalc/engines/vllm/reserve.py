@@ -44,8 +44,8 @@ _ROWS, _ROWS_WHILE_SAMPLING = 4, 3
 _STREAM_ROWS, _FUSED_STREAM_ROWS = 19, 12
 # While torch.compile compiles ahead of time, it holds a second copy of the input embedding, which the profiling run
 # counts (vLLM issue 54122; in logs of 0.26 and 0.28 the peak is that copy). A start that finds the compiled code in
-# its cache does without. A model with towers embeds its tokens outside the compiled code. The high end has a further
-# copy, which some starts since 0.18 keep (RTX 5090: 1.42 GiB more for Qwen3-32B-AWQ than with the compiled code).
+# its cache does without. A model with known towers embeds its tokens outside the compiled code. The high end has a
+# further copy, which some starts since 0.18 keep (RTX 5090: 1.42 GiB more for Qwen3-32B-AWQ than with the compiled code).
 _COPIES, _COMPILES_AHEAD = Release.of(0, 18), Release.of(0, 26)
 # Graph bytes per layer for all 51 sizes up to 512 tokens. Llama-3.1-8B's 32 layers take 0.23 GiB.
 _GRAPH_BYTES, _EXPERTS_GRAPH_BYTES, _GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
@@ -101,7 +101,7 @@ def reserve(question: Question) -> Reserve:
     peak, low_peak = (_peak(question, tokens, requests, size) for size in _logit_bytes(release, is_second, question))
     copied = 0
     embeds_inside = question.multimodal is None or "language-model-only" in given.settings
-    if not is_eager and release >= _COPIES and embeds_inside and not question.has_unknown_tower:
+    if not is_eager and release >= _COPIES and embeds_inside:
         copied = -(-width.vocab_size // question.tensor_parallel_size) * width.hidden_size * 2
     first_start = 0
     if release >= _COMPILES_AHEAD:
