@@ -247,7 +247,9 @@ def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | N
         elif part == "ud" and tag and tag == tag.removeprefix("ud-"):
             tag = f"ud-{tag}"
     rest = "-".join(parts)
-    base = _base(organisation, rest, is_copy=True, copies=True) if organisation else None
+    base = next((each for each in releases() if each.name.casefold() == f"{organisation}/{rest}".casefold()), None)
+    if base is None and organisation:
+        base = _base(organisation, rest, is_copy=True, copies=True)
     base = base or _base_of_bare(rest)
     if base is None or base.recipe is not None:
         return None

@@ -45,7 +45,7 @@ _STREAM_ROWS, _FUSED_STREAM_ROWS = 19, 12
 # While torch.compile compiles ahead of time, it holds a second copy of the input embedding, which the profiling run
 # counts (vLLM issue 54122; in logs of 0.26 and 0.28 the peak is that copy). A start that finds the compiled code in
 # its cache does without. A model with known towers embeds its tokens outside the compiled code. The high end has a
-# further copy, which some starts since 0.18 keep (RTX 5090: 1.42 GiB more for Qwen3-32B-AWQ than with the compiled code).
+# further copy, which some starts since 0.18 keep (RTX 5090: 1.42 GiB more for Qwen3-32B-AWQ at a first start).
 _COPIES, _COMPILES_AHEAD = Release.of(0, 18), Release.of(0, 26)
 # Graph bytes per layer for all 51 sizes up to 512 tokens. Llama-3.1-8B's 32 layers take 0.23 GiB.
 _GRAPH_BYTES, _EXPERTS_GRAPH_BYTES, _GRAPH_SIZES = 12 * MIB, 20 * MIB, 51
