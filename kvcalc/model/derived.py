@@ -247,7 +247,8 @@ def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | N
         elif part == "ud" and tag and tag == tag.removeprefix("ud-"):
             tag = f"ud-{tag}"
     rest = "-".join(parts)
-    base = next((each for each in releases() if each.name.casefold() == f"{organisation}/{rest}".casefold()), None)
+    listed = published_as(rest.casefold())
+    base = listed if listed is not None and listed.name.casefold() == f"{organisation}/{rest}".casefold() else None
     if base is None and organisation:
         base = _base(organisation, rest, is_copy=True, copies=True)
     base = base or _base_of_bare(rest)

@@ -75,7 +75,7 @@ def _keys(mixer: Attention, question: Question, spec: ModelSpec, step: int) -> i
 
 
 def _convolution_inputs(question: Question, spec: ModelSpec, tokens: int) -> int:
-    """The bytes of all inputs of a step that older releases keep for a delta net's state, which is their end.
+    """The bytes of a step's inputs that older releases keep, because a delta net's state is a view of their end.
 
     Source: ml-explore/mlx-lm#1077, in mlx-lm 0.31.2.
     """

@@ -136,8 +136,8 @@ def reserve(question: Question) -> Reserve:
         if question.has_states:
             first, a_layer = _STATES_FIRST_GRAPH, _STATES_GRAPH_BYTES
             if release >= _TRANSIENT_SINCE:
-                kernels = _delta_net_elements(question, of_kernels=True) // question.tensor_parallel_size
-                first = max(first, tokens * 2 * kernels)
+                _, kernels = _delta_net_elements(question)
+                first = max(first, tokens * 2 * (kernels // question.tensor_parallel_size))
         estimated.append(Held(RESERVE, "CUDA graphs", first + width.num_layers * a_layer * sizes // _GRAPH_SIZES))
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
     held = [unused, *(part.within(_LOW, _HIGH) for part in estimated), *more]
@@ -196,7 +196,7 @@ def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> i
     if width.streams > 1:
         rows = _FUSED_STREAM_ROWS if Place(question.release, question.device_class).is_sm100 else _STREAM_ROWS
         layer = tokens * (rows * width.streams * row + gathered)
-    delta_net = -(-_delta_net_elements(question) // question.tensor_parallel_size)
+    delta_net = -(-sum(_delta_net_elements(question)) // question.tensor_parallel_size)
     layer = max(layer, tokens * (2 * row + delta_net * element))
     sampling = requests * width.vocab_size * logit_bytes + tokens * _ROWS_WHILE_SAMPLING * row
     sampling += module if width.has_experts else 0
@@ -209,22 +209,23 @@ def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> i
     return max(layer, sampling, tower)
 
 
-def _delta_net_elements(question: Question, of_kernels: bool = False) -> int:
-    """The elements that a token takes while a gated delta net prefills, or in Triton's kernels alone.
+def _delta_net_elements(question: Question) -> tuple[int, int]:
+    """The elements that a token takes while a gated delta net prefills: around Triton's kernels, and in them.
 
-    0 for a model without. They are the projections and their contiguous copy, the output of the convolution and its
-    queries, keys and values, and the output of the net. In Triton's kernels also the inverse of a chunk's matrix, its
-    states, w, u, the new values and the output. Source: qwen_gdn_linear_attn.py (layers/mamba/gdn) and
+    Around them are the projections and their contiguous copy, the output of the convolution and its queries, keys and
+    values, and the output of the net. In them are the inverse of a chunk's matrix, its states, w, u, the new values and
+    the output. Both are 0 for a model without delta nets. Source: qwen_gdn_linear_attn.py (layers/mamba/gdn) and
     chunk_gated_delta_rule_fwd (third_party/flash_linear_attention/ops/chunk.py), 0.33.0.
     """
     groups = question.spec.layers if question.spec is not None else ()
-    most, by_triton = 0, question.settings.get("gdn-prefill-backend") != "flashinfer"
+    around = kernels = 0
     for mixer in (mixer for group in groups for mixer in group.layer.mixers):
         if isinstance(mixer, Recurrence) and mixer.kind == "delta":
-            values, channels = mixer.heads * mixer.v_width, mixer.state.conv_channels
-            chunk = mixer.heads * (_CHUNK + mixer.k_width + mixer.k_width * mixer.v_width // _CHUNK) + 3 * values
-            most = max(most, (not of_kernels) * (4 * channels + 3 * values) + by_triton * chunk)
-    return most
+            values, state = mixer.heads * mixer.v_width, mixer.k_width * mixer.v_width
+            around = max(around, 4 * mixer.state.conv_channels + 3 * values)
+            if question.settings.get("gdn-prefill-backend") != "flashinfer":
+                kernels = max(kernels, mixer.heads * (_CHUNK + mixer.k_width + state // _CHUNK) + 3 * values)
+    return around, kernels
 
 
 def _graph_sizes(requests: int, tokens: int, query: int, mode: str, place: Place) -> int:

@@ -122,7 +122,7 @@ def _model(text: str, notes: list[str]) -> ModelSpec:
     except UsageError as error:
         specs = {name: spec for name in _names_in(text) if (spec := find_published(name)) is not None}
         if specs:
-            # A folder such as /models is no publisher of a copy that was not read.
+            # Prefer a name whose config was read: a folder such as /models is not a publisher.
             name = min(specs, key=lambda name: has_unknown_cache(specs[name]))
             notes.append(f"{text} is not here, and is taken as {name}")
             return specs[name]

@@ -145,13 +145,9 @@ def _budget(case: Case) -> Budget | str:
     weights = device_weights(case.model, spec, case.question.dtype, workload.model_dtype, ranks, stages, spread, tables)
     stated = case.question.weights_bytes
     if stated is not None and weights.width is not None:
-        weights = DeviceWeights(stated, 0, weights.width, None)
-        towers = None
-        if case.model.has_towers:
-            from kvcalc.planning.device.weights import loaded_towers
-
-            towers = loaded_towers(case)._replace(most_unknown_bytes=0)
-        return _divide(case, weights, workload.context_tokens, workload.batch_size, towers)
+        weights, towers = DeviceWeights(stated, 0, weights.width, None), _towers(case)
+        known = towers and towers._replace(most_unknown_bytes=0)
+        return _divide(case, weights, workload.context_tokens, workload.batch_size, known)
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
     if own_layers:
@@ -174,11 +170,8 @@ def _budget(case: Case) -> Budget | str:
         weights = weights._replace(bytes=(weights.bytes or 0) + drafts, draft_bytes=drafts)
         lines = case.engine.draft_tables(asked.method, asked.draft_model, workload.tensor_parallel_size)
         weights = with_others(weights, lines)
-    towers = None
-    if case.model.has_towers:
-        from kvcalc.planning.device.weights import loaded_towers
-
-        towers = loaded_towers(case)
+    towers = _towers(case)
+    if towers is not None:
         weights = with_others(without_file_towers(case, weights), towers.lines)
     if has_adapters(case.settings):
         from kvcalc.planning.device.device_weights import adapter_buffers
@@ -192,6 +185,15 @@ def _budget(case: Case) -> Budget | str:
         weights = with_others(weights, padding)
     weights = with_others(weights, case.engine_class.loaded_tables(case.spec))
     return _divide(case, weights, workload.context_tokens, workload.batch_size, towers)._replace(host=host)
+
+
+def _towers(case: Case) -> LoadedTowers | None:
+    """The towers on a device, or None for a model of text alone."""
+    if not case.model.has_towers:
+        return None
+    from kvcalc.planning.device.weights import loaded_towers
+
+    return loaded_towers(case)
 
 
 def with_others(weights: DeviceWeights, lines: tuple[tuple[str, int], ...]) -> DeviceWeights:

@@ -91,7 +91,9 @@ def device_weights(
     if loaded != counted and counted:
         share, whole, held = (-(-size * loaded // counted) for size in (share, whole, held))
     replicated = -(-(held * number - whole) // (number - 1)) if number > 1 else 0
-    more = most_in_16_bits(spec, shard(part, ranks, spread), model_dtype, share) if dtype is None else 0
+    more = 0
+    if dtype is None and spec.has_unread_recipe:
+        more = most_in_16_bits(spec, shard(part, ranks, spread), model_dtype, share)
     return DeviceWeights(share, max(replicated, 0), width_of(weights, ranks), None, most_more_bytes=more)
 
 

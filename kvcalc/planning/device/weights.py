@@ -268,8 +268,8 @@ _OFTEN_IN_16_BITS = ("attn", "attention", "shared_expert")
 
 def most_in_16_bits(spec: ModelSpec, part: ModelWeights, model_dtype: Dtype, size: int) -> int:
     """How much larger than `size` bytes a part of a quantized release is whose attention and shared experts stay in 16
-    bits. 0 if the release's own config was read."""
-    storage = _storage(spec, None, model_dtype, []) if spec.has_unread_recipe else None
+    bits. 0 if its scheme is not modelled."""
+    storage = _storage(spec, None, model_dtype, [])
     if storage is None or storage.scheme is None:
         return 0
     form = storage.scheme.format_of
