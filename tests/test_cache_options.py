@@ -103,7 +103,7 @@ PLACED = {
 NO_BYTES = {
     "vllm": (
         "gpu-memory-utilization", "max-num-seqs", "enforce-eager", "language-model-only", "skip-mm-profiling",
-        "max-loras", "max-lora-rank",
+        "flashinfer-sampler", "max-loras", "max-lora-rank",
         "num-gpu-blocks-override", "no-enable-chunked-prefill", "cudagraph-mode", "performance-mode",
         "attention-backend",
     ),

@@ -115,6 +115,10 @@ class SettingsReader(NamedTuple):
             raise SettingError(f"--{name} {text!r}: not {what}", f"one of {', '.join(known)}")
         return text
 
+    def optional_choice(self, name: str) -> str | None:
+        """One of the words in the option's metavar, or None if it is not given."""
+        return self.choice(name) if name in self.settings else None
+
     def share(self, name: str, otherwise: float | None = None, *, below_one: bool = False) -> float:
         """A number above 0 and at most 1, or below 1 with `below_one`."""
         if otherwise is not None and name not in self.settings:

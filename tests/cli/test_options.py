@@ -114,9 +114,9 @@ def test_batch_takes_every_option_as_a_field() -> None:
 def test_the_names_are_the_engines_own(engine: str, file: str) -> None:
     own = set(Path(ROOT, "tests", "engine_options", file).read_text().splitlines())
     # vLLM's boolean flags have a --no- form. Draft tokens are a key of its --speculative-config, the mode of graphs one
-    # of its --compilation-config, and the layers of stages are the variable VLLM_PP_LAYER_PARTITION.
+    # of its --compilation-config, and variables have the layers of stages and the sampler.
     known = own | {f"--no-{name.removeprefix('--')}" for name in own}
-    known |= {"--num-speculative-tokens", "--pp-layer-partition", "--cudagraph-mode"}
+    known |= {"--num-speculative-tokens", "--pp-layer-partition", "--cudagraph-mode", "--flashinfer-sampler"}
     assert {f"--{option.name}" for option in OPTIONS[engine]} <= known
 
 

@@ -73,6 +73,7 @@ CASES: dict[str, dict[str, Case]] = {
         "enforce-eager": Case(True),
         "language-model-only": Case(True, WINDOWS),
         "skip-mm-profiling": Case(True, WINDOWS),
+        "flashinfer-sampler": Case(0, EXPERTS, asked={"engine": "vllm@0.11.0"}),
         "max-loras": Case(2),
         "max-lora-rank": Case(64),
     },

@@ -325,31 +325,37 @@ def test_sglang_counts_the_driver_and_the_host_before_it_loads() -> None:
         assert (part.low < part.bytes < part.high) if is_estimated else part.low == part.bytes == part.high
 
 
-def test_vllm_may_sample_without_a_sort_before_0_17() -> None:
-    # With FlashInfer: 10 bytes per logit at the low end, not 39. The peak is then that of a layer.
-    ends = {}
-    for name in ("0.7", "0.8", "0.16", "0.17"):
-        peak = ask("vllm", release=release_of(f"vllm@{name}")).held[1]
-        assert peak.low is not None
-        ends[name] = peak.low / peak.bytes
-    assert [ends["0.7"], ends["0.17"]] == pytest.approx([0.74, 0.74])
-    assert ends["0.8"] < 0.5
-    assert ends["0.16"] < 0.5
-
-
 @pytest.mark.parametrize(
-    ("release", "logit", "low"),
-    [("0.7.3", 39, 39), ("0.8", 39, 10), ("0.16", 39, 10), ("0.17", 14, 14), ("0.24", 14, 14)],
+    ("release", "sampler", "device_class", "logit", "low"),
+    [
+        ("0.7.3", None, "hopper", 39, 39),
+        ("0.8.5", None, "hopper", 39, 10),
+        ("0.11.0", None, "ada", 39, 10),
+        ("0.11.0", None, "volta", 39, 39),
+        ("0.11.0", None, "cdna3", 39, 39),
+        ("0.11.0", "1", "hopper", 10, 10),
+        ("0.11.0", "0", "hopper", 39, 39),
+        ("0.11.1", None, "hopper", 39, 39),
+        ("0.16", "1", "hopper", 10, 10),
+        ("0.17", None, "hopper", 14, 14),
+        ("0.20", None, "hopper", 14, 14),
+        ("0.21", None, "hopper", 10, 10),
+        ("0.24", "0", "hopper", 14, 14),
+        ("0.24", None, "cdna3", 14, 14),
+    ],
 )
-def test_what_vllms_sort_of_logits_takes_by_release(release: str, logit: int, low: int) -> None:
-    """V1 samples with FlashInfer from 0.8 on, if it is installed: logits, fp32, probabilities. That is the low end.
+def test_what_vllm_takes_for_each_logit(
+    release: str, sampler: str | None, device_class: str, logit: int, low: int
+) -> None:
+    """By release, device and VLLM_USE_FLASHINFER_SAMPLER. Until 0.11.0, nobody knows whether FlashInfer is installed.
 
     Three rows of each of 8,192 tokens stay. With 262,144 words, sampling is the peak in any case.
     """
-    width = LLAMA_8B._replace(vocab_size=262_144)
+    width = LLAMA_8B._replace(vocab_size=262_144, has_experts=True)
     step = {"max-num-batched-tokens": "8192", "max-num-seqs": "1024"}
-    found = ask("vllm", width, release=release_of(f"vllm@{release}"), settings=step).held[1]
-    rows = 8192 * 3 * 4096 * 2
+    step |= {} if sampler is None else {"flashinfer-sampler": sampler}
+    found = ask("vllm", width, release=release_of(f"vllm@{release}"), settings=step, device_class=device_class).held[1]
+    rows = 8192 * (3 * 4096 + width.module_elements) * 2
     assert found.bytes == 1024 * 262_144 * logit + rows
     assert found.low == int(0.74 * (1024 * 262_144 * low + rows))
 

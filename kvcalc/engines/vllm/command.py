@@ -31,9 +31,9 @@ from kvcalc.releases import Release
 
 _SIZES = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len", "--max-num-seqs")
 _CACHE_TYPES = {"fp8": "fp8", RAW_FP8.name: "fp8", **{name: name for name in SINCE}}
-# The number of draft tokens is inside --speculative-config, together with the draft model's name. The layers of
-# pipeline stages are in a variable.
-_NOT_FLAGS = ("num-speculative-tokens", "pp-layer-partition", "cudagraph-mode")
+# The number of draft tokens is inside --speculative-config, together with the draft model's name. Variables have the
+# layers of pipeline stages and the sampler.
+_NOT_FLAGS = ("num-speculative-tokens", "pp-layer-partition", "cudagraph-mode", "flashinfer-sampler")
 _LISTS = ("kv-cache-dtype-skip-layers",)  # flags that take several words
 # An option without an effect, of which vLLM says that it will be removed, and the release with which that began
 # (0.32.0 does not say so).
@@ -76,6 +76,8 @@ class Command(StartCommand):
         # Without the variable, vLLM refuses a length beyond the model's limit (vllm/envs.py).
         variables = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if layout.beyond_limit else []
         variables += [f"VLLM_PP_LAYER_PARTITION={partition}"] if partition else []
+        sampler = layout.settings.get("flashinfer-sampler")
+        variables += [f"VLLM_USE_FLASHINFER_SAMPLER={sampler}"] if sampler else []
         flags += _drafting(layout.drafting) if layout.drafting else []
         return [*variables, "vllm", "serve", checkpoint.name, *flags]
 

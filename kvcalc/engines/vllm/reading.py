@@ -74,6 +74,8 @@ class VllmReader(Reader):
             found.unknown.append(f"quantization {quantization}")
         if "VLLM_PP_LAYER_PARTITION" in environment:
             found.settings["pp-layer-partition"] = environment["VLLM_PP_LAYER_PARTITION"]
+        if "VLLM_USE_FLASHINFER_SAMPLER" in environment:
+            found.settings["flashinfer-sampler"] = str(int(environment["VLLM_USE_FLASHINFER_SAMPLER"] != "0"))
         compiled = found.last("compilation-config", "cc")
         if compiled is not None:
             self._graphs(found, compiled)

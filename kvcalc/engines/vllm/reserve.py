@@ -5,16 +5,23 @@ from __future__ import annotations
 from math import ceil
 
 from kvcalc.engines.options import SettingsReader
-from kvcalc.engines.place import Place
+from kvcalc.engines.place import CAPABILITIES, Place
 from kvcalc.engines.reserve import ACTIVATION, CONTEXT, MIB, NEWEST, RESERVE, Held, Question, Reserve
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.releases import Release
 
 # Constants of vLLM's start. benchmarks/fit_reserve.py compares them with the logs in benchmarks/vllm_memory.tsv.
 #
-# Bytes per logit while the dummy step samples. 39 with PyTorch's sort, which V0 and V1 before 0.17 use without
-# FlashInfer; 14 since 0.17 (19 families on an H100, 0.19).
+# Bytes per logit while the dummy step samples. 39 with PyTorch's sort; since 0.17, Triton's kernel selects instead of
+# sorting: 14 (19 families on an H100, 0.19).
 _LOGIT_BYTES = {Release.of(0, 17): 14, Release.of(0): 39}
+# FlashInfer keeps the model's logits, a copy in fp32 and the probabilities (flashinfer_sample). From 0.8 to 0.11.0, V1
+# takes it wherever it is installed, as in the official images; `pip install vllm` does not install it. From 0.11.1 to
+# 0.20, it samples only with VLLM_USE_FLASHINFER_SAMPLER=1. Since 0.21, it samples by default (envs.py and
+# v1/sample/ops/topk_topp_sampler.py of 0.8.5 to 0.33.0). CUDA's compute capability must be at least 7.5.
+_FLASHINFER_BYTES = 2 + 4 + 4
+_IF_INSTALLED, _FLASHINFER_DEFAULT = (Release.of(0, 8), Release.of(0, 11, 1)), Release.of(0, 21)
+_LEAST_CAPABILITY = 75
 # With drafts, a rejection sampler then runs on twice as many logits. 24 bytes per logit at its peak: those of 16 bits
 # twice, the bonus tokens' in fp32, and the drafts' in fp32, their copy, their probabilities and random numbers
 # (_dummy_sampler_run, v1/worker/gpu_model_runner.py; v1/sample/rejection_sampler.py, 0.28.0).
@@ -27,9 +34,6 @@ _DRAFT_LOGIT_BYTES = 10
 _SECOND_RUNNER, _DENSE_SECOND_RUNNER = Release.of(0, 29), Release.of(0, 25)
 _SECOND_LOGIT_BYTES = 2 + 4
 _COUNT_BITS, _SECOND_TOWERS = 33, Release.of(0, 27)
-# From 0.8 on, V1 samples with FlashInfer if it is installed, and then sorts nothing: the model's logits, a copy in fp32
-# and the probabilities (flashinfer_sample, v1/sample/ops/topk_topp_sampler.py). Until 0.17, this is the low end.
-_UNSORTED_LOGIT_BYTES, _UNSORTED_SINCE, _UNSORTED_UNTIL = 2 + 4 + 4, Release.of(0, 8), Release.of(0, 17)
 # Tokens in a chunk of a gated delta net (FLA_CHUNK_SIZE, 0.33.0).
 _CHUNK = 64
 # The driver's context. On devices that share their memory with the host, vLLM also counts what its host processes
@@ -98,7 +102,8 @@ def reserve(question: Question) -> Reserve:
     context_mib = _CONTEXT_MIB
     if question.shares_memory:
         context_mib = _AMD_SHARED_MIB if question.is_amd else _SHARED_CONTEXT_MIB
-    peak, low_peak = (_peak(question, tokens, requests, size) for size in _logit_bytes(release, is_second, question))
+    logit_bytes = _logit_bytes(given, release, is_second, question)
+    peak, low_peak = (_peak(question, tokens, requests, size) for size in logit_bytes)
     copied = 0
     embeds_inside = question.multimodal is None or "language-model-only" in given.settings
     if not is_eager and release >= _COPIES and embeds_inside:
@@ -176,14 +181,20 @@ def _is_second_runner(question: Question, release: Release) -> bool:
     return release >= _DENSE_SECOND_RUNNER and not (question.width.has_experts or question.has_states)
 
 
-def _logit_bytes(release: Release, is_second: bool, question: Question) -> tuple[int, int]:
+def _logit_bytes(given: SettingsReader, release: Release, is_second: bool, question: Question) -> tuple[int, int]:
     """The bytes per logit, and those at the low end of the range."""
     if is_second:
         return _SECOND_LOGIT_BYTES, _SECOND_LOGIT_BYTES
-    found = next(size for since, size in _LOGIT_BYTES.items() if release >= since)
-    low = _UNSORTED_LOGIT_BYTES if _UNSORTED_SINCE <= release < _UNSORTED_UNTIL else found
+    sort = next(size for since, size in _LOGIT_BYTES.items() if release >= since)
+    likely, low = sort, sort
+    if release >= _IF_INSTALLED[0] and CAPABILITIES.get(question.device_class or "", 0) >= _LEAST_CAPABILITY:
+        is_unknown = release < _IF_INSTALLED[1]
+        sampler = given.optional_choice("flashinfer-sampler")
+        if sampler == "1" or (sampler is None and release >= _FLASHINFER_DEFAULT):
+            likely = _FLASHINFER_BYTES
+        low = _FLASHINFER_BYTES if sampler is None and is_unknown else likely
     checked = _DRAFT_LOGIT_BYTES if question.drafts_by else 0
-    return found + checked, low + checked
+    return likely + checked, low + checked
 
 
 def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> int:
