@@ -8,6 +8,7 @@ from kvcalc.cli import options as o
 from kvcalc.cli.question import output_of, question_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
+from kvcalc.model.variants import WhatIf
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -46,8 +47,16 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
         from kvcalc.planning.answers.fit import fit as fit_alone
 
         shown["fit_alone"] = fit_alone(question)
-    output.emit(document, kind, **shown)
-    if ctx.params["check"]:
+    # A what-if changes the weights, which are then not counted: its cache is the whole answer.
+    is_server = question.devices is not None and kind == "estimate" and question.what_if == WhatIf()
+    lacks_fit = is_server and document["fit"] is None
+    emitted = document
+    if lacks_fit and output.format != "json":
+        # The error at the end says it.
+        told = [note for note in document["warnings"] if (note["part"], note["code"]) != ("fit", "unknown")]
+        emitted = {**document, "warnings": told}
+    output.emit(emitted, kind, **shown)
+    if lacks_fit or ctx.params["check"]:
         from kvcalc.errors import DoesNotFitError
         from kvcalc.planning.answers.estimate import fit_of
 

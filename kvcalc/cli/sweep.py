@@ -7,7 +7,8 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.question import kinds_of, output_of, question_of
 from kvcalc.cli.report import check_report, write_report
-from kvcalc.errors import UsageError
+from kvcalc.errors import ModelError, UsageError
+from kvcalc.model.variants import WhatIf
 from kvcalc.units import parse_count, parse_tokens
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,8 +37,9 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
         from kvcalc.output.plot import check_plot_file
 
         check_plot_file(plot)
+    question = question_of(given, own=f"context batch kv-dtype tp engine gpu {o.GROUPS['DEVICE_FIGURES']}")
     grid = ask(
-        question_of(given, own=f"context batch kv-dtype tp engine gpu {o.GROUPS['DEVICE_FIGURES']}"),
+        question,
         contexts=None if given["context"] is None else parse_axis(given["context"], "--context", parse_tokens),
         batches=parse_axis(given["batch"], "--batch", parse_count),
         kv_dtypes=[name.casefold() for name in o.names_of(given["kv_dtype"], "--kv-dtype")],
@@ -73,3 +75,5 @@ def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
 
         warn(warnings)
         write_rows(COLUMNS, grid.blocks(), output.format)
+    if question.what_if == WhatIf() and ("fit", "unknown") in {(note.part, note.code) for note in grid.notes}:
+        raise typer.Exit(ModelError.exit_code)

@@ -192,3 +192,25 @@ def test_models_show_prints_the_facts_and_their_source(kvcalc: Any) -> None:
     human = kvcalc("models", "show", "deepseek-v3", "--format", "human").out
     assert document["source"] in human
     assert "kv_lora_rank" in human
+
+
+def test_with_a_device_a_model_without_known_weights_is_an_error_beside_its_cache(kvcalc: Any) -> None:
+    """Nobody can say whether it fits, and a script must not read that as a yes. The bytes of the cache are kept."""
+    why = "the weights of gpt-3 are not known"
+    alone = kvcalc("estimate", "gpt-3", "--gpu", "h100x8", "--format", "human")
+    assert alone.status == 3
+    assert "9,663,676,416" in alone.out
+    assert alone.err.count(why) == 1
+    assert "--kv-memory SIZE checks the cache alone" in alone.err
+    assert kvcalc("estimate", "gpt-3", "--gpu", "h100x8", "--json").json["kv_cache"]["total_bytes"] == 9_663_676_416
+    assert kvcalc("estimate", "gpt-3").status == 0
+    # A what-if asks for its cache: its weights are never counted.
+    assert kvcalc("estimate", "gpt-3", "--gpu", "h100", "--attention", "mla").status == 0
+    swept = kvcalc("sweep", "gpt-3", "--gpu", "h100", "--context", "1k,2k", "--format", "tsv")
+    assert (swept.status, len(swept.out.splitlines())) == (3, 3)
+    compared = kvcalc("compare", "gpt-3", "llama-3-8b", "--gpu", "h100", "--json")
+    assert compared.status == 1
+    reasons = {row["model"]: (row["reason"], row["exit_code"]) for row in compared.json["models"]}
+    assert reasons["llama-3-8b"] == (None, 0)
+    assert why in reasons["gpt-3"][0]
+    assert reasons["gpt-3"][1] == 3
