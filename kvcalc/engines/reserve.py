@@ -106,7 +106,7 @@ class Reserve(NamedTuple):
     `share` is the cache's fraction of the memory left after weights and `held` (TensorRT-LLM's fraction of free
     memory). `varies` is whether `held` grows with the context or the batch, and `same_until` the tokens of all
     sequences together up to which it does not. `first_start_bytes` of `held` are those of a first start alone, which
-    compiles.
+    compiles, and `graph_bytes` those that an estimate of CUDA graphs keeps from the cache.
     """
 
     held: list[Held]
@@ -115,6 +115,7 @@ class Reserve(NamedTuple):
     varies: bool = False
     same_until: int = 0
     first_start_bytes: int = 0
+    graph_bytes: int = 0
 
     def held_bytes(self) -> int:
         """The bytes of all parts."""

@@ -64,6 +64,7 @@ def read(text: str) -> dict[str, Any]:
             {"chunked-prefill-size": "16384"},
         ),
         (f"VLLM_PP_LAYER_PARTITION=10,22 vllm serve {LLAMA} -pp 2", {"pp-layer-partition": "10,22"}),
+        (f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 vllm serve {LLAMA}", {"graph-estimate": "0"}),
         (f"VLLM_USE_FLASHINFER_SAMPLER=0 vllm serve {LLAMA}", {"flashinfer-sampler": "0"}),
         (f"vllm serve {LLAMA} --attention-config.backend FLASHINFER", {"attention-backend": "FLASHINFER"}),
         (f"""vllm serve {LLAMA} -ac '{{"backend": "FLASHMLA"}}'""", {"attention-backend": "FLASHMLA"}),

@@ -12,6 +12,7 @@ import typer
 from kvcalc.cli.batch import Questions
 from kvcalc.engines.declarations import OPTIONS, Option
 from kvcalc.engines.options import engines_with, option_names
+from kvcalc.engines.vllm.command import VARIABLES
 from kvcalc.json_lines import Line
 from tests.conftest import ROOT
 from tests.rows import every_row
@@ -42,6 +43,7 @@ VALUES = {
     "mamba-radix-cache-strategy": "no_buffer", "performance-mode": "throughput", "disaggregation-mode": "null",
     "mamba-cache-dtype": "float32", "mamba-ssm-cache-dtype": "float32", "kv-cache-dtype-skip-layers": "0",
     "prefill-context-parallel-size": "1", "attn-cp-size": "1", "max-num-tokens": "4096",
+    "flashinfer-sampler": "1", "graph-estimate": "0",
 }  # fmt: skip
 DECLARED = [(engine, option) for engine, options in OPTIONS.items() for option in options]
 
@@ -114,9 +116,9 @@ def test_batch_takes_every_option_as_a_field() -> None:
 def test_the_names_are_the_engines_own(engine: str, file: str) -> None:
     own = set(Path(ROOT, "tests", "engine_options", file).read_text().splitlines())
     # vLLM's boolean flags have a --no- form. Draft tokens are a key of its --speculative-config, the mode of graphs one
-    # of its --compilation-config, and variables have the layers of stages and the sampler.
+    # of its --compilation-config, and variables have the layers of stages, the sampler and the estimate of graphs.
     known = own | {f"--no-{name.removeprefix('--')}" for name in own}
-    known |= {"--num-speculative-tokens", "--pp-layer-partition", "--cudagraph-mode", "--flashinfer-sampler"}
+    known |= {"--num-speculative-tokens", "--cudagraph-mode", *(f"--{name}" for name in VARIABLES)}
     assert {f"--{option.name}" for option in OPTIONS[engine]} <= known
 
 

@@ -74,6 +74,7 @@ CASES: dict[str, dict[str, Case]] = {
         "language-model-only": Case(True, WINDOWS),
         "skip-mm-profiling": Case(True, WINDOWS),
         "flashinfer-sampler": Case(0, EXPERTS, asked={"engine": "vllm@0.11.0"}),
+        "graph-estimate": Case(0),
         "max-loras": Case(2),
         "max-lora-rank": Case(64),
     },
@@ -183,7 +184,10 @@ NO_FLAGS = {"num-speculative-tokens", "before-pull", "host-memory", "host-bandwi
 # Options of drafts are in a command with the method (tests/engines/test_commands.py).
 OF_DRAFTS = {"speculative-num-draft-tokens", "speculative-eagle-topk", "draft-max"}
 # Options without an effect in the newest release, and those that the engine has under another name.
-GONE, RENAMED = {"mamba-cache-mode"}, {"draft-max": "spec-draft-n-max", "free-gpu-memory-fraction": "free_gpu_memory"}
+GONE, RENAMED = {"mamba-cache-mode"}, {
+    "draft-max": "spec-draft-n-max", "free-gpu-memory-fraction": "free_gpu_memory",
+    "graph-estimate": "estimate_cudagraphs",
+}  # fmt: skip
 
 
 @every_row("engine, name", [(engine, name) for engine in SERVERS for name in CASES[engine]])

@@ -141,3 +141,19 @@ def test_an_answer_says_what_a_first_start_keeps_from_the_cache() -> None:
     assert "first-start" not in warnings(command + " --enforce-eager", "l4")
     # It is a small share of a large device.
     assert "first-start" not in warnings(command, "h100")
+
+
+def test_an_answer_says_what_the_estimate_of_graphs_keeps_from_the_cache_and_how_to_gain_it() -> None:
+    """A hybrid has lost a fifth of its cache to the estimate since 0.26 (vLLM issue 50780)."""
+    command = (
+        "vllm serve unsloth/Qwen3.8-27B-NVFP4 --gpu-memory-utilization 0.93 --max-model-len 32768 --max-num-seqs 8"
+    )
+    told = warnings(command, "rtx-5090")
+    assert told["graph-estimate"].startswith("an estimate of the CUDA graphs keeps 441.38 MiB from the cache")
+    without = f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 {command}"
+    assert "graph-estimate" not in warnings(without, "rtx-5090")
+    pools = [kvcalc.check(each, "rtx-5090")["fit"]["kv_cache_memory_bytes"] for each in (command, without)]
+    assert pools[1] - pools[0] == 410 * 2**20 + 64 * 5 * 2**20 * 5 // 51
+    # It is a small share of a large device.
+    assert "graph-estimate" not in warnings(command, "h200")
+    assert "CUDA graphs" not in {line["name"] for line in kvcalc.check(without, "rtx-5090")["fit"]["lines"] or []}

@@ -31,9 +31,15 @@ from kvcalc.releases import Release
 
 _SIZES = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len", "--max-num-seqs")
 _CACHE_TYPES = {"fp8": "fp8", RAW_FP8.name: "fp8", **{name: name for name in SINCE}}
-# The number of draft tokens is inside --speculative-config, together with the draft model's name. Variables have the
-# layers of pipeline stages and the sampler.
-_NOT_FLAGS = ("num-speculative-tokens", "pp-layer-partition", "cudagraph-mode", "flashinfer-sampler")
+VARIABLES = {
+    "pp-layer-partition": "VLLM_PP_LAYER_PARTITION",
+    "flashinfer-sampler": "VLLM_USE_FLASHINFER_SAMPLER",
+    "graph-estimate": "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+}
+"""Options that are variables of vLLM (vllm/envs.py)."""
+
+# The number of draft tokens is inside --speculative-config, together with the draft model's name.
+_NOT_FLAGS = ("num-speculative-tokens", "cudagraph-mode", *VARIABLES)
 _LISTS = ("kv-cache-dtype-skip-layers",)  # flags that take several words
 # An option without an effect, of which vLLM says that it will be removed, and the release with which that began
 # (0.32.0 does not say so).
@@ -59,7 +65,7 @@ class Command(StartCommand):
 
         --enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py).
         """
-        replicas, partition = layout.data_parallel_size, layout.settings.get("pp-layer-partition")
+        replicas = layout.data_parallel_size
         more = ["--data-parallel-size", str(replicas)] if replicas > 1 else []
         more += ["--enable-expert-parallel"] if layout.expert_parallel_size > 1 else []
         each = layout._replace(max_running=-(-layout.max_running // replicas))
@@ -75,9 +81,7 @@ class Command(StartCommand):
         flags += ["--compilation-config", json.dumps({"cudagraph_mode": mode.upper()})] if mode else []
         # Without the variable, vLLM refuses a length beyond the model's limit (vllm/envs.py).
         variables = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if layout.beyond_limit else []
-        variables += [f"VLLM_PP_LAYER_PARTITION={partition}"] if partition else []
-        sampler = layout.settings.get("flashinfer-sampler")
-        variables += [f"VLLM_USE_FLASHINFER_SAMPLER={sampler}"] if sampler else []
+        variables += [f"{name}={layout.settings[own]}" for own, name in VARIABLES.items() if layout.settings.get(own)]
         flags += _drafting(layout.drafting) if layout.drafting else []
         return [*variables, "vllm", "serve", checkpoint.name, *flags]
 

@@ -11,7 +11,7 @@ from typing import Any
 from kvcalc.engines.options import has_adapters
 from kvcalc.engines.place import Place
 from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
-from kvcalc.engines.vllm.command import METHODS
+from kvcalc.engines.vllm.command import METHODS, VARIABLES
 from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import DRAFT, MTP
 from kvcalc.model.spec import ModelSpec
@@ -72,10 +72,7 @@ class VllmReader(Reader):
             found.converts_to = _CONVERTED[quantization]
         elif quantization in self.names["converts"]:
             found.unknown.append(f"quantization {quantization}")
-        if "VLLM_PP_LAYER_PARTITION" in environment:
-            found.settings["pp-layer-partition"] = environment["VLLM_PP_LAYER_PARTITION"]
-        if "VLLM_USE_FLASHINFER_SAMPLER" in environment:
-            found.settings["flashinfer-sampler"] = str(int(environment["VLLM_USE_FLASHINFER_SAMPLER"] != "0"))
+        found.settings |= {own: environment[name] for own, name in VARIABLES.items() if name in environment}
         compiled = found.last("compilation-config", "cc")
         if compiled is not None:
             self._graphs(found, compiled)

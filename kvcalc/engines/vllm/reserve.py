@@ -132,7 +132,9 @@ def reserve(question: Question) -> Reserve:
     if question.has_sparse_latent:
         size = _sparse_workspace(question.context_tokens, release)
         estimated.append(Held(ACTIVATION, "sparse attention workspace", size))
-    if newest and not is_eager and (not is_second or release >= _SECOND_RUNNER):
+    estimates_graphs = given.optional_choice("graph-estimate") or ("1" if newest else "0")
+    graphs = 0
+    if estimates_graphs == "1" and not is_eager and (not is_second or release >= _SECOND_RUNNER):
         a_layer = _EXPERTS_GRAPH_BYTES if width.has_experts else _GRAPH_BYTES
         mode = given.choice("performance-mode")
         place = Place(question.release, question.device_class)
@@ -143,7 +145,8 @@ def reserve(question: Question) -> Reserve:
             if release >= _TRANSIENT_SINCE:
                 _, kernels = _delta_net_elements(question)
                 first = max(first, tokens * 2 * (kernels // question.tensor_parallel_size))
-        estimated.append(Held(RESERVE, "CUDA graphs", first + width.num_layers * a_layer * sizes // _GRAPH_SIZES))
+        graphs = first + width.num_layers * a_layer * sizes // _GRAPH_SIZES
+        estimated.append(Held(RESERVE, "CUDA graphs", graphs))
     unused = Held(RESERVE, f"unused share (1 - {utilization:g})", left).exact()
     held = [unused, *(part.within(_LOW, _HIGH) for part in estimated), *more]
     held[1] = held[1]._replace(low=int(low_peak * _LOW), high=(held[1].high or 0) + copied)
@@ -156,7 +159,7 @@ def reserve(question: Question) -> Reserve:
     }
     has_videos = question.images is not None and question.images.most_frames > 1
     varies = question.has_sparse_latent or has_videos
-    return Reserve(held, settings, varies=varies, first_start_bytes=first_start)
+    return Reserve(held, settings, varies=varies, first_start_bytes=first_start, graph_bytes=graphs)
 
 
 def _nccl_mib(has_fast_links: bool, release: Release) -> int:
@@ -183,13 +186,13 @@ def _is_second_runner(question: Question, release: Release) -> bool:
 
 def _logit_bytes(given: SettingsReader, release: Release, is_second: bool, question: Question) -> tuple[int, int]:
     """The bytes per logit, and those at the low end of the range."""
+    sampler = given.optional_choice("flashinfer-sampler")
     if is_second:
         return _SECOND_LOGIT_BYTES, _SECOND_LOGIT_BYTES
     sort = next(size for since, size in _LOGIT_BYTES.items() if release >= since)
     likely, low = sort, sort
     if release >= _IF_INSTALLED[0] and CAPABILITIES.get(question.device_class or "", 0) >= _LEAST_CAPABILITY:
         is_unknown = release < _IF_INSTALLED[1]
-        sampler = given.optional_choice("flashinfer-sampler")
         if sampler == "1" or (sampler is None and release >= _FLASHINFER_DEFAULT):
             likely = _FLASHINFER_BYTES
         low = _FLASHINFER_BYTES if sampler is None and is_unknown else likely

@@ -54,6 +54,13 @@ def _doubts(found: Budget, fit: documents.Fit) -> list[Note]:
         text = f"a first start, which compiles, keeps {format_size(first)} from the cache; a start that finds the "
         text += f"compiled code, or --kv-cache-memory-bytes {found.pool_bytes + first}, gives it to the cache"
         notes.append(Note("fit", "first-start", text))
+    graphs = found.reserve.graph_bytes
+    if graphs * _LEAST_SHARE > found.pool_bytes > 0:
+        text = f"an estimate of the CUDA graphs keeps {format_size(graphs)} from the cache; --graph-estimate 0 "
+        text += (
+            "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0) gives it to the cache, and the graphs use the unused share"
+        )
+        notes.append(Note("fit", "graph-estimate", text))
     return notes
 
 
