@@ -178,7 +178,8 @@ def test_other_options_change_no_bytes(engine: str, names: tuple[str, ...]) -> N
         "host-memory": "64GiB", "host-bandwidth": "100GB/s", "prefill-step-size": "4096",
         "num-gpu-blocks-override": "200000", "max-total-tokens": "1000000", "max-prefill-tokens": "8192",
         "schedule-conservativeness": "0.5", "scheduler-recv-interval": "10", "max-num-tokens": "4096",
-        "cudagraph-mode": "piecewise", "performance-mode": "throughput", "flashinfer-sampler": "0", "graph-estimate": "0",
+        "cudagraph-mode": "piecewise", "performance-mode": "throughput", "flashinfer-sampler": "0",
+        "graph-estimate": "0",
     }  # fmt: skip
     values["attention-backend"] = {"vllm": "TRITON_ATTN", "sglang": "triton"}.get(engine, "")
     more = {"no-enable-chunked-prefill": {"max-num-batched-tokens": "32768"}}

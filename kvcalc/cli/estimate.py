@@ -8,7 +8,6 @@ from kvcalc.cli import options as o
 from kvcalc.cli.question import output_of, question_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import UsageError
-from kvcalc.model.variants import WhatIf
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -23,6 +22,8 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
 
     With a device, also check whether the model fits and how fast it decodes.
     """
+    from kvcalc.model.variants import WhatIf
+
     output = output_of(ctx.params)
     check_report(ctx.params)
     question = question_of(ctx.params)

@@ -8,7 +8,6 @@ from kvcalc.cli import options as o
 from kvcalc.cli.question import kinds_of, output_of, question_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import ModelError, UsageError
-from kvcalc.model.variants import WhatIf
 from kvcalc.units import parse_count, parse_tokens
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,6 +23,7 @@ MOST_HELD = 100_000
 @app.command(cls=o.taking(*o.declared("sweep")))
 def sweep(ctx: typer.Context, model: o.RequiredModel) -> None:
     """Compute a grid of contexts, batches, devices and engines."""
+    from kvcalc.model.variants import WhatIf
     from kvcalc.notes import describe_notes
     from kvcalc.output.sink import warn
     from kvcalc.planning.answers.axis import parse_axis, parse_engines
