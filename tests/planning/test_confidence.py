@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from math import inf
 from typing import Any
 
@@ -22,7 +21,7 @@ WIDTHS = (1.0, 1.6, 4.0)
 
 
 @pytest.fixture
-def width(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def width(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the power by which ranges are wider: all of them, or those of layouts without a measurement."""
 
     def widen(power: float, *, unmeasured_only: bool = False) -> None:
@@ -33,7 +32,7 @@ def width(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         for module in (throughput, instances):
             monkeypatch.setattr(module, "range_factors", factors)
 
-    yield widen
+    return widen
 
 
 def devices_of(model: str, gpus: list[str] | None = None, **asked: Any) -> list[float]:
@@ -81,12 +80,13 @@ def sustained(confidence: int = 80, **limits: Any) -> float:
         speed=kvcalc.SpeedQuestion(confidence=confidence), **limits,
     )  # fmt: skip
     capacity = document["capacity"]
-    assert capacity is not None and capacity["confidence"] == confidence
+    assert capacity is not None
+    assert capacity["confidence"] == confidence
     return capacity["requests_per_second"]
 
 
 @pytest.mark.parametrize("limits", [{"max_tpot_seconds": 0.03}, at_night({})], ids=["limit", "no-limit"])
-def test_a_wider_range_never_makes_the_sustained_rate_larger(limits: dict[str, float], width: Any) -> None:
+def test_a_wider_range_never_makes_the_sustained_rate_larger(limits: dict[str, Any], width: Any) -> None:
     rates = []
     for power in WIDTHS:
         width(power)
@@ -95,7 +95,7 @@ def test_a_wider_range_never_makes_the_sustained_rate_larger(limits: dict[str, f
 
 
 def test_check_sustains_about_what_a_plan_gives_one_replica() -> None:
-    limits: dict[str, float] = {"max_tpot_seconds": 0.03}
+    limits: dict[str, Any] = {"max_tpot_seconds": 0.03}
     for confidence in (50, 80):
         most = sustained(confidence, **limits)
         fewer, more = (
@@ -110,9 +110,7 @@ def test_the_judged_times_of_an_estimate_grow_with_the_confidence(engine: str) -
     serving = []
     for confidence in (50, 65, 80, 95):
         speed = kvcalc.SpeedQuestion(input_tokens=1024, output_tokens=200, concurrency=4, confidence=confidence)
-        document: Any = kvcalc.estimate(
-            "llama-3.1-8b", engine=engine, devices=kvcalc.find_devices("h100"), speed=speed
-        )
+        document: Any = kvcalc.estimate("llama-3.1-8b", engine=engine, devices=kvcalc.find_devices("h100"), speed=speed)
         serving.append(document["throughput"]["serving"])
     for metric in ("tpot", "ttft"):
         judged = [one[f"{metric}_judged_seconds"] for one in serving]
@@ -146,7 +144,8 @@ def test_a_confidence_is_from_50_to_95(command: str, text: str, kvcalc: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "words", [("estimate", "llama-3.1-8b", "--gpu", "h100"), ("check", "--gpu", "h100", "vllm", "serve", "llama-3.1-8b")]
+    "words",
+    [("estimate", "llama-3.1-8b", "--gpu", "h100"), ("check", "--gpu", "h100", "vllm", "serve", "llama-3.1-8b")],
 )
 def test_a_confidence_needs_the_lengths_of_requests(words: tuple[str, ...], kvcalc: Any) -> None:
     found = kvcalc(*words, "--confidence", "65")
