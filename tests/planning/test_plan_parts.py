@@ -131,6 +131,26 @@ def test_what_the_cheapest_row_gives_up(others: list[Any], said: str | None) -> 
     assert pareto.given_up(others, None, "cost_per_million_output_tokens") is None
 
 
+@pytest.mark.parametrize(
+    ("cost", "low", "said"),
+    [
+        (1.15, 80.0, "b costs 15% more than a, and the ratio of their speeds is known to 37%"),
+        (1.38, 80.0, None),  # the ratio of two speeds that are each known to 1.25 is known to 1.25 ** sqrt(2)
+        (1.4, None, "b costs 40% more than a, and the ratio of their speeds is known less closely"),
+    ],
+)
+def test_a_price_that_decides_by_less_than_the_range_of_the_speeds_is_named(
+    cost: float, low: float | None, said: str | None
+) -> None:
+    best = row(tokens_per_second=100.0, tokens_per_second_low=100 / 1.25)
+    other = row(cost, gpu="b", tokens_per_second=100.0, tokens_per_second_low=low)
+    (first, second) = (pareto.close_price([best, other], best, key) for key in ("cost_per_hour", "num_devices"))
+    assert (first and first.text, second) == (said, None)
+    same_device = {**other, "gpu": "a"}
+    assert pareto.close_price([best, same_device], best, "cost_per_hour") is None
+    assert pareto.close_price([other], None, "cost_per_hour") is None
+
+
 @pytest.mark.parametrize(("engine", "command"), [("vllm", "vllm serve x"), ("sglang", "python -m x --model-path x")])
 def test_replicas_behind_a_router_listen_for_other_machines(engine: str, command: str) -> None:
     for replicas, router, is_routed in (

@@ -18,7 +18,7 @@ from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.plan.confirm import find_confirmed
-from kvcalc.planning.plan.pareto import best_of, commands, front, given_up, ranked_by
+from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.replicas import OnePool
 from kvcalc.planning.plan.targets import METRICS, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import (
@@ -158,6 +158,8 @@ def plan(
         *_notes(traffic, kinds, found, checkpoint if best else None), *(() if simulation is None else simulation.notes),
         *grouped_notes(kinds, [() if judge is None else judge.notes() for judge in judges]), *_full_notes(kinds, rows),
     ]  # fmt: skip
+    close = close_price(rows, best, key)
+    notes += [] if close is None else [close]
     printed = commands(rows, best, key, None if simulation is None else simulation.router)
     if simulation is not None:
         text = f"the figures assume a {simulation.router} router in front of the replicas, and {{}} has none"
