@@ -83,7 +83,7 @@ class OnePool(NamedTuple):
     @property
     def least_replicas(self) -> int:
         """The fewest replicas that the closed form does not call overloaded."""
-        return max(1, ceil(self.judged_utilisation * self.replicas))
+        return max(1, ceil((self.utilisation or 0.0) * self.replicas))
 
     @property
     def weight(self) -> float:
