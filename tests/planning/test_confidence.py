@@ -151,3 +151,27 @@ def test_a_confidence_needs_the_lengths_of_requests(words: tuple[str, ...], kvca
     found = kvcalc(*words, "--confidence", "65")
     assert found.status == 2
     assert "--input-tokens" in found.err
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "said"),
+    [
+        ("vllm", {"enforce-eager": True}, "launches without CUDA graphs (their time is not counted)"),
+        ("vllm", {"max-loras": "2", "max-lora-rank": "16"}, "LoRA adapters (their time is not counted)"),
+        ("sglang", {"max-lora-rank": "16"}, "LoRA adapters (their time is not counted)"),
+        ("vllm", {"block-size": "32"}, None),
+    ],
+)
+def test_an_option_whose_time_is_not_counted_says_so_and_is_judged_by_a_wider_range(
+    engine: str, settings: dict[str, Any], said: str | None
+) -> None:
+    speed = kvcalc.SpeedQuestion(input_tokens=1024, output_tokens=200, concurrency=4)
+    asked: dict[str, Any] = {"engine": engine, "devices": kvcalc.find_devices("h100"), "speed": speed}
+    plain, other = (
+        kvcalc.estimate("llama-3.1-8b", **asked, engine_settings=settings)["throughput"] for settings in ({}, settings)
+    )
+    assert plain is not None
+    assert other is not None
+    assert other["evidence"]["outside"] == ([] if said is None else [said])
+    times = [one["serving"]["tpot_judged_seconds"] for one in (plain, other) if one["serving"] is not None]
+    assert (times[0] < times[1]) == (said is not None)

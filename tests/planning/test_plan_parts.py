@@ -146,7 +146,7 @@ def test_a_price_that_decides_by_less_than_the_range_of_the_speeds_is_named(
     other = row(cost, gpu="b", tokens_per_second=100.0, tokens_per_second_low=low)
     (first, second) = (pareto.close_price([best, other], best, key) for key in ("cost_per_hour", "num_devices"))
     assert (first and first.text, second) == (said, None)
-    same_device = {**other, "gpu": "a"}
+    same_device: Any = {**other, "gpu": "a"}
     assert pareto.close_price([best, same_device], best, "cost_per_hour") is None
     assert pareto.close_price([other], None, "cost_per_hour") is None
 
