@@ -64,7 +64,7 @@ def estimate(
 
 @takes(
     fields={
-        "speed": "expert_parallel_size input_tokens output_tokens concurrency prefix_hit_rate",
+        "speed": "expert_parallel_size input_tokens output_tokens concurrency prefix_hit_rate confidence",
         "reuse": "prefix_tokens turns offload bandwidths backend",
     }
 )

@@ -9,7 +9,7 @@ from kvcalc.api.arguments import asked, takes
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf
-from kvcalc.question.question import SpeedQuestion
+from kvcalc.question.question import DEFAULT_CONFIDENCE, SpeedQuestion
 
 if TYPE_CHECKING:
     from kvcalc.documents import Check, Plan, Simulate
@@ -51,7 +51,7 @@ def plan(
     scale_rate: float = 1.0,
     max_ttft_seconds: float | None = None,
     max_tpot_seconds: float | None = None,
-    confidence: int = 80,
+    confidence: int = DEFAULT_CONFIDENCE,
     max_e2e_seconds: float | None = None,
     ttft_percentile: int | None = None,
     tpot_percentile: int | None = None,
@@ -90,7 +90,7 @@ def plan(
 
     Give `input_tokens` and `output_tokens` (numbers, or distributions as in `simulate`) with either `concurrency` or
     `requests_per_second`. Or give `trace`, the path of a file with the times and lengths of its requests. With a
-    `confidence` of 80, times are judged at the upper end of their range, with 50 at the point estimate. A time limits
+    `confidence` of 80, times are judged at the upper end of their range, with 50 at the estimate. A time limits
     the mean, or the percentile that is given for it: 50, 90, 95 or 99. Percentiles are simulated, with `burstiness`,
     `requests`, `seed` and `router` as in `simulate`. The load is larger by the share `headroom`, and each layout has
     `spare_replicas` more than it needs. `simulate` is the number of layouts of each kind of device to simulate.
@@ -110,7 +110,7 @@ def plan(
     if trace is None and (concurrency is None) == (requests_per_second is None):
         raise UsageError("plan needs either concurrency or requests_per_second")
     targets = Targets(
-        concurrency, requests_per_second, max_ttft_seconds, max_tpot_seconds, confidence, max_e2e_seconds,
+        concurrency, requests_per_second, max_ttft_seconds, max_tpot_seconds, max_e2e_seconds,
         ttft_percentile, tpot_percentile, e2e_percentile,
     )  # fmt: skip
     check_percentiles(targets)
@@ -133,7 +133,7 @@ def plan(
     if simulation is not None:
         simulation = simulation._replace(router=router)
     kinds = [find_gpu(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
-    speed = (speed or SpeedQuestion())._replace(prefix_hit_rate=prefix_hit_rate)
+    speed = (speed or SpeedQuestion())._replace(prefix_hit_rate=prefix_hit_rate, confidence=confidence)
     return ask(
         asked({**locals(), "engine": "logical"}), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
@@ -265,7 +265,7 @@ def simulate(
     return ask(question, load, limits=limits, replicas=replicas, step_factor=step_factor)
 
 
-@takes(fields={"speed": "prefix_hit_rate calibration"}, also={"devices": str})
+@takes(fields={"speed": "prefix_hit_rate calibration confidence"}, also={"devices": str})
 def check(
     command: str,
     devices: Devices | str,
@@ -299,7 +299,7 @@ def check(
     if (input_tokens is None) != (output_tokens is None):
         raise UsageError("input_tokens and output_tokens belong together")
     targets = Targets(
-        None, None, max_ttft_seconds, max_tpot_seconds, 50, max_e2e_seconds, ttft_percentile, tpot_percentile,
+        None, None, max_ttft_seconds, max_tpot_seconds, max_e2e_seconds, ttft_percentile, tpot_percentile,
         e2e_percentile,
     )  # fmt: skip
     check_percentiles(targets)

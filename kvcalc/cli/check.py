@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from kvcalc.cli import options as o
-from kvcalc.cli.question import calibration_of, devices_of, output_of, value_of
+from kvcalc.cli.question import calibration_of, devices_of, output_of, value_of, values_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.planning.check.servers import Server
     from kvcalc.planning.plan.targets import Targets
+    from kvcalc.question.question import SpeedQuestion
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 _LARGEST_FILE = 8 << 20
@@ -108,16 +109,15 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
     """The document that answers the parameters of the command for one server."""
     from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask
-    from kvcalc.question.question import SpeedQuestion
     from kvcalc.simulation.planned import PlannedLoad
 
     lengths = [value_of(given, name) for name in ("input_tokens", "output_tokens")]
     if (lengths[0] is None) != (lengths[1] is None):
         raise UsageError("--input-tokens and --output-tokens belong together", "--input-tokens 2k --output-tokens 250")
     targets = _targets_of(given)
-    if lengths[0] is None and targets.limits:
+    if lengths[0] is None and (targets.limits or given["confidence"] is not None):
         raise UsageError("a target needs the lengths of requests", "--input-tokens 2k --output-tokens 250")
-    speed = SpeedQuestion(calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0)
+    speed = _speed_of(given)
     devices = devices_of(given)
     if devices is None:
         raise UsageError("kvcalc check needs a device", "for example --gpu h100, or describe one: --gpu-memory 80GB")
@@ -133,15 +133,21 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
 
 
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
-    from kvcalc.planning.plan.targets import POINT_CONFIDENCE, Targets, limits_in
+    from kvcalc.planning.plan.targets import Targets, limits_in
 
-    return Targets(None, None, confidence=POINT_CONFIDENCE, **limits_in(given))
+    return Targets(None, None, **limits_in(given))
+
+
+def _speed_of(given: Mapping[str, Any]) -> "SpeedQuestion":
+    from kvcalc.question.question import SpeedQuestion
+
+    asked = SpeedQuestion(**values_of(SpeedQuestion, {**given, "input_tokens": None, "output_tokens": None}))
+    return asked._replace(calibration=calibration_of(given))
 
 
 def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.Check") -> dict[str, Any]:
     """The targets, and the times over the rate around the largest one, for the report. Empty without lengths."""
     from kvcalc.planning.cases.lengths import one_length
-    from kvcalc.question.question import SpeedQuestion
     from kvcalc.simulation.load_curve import curve_of_server, question_of_command
     from kvcalc.simulation.planned import PlannedLoad
 
@@ -151,11 +157,11 @@ def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.C
     targets = _targets_of(given)
     lengths = one_length(*(value_of(given, name) for name in ("input_tokens", "output_tokens")))
     load = PlannedLoad(lengths, seed=value_of(given, "seed"), router="round-robin")
-    speed = SpeedQuestion(calibration=calibration_of(given), prefix_hit_rate=value_of(given, "prefix_hit_rate") or 0.0)
+    speed = _speed_of(given)
     question = question_of_command(server, devices, None, speed, value_of(given, "acceptance_length"))
     around = targets._replace(requests_per_second=capacity["requests_per_second"])
     rows = curve_of_server(load, question, around, 1)
-    return {"targets": targets.describe(), "load_curve": rows}
+    return {"targets": targets.describe(question.speed_asked.confidence), "load_curve": rows}
 
 
 def _servers(words: list[str], file: Optional[str], release: Optional[str]) -> "list[Server]":

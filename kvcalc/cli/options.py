@@ -38,7 +38,7 @@ GROUPS = {
     "DEVICE": "gpu num-gpus DEVICE_FIGURES",
     # Options that change the speed, besides the workload; and the load of a server.
     "SPEED": "ep calibrate",
-    "SERVING": "input-tokens output-tokens concurrency",
+    "SERVING": "input-tokens output-tokens concurrency confidence",
     # Drafted tokens, and prompts that are partly cached.
     "DRAFTING": "speculative acceptance-length draft-model",
     "PREFIX": "prefix-hit-rate",

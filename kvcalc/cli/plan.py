@@ -247,11 +247,9 @@ def _load_of_trace(given: Mapping[str, Any], targets: "Targets") -> "tuple[Plann
 
 
 def _targets_of(given: Mapping[str, Any]) -> "Targets":
-    from kvcalc.planning.plan.document import parse_confidence
     from kvcalc.planning.plan.targets import Targets, limits_in
 
-    load = value_of(given, "concurrency"), value_of(given, "requests_per_second")
-    return Targets(*load, confidence=parse_confidence(given["confidence"]), **limits_in(given))
+    return Targets(value_of(given, "concurrency"), value_of(given, "requests_per_second"), **limits_in(given))
 
 
 def _check_load(given: Mapping[str, Any], targets: "Targets") -> None:

@@ -205,6 +205,8 @@ def _speed_of(left: _Given, given: _Given) -> SpeedQuestion | None:
     values, calibration = values_of(SpeedQuestion, left), calibration_of(given)
     if calibration is not None:
         values["calibration"] = calibration
+    if "confidence" in values and not any(given.get(name) for name in ("input_tokens", "lengths", "trace")):
+        raise UsageError("--confidence needs --input-tokens and --output-tokens", "it is about the times of requests")
     return SpeedQuestion(**values) if values else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict
 
 from kvcalc.documents.fields import Amount, Count, Positive, Share, SimulatedTimes, Whole
 from kvcalc.documents.loads import Plan, Simulate
@@ -262,8 +262,15 @@ class CheckCapacity(SimulatedTimes):
 
     requests_per_second: Amount
     """0 if no rate keeps the targets: kvcalc then exits with code 4"""
+    confidence: Count
+    """in per cent, with which times are to be at most those given here: 50 is the estimate, 80 the upper end of the
+    range"""
     limited_by: str | None
     """what is missed at a larger rate"""
+    step_factor: Positive
+    """factor on the times of all steps: the judged TPOT as a multiple of the estimate"""
+    ttft_factor: Annotated[float, {"minimum": 1}]
+    """factor on the simulated TTFT, whose range is wider than that of steps"""
     simulated_requests: Count
     """in the run whose times these are"""
     max_running_requests: Count

@@ -35,8 +35,9 @@ class PlanTargets(TypedDict):
     requests_per_second: Amount | None
     max_ttft_seconds: Amount | None
     max_tpot_seconds: Amount | None
-    confidence: Literal[50, 80]
-    """80: max_tpot_seconds is compared with the upper end of the range; 50: with the point estimate"""
+    confidence: Count
+    """in per cent, with which a time is to be at most the judged one, which is compared with the limit: 50 is the
+    estimate, 80 the upper end of its range"""
     max_e2e_seconds: Amount | None
     ttft_percentile: Literal[50, 90, 95, 99] | None
     """the percentile that max_ttft_seconds limits; null for the mean"""
@@ -175,16 +176,15 @@ class PlanRow(TypedDict):
     ttft_low_seconds: Amount | None
     """80% range"""
     ttft_high_seconds: Amount | None
-    """null until a range is known"""
+    """null if the range is wider than fourfold"""
+    ttft_judged_seconds: Amount | None
+    """the time at targets.confidence, which the targets are compared with, even if its range is too wide to be known"""
     tpot_seconds: Amount | None
     tpot_low_seconds: Amount | None
     """the low end of its range"""
     tpot_high_seconds: Amount | None
     """the high end of its range"""
-    ttft_judged_at: Literal["upper_end", "estimate"] | None
-    """what the targets are compared with: the upper end of the range with a confidence of 80, if that range is at most
-    twofold, else the estimate; null without targets"""
-    tpot_judged_at: Literal["upper_end", "estimate"] | None
+    tpot_judged_seconds: Amount | None
     """the same for the time per output token"""
     simulated_ttft_seconds: Amount | None
     """the simulated time that the target limits"""
@@ -309,7 +309,7 @@ class SplitPool(TypedDict):
 
 
 class PlanFinalist(SimulatedTimes):
-    """a layout that was simulated. Its times are at the end of the range that is judged"""
+    """a layout that was simulated. Its times are those at the confidence of the targets"""
 
     gpu: str
     engine: str
@@ -344,7 +344,7 @@ class PlanFinalist(SimulatedTimes):
     max_running_requests: Count
     """the engine's limit per replica"""
     step_factor: Positive
-    """factor on the times of all steps: the upper end of TPOT's range, or 1 where the estimate is judged"""
+    """factor on the times of all steps: the judged TPOT as a multiple of the estimate"""
     ttft_factor: Annotated[float, {"minimum": 1}]
     """factor on the simulated TTFT, whose range is wider than that of steps"""
 

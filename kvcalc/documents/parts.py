@@ -504,16 +504,23 @@ class Serving(TypedDict):
     running_requests: Count
     """mean number of requests in the batch; the others wait. More than batch_size if the engine does not reserve the
     whole answer"""
+    confidence: Count
+    """in per cent, with which a time is to be at most the judged one: 50 is the estimate, 80 the upper end of the
+    range"""
     tpot_seconds: Positive
     """time per output token of a running request, including the prefills of other requests in between"""
     tpot_low_seconds: Positive | None
     tpot_high_seconds: Positive | None
+    tpot_judged_seconds: Positive
+    """the time at this confidence, with which kvcalc plan and kvcalc check compare a limit"""
     ttft_seconds: Positive
     """mean time to first token of a benchmark with 15 requests per client, which all start at once, on a server that
     has run before"""
     ttft_low_seconds: Positive | None
     """80% range"""
     ttft_high_seconds: Positive | None
+    ttft_judged_seconds: Positive
+    """the same for the time to first token"""
     steady_ttft_seconds: Positive
     """mean time to first token of a load that has run for long"""
     random_ttft_seconds: Positive

@@ -59,6 +59,13 @@ def settings_of(engine: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: text for name, text in settings.items() if name in taken}
 
 
+def untimed(engine: str, settings: Mapping[str, Any]) -> list[str]:
+    """What takes time with these settings and is not counted in the speed."""
+    options = OPTIONS.get(engine.partition("@")[0], ())
+    parts = dict.fromkeys(option.untimed for option in options if option.untimed and option.name in settings)
+    return [f"{part} (their time is not counted)" for part in parts]
+
+
 def name_of(settings: Mapping[str, str], option: str) -> str:
     """A setting that is a name: a letter, and letters, digits, - and _. Raises SettingError (exit 2)."""
     text = settings[option]

@@ -83,6 +83,25 @@ def _parse_share(text: str, option: str) -> float:
     return share
 
 
+_LEAST_CONFIDENCE, _MOST_CONFIDENCE = 50, 95
+
+
+def _check_confidence(value: object, name: str) -> None:
+    if type(value) is not int or not _LEAST_CONFIDENCE <= value <= _MOST_CONFIDENCE:
+        raise UsageError(
+            f"{name} {shown(value)}: must be a whole number from {_LEAST_CONFIDENCE} to {_MOST_CONFIDENCE}",
+            f"{name} 50 is the estimate, {name} 80 the upper end of its range",
+        )
+
+
+def _parse_confidence(text: str, option: str) -> int:
+    """A percentage as `80` or `80%`."""
+    number = text.strip().removesuffix("%")
+    confidence = int(number) if number.isdecimal() and len(number) < 3 else text[:20]
+    _check_confidence(confidence, option)
+    return int(confidence)
+
+
 def _parse_pixels(text: str, option: str) -> tuple[int, int]:
     """The width and the height in `1920x1080`."""
     width, _, height = text.casefold().partition("x")
@@ -243,6 +262,7 @@ TYPES = {
     "flops": ValueType(_COUNT.check, parse_flops), "number": ValueType(_POSITIVE, parse_rate),
     "seconds": ValueType(_POSITIVE, parse_seconds), "price": ValueType(_CHECK_PRICE),
     "length": ValueType(_POSITIVE, lambda text, option: _number_in(text, option, "2.4")),
+    "confidence": ValueType(_check_confidence, _parse_confidence),
     "share": ValueType(_number(0, 1, "a number of at least 0 and below 1"), _parse_share),
     # Texts.
     "text": ValueType(check_text, lambda text, option: text),

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
             """The `Served` of a `Case` with a `SpeedModel`, or None, with a note, if it is not known."""
 
 
+DEFAULT_CONFIDENCE = 80
+"""The confidence with which times are compared with their limits: that of the upper end of their range."""
+
+
 class SpeedQuestion(NamedTuple):
     """The options for throughput, in addition to the workload.
 
@@ -37,7 +41,8 @@ class SpeedQuestion(NamedTuple):
     A length is the mean of lengths that vary by about a third, or the text of a distribution such as `fixed:1000`
     (`kvcalc.question.lengths`), whose requests are simulated; a number beside a distribution is fixed too.
     `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
-    `expert_parallel_size` is by default all devices of a stage if there are DP ranks, else 1.
+    `expert_parallel_size` is by default all devices of a stage if there are DP ranks, else 1. `confidence` is the
+    percentage with which a time is to be at most the one that is judged (`throughput.speed.judged_factor`).
     """
 
     expert_parallel_size: int | None = None
@@ -46,6 +51,7 @@ class SpeedQuestion(NamedTuple):
     concurrency: int | None = None
     calibration: Calibrates | None = None
     prefix_hit_rate: float = 0.0
+    confidence: int = DEFAULT_CONFIDENCE
 
     @property
     def prompt_tokens(self) -> int | None:

@@ -9,7 +9,7 @@ from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.factor_fit import Fit, slopes_between
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.speed import RANGED
+from kvcalc.throughput.speed import RANGED, judged_factor
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -49,6 +49,8 @@ class Applied(NamedTuple):
             slopes = slopes_between(seconds, [other[key] for other in others])
             low, high = self.fit.range(metric, slopes, own[low_key] / seconds, own[high_key] / seconds)
             own[low_key], own[high_key] = seconds * low, seconds * high
+            if part is not None:
+                own[f"{metric}_judged_seconds"] = seconds * judged_factor(high, own["confidence"])
             if metric == "tpot":
                 own["tokens_per_second_low"] = own["tokens_per_second"] / high
                 own["tokens_per_second_high"] = own["tokens_per_second"] / low

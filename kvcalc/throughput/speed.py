@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.errors import LayoutError
@@ -129,3 +130,21 @@ def range_factors(
     places = regions(device_kind(model.gpu), weight_class(weight_dtype), batch)
     low, high = next(ranges[place] for place in places if place in ranges)
     return (low**1.5, high**1.5) if is_outside else (low, high)
+
+
+def judged_factor(high: float, confidence: int) -> float:
+    """The factor on an estimate that is compared with a limit. `high` is the factor for the upper end of its range.
+
+    It is 1 for a confidence of 50 and `high` for 80. Others follow a log-normal distribution through these two. A range
+    that is too wide to be printed counts too: the less is known, the slower a layout is taken to be.
+    """
+    return float(high ** _deviations(confidence))
+
+
+@cache
+def _deviations(confidence: int) -> float:
+    """The normal quantile of a confidence in per cent, as a multiple of that of 80."""
+    from statistics import NormalDist
+
+    quantile = NormalDist().inv_cdf
+    return quantile(confidence / 100) / quantile(0.8)

@@ -78,26 +78,12 @@ def test_the_range_and_where_it_is_judged_are_on_the_screen(kvcalc: Any, monkeyp
         monkeypatch.setenv("COLUMNS", columns)
         for more in ((), ("--price", "h100=2.5"), ("--engine", "vllm,sglang", "--gpu", "h100,a100,mi300x")):
             out = kvcalc(*words, *more).out
-            assert "TTFT <= 2 s and TPOT <= 50 ms, judged at the upper end of the range" in " ".join(out.split())
+            assert "TTFT <= 2 s and TPOT <= 50 ms, judged at 80% confidence, the upper" in " ".join(out.split())
             assert "80% range" in out.partition("\n\n")[2].splitlines()[0]
             assert max(map(len, out.splitlines())) <= int(columns)
-    assert "judged at the estimate\n" in kvcalc(*words, "--confidence", "50").out
-
-
-@pytest.mark.parametrize("of", ["", "@p90"])
-@pytest.mark.parametrize("gpus", ["h100", "l40s", "h100,l40s"])
-def test_the_headline_names_every_row_that_is_judged_elsewhere(kvcalc: Any, gpus: str, of: str) -> None:
-    simulated = ("--requests", "100") if of else ()
-    words = (*ASK, "--requests-per-second", "1", "--max-tpot", f"60ms{of}", "--gpu", gpus, *simulated)
-    rows = [row for row in kvcalc(*words, "--json").json["plans"] if row["fits"]]
-    headline = " ".join(kvcalc(*words, "--format", "human").out.partition("\n\n")[0].splitlines()[1:])
-    ends = {row["gpu"]: row["tpot_judged_at"] for row in rows}
-    assert ("upper end" in headline) == ("upper_end" in ends.values())
-    assert ("range is wide" in headline) == ("estimate" in ends.values())
-    if len(set(ends.values())) == 2:
-        assert {gpu for gpu in ends if gpu in headline.partition("wide:")[2]} == {
-            g for g in ends if ends[g] == "estimate"
-        }
+    assert "judged at 50% confidence, the estimate\n" in kvcalc(*words, "--confidence", "50").out
+    percentile = (*words[:-4], "--max-ttft", "2s@p90", "--requests", "100", "--confidence", "65")
+    assert "simulated with steps judged at 65% confidence\n" in kvcalc(*percentile, "--format", "human").out
 
 
 def test_what_fits_nowhere_is_said_once(kvcalc: Any) -> None:
@@ -144,7 +130,7 @@ def test_status_4_with_the_document_and_what_is_missing(kvcalc: Any) -> None:
         ((*ASK, "--concurrency", "8", "--gpu", "h101"), 3, "h10"),
         ((*ASK, "--concurrency", "8", "--gpu", "h100,h101"), 3, "h10"),
         ((*ASK, "--concurrency", "8", "--gpu", "h100,"), 2, "--gpu"),
-        ((*ASK, "--concurrency", "8", "--confidence", "90"), 2, "--confidence 50"),
+        ((*ASK, "--concurrency", "8", "--confidence", "99"), 2, "--confidence 50"),
         ((*ASK, "--concurrency", "8", "--confidence", "x"), 2, "80"),
         (("plan", "gpt2", *ASK[2:], "--concurrency", "4"), 4, "1,024"),
         ((*ASK, "--concurrency", "8", "--price", "h100"), 2, "h100=2.5"),

@@ -13,6 +13,7 @@ from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import choose_server, of_release, servers_in
 from kvcalc.planning.plan.judge import STATISTICS
 from kvcalc.planning.plan.targets import Simulated, Targets
+from kvcalc.question.question import SpeedQuestion
 from kvcalc.releases import release_of
 from kvcalc.throughput.hardware import find_devices
 
@@ -330,7 +331,7 @@ class Knee:
         return Simulated(times, requests, 0, 7)
 
 
-def capacity_with(monkeypatch: pytest.MonkeyPatch, knee: Knee) -> Any:
+def capacity_with(monkeypatch: pytest.MonkeyPatch, knee: Knee, confidence: int = 50) -> Any:
     """The capacity of a server on an H100, which the closed form says is far more than the knee's rate."""
     found: list[Any] = []
 
@@ -338,7 +339,9 @@ def capacity_with(monkeypatch: pytest.MonkeyPatch, knee: Knee) -> Any:
         found.append(capacity_of(question, 500, 100, Targets(None, None, max_ttft_seconds=1.0), knee, []))  # type: ignore[arg-type]
 
     monkeypatch.setattr("kvcalc.planning.check.answer.capacity_of", kept)
-    check(f"vllm serve {LLAMA} --max-model-len 4k", "h100", input_tokens=500, output_tokens=100, max_ttft_seconds=1.0)
+    speed = SpeedQuestion(confidence=confidence)
+    lengths: dict[str, Any] = {"input_tokens": 500, "output_tokens": 100}
+    check(f"vllm serve {LLAMA} --max-model-len 4k", "h100", **lengths, max_ttft_seconds=1.0, speed=speed)
     return found[0]
 
 
@@ -364,6 +367,18 @@ def test_the_largest_rate_is_found_to_two_percent_and_confirmed_by_a_long_run(mo
     assert alone == (None, None, 1, 1.0, 0)
     assert {run[1:] for run in short} == {(1, 1000, 1.0, 0)}
     assert long == (found["requests_per_second"], 1, int(found["requests_per_second"] * 1200), 1.0, 1)
+
+
+def test_a_capacity_is_judged_with_slower_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token of a request that takes 0.9 s by the estimate is later than the limit of 1 s."""
+    knee = Knee(10.0, 99.0, alone=0.9)
+    found = capacity_with(monkeypatch, knee, 80)
+    ((_, _, _, step, _),) = knee.ran
+    assert found["confidence"] == 80
+    assert step == found["step_factor"] > 1
+    assert found["ttft_mean_seconds"] == pytest.approx(0.9 * found["ttft_factor"])
+    assert found["ttft_mean_seconds"] > 1
+    assert found["requests_per_second"] == 0
 
 
 def test_a_long_run_has_a_limited_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,6 @@ def test_a_layout_is_simulated_once_with_the_same_numbers() -> None:
     for _ in range(2):
         judge.at(layout, (2,))
         judge.alone(layout)
-        judge.at_estimate().at(layout, (2,))
         assert judge.at(layout, (0,)) is None, "the closed form has an endless queue there"
     assert runs == [(2, False), (1, True)]
 
@@ -291,18 +290,6 @@ def test_a_layout_that_has_no_room_for_a_spare_replica_is_left_out() -> None:
     assert (best["replicas"], best["num_devices"]) == (2, 2)
 
 
-def test_layouts_of_a_row_are_judged_at_the_same_end() -> None:
-    """The range of DP ranks is wide there, so plain layouts are judged at the estimate too."""
-    asked: Any = {"input_tokens": 2048, "output_tokens": 300, "requests_per_second": 20.0, "max_tpot_seconds": 0.04}
-    experts: Any = kvcalc.plan("deepseek-v3", ["h200"], engine="sglang", **asked)["best"]
-    assert experts is not None
-    assert (experts["data_parallel_size"], experts["tpot_judged_at"]) == (1, "estimate")
-    assert experts["tpot_high_seconds"] > 0.04
-    dense = kvcalc.plan("llama-3.3-70b", ["h100"], **asked)["best"]
-    assert dense is not None
-    assert dense["tpot_judged_at"] == "upper_end"
-
-
 def test_clients_with_equal_answers_may_end_together() -> None:
     """The closed form says 230 ms for one replica, and its simulation 579 ms: all prompts come at once."""
     asked: dict[str, Any] = {"engine": "tensorrt-llm", "concurrency": 64}
@@ -334,7 +321,8 @@ def one_pool(replicas: int, tensor: int = 1, targets: Targets = Targets(None, RA
     """A layout of the closed form, whose replicas serve 5 requests per second each."""
     traffic: Any = SimpleNamespace(targets=targets, spare_replicas=0, lengths=Lengths(100, 11, 150, 150, 150, 160, 111))
     served = {"tokens_per_second": 50.0, **serving}
-    probe: Any = SimpleNamespace(serving=served, benchmark=served, running=3)
+    factor = served.get("tpot_judged_seconds", 1.0) / served.get("tpot_seconds", 1.0)
+    probe: Any = SimpleNamespace(serving=served, benchmark=served, running=3, step_factor=factor)
 
     class Known(OnePool):
         def at(self, numbers: tuple[int, ...], targets: Any = None, *, is_trace: bool = False) -> OnePool:
@@ -406,8 +394,8 @@ def test_without_layouts_the_reason_of_the_largest_is_told(monkeypatch: pytest.M
 
 
 SERVING: dict[str, Any] = {
-    "ttft_seconds": 0.4, "ttft_low_seconds": 0.4, "ttft_high_seconds": 9.0, "steady_ttft_seconds": 0.4,
-    "tpot_seconds": 0.02, "tpot_low_seconds": 0.02, "tpot_high_seconds": 0.02, "concurrency": 3,
+    "ttft_seconds": 0.4, "ttft_judged_seconds": 0.4, "steady_ttft_seconds": 0.4,
+    "tpot_seconds": 0.02, "tpot_judged_seconds": 0.02, "concurrency": 3,
 }  # fmt: skip
 
 
@@ -415,12 +403,12 @@ SERVING: dict[str, Any] = {
     ("targets", "replicas", "is_sure"),
     [
         (Targets(None, RATE), 1, True),  # no limit
-        (Targets(None, RATE, 0.81, confidence=50), 3, True),  # below half of the limit
-        (Targets(None, RATE, 0.8, confidence=50), 3, False),
-        (Targets(None, RATE, 9.0, 0.04, confidence=50), 3, False),  # TPOT is half of its limit
-        (Targets(None, 8.0, 9.0, confidence=50), 2, False),  # 80 % busy
-        (Targets(None, 7.9, 9.0, confidence=50), 2, True),
-        (Targets(3, None, max_tpot_seconds=0.041, confidence=50), 1, True),  # clients keep no replica too busy
+        (Targets(None, RATE, 0.81), 3, True),  # below half of the limit
+        (Targets(None, RATE, 0.8), 3, False),
+        (Targets(None, RATE, 9.0, 0.04), 3, False),  # TPOT is half of its limit
+        (Targets(None, 8.0, 9.0), 2, False),  # 80 % busy
+        (Targets(None, 7.9, 9.0), 2, True),
+        (Targets(3, None, max_tpot_seconds=0.041), 1, True),  # clients keep no replica too busy
     ],
 )
 def test_the_closed_form_decides_far_from_the_limits_on_replicas_that_are_not_busy(
@@ -429,11 +417,12 @@ def test_the_closed_form_decides_far_from_the_limits_on_replicas_that_are_not_bu
     assert confirm._is_sure(one_pool(replicas, targets=targets, **SERVING)) is is_sure
 
 
-def test_times_far_from_their_limits_are_those_of_the_estimate() -> None:
-    """The ranges were judged before. Here the upper end alone is above half of the limit."""
-    one = one_pool(3, targets=Targets(None, RATE, max_tpot_seconds=0.05), **{**SERVING, "tpot_high_seconds": 0.03})
-    assert one.traffic.targets.judged("tpot", 0.02, 0.02, 0.03) == 0.03
-    assert confirm._is_sure(one)
+def test_times_far_from_their_limits_are_judged_ones() -> None:
+    """With steps that may be 1.5 times as long, TPOT is above half of the limit, and the replicas are too busy."""
+    slow = {**SERVING, "tpot_judged_seconds": 0.03}
+    for targets, replicas in ((Targets(None, RATE, max_tpot_seconds=0.05), 3), (Targets(None, 7.9, 9.0), 2)):
+        assert confirm._is_sure(one_pool(replicas, targets=targets, **SERVING))
+        assert not confirm._is_sure(one_pool(replicas, targets=targets, **slow))
 
 
 @pytest.mark.parametrize("share", [0.49, 0.51])
@@ -441,7 +430,7 @@ def test_clients_that_may_end_together_are_judged_by_the_wait_of_their_first_req
     """A client of 3 has so many requests that the mean says how long the first ones wait (`requests_per_client`)."""
     first = 0.38 + requests_per_client(3) * 0.02
     for clients, is_sure in ((3, share < 0.5), (None, True)):
-        targets = Targets(clients, RATE, first / share, confidence=50)
+        targets = Targets(clients, RATE, first / share)
         one = one_pool(20, targets=targets, **{**SERVING, "steady_ttft_seconds": 0.38})
         assert first > 1.5 * SERVING["ttft_seconds"]
         assert confirm._is_sure(one) is is_sure
@@ -464,10 +453,9 @@ def test_one_replica_is_simulated_with_its_share_of_the_load(
     class Seen(Judge):
         def at(self, layout: Any, numbers: tuple[int, ...]) -> None:
             seen.append((*numbers, self.targets.requests_per_second, self.targets.concurrency))
-            assert self.targets.confidence == 50, "the closed form has judged the ranges"
 
     monkeypatch.setattr("kvcalc.planning.plan.judge.Judge", Seen)
-    one = one_pool(replicas, targets=Targets(clients, rate, 1.0, confidence=80))
+    one = one_pool(replicas, targets=Targets(clients, rate, 1.0))
     assert confirm._simulated(None, one) is None  # type: ignore[arg-type]
     assert seen == [asked]
 

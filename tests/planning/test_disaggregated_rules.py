@@ -20,7 +20,7 @@ from kvcalc.planning.plan.disaggregated.matching import Load, Times
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, check_joined, join_caches, same_kind
 from kvcalc.planning.plan.disaggregated.rows import SplitPlan, _find, _points, split_points
 from kvcalc.planning.plan.disaggregated.search import Instances, find_judge, pair_of
-from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, ttft_range
+from kvcalc.planning.plan.disaggregated.split import TwoPools, describe_energy, times_between
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
@@ -217,9 +217,9 @@ def test_a_limit_on_the_whole_request_counts_without_one_on_its_first_token() ->
     )
     times = pair_of(prefill, decode, same_kind(kind, LINK).link)[0].times(1, 1, Load(0.1))
     assert times is not None
-    low, high = (one for one in decode.tpot(times.tpot_seconds, times.decoding)[1:])
-    assert low < times.tpot_seconds < high
-    whole = ttft_range(prefill, decode, times)[1] + 399 * high
+    first, each = (times_between(metric, prefill, decode, times) for metric in ("ttft", "tpot"))
+    assert each[0] < times.tpot_seconds < each[1] == each[2]
+    whole = first[2] + 399 * each[2]
     for limit, is_met in ((whole * 1.001, True), (whole * 0.999, False)):
         targets = Targets(None, 0.1, None, None, max_e2e_seconds=limit)
         assert find_judge(targets, prefill, decode)(times) is is_met
@@ -270,9 +270,11 @@ def test_the_transfer_has_no_range_and_the_other_parts_have_that_of_their_instan
         1.0, decoding=7.0, prompts=3, utilization=0.5, host_seconds=0.25, queue_seconds=0.5, prefill_seconds=1.0,
         transfer_seconds=0.125, first_step_seconds=0.0625, tpot_seconds=0.01,
     )  # fmt: skip
-    prefill: Any = SimpleNamespace(ttft_factors=lambda prompts: {3: (0.5, 2.0)}[prompts])
-    decode: Any = SimpleNamespace(tpot_factors=lambda decoding: {7.0: (0.25, 8.0)}[decoding])
-    assert ttft_range(prefill, decode, times) == (1.75 * 0.5 + 0.125 + 0.0625 * 0.25, 1.75 * 2 + 0.125 + 0.0625 * 8)
+    prefill: Any = SimpleNamespace(ttft_factors=lambda prompts: {3: (0.5, 2.0, 1.5)}[prompts])
+    decode: Any = SimpleNamespace(step_factors=lambda decoding: {7.0: (0.25, 8.0, 4.0)}[decoding])
+    ends = (1.75 * 0.5 + 0.125 + 0.0625 * 0.25, 1.75 * 2 + 0.125 + 0.0625 * 8, 1.75 * 1.5 + 0.125 + 0.0625 * 4)
+    assert times_between("ttft", prefill, decode, times) == ends
+    assert times_between("tpot", prefill, decode, times) == (0.0025, 0.08, 0.04)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,8 @@ def test_decode_instances_run_fewer_requests_within_a_shorter_limit() -> None:
     (usual,), _ = known.decodes(kind)
     (shorter,), _ = known.decodes(kind, Targets(None, 3.0, 4.0, 0.012))
     assert 0 < shorter.rates.most < usual.rates.most
-    assert shorter.tpot(shorter.rates.tpot(shorter.rates.most), shorter.rates.most)[2] <= 0.012
+    most = shorter.rates.most
+    assert shorter.rates.tpot(most) * shorter.step_factors(most)[2] <= 0.012
 
 
 def test_a_prefill_instance_holds_its_step_and_what_is_being_sent() -> None:

@@ -180,7 +180,8 @@ def test_a_replica_over_machines_and_a_plan_that_does_not_fit(kvcalc: Any) -> No
     assert "no layout serves this load" in none.err
 
 
-ROUTED = (*PLAN, "--requests-per-second", "40", "--max-ttft", "400ms@p90", "--requests", "300", "--router")
+ROUTED = (*PLAN, "--requests-per-second", "40", "--max-ttft", "400ms@p90", "--confidence", "50",
+          "--requests", "300", "--router")  # fmt: skip
 
 
 @pytest.mark.parametrize(("engine", "package"), [("vllm", "vllm-router==0.1.17"), ("sglang", "sglang-router==0.3.2")])

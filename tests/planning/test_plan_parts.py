@@ -18,7 +18,7 @@ from kvcalc.planning.cases.lengths import Lengths, drawn_lengths
 from kvcalc.planning.plan import finalists, pareto
 from kvcalc.planning.plan import replicas as one_pool
 from kvcalc.planning.plan.disaggregated.split import TwoPools
-from kvcalc.planning.plan.document import parse_confidence, parse_price, plan, refuse_empty
+from kvcalc.planning.plan.document import parse_price, plan, refuse_empty
 from kvcalc.planning.plan.finalists import _why_next, find_simulated
 from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judged
 from kvcalc.planning.plan.replicas import Found, OnePool, devices_then_speed, why_not
@@ -32,7 +32,6 @@ from kvcalc.planning.plan.traffic import (
     Trouble,
     _why_not,
     describe_cost,
-    range_of,
     too_slow,
 )
 from kvcalc.question.question import Question, SpeedQuestion
@@ -42,48 +41,16 @@ Range = tuple[float | None, float | None]
 Range3 = tuple[float, float | None, float | None]
 
 
-@pytest.mark.parametrize(
-    ("ends", "confidence", "estimated", "is_upper"),
-    [
-        ((1.0, 2.0), 80, (), True), ((1.0, 2.001), 80, (), False), ((1.0, 2.0), 50, (), False),
-        ((1.0, 2.0), 80, ("tpot",), False), ((1.0, 2.0), 80, ("ttft",), True), ((None, 2.0), 80, (), False),
-        ((1.0, None), 80, (), False), ((None, None), 80, (), False), ((0.0, 0.0), 80, (), True),
-    ],
-)  # fmt: skip
-def test_a_narrow_range_is_judged_at_its_upper_end(
-    ends: Range, confidence: int, estimated: tuple[str, ...], is_upper: bool
-) -> None:
-    targets = Targets(1, None, 1.0, 1.0, confidence=confidence, estimated=estimated)
-    assert targets.judged_at("tpot", *ends) == ("upper_end" if is_upper else "estimate")
-    assert targets.judged("tpot", 1.5, *ends) == (ends[1] if is_upper else 1.5)
-
-
-def test_layouts_are_compared_at_their_estimates_if_the_range_of_one_is_wide() -> None:
-    narrow, wide = (1.5, 1.0, 2.0), (1.5, 1.0, 3.0)
-    targets = Targets(1, None, 1.0)
-    for layouts, estimated in (
-        ([{"ttft": narrow, "tpot": narrow}], ()),
-        ([{"ttft": narrow, "tpot": wide}, {"ttft": narrow, "tpot": narrow}], ("tpot",)),
-        ([{"ttft": wide, "tpot": narrow}, {"ttft": narrow, "tpot": wide}], ("tpot", "ttft")),
-        ([], ()),
-    ):
-        assert targets.alike(layouts).estimated == estimated
-    assert targets.describe_judged({"ttft": narrow, "tpot": wide}) == {
-        "ttft_judged_at": "upper_end", "tpot_judged_at": "estimate",
-    }  # fmt: skip
-    assert targets.without_limits().describe_judged({"ttft": narrow}) == {"ttft_judged_at": None}
-
-
 def test_a_larger_load_has_whole_clients_and_the_same_limits() -> None:
-    targets = Targets(10, None, 1.0, None, 50, 3.0, 99, None, 90)
+    targets = Targets(10, None, 1.0, None, 3.0, 99, None, 90)
     assert targets.larger(0.25) == targets._replace(concurrency=13)
     assert targets.larger(0.0) == targets
     assert Targets(None, 8.0).larger(0.5).requests_per_second == 12.0
-    assert targets.without_limits() == Targets(10, None, confidence=50)
+    assert targets.without_limits() == Targets(10, None)
     assert targets.limits == [Limit("ttft", 1.0, 99), Limit("e2e", 3.0, 90)]
     assert [limit.statistic for limit in (*targets.limits, Limit("tpot", 1.0, None))] == ["p99", "p90", "mean"]
     assert (targets.highest_percentile, Targets(1, None, 1.0).highest_percentile) == (99, None)
-    assert "estimated" not in targets.describe()
+    assert targets.describe(65)["confidence"] == 65
 
 
 @pytest.mark.parametrize(
@@ -114,7 +81,7 @@ def test_a_percentile_is_one_that_is_counted_and_has_a_limit(metric: str) -> Non
     with pytest.raises(UsageError, match="must be one of 50, 90, 95, 99"):
         check_percentiles(Targets(1, None, **{**of, name: 98}))
     with pytest.raises(UsageError, match=f"{metric}_percentile needs max_{metric}_seconds"):
-        check_percentiles(Targets(1, None, **{name: 99}))  # type: ignore[arg-type]
+        check_percentiles(Targets(1, None, **{name: 99}))
 
 
 def row(cost: float | None = 1.0, **more: Any) -> Any:
@@ -162,6 +129,26 @@ def test_what_the_cheapest_row_gives_up(others: list[Any], said: str | None) -> 
     assert pareto.given_up([best, *others], best, "cost_per_million_output_tokens") == said
     assert pareto.given_up([best, *others], best, "cost_per_hour") is None
     assert pareto.given_up(others, None, "cost_per_million_output_tokens") is None
+
+
+@pytest.mark.parametrize(
+    ("cost", "low", "said"),
+    [
+        (1.15, 80.0, "b costs 15% more than a, and the ratio of their speeds is known to 37%"),
+        (1.38, 80.0, None),  # the ratio of two speeds that are each known to 1.25 is known to 1.25 ** sqrt(2)
+        (1.4, None, "b costs 40% more than a, and the ratio of their speeds is known less closely"),
+    ],
+)
+def test_a_price_that_decides_by_less_than_the_range_of_the_speeds_is_named(
+    cost: float, low: float | None, said: str | None
+) -> None:
+    best = row(tokens_per_second=100.0, tokens_per_second_low=100 / 1.25)
+    other = row(cost, gpu="b", tokens_per_second=100.0, tokens_per_second_low=low)
+    (first, second) = (pareto.close_price([best, other], best, key) for key in ("cost_per_hour", "num_devices"))
+    assert (first and first.text, second) == (said, None)
+    same_device: Any = {**other, "gpu": "a"}
+    assert pareto.close_price([best, same_device], best, "cost_per_hour") is None
+    assert pareto.close_price([other], None, "cost_per_hour") is None
 
 
 @pytest.mark.parametrize(("engine", "command"), [("vllm", "vllm serve x"), ("sglang", "python -m x --model-path x")])
@@ -257,6 +244,7 @@ def serving(ttft: Range3, tpot: Range3, random_ttft: float = 1.0) -> Any:
     return {
         "ttft_seconds": ttft[0], "ttft_low_seconds": ttft[1], "ttft_high_seconds": ttft[2],
         "tpot_seconds": tpot[0], "tpot_low_seconds": tpot[1], "tpot_high_seconds": tpot[2],
+        "ttft_judged_seconds": ttft[2] or ttft[0], "tpot_judged_seconds": tpot[2] or tpot[0],
         "random_ttft_seconds": random_ttft, "steady_ttft_seconds": ttft[0],
     }  # fmt: skip
 
@@ -271,16 +259,15 @@ LENGTHS = Lengths(100, 11, 150, 150, 150, 160, 111)
         ({"max_ttft_seconds": 1.4}, "TTFT of one request is 1 s, up to 1.5 s, and the limit is 1.4 s", True),
         ({"max_ttft_seconds": 1.0}, "TTFT of one request is 1 s, up to 1.5 s, and the limit is 1 s", True),
         ({"max_ttft_seconds": 0.9}, "TTFT of one request is 1 s, up to 1.5 s, and the limit is 900 ms", False),
-        # The range of TPOT is wide, so it is judged at the estimate.
-        ({"max_tpot_seconds": 0.1}, None, None),
-        ({"max_tpot_seconds": 0.09}, "TPOT of one request is 100 ms and the limit is 90 ms", False),
+        # The range of TPOT is wide, and judged all the same.
+        ({"max_tpot_seconds": 0.3}, None, None),
+        ({"max_tpot_seconds": 0.1}, "TPOT of one request is 100 ms, up to 300 ms, and the limit is 100 ms", True),
         # The first token, and ten more.
-        ({"max_e2e_seconds": 2.5}, None, None),
-        ({"max_e2e_seconds": 2.0}, "E2E of one request is 2 s, up to 2.5 s, and the limit is 2 s", True),
-        ({"max_e2e_seconds": 1.9}, "E2E of one request is 2 s, up to 2.5 s, and the limit is 1.9 s", False),
-        ({"max_ttft_seconds": 1.0, "confidence": 50}, None, None),
+        ({"max_e2e_seconds": 4.5}, None, None),
+        ({"max_e2e_seconds": 2.0}, "E2E of one request is 2 s, up to 4.5 s, and the limit is 2 s", True),
+        ({"max_e2e_seconds": 1.9}, "E2E of one request is 2 s, up to 4.5 s, and the limit is 1.9 s", False),
         ({"max_ttft_seconds": 2.0, "max_tpot_seconds": 0.01},
-         "TPOT of one request is 100 ms and the limit is 10 ms", False),
+         "TPOT of one request is 100 ms, up to 300 ms, and the limit is 10 ms", False),
     ],
 )  # fmt: skip
 def test_the_first_limit_that_is_missed_says_by_what(limits: dict[str, Any], said: str | None, hint: bool) -> None:
@@ -316,15 +303,21 @@ def test_a_server_has_the_context_that_its_engine_needs_up_to_the_limit_of_the_m
     assert traffic._replace(allow_beyond_limit=True).refusal is None
 
 
+PARTS: Any = ("", "low_", "high_", "judged_")
+
+
 def test_the_first_requests_of_clients_do_not_count() -> None:
     document = {**serving((2.0, 1.0, 3.0), (0.1, None, None), 1.0), "steady_ttft_seconds": 1.5}
     found = Probe(1, None, _answer(document), None, "random_ttft_seconds")  # type: ignore[arg-type]
-    assert range_of(found.serving, "ttft") == (1.0, 0.5, 1.5)
-    assert range_of(found.serving, "tpot") == (0.1, None, None)
-    assert range_of(found._replace(ttft="steady_ttft_seconds").serving, "ttft") == (1.5, 0.75, 2.25)
+    random: Any = found.serving
+    assert [random[f"ttft_{part}seconds"] for part in PARTS] == [1.0, 0.5, 1.5, 1.5]
+    assert [random[f"tpot_{part}seconds"] for part in PARTS] == [0.1, None, None, 0.1]
+    steady: Any = found._replace(ttft="steady_ttft_seconds").serving
+    assert [steady[f"ttft_{part}seconds"] for part in PARTS] == [1.5, 0.75, 2.25, 2.25]
     assert found.benchmark["ttft_seconds"] == 2.0
     unknown = _answer(serving((2.0, None, None), (0.1, None, None)))
-    assert range_of(found._replace(speed=unknown).serving, "ttft") == (1.0, None, None)
+    wide: Any = found._replace(speed=unknown).serving
+    assert [wide[f"ttft_{part}seconds"] for part in PARTS] == [1.0, None, None, 1.0]
 
 
 def _answer(served: Any, **fit: Any) -> Any:
@@ -374,7 +367,7 @@ def test_costs_are_those_of_the_tokens_that_are_paid_for() -> None:
 
 def layout(replicas: int = 2, shape: Shape = Shape(4, 1), speed: float = 100.0, **more: Any) -> OnePool:
     targets = Targets(more.pop("clients", None), 8.0)
-    traffic: Any = SimpleNamespace(targets=targets, spare_replicas=more.pop("spare", 0))
+    traffic: Any = SimpleNamespace(targets=targets, spare_replicas=more.pop("spare", 0), lengths=LENGTHS)
     kind: Any = SimpleNamespace(price=more.pop("price", None), gpu=SimpleNamespace(name="a"), engine="vllm")
     served = {**serving((1.0, 0.5, 1.5), (0.1, 0.05, 0.2)), "tokens_per_second": speed}
     return OnePool(traffic, kind, shape, replicas, Probe(3, None, _answer(served), None), **more)  # type: ignore[arg-type]
@@ -385,7 +378,7 @@ def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> N
     assert (layout().cost_per_hour, layout(spare=3, price=2.5).cost_per_hour) == (None, 50.0)
     assert (layout().in_flight, layout().tokens_per_second, layout().weight) == (6, 200.0, 8)
     assert (str(layout()), str(layout(1)), layout().numbers, layout().key) == ("2 x tp 4", "tp 4", (2,), Shape(4, 1))
-    assert layout().ranges() == {"ttft": (1.0, 0.5, 1.5), "tpot": (0.1, 0.05, 0.2)}
+    assert layout().times() == {"ttft": (1.0, 1.5), "tpot": (0.1, 0.2)}
     assert [layout().most_replicas(number) for number in (3, 4, 11, 12)] == [0, 1, 2, 3]
     assert [layout(spare=1).most_replicas(number) for number in (4, 7, 8, 40)] == [0, 0, 1, 9]
     assert [layout(clients=5).most_replicas(number) for number in (8, 20, 40)] == [2, 5, 5]
@@ -464,17 +457,6 @@ def test_the_winner_of_the_simulations_names_the_next_layout(
     found = find_simulated(judge, [(layouts, trouble)], lambda _, one, best: finalist(one, 0.5), lambda *_: None)
     assert isinstance(found, OnePool)
     assert (found.replicas, found.next_layout) == (2, said)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"), [("80", 80), ("80%", 80), (" 50% ", 50), ("90", None), ("", None), ("80%%", None)]
-)
-def test_a_confidence_is_that_of_a_range_or_of_a_point(text: str, found: int | None) -> None:
-    if found is not None:
-        assert parse_confidence(text) == found
-        return
-    with pytest.raises(UsageError, match="must be 80 or 50"):
-        parse_confidence(text)
 
 
 @pytest.mark.parametrize(("text", "price"), [

@@ -191,7 +191,9 @@ def test_a_plan_is_what_a_simulation_of_its_own_needs(
 
 def of_means(model: str = MODEL, gpu: str = "h100", **asked: Any) -> Any:
     """The row of the closed form for 8 requests per second."""
-    load: dict[str, Any] = {"input_tokens": 4096, "output_tokens": 300, "requests_per_second": 8.0}
+    load: dict[str, Any] = {
+        "input_tokens": 4096, "output_tokens": 300, "requests_per_second": 8.0, "confidence": 50
+    }  # fmt: skip
     document: Any = kvcalc.plan(model, [gpu], disaggregate=True, transfer=LINK, max_devices=64, **load, **asked)
     check(document, "plan")
     return split_row(document)

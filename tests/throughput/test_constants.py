@@ -9,7 +9,6 @@ import pytest
 
 from kvcalc.engines import ENGINES
 from kvcalc.memory.dtypes import DTYPES, FILE_TYPES
-from kvcalc.planning.plan.targets import Targets
 from kvcalc.throughput import constants
 from kvcalc.throughput.constants import Constants, constants_kind, device_kind, load_constants, regions, weight_class
 from kvcalc.throughput.hardware import all_gpus, find_gpu
@@ -112,13 +111,6 @@ def test_a_range_that_is_too_wide_is_not_known() -> None:
     document["serving"]["tpot_high_seconds"] = 9.0
     hide_wide_ranges(document)
     assert {value for key, value in document["serving"].items() if "t" in key} == {None}
-
-
-def test_only_a_narrow_range_is_judged_at_its_upper_end() -> None:
-    ranged, point = Targets(1, None, confidence=80), Targets(1, None, confidence=50)
-    assert ranged.judged("ttft", 1.5, 1.0, 2.0) == 2.0
-    assert ranged.judged("ttft", 1.5, 1.0, 2.01) == ranged.judged("ttft", 1.5, None, None) == 1.5
-    assert point.judged("ttft", 1.5, 1.0, 2.0) == 1.5
 
 
 def test_without_a_range_of_the_step_the_energy_has_none() -> None:

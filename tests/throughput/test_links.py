@@ -97,7 +97,7 @@ def test_an_unknown_network_is_named_with_the_known_ones(kvcalc: Any) -> None:
 def test_a_plan_over_machines_is_slower_over_a_slow_network(kvcalc: Any) -> None:
     asked = (
         "plan", "gpt-oss-120b", "--gpu", "dgx-spark,h100", "--input-tokens", "2k", "--output-tokens", "300",
-        "--concurrency", "8", "--max-gpus", "2", "--max-tpot", "65ms", "--json",
+        "--concurrency", "8", "--max-gpus", "2", "--max-tpot", "65ms", "--confidence", "50", "--json",
     )  # fmt: skip
     usual, slow = kvcalc(*asked).json, kvcalc(*asked, "--network", "1GB/s").json
     first, second = ({row["gpu"]: row for row in found["plans"]} for found in (usual, slow))

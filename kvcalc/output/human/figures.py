@@ -137,3 +137,9 @@ def span(seconds: float | None, low: float | None, high: float | None) -> str:
         return "-" if seconds is None else "unknown"
     (first, first_unit), (last, last_unit) = duration(low).split(), duration(high).split()
     return f"{first}-{last} {last_unit}" if first_unit == last_unit else f"{first} {first_unit}-{last} {last_unit}"
+
+
+def judged_with(confidence: int) -> str:
+    """The confidence of judged times as text."""
+    names = {50: ", the estimate", 80: ", the upper end of the range"}
+    return f"judged at {confidence}% confidence{names.get(confidence, '')}"

@@ -11,6 +11,7 @@ from kvcalc.output.human.figures import (
     describe_images,
     describe_workload,
     duration,
+    judged_with,
     name_engine,
     requests_per_second,
     split,
@@ -229,8 +230,10 @@ def render_check(document: documents.Check, console: Console) -> None:
         console.print(f"{fitting} requests of {_lengths(requests)} fit at once")
     if capacity is not None and not capacity["requests_per_second"]:
         console.print(Text.assemble(("sustains no rate", "bold red"), f": {capacity['limited_by']}"))
+        console.print(judged_with(capacity["confidence"]))
     elif capacity is not None:
-        console.print(Text.assemble("sustains ", (requests_per_second(capacity["requests_per_second"]), "bold")))
+        rate = requests_per_second(capacity["requests_per_second"]), "bold"
+        console.print(Text.assemble("sustains ", rate, f", {judged_with(capacity['confidence'])}"))
         for metric, mean, most in (
             ("TTFT", capacity["ttft_mean_seconds"], capacity["ttft_p99_seconds"]),
             ("TPOT", capacity["tpot_mean_seconds"], capacity["tpot_p99_seconds"]),

@@ -12,6 +12,7 @@ from kvcalc.output.human.figures import (
     count,
     duration,
     duration_or_overloaded,
+    judged_with,
     percent,
     rate,
     requests_per_second,
@@ -166,26 +167,9 @@ def _instances(pool: documents.SplitPool) -> str:
 
 
 def judged_text(document: Mapping[str, Any]) -> str:
-    """Where the targets are judged, and for which rows not there, because their range is wide."""
-    targets, simulated = document["targets"], is_simulated(document)
-    how = "simulated with steps" if simulated else "judged"
-    if targets["confidence"] <= 50:
-        return f"{how} at the estimate"
-    limited = {name for name, _, _ in limits_of(targets)}
-    # A simulation slows all its steps by the range of TPOT, so that requests also wait longer.
-    metrics = ["TPOT"] if simulated else [name for name in ("TTFT", "TPOT") if limited & {name, "E2E"}]
-    ends: dict[str, list[str]] = {"upper_end": [], "estimate": []}
-    for name in metrics:
-        for row in document["plans"]:
-            device = name_of_row(document, row)
-            if (end := row[f"{name.lower()}_judged_at"]) is not None:
-                ends[end].append(device if simulated else f"{name} of {device}")
-    if not ends["estimate"]:
-        return f"{how} at the upper end of the range"
-    if not ends["upper_end"]:
-        return f"{how} at the estimate, because a layout's range is wide"
-    wide = ", ".join(ends["estimate"])
-    return f"{how} at the upper end of the range, but at the estimate where a layout's range is wide: {wide}"
+    """With which confidence the targets are judged, and whether by a simulation."""
+    confidence = judged_with(document["targets"]["confidence"])
+    return f"simulated with steps {confidence}" if is_simulated(document) else confidence
 
 
 def is_simulated(document: Mapping[str, Any]) -> bool:

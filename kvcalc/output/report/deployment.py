@@ -9,6 +9,7 @@ from kvcalc.output.human.figures import (
     UNKNOWN_RANGE,
     count,
     duration,
+    judged_with,
     percent,
     rate,
     requests_per_second,
@@ -69,7 +70,7 @@ def plan(document: Document) -> Answer:
     parts += map(paragraph, lost)
     sections.append(Section("Alternatives", parts))
     if document["finalists"]:
-        title = "Each layout at the end of the range that is judged"
+        title = "Each layout as it is judged"
         shown = [{**row, "reason": _missed(row, limits)} for row in finalist_rows(document)]
         columns = [*finalist_columns(document), ("why not", "reason", text)]
         columns = [column for column in columns if column[1] != "verdict"]
@@ -155,6 +156,7 @@ def check(document: Document) -> Answer:
         facts = facts_of([
             ("targets", targets_text(targets) if targets else None),
             ("largest rate", requests_per_second(capacity["requests_per_second"])),
+            ("method", judged_with(capacity["confidence"])),
             *times,
             ("beyond that", capacity["limited_by"]),
             ("requests at once", f"{count(requests['max_requests'])} of "

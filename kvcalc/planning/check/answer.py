@@ -286,7 +286,8 @@ def capacity_of(
 ) -> documents.CheckCapacity | None:
     """The `capacity` part of the document: the largest rate, and the times there. None, with a note, if not known.
 
-    A rate is kept if the targets are met and the queue does not grow without bound.
+    A rate is kept if the targets are met and the queue does not grow without bound, with steps as slow as they are
+    judged (`planning.plan.judge`).
     """
     speed = question.speed_asked._replace(input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None)
     held = question._replace(speed=speed, context_tokens=None, fits_context=False, batch_size=1)
@@ -298,15 +299,17 @@ def capacity_of(
         return None
     most = serving["requests_per_second"] * 1.25
     served = question._replace(speed=question.speed_asked._replace(input_tokens=None, output_tokens=None))
+    step = serving["tpot_judged_seconds"] / serving["tpot_seconds"]
+    ttft = serving["ttft_judged_seconds"] / serving["ttft_seconds"]
 
     def judged(rate: float, requests: int, more: int = 0) -> Judged:
         asked = targets._replace(requests_per_second=rate)
-        found = simulation.seeded(more).run(served, asked, 1, requests, 1.0)
-        return Judged(found).against(asked, is_alone=False)
+        found = simulation.seeded(more).run(served, asked, 1, requests, step)
+        return Judged.at(found, step, ttft).against(asked, is_alone=False)
 
-    alone = Judged(simulation.run(served, targets, None, 1, 1.0)).against(targets, is_alone=True)
+    alone = Judged.at(simulation.run(served, targets, None, 1, step), step, ttft).against(targets, is_alone=True)
     if alone.missed is not None:
-        return _described(0.0, alone, targets)
+        return _described(0.0, alone, speed.confidence)
     low, high, limit = 0.0, most, None
     while high - low > _CLOSE * high:
         rate = (low + high) / 2
@@ -316,18 +319,18 @@ def capacity_of(
         else:
             high, limit = rate, tried.missed
         if high < most * 1e-4:
-            return _described(0.0, tried, targets)
+            return _described(0.0, tried, speed.confidence)
     for _ in range(_TRIES):
         tried = judged(low, int(min(max(low * _LONG_SECONDS, _REQUESTS), _MOST_REQUESTS)), 1)
         if tried.missed is None:
             break
         low, limit = low * (1 - _LOWER), tried.missed
     else:
-        return _described(0.0, tried, targets)
-    return {**_described(low, tried, targets), "limited_by": limit}
+        return _described(0.0, tried, speed.confidence)
+    return {**_described(low, tried, speed.confidence), "limited_by": limit}
 
 
-def _described(rate: float, judged: Judged, targets: Targets) -> documents.CheckCapacity:
+def _described(rate: float, judged: Judged, confidence: int) -> documents.CheckCapacity:
     times = {
         f"{metric}_{statistic}_seconds": judged.seconds(metric, statistic)
         for metric in METRICS
@@ -335,7 +338,10 @@ def _described(rate: float, judged: Judged, targets: Targets) -> documents.Check
     }
     described = {
         "requests_per_second": rate,
+        "confidence": confidence,
         "limited_by": judged.missed,
+        "step_factor": judged.step_factor,
+        "ttft_factor": judged.ttft_factor,
         "simulated_requests": judged.simulated.requests,
         "max_running_requests": judged.simulated.most_running,
     }

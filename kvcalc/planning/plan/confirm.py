@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, why_not
-from kvcalc.planning.plan.targets import POINT_CONFIDENCE
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, times_of
 from kvcalc.throughput.serving import requests_per_client
 
@@ -30,8 +29,7 @@ _MOST_CLIENTS = 500
 def find_confirmed(traffic: Traffic, kind: Platform, make: Callable[[], Simulates] | None) -> OnePool | Trouble:
     """The fastest of the layouts with the fewest devices, or why the largest layout does not serve the traffic.
 
-    `make` makes the load to simulate. None: the closed form decides. Times are judged at the estimate there, because
-    the closed form has judged the ranges.
+    `make` makes the load to simulate. None: the closed form decides.
     """
     trouble = None
     for found in find_layouts(traffic, kind):
@@ -60,23 +58,20 @@ def find_confirmed(traffic: Traffic, kind: Platform, make: Callable[[], Simulate
 def _is_sure(one: OnePool) -> bool:
     """Whether the closed form decides alone. Without limits, there is nothing to judge."""
     traffic, serving, benchmark = one.traffic, one.probe.serving, one.probe.benchmark
-    shares = [
-        times_of(limit.metric, traffic.lengths, serving, traffic.targets)[0] / limit.seconds
-        for limit in traffic.targets.limits
-    ]
+    shares = [times_of(limit.metric, traffic.lengths, serving)[1] / limit.seconds for limit in traffic.targets.limits]
     first, clients = traffic.targets.max_ttft_seconds, traffic.targets.concurrency
     if first and clients:
         # Clients with equal answers may end together each time, and then wait as their first requests did.
         steady, mean = benchmark["steady_ttft_seconds"], benchmark["ttft_seconds"]
         shares.append((steady + requests_per_client(benchmark["concurrency"]) * (mean - steady)) / first)
-    return not shares or (max(shares) < _FAR and (one.utilisation or 0.0) < _FREE)
+    return not shares or (max(shares) < _FAR and one.judged_utilisation < _FREE)
 
 
 def _simulated(simulation: Simulates, layout: OnePool) -> Finalist | None:
     """A layout that was simulated. None if it is not."""
     from kvcalc.planning.plan.judge import CLOSE, Judge
 
-    one, targets = layout, layout.traffic.targets._replace(confidence=POINT_CONFIDENCE)
+    one, targets = layout, layout.traffic.targets
     rate, clients = targets.requests_per_second, targets.concurrency
     if clients is None or clients > _MOST_CLIENTS:
         # What a router sends at random to one of several replicas arrives at random too.
@@ -88,7 +83,7 @@ def _simulated(simulation: Simulates, layout: OnePool) -> Finalist | None:
     judge = Judge(targets, simulation)
     try:
         found = judge.at(one, one.numbers)
-        is_close = found is not None and (found.judged.worst > CLOSE or (layout.utilisation or 0.0) > _FREE)
+        is_close = found is not None and (found.judged.worst > CLOSE or layout.judged_utilisation > _FREE)
         if found is not None and found.missed is None and is_close:
             found = judge.confirm(found)
     except UsageError:  # a layout that is not simulated

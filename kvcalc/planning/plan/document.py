@@ -18,9 +18,9 @@ from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.plan.confirm import find_confirmed
-from kvcalc.planning.plan.pareto import best_of, commands, front, given_up, ranked_by
-from kvcalc.planning.plan.replicas import OnePool, judged_alike
-from kvcalc.planning.plan.targets import METRICS, POINT_CONFIDENCE, RANGE_CONFIDENCE, Targets, check_percentiles
+from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
+from kvcalc.planning.plan.replicas import OnePool
+from kvcalc.planning.plan.targets import METRICS, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import (
     MOST_BUSY,
     Platform,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kvcalc.planning.plan.judge import Judge
     from kvcalc.planning.plan.targets import Simulates
 
-__all__ = ["COMMON_GPUS", "Targets", "parse_confidence", "parse_price", "plan", "refuse_empty"]
+__all__ = ["COMMON_GPUS", "Targets", "parse_price", "plan", "refuse_empty"]
 
 # The default: devices that are easy to rent.
 COMMON_GPUS = ("l40s", "a100", "h100", "h200", "b200", "mi300x")
@@ -126,19 +126,18 @@ def plan(
     traffic = Traffic(
         question, lengths, targets, allow_beyond_limit, strict, all_layouts, spare_replicas, headroom
     )  # fmt: skip
-    traffics = [judged_alike(traffic, kind) for kind in kinds]
     judges: list[Judge | None] = [None] * len(kinds)
     if simulation is not None:
         from kvcalc.planning.plan.judge import Judge
 
-        judges = [Judge(own.targets, simulation) for own in traffics]
-    found = [_search_or_refuse(*one, num_simulated, confirm) for one in zip(traffics, kinds, judges)]
+        judges = [Judge(targets, simulation) for _ in kinds]
+    found = [_search_or_refuse(traffic, *one, num_simulated, confirm) for one in zip(kinds, judges)]
     refusals = [one for one in found if isinstance(one, KvcalcError)]
     if len(refusals) == len(found):
         raise refusals[0]
     rows = [
-        _row(own, kind, one, judge, checkpoint_of(question.model, kind.dtype))
-        for own, kind, one, judge in zip(traffics, kinds, found, judges)
+        _row(traffic, kind, one, judge, checkpoint_of(question.model, kind.dtype))
+        for kind, one, judge in zip(kinds, found, judges)
     ]  # fmt: skip
     split_notes, finalists = list[Note](), [
         row for judge in judges if judge is not None for row in judge.describe()
@@ -159,6 +158,8 @@ def plan(
         *_notes(traffic, kinds, found, checkpoint if best else None), *(() if simulation is None else simulation.notes),
         *grouped_notes(kinds, [() if judge is None else judge.notes() for judge in judges]), *_full_notes(kinds, rows),
     ]  # fmt: skip
+    close = close_price(rows, best, key)
+    notes += [] if close is None else [close]
     printed = commands(rows, best, key, None if simulation is None else simulation.router)
     if simulation is not None:
         text = f"the figures assume a {simulation.router} router in front of the replicas, and {{}} has none"
@@ -172,7 +173,7 @@ def plan(
         "model": describe_model(question.model),
         "checkpoint": checkpoint.name,
         "lengths": lengths.describe(),
-        "targets": asked.describe(),
+        "targets": asked.describe(speed.confidence),
         "headroom": headroom,
         "spare_replicas": spare_replicas,
         "router": None if simulation is None else cast(Any, simulation.router),
@@ -211,30 +212,13 @@ def _kind(gpus: Gpu | Devices, max_devices: int, engine: str, prices: Mapping[st
 
 
 def _check(kinds: Sequence[Platform], prices: Mapping[str, float], targets: Targets) -> None:
-    """UsageError (exit 2) for a price of a device that is not in the plan, or an unknown confidence or engine."""
+    """UsageError (exit 2) for a price of a device that is not in the plan, or an unknown engine."""
     for name in prices:
         if name not in {kind.gpu.name for kind in kinds}:
             raise UsageError(f"--price {name}: this device is not in the plan", f"--gpu {name}")
     check_percentiles(targets)
-    if targets.confidence not in (RANGE_CONFIDENCE, POINT_CONFIDENCE):
-        raise _unknown_confidence(targets.confidence)
     for kind in kinds:
         engine_class(kind.engine)
-
-
-def parse_confidence(text: str) -> int:
-    """The percentage in `80` or `80%`. UsageError (exit 2) unless it is 80 or 50."""
-    number = text.strip().removesuffix("%")
-    if number not in (str(RANGE_CONFIDENCE), str(POINT_CONFIDENCE)):
-        raise _unknown_confidence(text[:20])
-    return int(number)
-
-
-def _unknown_confidence(given: object) -> UsageError:
-    return UsageError(
-        f"--confidence {given}: must be 80 or 50, because only the 80% range is known",
-        "--confidence 80 uses the range's upper end, --confidence 50 the point estimate",
-    )
 
 
 def refuse_empty(document: documents.Plan) -> None:
@@ -309,7 +293,6 @@ def _row(
         free_bytes=memory.fit["free_bytes"],
         max_batch_size=memory.fit["max_batch_size"],
         **{name: serving.get(name) for name in _TIMES},
-        **traffic.targets.describe_judged(found.ranges()),
         tokens_per_second=found.replicas * serving["tokens_per_second"],
         tokens_per_second_low=low and found.replicas * low,
         tokens_per_second_high=high and found.replicas * high,
@@ -352,7 +335,8 @@ def _row(
 
 # The ends of a range are null if it is not known.
 _TIMES = (
-    "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds",
+    "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "ttft_judged_seconds",
+    "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds", "tpot_judged_seconds",
 )  # fmt: skip
 ROW = (
     "model", "gpu", "engine", "fits", "verdict", "reason", "hint", "next_layout", "tensor_parallel_size",
@@ -361,7 +345,6 @@ ROW = (
     "num_devices", "requests_per_replica", "utilisation", "kv_dtype", "weights_dtype", "weights_bytes", "free_bytes",
     "max_batch_size",
     *_TIMES,
-    "ttft_judged_at", "tpot_judged_at",
     *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",

@@ -208,17 +208,14 @@ def find_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge, 
     """
     if judge.decides:
         return _simulated_pools(known, joined, judge, most)
-    found = find_confirmed_pools(known, joined, judge.at_estimate())
+    found = find_confirmed_pools(known, joined, judge)
     if isinstance(found, TwoPools):
         judge.at(found, found.numbers)
     return found
 
 
 def find_confirmed_pools(known: Instances, joined: Sequence[PoolPlatforms], judge: Judge) -> TwoPools | Trouble:
-    """The pools that `find_split` finds. If they miss a target in a simulation, simulations choose the pools.
-
-    The `judge` is one at the estimate, because the closed form has judged the ranges.
-    """
+    """The pools that `find_split` finds. If they miss a target in a simulation, simulations choose the pools."""
     found = find_split(known, joined)
     if not isinstance(found, TwoPools) or not judge.targets.limits:
         return found

@@ -1,7 +1,7 @@
 """Simulate layouts of a plan, and judge whether they meet its targets.
 
-Where the upper end of a range is judged (`Targets.judged_at`), the steps of a simulation are slower by that of TPOT at
-this load, so that requests also wait longer. What is left of the range of TTFT is a factor on simulated TTFTs.
+The steps of a simulation are slower by the factor of TPOT at the asked confidence (`throughput.speed.judged_factor`),
+so that requests also wait longer. What is left of the factor of TTFT is one on simulated TTFTs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import stdev
 from typing import TYPE_CHECKING, Any, Union
 
 from kvcalc.notes import Note
-from kvcalc.planning.plan.targets import METRICS, PERCENTILES, POINT_CONFIDENCE, Limit, Simulated, Simulates, Targets
+from kvcalc.planning.plan.targets import METRICS, PERCENTILES, Limit, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import seconds_text
 from kvcalc.records import NamedTuple
 
@@ -56,8 +56,13 @@ class Judged(NamedTuple):
     seed: int | None = None
     seeds: int = 1
 
+    @staticmethod
+    def at(simulated: Simulated, step_factor: float, ttft_factor: float, seed: int | None = None) -> Judged:
+        """A simulation whose steps took `step_factor` times their estimates. TTFT is judged at `ttft_factor`."""
+        return Judged(simulated, step_factor, max(1.0, ttft_factor / step_factor), seed=seed)
+
     def seconds(self, metric: str, statistic: str) -> float | None:
-        """A simulated time, at the end of its range that is judged."""
+        """A simulated time, as it is judged."""
         found = self.simulated.times[metric][statistic]
         return found * self.ttft_factor if found is not None and metric == "ttft" else found
 
@@ -83,7 +88,7 @@ class Judged(NamedTuple):
         return bool(self.simulated.refused) or self.simulated.backlog_seconds is not None
 
     def describe(self) -> dict[str, object]:
-        """Its part of a row. Times are those at the end that is judged."""
+        """Its part of a row. Times are as they are judged."""
         return {
             "passes": self.missed is None,
             "reason": self.missed,
@@ -120,7 +125,7 @@ class Finalist(NamedTuple):
         return self.layout.weight, self.judged.worst
 
     def describe(self) -> documents.PlanFinalist:
-        """The row of this layout in the document of `kvcalc plan`. Times are those at the end that is judged."""
+        """The row of this layout in the document of `kvcalc plan`. Times are as they are judged."""
         layout: Layout = self.layout
         row = {
             "num_devices": None if self.is_alone else layout.num_devices,
@@ -136,15 +141,11 @@ class Finalist(NamedTuple):
 class Judge:
     """Simulates the layouts of a row. Every layout is simulated at most once with the same numbers and step factor."""
 
-    def __init__(self, targets: Targets, simulation: Simulates, runs: dict[Hashable, Any] | None = None) -> None:
+    def __init__(self, targets: Targets, simulation: Simulates) -> None:
         self.targets, self.simulation = targets, simulation
-        self._runs: dict[Hashable, Any] = {} if runs is None else runs
+        self._runs: dict[Hashable, Any] = {}
         self._found: dict[tuple[Hashable, tuple[int, ...] | None], Finalist] = {}
         self._num_requests = 0  # of all runs alike
-
-    def at_estimate(self) -> Judge:
-        """A judge of the same load that judges times at the estimate. Both share their runs."""
-        return Judge(self.targets._replace(confidence=POINT_CONFIDENCE), self.simulation, self._runs)
 
     @property
     def decides(self) -> bool:
@@ -202,13 +203,12 @@ class Judge:
         return self._run(layout, self.simulation, self._num_requests, is_alone=is_alone)
 
     def _run(self, layout: Layout, simulation: Simulates, num_requests: int, *, is_alone: bool) -> Finalist:
-        ranges = layout.ranges()
-        step, ttft = (self.targets.judged(metric, *ranges[metric]) / ranges[metric][0] for metric in ("tpot", "ttft"))
+        step, ttft = ((times := layout.times()[metric])[1] / times[0] for metric in ("tpot", "ttft"))
         key = layout.key, layout.numbers, is_alone, num_requests, step, simulation.seed
         if key not in self._runs:
             self._runs[key] = layout.run(simulation, self.targets, num_requests, step, is_alone=is_alone)
         layout, found = self._runs[key]
-        judged = Judged(found, step, max(1.0, ttft / step), seed=simulation.seed)
+        judged = Judged.at(found, step, ttft, simulation.seed)
         return Finalist(layout, judged.against(self.targets, is_alone=is_alone), is_alone)
 
     def confirm(self, one: Finalist) -> Finalist:

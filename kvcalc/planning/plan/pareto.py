@@ -6,14 +6,16 @@ Each of these is cheaper, or faster for one user, than every other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import inf
+from math import exp, hypot, inf, log
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, command_key, start_command
 from kvcalc.engines.command import LISTENING, REPLICA, host_of
 from kvcalc.errors import KvcalcError
+from kvcalc.notes import Note
 from kvcalc.planning.plan.replicas import shapes_of
 from kvcalc.planning.plan.traffic import MOST_RUNNING, Platform, Traffic, probe, seconds_text
+from kvcalc.throughput.speed import WIDEST_RANGE
 from kvcalc.writing import shell
 
 if TYPE_CHECKING:
@@ -131,6 +133,22 @@ def commands(
             }  # fmt: skip
             found.append(one)
     return found
+
+
+def close_price(rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking) -> Note | None:
+    """A note if the price decides between two kinds of device by less than is known of the ratio of their speeds."""
+    others: list[Any] = [row for row in rows if row["fits"] and best is not None and row["gpu"] != best["gpu"]]
+    if best is None or key == "num_devices" or not others:
+        return None
+    known: Any = best
+    second = min(others, key=lambda row: row[key])
+    lows = [(row["tokens_per_second_low"] or 0.0) / row["tokens_per_second"] for row in (known, second)]
+    factor = exp(hypot(*map(log, lows))) if all(lows) else inf
+    ratio = second[key] / (known[key] or inf)
+    if not 0 < ratio < factor:
+        return None
+    text = f"{second['gpu']} costs {ratio - 1:.0%} more than {known['gpu']}, and the ratio of their speeds is known"
+    return Note("plans", "close-price", f"{text} {f'to {factor - 1:.0%}' if factor < WIDEST_RANGE else 'less closely'}")
 
 
 def given_up(rows: Sequence[documents.PlanRow], best: documents.PlanRow | None, key: Ranking) -> str | None:

@@ -25,8 +25,8 @@ from kvcalc.planning.plan.traffic import (
     Traffic,
     Trouble,
     probe,
-    range_of,
     replica_of,
+    times_of,
 )
 from kvcalc.records import NamedTuple
 from kvcalc.search import largest_where, smallest_where
@@ -73,7 +73,12 @@ class OnePool(NamedTuple):
         """The load as a share of what the replicas serve at most, without limits on their times. None for clients."""
         rate = self.traffic.targets.requests_per_second
         one = Replica(self.traffic, self.kind, self.shape)
-        return None if rate is None else rate / (self.replicas * one.capacity(self.probe))
+        return None if rate is None else rate / (self.replicas * one.full(self.probe).serving["requests_per_second"])
+
+    @property
+    def judged_utilisation(self) -> float:
+        """The same with steps as long as they are judged. 0 for clients."""
+        return (self.utilisation or 0.0) * self.probe.step_factor
 
     @property
     def least_replicas(self) -> int:
@@ -94,9 +99,10 @@ class OnePool(NamedTuple):
         """The requests that are in the system at once."""
         return self.replicas * self.probe.running
 
-    def ranges(self) -> dict[str, tuple[float, float | None, float | None]]:
-        """The estimates of TTFT and TPOT with the ends of their ranges, None if they are not known."""
-        return {metric: range_of(self.probe.serving, metric) for metric in ("ttft", "tpot")}
+    def times(self) -> dict[str, tuple[float, float]]:
+        """The estimates of TTFT and TPOT, and the times that are judged."""
+        serving = self.probe.serving
+        return {metric: times_of(metric, self.traffic.lengths, serving) for metric in ("ttft", "tpot")}
 
     def at(self, numbers: tuple[int, ...], targets: Targets | None = None, *, is_trace: bool = False) -> OnePool:
         """The layout with the closed form's figures for another number of replicas."""
@@ -172,25 +178,6 @@ def find_layouts(traffic: Traffic, kind: Platform, keep: int = 2) -> Iterator[Fo
     if trouble is None and traffic.question.data_parallel_size > 1:
         only = Shape(1, 1, traffic.question.data_parallel_size, prompt_ranks=traffic.prompt_ranks(kind.engine))
         probe(traffic, kind, only, 1)  # raises the reason why there can be no DP ranks
-
-
-def judged_alike(traffic: Traffic, kind: Platform) -> Traffic:
-    """The traffic whose targets are judged at the same end for all layouts of a row.
-
-    DP ranks have wider ranges than other layouts. Judged at their estimates, they would win against the upper ends of
-    the others.
-    """
-    if not traffic.targets.limits or not traffic.has_many_layouts(kind.engine):
-        return traffic
-    ranges = list[Mapping[str, tuple[float, float | None, float | None]]]()
-    for shape in shapes_of(traffic, kind):
-        try:
-            one = probe(traffic, kind, shape, 1, is_brief=True)
-        except KvcalcError:
-            continue
-        if one.speed is not None:
-            ranges.append({metric: range_of(one.serving, metric) for metric in ("ttft", "tpot")})
-    return traffic._replace(targets=traffic.targets.alike(ranges))
 
 
 def shapes_of(traffic: Traffic, kind: Platform) -> list[Shape]:
@@ -285,9 +272,9 @@ def smallest(
     if most_devices is not None and one.needs_more(alone, most_devices // shape.devices):
         return None
     most = one.most_running()
-    replicas = -(-one.clients // most) if one.clients else -int(-one.rate // one.rate_at(most))
+    replicas = -(-one.clients // most) if one.clients else ceil(one.rate / one.at(most).judged_rate)
     if one.rate:
-        replicas = max(replicas, ceil(one.rate / one.capacity(alone) / traffic.most_busy))
+        replicas = max(replicas, ceil(one.rate / one.full(alone).judged_rate / traffic.most_busy))
     needed = (replicas + traffic.spare_replicas) * shape.devices
     if needed > kind.max_devices:
         more = f"--gpu {kind.gpu.name}x{needed}" if kind.is_named_limit else f"--max-gpus {needed}"
@@ -337,11 +324,11 @@ class Replica:
                 return True
         return False
 
-    def capacity(self, one: Probe) -> float:
-        """The requests per second with as many as the memory holds, without limits on their times. `one` is any."""
+    def full(self, one: Probe) -> Probe:
+        """The replica with as many requests as the memory holds, without limits on their times. `one` is any."""
         most = min(self.wanted, max(one.running, one.memory.fit["max_batch_size"] or 0))
         full = probe(self._traffic.without_limits(), self._kind, self._shape, most, is_brief=True)
-        return float((one if full.trouble is not None else full).serving["requests_per_second"])
+        return one if full.trouble is not None else full
 
     def running(self, replicas: int, most: int) -> int:
         """The fewest running requests, and at most `most`, with which `replicas` replicas serve the load."""

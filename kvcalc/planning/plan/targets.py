@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
@@ -18,11 +18,6 @@ from kvcalc.units import parse_seconds
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
-# The only range known for a time: from the 10th to the 90th percentile.
-RANGE_CONFIDENCE, POINT_CONFIDENCE = 80, 50
-WIDEST_JUDGED = 2.0
-"""Targets are judged at the upper end of a range only up to this ratio of its ends. The end of a wider range says how
-little is known of an engine, so it would compare what is known of engines and not their speeds."""
 # The percentiles that a simulation counts.
 PERCENTILES = (50, 90, 95, 99)
 METRICS = ("ttft", "tpot", "e2e")
@@ -44,21 +39,18 @@ class Limit(NamedTuple):
 class Targets(NamedTuple):
     """The load to serve, as concurrent requests or requests per second, and the longest allowed times in seconds.
 
-    `confidence` says which estimate must meet a target: the upper end of its range (80) or the point estimate (50).
-    Where a range is wide, it is the point estimate anyway (`judged_at`), and for all layouts if the range of one that
-    is compared is wide: these metrics are `estimated`. A target without a percentile limits the mean.
+    A target without a percentile limits the mean. The question says with which confidence it must be met
+    (`SpeedQuestion`).
     """
 
     concurrency: int | None
     requests_per_second: float | None
     max_ttft_seconds: float | None = None
     max_tpot_seconds: float | None = None
-    confidence: int = RANGE_CONFIDENCE
     max_e2e_seconds: float | None = None
     ttft_percentile: int | None = None
     tpot_percentile: int | None = None
     e2e_percentile: int | None = None
-    estimated: tuple[str, ...] = ()
 
     @property
     def limits(self) -> list[Limit]:
@@ -72,39 +64,9 @@ class Targets(NamedTuple):
         """The highest percentile that a target names. None if all targets limit means."""
         return max((row.percentile for row in self.limits if row.percentile is not None), default=None)
 
-    def judged_at(self, metric: str, low: float | None, high: float | None) -> str:
-        """Whether `ttft` or `tpot` with this range is judged at its `upper_end` or at the `estimate`.
-
-        A range may be unknown.
-        """
-        is_narrow = low is not None and high is not None and high <= WIDEST_JUDGED * low
-        is_certain = is_narrow and metric not in self.estimated
-        return "upper_end" if is_certain and self.confidence == RANGE_CONFIDENCE else "estimate"
-
-    def judged(self, metric: str, seconds: float, low: float | None, high: float | None) -> float:
-        """The time that is compared with a target, of an estimate in seconds and its range."""
-        return high if high is not None and self.judged_at(metric, low, high) == "upper_end" else seconds
-
-    def alike(self, layouts: Iterable[Mapping[str, tuple[float, float | None, float | None]]]) -> Targets:
-        """The targets with which layouts of these ranges are compared: all at their estimates if a range is wide."""
-        wide = {
-            metric for ranges in layouts for metric, (_, low, high) in ranges.items()
-            if self.judged_at(metric, low, high) == "estimate"
-        }  # fmt: skip
-        return self._replace(estimated=tuple(sorted(wide)))
-
-    def describe_judged(self, ranges: Mapping[str, tuple[float, float | None, float | None]]) -> dict[str, str | None]:
-        """The keys of a row that say at which end TTFT and TPOT were judged. None without a limit."""
-        return {
-            f"{metric}_judged_at": self.judged_at(metric, low, high) if self.limits else None
-            for metric, (_, low, high) in ranges.items()
-        }
-
-    def describe(self) -> documents.PlanTargets:
+    def describe(self, confidence: int) -> documents.PlanTargets:
         """The `targets` part of a document."""
-        found = self._asdict()
-        del found["estimated"]
-        return cast("documents.PlanTargets", found)
+        return {**self._asdict(), "confidence": confidence}  # type: ignore[typeddict-item]
 
     def larger(self, headroom: float) -> Targets:
         """The targets for a load that is larger by the share `headroom`."""
@@ -116,7 +78,7 @@ class Targets(NamedTuple):
 
     def without_limits(self) -> Targets:
         """The same load without limits."""
-        return Targets(self.concurrency, self.requests_per_second, confidence=self.confidence)
+        return Targets(self.concurrency, self.requests_per_second)
 
 
 def limits_in(given: Mapping[str, Any]) -> dict[str, Any]:

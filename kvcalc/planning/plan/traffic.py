@@ -144,7 +144,18 @@ class Probe(NamedTuple):
             "ttft_seconds": serving["ttft_seconds"] * share,
             "ttft_low_seconds": low and low * share,
             "ttft_high_seconds": high and high * share,
+            "ttft_judged_seconds": serving["ttft_judged_seconds"] * share,
         }
+
+    @property
+    def step_factor(self) -> float:
+        """The judged time of a step as a multiple of the estimate."""
+        return self.benchmark["tpot_judged_seconds"] / self.benchmark["tpot_seconds"]
+
+    @property
+    def judged_rate(self) -> float:
+        """The requests per second that it serves if its steps are as long as they are judged."""
+        return self.benchmark["requests_per_second"] / self.step_factor
 
     @property
     def benchmark(self) -> documents.Serving:
@@ -313,12 +324,12 @@ def _why_not(kind: Platform, running: int, tokens: int, fit: documents.Fit) -> s
 
 
 def too_slow(targets: Targets, lengths: Lengths, serving: documents.Serving) -> Trouble | None:
-    """The first target that these times miss, as `Targets.judged` says.
+    """The first target that the judged times miss.
 
     A target for a percentile is compared with the mean, which only tells where a simulation should begin.
     """
     for limit in targets.limits:
-        point, judged = times_of(limit.metric, lengths, serving, targets)
+        point, judged = times_of(limit.metric, lengths, serving)
         if judged > limit.seconds:
             found = seconds_text(point) if judged == point else f"{seconds_text(point)}, up to {seconds_text(judged)},"
             hint = "--confidence 50 uses the point estimate" if point <= limit.seconds else None
@@ -327,21 +338,16 @@ def too_slow(targets: Targets, lengths: Lengths, serving: documents.Serving) -> 
     return None
 
 
-def times_of(metric: str, lengths: Lengths, serving: documents.Serving, targets: Targets) -> tuple[float, float]:
+def times_of(metric: str, lengths: Lengths, serving: documents.Serving) -> tuple[float, float]:
     """The point estimate of a time, and the one that is judged."""
+    ttft, tpot = (
+        (serving["ttft_seconds"], serving["ttft_judged_seconds"]),
+        (serving["tpot_seconds"], serving["tpot_judged_seconds"]),
+    )
     if metric != "e2e":
-        found = range_of(serving, metric)
-        return found[0], targets.judged(metric, *found)
-    ttft, tpot = (times_of(part, lengths, serving, targets) for part in ("ttft", "tpot"))
+        return ttft if metric == "ttft" else tpot
     steps = lengths.output_tokens - 1
     return ttft[0] + steps * tpot[0], ttft[1] + steps * tpot[1]
-
-
-def range_of(serving: documents.Serving, metric: str) -> tuple[float, float | None, float | None]:
-    """The estimate of `ttft` or `tpot` with the low and the high end of its range. None if they are not known."""
-    if metric == "ttft":
-        return serving["ttft_seconds"], serving["ttft_low_seconds"], serving["ttft_high_seconds"]
-    return serving["tpot_seconds"], serving["tpot_low_seconds"], serving["tpot_high_seconds"]
 
 
 def seconds_text(seconds: float) -> str:

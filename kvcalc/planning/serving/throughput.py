@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from kvcalc.engines.options import untimed
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
@@ -15,7 +16,14 @@ from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime, described_source, device_kind, has_constants, regions, weight_class
 from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step
-from kvcalc.throughput.speed import StoredWeights, hide_wide_ranges, outside, range_factors, speed_model
+from kvcalc.throughput.speed import (
+    StoredWeights,
+    hide_wide_ranges,
+    judged_factor,
+    outside,
+    range_factors,
+    speed_model,
+)
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -145,7 +153,7 @@ def _serving_in(
     if found is None:
         return None
     first = range_factors(speed.model, speed.regime.ttft_ranges, speed.weight_dtype, found.running, is_outside)
-    return _describe_serving(speed.model, found, factors, first)
+    return _describe_serving(speed.model, found, factors, first, case.question.speed.confidence)
 
 
 def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]) -> documents.HostSpeed | None:
@@ -185,7 +193,7 @@ def _describe_energy(
 
 
 def _describe_serving(
-    model: SpeedModel, load: Served, factors: tuple[float, float], ttft_factors: tuple[float, float]
+    model: SpeedModel, load: Served, factors: tuple[float, float], ttft_factors: tuple[float, float], confidence: int
 ) -> documents.Serving:
     found, (low, high) = load.serving, factors
     return {
@@ -195,12 +203,15 @@ def _describe_serving(
         "output_lengths": load.lengths[1],
         "concurrency": load.concurrency,
         "running_requests": round(load.running),
+        "confidence": confidence,
         "tpot_seconds": found.tpot_seconds,
         "tpot_low_seconds": found.tpot_seconds * low,
         "tpot_high_seconds": found.tpot_seconds * high,
+        "tpot_judged_seconds": found.tpot_seconds * judged_factor(high, confidence),
         "ttft_seconds": found.ttft_seconds,
         "ttft_low_seconds": found.ttft_seconds * ttft_factors[0],
         "ttft_high_seconds": found.ttft_seconds * ttft_factors[1],
+        "ttft_judged_seconds": found.ttft_seconds * judged_factor(ttft_factors[1], confidence),
         "steady_ttft_seconds": found.steady_ttft_seconds,
         "random_ttft_seconds": found.random_ttft_seconds,
         "tokens_per_second": found.tokens_per_second,
@@ -218,6 +229,7 @@ def unfitted_of(case: Case, speed: Speed, batch_size: int) -> list[str]:
     No measurement in the fit drafted tokens.
     """
     found = outside(speed.model, speed.regime, speed.weight_dtype, batch_size)
+    found += untimed(case.question.engine, case.question.engine_settings or {})
     return found if case.question.speculative is None else [*found, "drafted tokens"]
 
 

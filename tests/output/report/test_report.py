@@ -196,9 +196,9 @@ def test_a_plan_has_its_targets_and_what_meets_them(kvcalc: Any, tmp_path: Path)
 def test_a_plan_of_several_replicas_has_its_curve_and_the_memory_of_its_requests(kvcalc: Any, tmp_path: Path) -> None:
     cells, document = texts_of(kvcalc, tmp_path, "replicas")
     best = document["best"]
-    assert (best["replicas"], best["tensor_parallel_size"]) == (3, 2)
+    assert (best["replicas"], best["tensor_parallel_size"]) == (2, 4)
     assert {"TPOT over the load", "asked", "Memory of one device"} <= cells
-    running = (best["requests_per_replica"], "--context", 2548, "--gpu", "h100x2", "--engine", "vllm")
+    running = (best["requests_per_replica"], "--context", 2548, "--gpu", "h100x4", "--engine", "vllm")
     held = kvcalc("fit", "qwen3-32b", "--batch", *running, "--get", "fit.kv_cache_bytes").out
     assert f"{int(held):,}" in cells, "the bar has the cache of all requests that run in a replica"
     assert "free memory per device" not in cells, "the bar has that of the printed command"
@@ -214,8 +214,10 @@ def test_a_check_has_the_rate_and_the_curve_around_it(kvcalc: Any, tmp_path: Pat
     cells, document = texts_of(kvcalc, tmp_path, "check")
     found = f"{document['capacity']['requests_per_second']:.3g} requests per second"
     assert {f"It starts, and sustains {found} within TTFT p99 <= 1 s.", found, "limit 1 s (p99)", "largest"} <= cells
+    assert "judged at 80% confidence, the upper end of the range" in cells
     human = kvcalc(*QUESTIONS["check"], "--format", "human").out
     assert found in human
+    assert "judged at 80% confidence" in human
 
 
 def test_the_sizes_of_a_report_are_those_of_the_screen(kvcalc: Any, tmp_path: Path) -> None:

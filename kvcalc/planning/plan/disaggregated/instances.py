@@ -25,7 +25,7 @@ from kvcalc.search import largest_where
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.serving import host_wait
-from kvcalc.throughput.speed import range_factors
+from kvcalc.throughput.speed import judged_factor, range_factors
 from kvcalc.units import format_size
 
 # Instances agree on the place of a cache, and poll until it is sent. 55 runs of InferenceX (DeepSeek-R1, SGLang and
@@ -143,22 +143,18 @@ class Instance(NamedTuple):
     each: int | None
     rates: Any
 
-    def ttft_factors(self, prompts: int) -> tuple[float, float]:
-        """The factors on the time of a prefill for its low and high end."""
+    def ttft_factors(self, prompts: int) -> tuple[float, float, float]:
+        """The factors on the time of a prefill for its low and high end, and for the time that is judged."""
         return self._factors(self.speed.regime.ttft_ranges, prompts)
 
-    def tpot_factors(self, decoding: float) -> tuple[float, float]:
-        """The factors on the time of a decode step for its low and high end."""
-        return self._factors(self.speed.regime.ranges, max(1, round(decoding)))
+    def step_factors(self, batch: float) -> tuple[float, float, float]:
+        """The same factors on the time of a step."""
+        return self._factors(self.speed.regime.ranges, max(1, round(batch)))
 
-    def tpot(self, seconds: float, decoding: float) -> tuple[float, float, float]:
-        """The estimate of the time of a decode step, with the low and high end of its range."""
-        low, high = self.tpot_factors(decoding)
-        return seconds, seconds * low, seconds * high
-
-    def _factors(self, ranges: Any, batch: int) -> tuple[float, float]:
+    def _factors(self, ranges: Any, batch: int) -> tuple[float, float, float]:
         is_outside = bool(unfitted_of(self.case, self.speed, batch))
-        return range_factors(self.speed.model, ranges, self.speed.weight_dtype, batch, is_outside)
+        low, high = range_factors(self.speed.model, ranges, self.speed.weight_dtype, batch, is_outside)
+        return low, high, judged_factor(high, self.case.question.speed_asked.confidence)
 
     def answer(self, requests: int) -> Answer:
         """The estimate with a number of requests in the cache. It does not count the buffers for the transfer."""
@@ -236,7 +232,7 @@ def decode_instance(traffic: Traffic, kind: Platform, shape: Shape) -> Instance 
     longest = traffic.targets.max_tpot_seconds
 
     def judged_tpot(requests: int) -> float:
-        return traffic.targets.judged("tpot", *found.tpot(tpot(requests), requests))
+        return tpot(requests) * found.step_factors(requests)[2]
 
     def is_fast(requests: int) -> bool:
         return longest is None or judged_tpot(requests) <= longest

@@ -172,7 +172,7 @@ def _find(asked: SplitPlan, joined: Sequence[PoolPlatforms], judge: Judge | None
         return find_pools(asked.known, joined, judge, asked.num_simulated)
     confirming = asked.judge(None if asked.confirm is None else asked.confirm())
     if confirming is not None:
-        return find_confirmed_pools(asked.known, joined, confirming.at_estimate())
+        return find_confirmed_pools(asked.known, joined, confirming)
     return find_split(asked.known, joined)
 
 
@@ -225,7 +225,7 @@ def describe_split(
     pools = describe_pools(found, answers, (prompts, held))
     tokens_per_second = found.tokens_per_second
     ranges = found.ranges()
-    ttft, tpot = (known_range(low, high) for _, low, high in ranges.values())
+    ttft, tpot = (known_range(low, high) for low, high, _ in ranges.values())
     commands = start_command(found.kinds.decode.engine).pool_words(_pools_of(traffic, found, asked.checkpoint))
     is_tight = any(one.free_bytes(answer)[1] < 0 for one, answer in zip((found.prefill, found.decode), answers))
     row.update(
@@ -238,7 +238,7 @@ def describe_split(
         free_bytes=min(pool["free_bytes"] for pool in pools.values()),
         ttft_seconds=times.ttft_seconds, ttft_low_seconds=ttft[0], ttft_high_seconds=ttft[1],
         tpot_seconds=times.tpot_seconds, tpot_low_seconds=tpot[0], tpot_high_seconds=tpot[1],
-        **traffic.targets.describe_judged(ranges),
+        **{f"{metric}_judged_seconds": judged for metric, (_, _, judged) in ranges.items()},
         tokens_per_second=tokens_per_second,
         tokens_per_second_low=tpot[1] and tokens_per_second * times.tpot_seconds / tpot[1],
         tokens_per_second_high=tpot[0] and tokens_per_second * times.tpot_seconds / tpot[0],

@@ -14,7 +14,7 @@ from kvcalc.errors import KvcalcError, LayoutError
 from kvcalc.planning.plan.disaggregated.instances import Instance, decode_instance, prefill_instance, transfer_bytes
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, cache_of
-from kvcalc.planning.plan.disaggregated.split import TwoPools, ttft_range
+from kvcalc.planning.plan.disaggregated.split import TwoPools, times_between
 from kvcalc.planning.plan.replicas import as_many_devices, shapes_of
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
@@ -76,8 +76,10 @@ def find_splits(
             if bound > worst * (1 + 1e-9):
                 break
             pair, moved = pair_of(prefill, decode, kinds.link)
-            match = pair.cheapest(load, find_judge(targets, prefill, decode), kinds.most, kinds.weights, worst)
+            judged = _judged_load(load, prefill, decode)
+            match = pair.cheapest(judged, find_judge(targets, prefill, decode), kinds.most, kinds.weights, worst)
             if match is not None:
+                match = match._replace(times=pair.times(match.prefills, match.decodes, load) or match.times)
                 found.append(TwoPools(prefill, decode, kinds, moved, match))
                 found.sort(key=_rank)
                 del found[keep:]
@@ -111,6 +113,14 @@ def candidates_of(known: Instances, kinds: PoolPlatforms, targets: Targets) -> l
         ),
         key=lambda row: row[0],
     )
+
+
+def _judged_load(load: Load, prefill: Instance, decode: Instance) -> Load:
+    """The load that keeps the instances as busy as the given one does if their steps are as long as they are judged."""
+    if load.requests_per_second is None:
+        return load
+    factor = max(prefill.step_factors(1)[2], decode.step_factors(decode.rates.largest(0.0))[2])
+    return load._replace(requests_per_second=load.requests_per_second * factor)
 
 
 def pair_of(prefill: Instance, decode: Instance, link: Link) -> tuple[Pair, int]:
@@ -149,16 +159,16 @@ def _named(role: str, trouble: Trouble | None) -> Trouble:
 
 
 def find_judge(targets: Targets, prefill: Instance, decode: Instance) -> Callable[[Times], bool]:
-    """Whether TTFT and the time of a whole request meet their targets: at the upper end, or the point estimate."""
+    """Whether the judged TTFT and the judged time of a whole request meet their targets."""
     first, whole = targets.max_ttft_seconds, targets.max_e2e_seconds
 
     def meets(times: Times) -> bool:
-        ttft = targets.judged("ttft", times.ttft_seconds, *ttft_range(prefill, decode, times))
+        ttft = times_between("ttft", prefill, decode, times)[2]
         if first is not None and ttft > first:
             return False
         if whole is None:
             return True
-        tpot = targets.judged("tpot", *decode.tpot(times.tpot_seconds, times.decoding))
+        tpot = times_between("tpot", prefill, decode, times)[2]
         return bool(ttft + (decode.rates.output_tokens - 1) * tpot <= whole)
 
     return (lambda _: True) if first is None and whole is None else meets
@@ -199,9 +209,7 @@ def _why_none(known: Instances, joined: Sequence[PoolPlatforms], targets: Target
             for prefill, decode in product(prefills, decodes)
         ]
         fastest = [
-            targets.judged("ttft", times.ttft_seconds, *ttft_range(prefill, decode, times))
-            for times, prefill, decode in alone
-            if times is not None
+            times_between("ttft", prefill, decode, times)[2] for times, prefill, decode in alone if times is not None
         ]
         if fastest and min(fastest) > longest:
             found = seconds_text(min(fastest))

@@ -61,10 +61,15 @@ class TwoPools(NamedTuple):
         return times.requests_per_second * stay
 
     def ranges(self) -> dict[str, tuple[float, float, float]]:
-        """The estimates of TTFT and TPOT with the low and high ends of their ranges."""
-        times = self.match.times
-        ttft = ttft_range(self.prefill, self.decode, times)
-        return {"ttft": (times.ttft_seconds, *ttft), "tpot": self.decode.tpot(times.tpot_seconds, times.decoding)}
+        """The low and high ends of TTFT and TPOT, and the times that are judged."""
+        return {
+            metric: times_between(metric, self.prefill, self.decode, self.match.times) for metric in ("ttft", "tpot")
+        }
+
+    def times(self) -> dict[str, tuple[float, float]]:
+        """The estimates of TTFT and TPOT, and the times that are judged."""
+        ranges, times = self.ranges(), self.match.times
+        return {"ttft": (times.ttft_seconds, ranges["ttft"][2]), "tpot": (times.tpot_seconds, ranges["tpot"][2])}
 
     @property
     def pair(self) -> Pair:
@@ -134,18 +139,21 @@ class TwoPools(NamedTuple):
         return " + ".join(f"{count} x {one.shape} {role}{on}" for (count, one, role), on in zip(pools, where))
 
 
-def ttft_range(prefill: Instance, decode: Instance, times: Times) -> tuple[float, float]:
-    """The low and high end of the time to first token.
+def times_between(metric: str, prefill: Instance, decode: Instance, times: Times) -> tuple[float, float, float]:
+    """The low and high end of TTFT or TPOT, and the time that is judged.
 
-    The prefill, what is waited for it, and the first step have the ranges of their engine. The transfer has none: it is
-    the bytes at the rate of the link.
+    The prefill, what is waited for it, and the steps have the ranges of their engine. The transfer has none: it is the
+    bytes at the rate of the link.
     """
+    low, high, judged = step = decode.step_factors(times.decoding)
+    if metric == "tpot":
+        return times.tpot_seconds * low, times.tpot_seconds * high, times.tpot_seconds * judged
     computed = times.host_seconds + times.queue_seconds + times.prefill_seconds
-    first, step = prefill.ttft_factors(times.prompts), decode.tpot_factors(times.decoding)
-    low, high = (
-        computed * each + times.transfer_seconds + times.first_step_seconds * other for each, other in zip(first, step)
+    low, high, judged = (
+        computed * each + times.transfer_seconds + times.first_step_seconds * other
+        for each, other in zip(prefill.ttft_factors(times.prompts), step)
     )
-    return low, high
+    return low, high, judged
 
 
 def _question(one: Instance) -> Question:

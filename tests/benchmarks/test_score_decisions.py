@@ -1,0 +1,46 @@
+"""Scores of decisions: what a deployed layout loses, and how far off the ratio of two devices is."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def decisions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("score_decisions")
+
+
+def test_the_loss_is_that_of_the_pick_and_all_of_it_if_the_pick_misses(decisions: ModuleType) -> None:
+    slow, fast = decisions.Point("a", 0.02, 100, 0.02, 0.021, 90), decisions.Point("a", 0.03, 160, 0.025, 0.029, 150)
+    assert decisions.loss([slow, fast], 0.03) == 0
+    assert decisions.loss([slow, fast._replace(judged=0.031)], 0.03) == pytest.approx(1 - 100 / 160)
+    assert decisions.loss([slow, fast._replace(tpot=0.0307)], 0.03) == 1
+    assert decisions.loss([slow, fast], 0.0205) is None
+
+
+def test_devices_are_compared_by_their_best_tokens_within_the_limit(decisions: ModuleType) -> None:
+    points = [
+        decisions.Point("a", 0.02, 100, 0.02, 0.02, 90), decisions.Point("a", 0.04, 200, 0.04, 0.04, 180),
+        decisions.Point("b", 0.02, 50, 0.02, 0.02, 60),
+    ]  # fmt: skip
+    assert decisions.ratios(points, 0.03) == [(2.0, 1.5)]
+    assert decisions.ratios(points, 0.05) == [(4.0, 3.0)]
+    assert decisions.ratios(points[:2], 0.05) == []
+
+
+def test_a_point_has_the_measured_and_the_predicted_tokens(decisions: ModuleType) -> None:
+    row: dict[str, Any] = {
+        "model": "llama-3.1-8b", "gpu": "h100", "engine": "vllm", "release": None, "dtype": None, "isl": 1000,
+        "osl": 101, "layout": {"tp": 2}, "concurrency": 8, "ttft": 0.1, "tpot": 0.009,
+    }  # fmt: skip
+    found = decisions.point(row, 80)
+    assert found.rate == pytest.approx(8 * 101 / 1.0 / 2)
+    assert found.said_tpot < found.judged
+    assert decisions.point({**row, "engine": "vllm", "model": "no-such-model"}, 80) is None
