@@ -46,6 +46,13 @@ def test_a_release_has_the_size_that_a_server_loads(name: str, loaded: float) ->
     assert size / GIB == pytest.approx(loaded, rel=0.01)
 
 
+@pytest.mark.parametrize(("kind", "size"), [("BF16", 354_029_930_496), ("Q8_0", 188_225_033_248)])
+def test_a_table_of_ngrams_is_counted(kind: str, size: int) -> None:
+    """The files of unsloth/Qwen3.8-Flash-Next-GGUF, of whose 177 billion parameters 51 billion are the table."""
+    counted = weights(f"unsloth/Qwen3.8-Flash-Next-GGUF:{kind}", engine="llama.cpp")
+    assert counted["bytes"] == pytest.approx(size, rel=0.001)
+
+
 def test_groups_of_32_are_divided_among_eight_devices() -> None:
     """The 512 inputs of its experts' down projections are 64 on each device, which is no group of 128."""
     assert weights("cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit", engine="vllm", tensor_parallel_size=8)["bytes"]
