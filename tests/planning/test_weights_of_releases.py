@@ -159,3 +159,15 @@ def test_an_answer_says_what_a_first_start_keeps_from_the_cache() -> None:
     assert "first-start" not in warnings(command + " --enforce-eager", "l4")
     # It is a small share of a large device.
     assert "first-start" not in warnings(command, "h100")
+
+
+def test_stated_weights_of_a_device_leave_the_host_its_share() -> None:
+    """With experts on the host, the weights that a server printed for the device are not all."""
+    name, gpu = "unsloth/Qwen3.6-35B-A3B-GGUF:Q4_K_M", kvcalc.find_devices("rtx-4090")
+    counted, stated = (
+        estimate(name, devices=gpu, engine="llama.cpp", engine_settings={"n-cpu-moe": "20"}, weights_bytes=size)["fit"]
+        for size in (None, 11 * GIB)
+    )
+    assert stated["weights_bytes"] == 11 * GIB
+    assert stated["host"] == counted["host"]
+    assert stated["host"]["weights_bytes"] > 9 * GIB
