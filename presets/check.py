@@ -31,8 +31,8 @@ _RELEASE = {"name", "names", "preset", "sizes", "aside", "changes", "quantized",
 def check_table(name: str, rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
     checks = {
-        "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults, "drafters": _check_drafters,
-        "engine_releases": _check_engine_releases, "families": _check_families,
+        "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
+        "drafters": _check_drafters, "engine_releases": _check_engine_releases, "families": _check_families,
         "instances": _check_instances, "layers": _check_layers,
         "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
         "towers": _check_towers, "tower_weights": _check_tower_weights, "unread": _check_unread,
