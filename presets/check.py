@@ -32,7 +32,7 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     """Raise ValueError for a row of presets/types/NAME.yaml that its reader does not understand."""
     checks = {
         "architectures": _check_architectures, "decoders": check_decoders, "defaults": _check_defaults,
-        "engine_releases": _check_engine_releases, "families": _check_families,
+        "drafters": _check_drafters, "engine_releases": _check_engine_releases, "families": _check_families,
         "instances": _check_instances, "layers": _check_layers,
         "names": _check_names, "ollama": _check_ollama, "releases": _check_releases,
         "towers": _check_towers, "tower_weights": _check_tower_weights, "unread": _check_unread,
@@ -41,6 +41,14 @@ def check_table(name: str, rows: Mapping[str, Any]) -> None:
     if name not in checks:
         raise ValueError(f"{name} is no table: they are {', '.join(checks)}")
     checks[name](rows)
+
+
+def _check_drafters(rows: Mapping[str, Any]) -> None:
+    from kvcalc.model.hf_config import read_config
+
+    for name, row in rows.items():
+        _check_fields(f"{name}", row, ("names", "source", "config"))
+        read_config(row["config"], name, row["source"])
 
 
 def check_question(rows: Mapping[str, Any]) -> None:

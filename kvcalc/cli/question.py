@@ -242,6 +242,7 @@ def _speculation_of(given: _Given, load: Callable[[str], ModelSpec]) -> Speculat
         _check_needs(given, "acceptance_length", "draft_model")
         return None
     from kvcalc.model.drafting import SAME_METHODS, Speculation
+    from kvcalc.model.resolve import find_drafter
     from kvcalc.planning.drafting import check_speculation
 
     method, colon, number = text.strip().casefold().partition(":")
@@ -253,7 +254,7 @@ def _speculation_of(given: _Given, load: Callable[[str], ModelSpec]) -> Speculat
     if model is None:
         check_speculation(asked, has_device=False)
         return asked
-    return asked._replace(draft_model=load(model))
+    return asked._replace(draft_model=find_drafter(model) or load(model))
 
 
 def _reuse_of(given: _Given) -> CacheReuse | None:

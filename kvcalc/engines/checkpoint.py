@@ -65,7 +65,8 @@ def is_from_a_name(spec: ModelSpec) -> bool:
 
 def has_unknown_cache(spec: ModelSpec) -> bool:
     """Whether the checkpoint's config, which may name a type of the cache, was not read."""
-    return isinstance(spec.quantization, Mapping) and spec.quantization.get("kv_cache_scheme") == _UNKNOWN
+    outer = spec.quantization
+    return isinstance(outer, Mapping) and any(outer.get(key) == _UNKNOWN for key in _KEYS)
 
 
 def _is_made_by(outer: object, methods: tuple[str, ...]) -> bool:

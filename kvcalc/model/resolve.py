@@ -67,6 +67,14 @@ def load_model(reference: str, *, assume_full_attention: bool = False) -> ModelS
     return _beside_a_preset(spec, reference)
 
 
+def find_drafter(name: str) -> ModelSpec | None:
+    """The head that drafts tokens with a published name (presets/types/drafters.yaml). None if it is not known."""
+    for first, row in presets.shipped_table("drafters").items():
+        if name.casefold() in f"{first} {row['names']}".casefold().split():
+            return read_config(row["config"], name, row["source"])._replace(reference=name)
+    return None
+
+
 def find_published(name: str) -> ModelSpec | None:
     """The model with a published name: a preset's, or that of another release of its model. None if it is not known.
 

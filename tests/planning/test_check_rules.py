@@ -508,3 +508,13 @@ def test_llama_server_lowers_no_context_that_is_given() -> None:
     roomy, long = (check(f"llama-server -hf Qwen/Qwen3-8B-GGUF:Q8_0{more}", "rtx-3060") for more in ("", " -c 0"))
     assert roomy["workload"]["context_tokens"] < long["workload"]["context_tokens"] == 40960
     assert roomy["fit"]["host"] is None
+
+
+def test_a_head_that_a_command_names_is_counted() -> None:
+    """A log of vLLM 0.25.1 on a GB10: 69.34 GiB of weights, 35.2 GiB for 950,420 tokens."""
+    config = '{"model": "poolside/Laguna-S-2.1-DFlash-INT4", "num_speculative_tokens": 15}'
+    options = f"--speculative-config '{config}' --max-num-seqs 32 --max-model-len 65536 --gpu-memory-utilization 0.89"
+    image = "docker run --gpus all vllm/vllm-openai:v0.25.1"
+    fit: Any = check(f"{image} --model poolside/Laguna-S-2.1-INT4 {options}", "gb10")["fit"]
+    assert fit["weights_bytes"] / 2**30 == pytest.approx(69.34, rel=0.015)
+    assert fit["max_context_tokens"] == pytest.approx(950_420, rel=0.05)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.engines.checkpoint import has_unknown_cache
 from kvcalc.engines.command import Checkpoint
 from kvcalc.planning.device.checkpoint import YOURS, checkpoint_of
 
@@ -104,3 +105,9 @@ def test_weights_of_another_type_need_another_checkpoint(model: str, dtype: str,
     else:
         assert found.name == own
         assert found.note is None
+
+
+def test_a_cache_type_that_was_not_read_is_unknown_under_either_key() -> None:
+    """Inferact's recipe has kv_cache_quant_algo, unsloth's kv_cache_scheme; NVIDIA's names the type."""
+    names = ("Inferact/Qwen3.8-27B-NVFP4", "unsloth/Qwen3-32B-NVFP4", "nvidia/Qwen3.6-27B-NVFP4")
+    assert [has_unknown_cache(kvcalc.load_model(name)) for name in names] == [True, True, False]

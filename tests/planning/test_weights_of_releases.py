@@ -32,12 +32,30 @@ def weights(name: str, **asked: Any) -> Any:
         ("poolside/Laguna-XS.2-NVFP4", 21.6e9 / GIB),
         # Files of 23.4 GB with a layer for MTP in 16 bits (0.79 GiB).
         ("unsloth/Qwen3.8-27B-NVFP4", 23.4e9 / GIB - 0.79),
+        # A server's notes: 18 GB of weights in groups of 32.
+        ("cyankiwi/Qwen3-Coder-30B-A3B-Instruct-AWQ-4bit", 18e9 / GIB),
+        # Files of 20.4 GB, and 23.25 GiB, with a layer for MTP in 16 bits.
+        ("cyankiwi/Qwen3.6-27B-AWQ-INT4", 20.4e9 / GIB - 0.79),
+        ("cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit", 23.25 - 1.57),
+        ("Inferact/Muse-Glimmer-30B-NVFP4-W4A4", 25.42e9 / GIB),
     ],
 )
 def test_a_release_has_the_size_that_a_server_loads(name: str, loaded: float) -> None:
     counted = weights(name)
     size = counted["bytes"] + sum(tower["bytes"] or 0 for tower in counted["towers"])
     assert size / GIB == pytest.approx(loaded, rel=0.01)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("BF16", 354_029_930_496), ("Q8_0", 188_225_033_248)])
+def test_a_table_of_ngrams_is_counted(kind: str, size: int) -> None:
+    """The files of unsloth/Qwen3.8-Flash-Next-GGUF, of whose 177 billion parameters 51 billion are the table."""
+    counted = weights(f"unsloth/Qwen3.8-Flash-Next-GGUF:{kind}", engine="llama.cpp")
+    assert counted["bytes"] == pytest.approx(size, rel=0.001)
+
+
+def test_groups_of_32_are_divided_among_eight_devices() -> None:
+    """The 512 inputs of its experts' down projections are 64 on each device, which is no group of 128."""
+    assert weights("cyankiwi/Qwen3.6-35B-A3B-AWQ-4bit", engine="vllm", tensor_parallel_size=8)["bytes"]
 
 
 def test_a_published_size_beats_the_recipe() -> None:
@@ -157,3 +175,15 @@ def test_an_answer_says_what_the_estimate_of_graphs_keeps_from_the_cache_and_how
     # It is a small share of a large device.
     assert "graph-estimate" not in warnings(command, "h200")
     assert "CUDA graphs" not in {line["name"] for line in kvcalc.check(without, "rtx-5090")["fit"]["lines"] or []}
+
+
+def test_stated_weights_of_a_device_leave_the_host_its_share() -> None:
+    """With experts on the host, the weights that a server printed for the device are not all."""
+    name, gpu = "unsloth/Qwen3.6-35B-A3B-GGUF:Q4_K_M", kvcalc.find_devices("rtx-4090")
+    counted, stated = (
+        estimate(name, devices=gpu, engine="llama.cpp", engine_settings={"n-cpu-moe": "20"}, weights_bytes=size)["fit"]
+        for size in (None, 11 * GIB)
+    )
+    assert stated["weights_bytes"] == 11 * GIB
+    assert stated["host"] == counted["host"]
+    assert stated["host"]["weights_bytes"] > 9 * GIB

@@ -13,7 +13,7 @@ from kvcalc.engines.place import Place
 from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS, VARIABLES
 from kvcalc.errors import LayoutError
-from kvcalc.model.drafting import DRAFT, MTP
+from kvcalc.model.drafting import DFLASH, DRAFT, EAGLE, EAGLE1, MTP
 from kvcalc.model.spec import ModelSpec
 from kvcalc.releases import release_of
 from kvcalc.units import parse_vllm_integer
@@ -26,6 +26,8 @@ _CONVERTED = {
     "bitsandbytes": "bnb_nf4", "mxfp8": "mxfp8", "experts_int8": "int8_experts",
     "int8_per_channel_weight_only": "int8_experts", "nvfp4_per_token": "nvfp4_experts",
 }  # fmt: skip
+# Without a method, parts of the drafting model's name say it, the first that is there.
+_BY_NAME = {"eagle-": EAGLE1, "eagle3": EAGLE, "dflash": DFLASH}
 # The options that human_readable_int reads, besides --max-model-len: 10G is 10 x 2^30, and 10g is 10^10.
 _INTEGERS = {"kv_memory_bytes": "--kv-cache-memory-bytes", "max-num-batched-tokens": "--max-num-batched-tokens"}
 
@@ -122,7 +124,8 @@ class VllmReader(Reader):
         known = inverse(METHODS).get(str(method))
         # Names of the methods of single model types (MTPModelTypes, config/speculative.py), and a model alone.
         known = MTP if known is None and str(method).endswith("mtp") else known
-        known = DRAFT if method is None and model else known
+        if method is None and model:
+            known = next((method for part, method in _BY_NAME.items() if part in str(model).casefold()), DRAFT)
         if known is None:
             found.notes.append(f"drafting with {method} is not counted")
             return

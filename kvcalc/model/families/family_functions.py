@@ -7,6 +7,8 @@ than a few such functions have a module of their own.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import count, islice
+from math import isqrt
 
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.experts import listed_sparse_layers
@@ -18,7 +20,7 @@ from kvcalc.model.layers import Mixer
 from kvcalc.model.mixers.attention import AttentionShape
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.model.reader import MAX_LAYERS, ConfigReader
-from kvcalc.model.tensors import Weight, linear, other
+from kvcalc.model.tensors import Weight, linear, norm, other, replicated
 from kvcalc.model.type_tables import defaults_of
 
 # The kind of every layer.
@@ -80,6 +82,30 @@ def with_ngrams(row: Row, order: list[str]) -> list[str]:
     if any(order[number - 1] != "linear_attention" for number in found):
         raise row.reader.error("ple_layer_ids: only layers with linear_attention may have n-grams")
     return ["_with_ngrams" if number in found else kind for number, kind in enumerate(order, 1)]
+
+
+def stream_mixer(row: Row, name: str, injected: int) -> tuple[Weight, ...]:
+    """What mixes the residual streams into the input of a block, and with `injected` streams its output into them."""
+    wide, rank = row["hc_count"] * row["hidden_size"], row["hc_lowrank"]
+    mixer = (
+        norm(f"{name}.hc_norm", wide),
+        replicated(f"{name}.input_mix_weight_down", wide, rank),
+        replicated(f"{name}.input_mix_weight_up", rank, wide),
+    )
+    return (*mixer, replicated(f"{name}.block_inject_weight", wide, injected)) if injected else mixer
+
+
+def ngram_rows(row: Row) -> int:
+    """The rows of all tables of n-grams: of each head a prime number, the next ones after ngram_vocab_size_base - 1.
+
+    Source: _find_nth_prime_after, modeling_qwen4_exp.py, Transformers 5.24.0.
+    """
+    base = row.reader.integer("ngram_vocab_size_base", least=2, most=10**9)
+    heads, layers = (row["ngram_size"] - 1) * row["heads_per_ngram"], row.reader.integers("ple_layer_ids")
+    if heads * len(layers) > 1000:
+        raise row.reader.error("ple_layer_ids: more than 1,000 tables of n-grams are not counted")
+    primes = (number for number in count(base) if all(number % low for low in range(2, isqrt(number) + 1)))
+    return sum(round_up(sum(islice(primes, heads)), row["make_ngram_vocab_size_divisible_by"]) for _ in layers)
 
 
 def kimi_linear(row: Row) -> list[str]:

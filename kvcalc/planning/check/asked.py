@@ -9,7 +9,7 @@ from kvcalc.engines.checkpoint import has_unknown_cache
 from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
-from kvcalc.model.resolve import find_published, load_model
+from kvcalc.model.resolve import find_drafter, find_published, load_model
 from kvcalc.model.spec import ModelSpec, with_config
 from kvcalc.notes import Note
 from kvcalc.planning.cases.dp_attention import most_experts
@@ -170,7 +170,7 @@ def _drafting(read: Read, acceptance_length: float | None, notes: list[str]) -> 
     model: ModelSpec | None = None
     if checkpoint is not None and method in WITH_DRAFT_MODEL:
         try:
-            model = load_model(checkpoint)
+            model = find_drafter(checkpoint) or load_model(checkpoint)
         except (ModelError, UsageError):
             notes.append(f"the draft model {checkpoint} is not known, so drafting is not counted")
             return None

@@ -147,19 +147,19 @@ def _budget(case: Case) -> Budget | str:
     if stated is not None and weights.width is not None:
         weights, towers = DeviceWeights(stated, 0, weights.width, None), _towers(case)
         known = towers and towers._replace(most_unknown_bytes=0)
-        return _divide(case, weights, workload.context_tokens, workload.batch_size, known)
+        divided = _placed(case)
+        host = None if isinstance(divided, str) else divided[1]
+        return _divide(case, weights, workload.context_tokens, workload.batch_size, known)._replace(host=host)
     if weights.bytes is None or weights.width is None:
         return f"the weights of {spec.name} are not known: {weights.reason}"
     if own_layers:
         return _budget_of_devices(case, weights, tables)
-    placement, host = case.engine.placement, None
-    if placement is not None:
-        from kvcalc.planning.device.host import Host, divide_bytes
-
-        divided = divide_bytes(case, placement)
-        if isinstance(divided, str):
-            return divided
-        weights, host = weights._replace(bytes=divided.device), Host(case, placement, divided.host)
+    placed = _placed(case)
+    if isinstance(placed, str):
+        return placed
+    on_device, host = placed
+    if on_device is not None:
+        weights = weights._replace(bytes=on_device)
     asked = case.question.speculative
     if asked is not None:
         from kvcalc.planning.drafting.drafter import draft_weights
@@ -185,6 +185,20 @@ def _budget(case: Case) -> Budget | str:
         weights = with_others(weights, padding)
     weights = with_others(weights, case.engine_class.loaded_tables(case.spec))
     return _divide(case, weights, workload.context_tokens, workload.batch_size, towers)._replace(host=host)
+
+
+def _placed(case: Case) -> tuple[int | None, Host | None] | str:
+    """The bytes of the weights on the device and the host's share, or the reason if they are not known.
+
+    Both are None if the engine places all on the device.
+    """
+    placement = case.engine.placement
+    if placement is None:
+        return None, None
+    from kvcalc.planning.device.host import Host, divide_bytes
+
+    divided = divide_bytes(case, placement)
+    return divided if isinstance(divided, str) else (divided.device, Host(case, placement, divided.host))
 
 
 def _towers(case: Case) -> LoadedTowers | None:
