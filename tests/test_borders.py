@@ -26,7 +26,8 @@ FOLDERS = {
     "engines": {"writing", "throughput", "memory", "model"},
     "traces": {"model"},
     "question": {"throughput", "model"},
-    "planning": {"writing", "question", "engines", "traces", "throughput", "memory", "model"},
+    "reading": {"writing", "model"},
+    "planning": {"writing", "reading", "question", "engines", "traces", "throughput", "memory", "model"},
     "simulation": {"planning", "question", "engines", "traces", "throughput", "memory", "model"},
     "attention": set(),
     "measure": {"attention", "throughput", "memory", "model"},
@@ -67,9 +68,11 @@ THIRD_PARTY = {
     "huggingface_hub": ("model/hub.py",),
     "matplotlib": ("output/plot.py",),
     "gguf": ("model/gguf/file.py",),
-    "yaml": ("model/yaml_mapping.py", "writing/manifest.py"),
+    "yaml": ("model/yaml_mapping.py", "reading/documents.py", "writing/manifest.py"),
     "orjson": ("output/json_line.py",),
     "re2": ("memory/quantization/names.py",),
+    "tree_sitter": ("reading/",),
+    "tree_sitter_bash": ("reading/syntax.py",),
     # Imported only for type checkers, which include it.
     "typing_extensions": ("documents/",),
 }
@@ -196,7 +199,7 @@ def run(*arguments: str) -> str:
     return f"from kvcalc.cli.app import run\nassert run({list(arguments)!r}) == 0"
 
 
-HEAVY = {"gguf", "huggingface_hub", "torch", "matplotlib", "numpy", "psutil", "pydantic"}
+HEAVY = {"gguf", "huggingface_hub", "torch", "matplotlib", "numpy", "psutil", "pydantic", "tree_sitter"}
 
 
 def test_importing_kvcalc_loads_nothing_heavy() -> None:
