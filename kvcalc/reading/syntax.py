@@ -81,15 +81,21 @@ def _with_whole_documents(data: bytes) -> bytes:
 
 
 def _broken_place(root: Node) -> int:
-    """The byte at which the first error is: of a missing word, the beginning of what lacks it."""
+    """The byte at which the first error is. Of a missing word, it is the beginning of what lacks it."""
     node = root
     while True:
-        broken = next((child for child in node.children if child.has_error or child.is_missing), None)
-        if broken is None or broken.is_error:
-            return (broken or node).start_byte
-        if broken.is_missing:
+        # An error may hold whole statements, and then what has no end.
+        broken = next((child for child in node.children if _is_broken(child, in_error=node.is_error)), None)
+        if broken is None or broken.is_missing:
             return node.start_byte
+        if not broken.children:
+            return broken.start_byte
         node = broken
+
+
+def _is_broken(node: Node, *, in_error: bool) -> bool:
+    is_sign = in_error and not node.is_named and node.type not in ";&\n"
+    return node.has_error or node.is_missing or is_sign
 
 
 def _logical_line(data: bytes, place: int) -> tuple[int, int]:
