@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
-from kvcalc.reading.command import UNKNOWN, Budget, too_large
+from kvcalc.reading.command import Budget, too_large
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _LONGEST, _MOST_REPAIRS = 1 << 19, 40
 _HERE_DOCUMENT = re.compile(rb"<<-?[ \t]*(['\"]?)(\w+)\1")
 _ASSIGNED = re.compile(rb"(?:^|[\s;])(\w+)\+?=")
+# Marks of unknown values, and what is no character of a file. Bytes that are not UTF-8 are U+DC80 to U+DCFF.
+_NO_TEXT = re.compile("[\0\ue000\ue001\ud800-\udc7f\udd00-\udfff]")
 _SPACE_ARGUMENT = re.compile(r"(?<=[ \t])\\[ \t]+$", re.MULTILINE)
 # Lines whose loss changes which of the following commands run.
 _CONTROL = re.compile(
@@ -36,7 +38,7 @@ def parse(text: str, budget: Budget) -> Script:
     if len(text) > _LONGEST:
         raise too_large(f"at most {_LONGEST:,} characters are read")
     # A backslash before spaces at a line's end continues no line: it is an argument. The grammar overlooks it.
-    text = _SPACE_ARGUMENT.sub("' '", text.replace(UNKNOWN, "").replace("\0", ""))
+    text = _SPACE_ARGUMENT.sub("' '", _NO_TEXT.sub("", text))
     data, skipped = text.encode(errors="surrogateescape"), list[str]()
     for repairs in range(_MOST_REPAIRS):
         root = _parser().parse(data).root_node
