@@ -28,10 +28,10 @@ class Pasted(NamedTuple):
     """What a pasted name means.
 
     `reference` is the name on the Hub. `name` is the model's name in answers: the preset's name if the release is one
-    of its aliases, else the name on the Hub. A GGUF file has the name of its model. `config` is the preset's config with
-    the release's changes. `remark` says which preset it is and what every other part of the name means. `dtype` is the type of the weights, as in --dtype,
-    if the name says it and `config` does not. `has_mtp` and `file` are those of the release, and `has_unknown_tower` as
-    in a preset. `published_bytes` and `has_unread_recipe` are as in a model.
+    of its aliases, else the name on the Hub. A GGUF file has the name of its model. `config` is the preset's config
+    with the release's changes. `remark` says which preset it is and what every other part of the name means. `dtype` is
+    the type of the weights, as in --dtype, if the name says it and `config` does not. `has_mtp` and `file` are those of
+    the release, and `has_unknown_tower` as in a preset. `published_bytes` and `has_unread_recipe` are as in a model.
     """
 
     reference: str

@@ -69,7 +69,6 @@ class Calls(Expander):
 
     def call(self, words: list[str], own: Mapping[str, str]) -> int:
         """Run a command with variables of its own."""
-        self.way.budget.check_time()
         self.way.budget.spend(0, commands=1)
         name, state = words[0], self.state
         builtin = getattr(self, f"_run_{_METHODS.get(name, name)}", None)
@@ -182,17 +181,15 @@ class Calls(Expander):
     def _program(self, words: list[str], own: Mapping[str, str]) -> int:
         """A program that is no part of the shell."""
         name = os.path.basename(words[0])
-        self.state.packages |= {package: release for package, release in installed(words).items() if release}
-        for package in (package for package, release in installed(words).items() if release is None):
+        for package, release in installed(words).items():
             self.state.packages.pop(package, None)
+            self.state.packages |= {package: release} if release else {}
         text = prints(words, self.state.files, self.stdin)
         self.print(text)
         if text is not None or name in ("echo", "printf", "cat"):
             return SUCCEEDS
         if name in QUERIES and not (name == "command" and words[1:2] != ["-v"]):
             return OPEN
-        if words[0] in self.state.files:  # a script that was written before
-            words = ["bash", *words]
         environment = {**self.state.environment(), **own}
         self.way.budget.spend(sum(map(len, environment)))
         command = self.around._replace(
@@ -210,6 +207,8 @@ class Calls(Expander):
             self.way.depth -= 1
 
     def _start(self, command: Command) -> int:
+        if command.words[:1] and command.words[0] in self.state.files:  # a script that was written before
+            command = command._replace(words=["bash", *command.words])
         words, place = command.words, self.way.budget.find(command.words)
         entry = self.way.budget.entrypoint(command.image) if command.image and not command.is_program else ""
         if entry and words and (place is not None or is_shell(words, 0)):
@@ -229,7 +228,7 @@ class Calls(Expander):
             if program in CONTAINERS and action:
                 after = words[words.index(action, before) + 1 :]
                 return self.start(in_container(command._replace(words=after), action))
-            if program == "ssh" and (text := remote_text(words[before:])) is not None:
+            if (text := remote_text(program, words[before:])) is not None:
                 return self._shell(command._replace(words=["bash", "-c", text], environment={}))
             if program == "uvx" and words[before + 1 :] != (plain := without_release(words[before + 1 :])):
                 released = packages_in([word for word in words[before + 1 :] if word not in plain])

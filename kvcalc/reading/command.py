@@ -12,7 +12,7 @@ from kvcalc.records import NamedTuple
 UNKNOWN, _SPACE = "\ue000", "\ue001"
 # Bounds of a script for a server. The characters are those of its words and variables, after expansion.
 MOST_COMMANDS, LONGEST_WORD, _MOST_CHARACTERS, _MOST_SECONDS = 10_000, 1 << 16, 1 << 22, 1.0
-_MOST_WAYS, _DEEPEST = 64, 40
+_MOST_WAYS, _DEEPEST, _STEPS = 64, 40, 100
 
 
 class Command(NamedTuple):
@@ -84,7 +84,7 @@ class Way:
     """One way through the branches of a script whose conditions are not known: the arm taken at each of them."""
 
     def __init__(self, arms: list[int], budget: Budget) -> None:
-        self.arms, self.budget, self.depth = arms, budget, 0
+        self.arms, self.budget, self.depth, self.steps = arms, budget, 0, 0
         self.taken: list[tuple[int, int]] = []
 
     def choose(self, number: int) -> int:
@@ -94,8 +94,11 @@ class Way:
         return self.taken[-1][0]
 
     def enter(self) -> None:
-        """Go one level deeper. Raises UsageError (exit 2) if commands are nested too deeply."""
+        """Go one level deeper. Raises UsageError (exit 2) if commands are nested too deeply, or take too long."""
         self.depth += 1
+        self.steps += 1
+        if not self.steps % _STEPS:  # asking for the time takes longer than a step
+            self.budget.check_time()
         if self.depth > _DEEPEST:
             raise UsageError(f"commands are nested more than {_DEEPEST} levels deep")
 

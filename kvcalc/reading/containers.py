@@ -26,7 +26,7 @@ def in_container(command: Command, program: str) -> Command:
     Raises UsageError (exit 2) for an option without its value, or without an image.
     """
     words = list(command.words)
-    own, unread, entry, devices = dict[str, str](), list[str](), list[str](), None
+    own, unread, entry, devices = dict[str, str](), list[str](), None, None
     for option, value in _options(words, program):
         if option in ("-e", "--env"):
             name, equals, text = value.partition("=")
@@ -35,7 +35,7 @@ def in_container(command: Command, program: str) -> Command:
         elif option == "--env-file":
             own = {**variables_of_file(value, command.files, unread), **own}
         elif option == "--entrypoint":
-            entry = [value] if value else []
+            entry = [value] if value else []  # an empty one starts the words
         elif option == "--gpus":
             _, named, numbers = value.strip("\"'").partition("device=")
             devices = numbers if named else value.strip("\"'")
@@ -45,8 +45,8 @@ def in_container(command: Command, program: str) -> Command:
     image, *rest = words
     number = int(devices) if devices is not None and devices.isdecimal() and len(devices) < 7 else None
     return command._replace(
-        words=[*entry, *rest], environment=own, image=image if program == "run" else None,
-        is_program=bool(entry) or program == "exec", num_devices=number, unread=tuple(unread), is_closed=False,
+        words=[*(entry or ()), *rest], environment=own, image=image if program == "run" else None,
+        is_program=entry is not None or program == "exec", num_devices=number, unread=tuple(unread), is_closed=False,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import re
 _FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 # Prompts of shells: `$ `, `(venv) user@host:~/x$ `, `root@4f2a:/# `, `PS C:\x> `, `C:\x>`.
 _PROMPT = re.compile(
-    r"^[ \t]*(?:(?:\([\w.-]{1,40}\)[ \t]*)?(?:[\w.-]{1,40}@[\w.-]{1,60}[^\n$#%]{0,60}[$#%]|[$%\u276f\u279c])[ \t]+"
+    r"^[ \t]*(?:(?:\([\w.-]{1,40}\)[ \t]*)?(?:[\w.-]{1,40}@[\w.-]{1,60}[^\n$#%]{0,60}[$#%]|[$%>\u276f\u279c])[ \t]+"
     r"|(?:PS )?[A-Za-z]:\\[^>\n]{0,100}>[ \t]*)",
     re.MULTILINE,
 )

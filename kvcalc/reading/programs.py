@@ -89,8 +89,12 @@ def sets_variables(words: Sequence[str], place: int) -> bool:
     return is_assignment or os.path.basename(words[place]) in ("env", "sudo")
 
 
-def remote_text(words: Sequence[str]) -> str | None:
-    """The text that ssh gives to the shell of another machine. None without one."""
+def remote_text(program: str, words: Sequence[str]) -> str | None:
+    """The text that ssh, tmux or screen gives to a shell on another machine or terminal. None without one."""
+    if program in ("tmux", "screen"):
+        return words[-1] if " " in words[-1] else None
+    if program != "ssh":
+        return None
     place = 1
     while place < len(words) and words[place].startswith("-"):
         place += 2 if words[place] in _SSH_VALUES else 1

@@ -11,9 +11,11 @@ from kvcalc.reading.command import Command, unknown
 from kvcalc.reading.containers import variables_of_file
 from kvcalc.reading.manifests import interpolated
 from kvcalc.reading.programs import installed
+from kvcalc.records import NamedTuple
 
 _INSTRUCTION = re.compile(r"\s*(FROM|ARG|ENV|ENTRYPOINT|CMD|RUN|COPY|WORKDIR|[A-Z]+)\s+(.*)", re.DOTALL | re.IGNORECASE)
 _DOCKERFILE = re.compile(r"\A(?:\s*(?:#[^\n]*|ARG\s[^\n]*)?\n)*\s*FROM\s+\S+", re.IGNORECASE)
+_COPIED = re.compile(r"^COPY\s+<<-?['\"]?(\w+)['\"]?\s+(\S+)\n(.*?)^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"^\s*\[(Service|program:[^\]\n]{1,80})\]\s*$", re.MULTILINE)
 _KEY = re.compile(r"\s*(\w+)\s*=\s*(.*)", re.DOTALL)
 _PREFIXES = "-@+!:|"  # of ExecStart (systemd.service)
@@ -37,28 +39,46 @@ def _lines(text: str) -> Iterator[str]:
     return iter(re.sub(r"\\[ \t]*\n", " ", "\n".join(rows)).split("\n"))
 
 
+class _Stage(NamedTuple):
+    """An image that a Dockerfile builds. `entry` is None where it has the base image's own."""
+
+    image: str
+    command: list[str]
+    environment: dict[str, str]
+    packages: dict[str, str]
+    entry: list[str] | None = None
+
+
 def _of_dockerfile(text: str, files: Mapping[str, str]) -> Command:
     """The program of the last image that is built."""
-    image, entry, command = "", list[str](), list[str]()
-    variables, environment, packages = dict[str, str](), dict[str, str](), dict[str, str]()
-    for match in filter(None, map(_INSTRUCTION.match, _lines(text))):
+    copied = {match[2]: match[3] for match in _COPIED.finditer(text)}
+    stage, stages, variables = _Stage("", [], {}, {}), dict[str, _Stage](), dict[str, str]()
+    for match in filter(None, map(_INSTRUCTION.match, _lines(_COPIED.sub("", text)))):
         kind, rest = match[1].upper(), match[2].strip()
         if kind == "FROM":
             names = [word for word in interpolated(rest, variables, unset="").split() if not word.startswith("--")]
-            image, entry, command, environment, packages = names[0] if names else "", [], [], {}, {}
+            image = names[0] if names else ""
+            stage = stages.get(image) or _Stage(image, [], {}, {})
+            stages[names[-1] if names else ""] = stage
         elif kind in ("ENV", "ARG"):
-            added = _assigned(interpolated(rest, {**variables, **environment}, unset=""))
+            added = _assigned(interpolated(rest, {**variables, **stage.environment}, unset=""))
             variables |= added
-            environment |= added if kind == "ENV" else {}
+            stage = stage if kind == "ARG" else stage._replace(environment={**stage.environment, **added})
         elif kind == "RUN":
-            packages |= {name: release for name, release in installed(_split(rest)).items() if release}
+            added = {name: release for name, release in installed(_split(rest)).items() if release}
+            stage = stage._replace(packages={**stage.packages, **added})
         elif kind == "ENTRYPOINT":
-            entry, command = _form(rest), []
+            stage = stage._replace(entry=_form(rest), command=[])
         elif kind == "CMD":
-            command = _form(rest)
+            stage = stage._replace(command=_form(rest))
+        stages |= dict.fromkeys([*stages][-1:], stage)
     # A shell that runs the text of ENTRYPOINT gets no words from CMD.
-    words = entry if entry[:2] == ["/bin/sh", "-c"] else [*entry, *command]
-    return Command(words, environment, files, image or None, bool(entry), packages=packages)
+    entry = stage.entry or []
+    words = entry if entry[:2] == ["/bin/sh", "-c"] else [*entry, *stage.command]
+    return Command(
+        words, stage.environment, {**files, **copied}, stage.image or None, stage.entry is not None,
+        packages=stage.packages,
+    )  # fmt: skip
 
 
 def _split(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from kvcalc.reading.command import UNKNOWN, Budget, Command, Way, ways_through
 from kvcalc.reading.pasted import as_shell
 from kvcalc.reading.state import State
 from kvcalc.reading.syntax import named, parse
-from kvcalc.reading.words import children_of, text_of
+from kvcalc.reading.words import children_of, lost_words, text_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -236,16 +236,17 @@ class Shell(Calls):
 
     def _at_redirected_statement(self, node: Node) -> int:
         body = node.child_by_field_name("body")
+        lost = list(lost_words(node))
         return self._redirected(
             node.children_by_field_name("redirect"), lambda more: SUCCEEDS if body is None else
-            self._at_command(body, more) if body.type == "command" else self.run(body)
+            self._at_command(body, [*lost, *more]) if body.type == "command" else self.run(body)
         )  # fmt: skip
 
-    def _redirected(self, redirects: Sequence[Node], action: Callable[[Sequence[Node]], int]) -> int:
+    def _redirected(self, redirects: Sequence[Node], action: Callable[[Sequence[str]], int]) -> int:
         """Run an action with other input and output. What follows a here-document on its line runs after it."""
         before, path, adds = self.stdin, "", False
         after: list[tuple[str, Node]] = []
-        more: list[Node] = []
+        more: list[str] = []
         pipes: list[Node] = []
         for redirect in (*redirects, *(part for one in redirects for part in one.children_by_field_name("redirect"))):
             target, kind = redirect.child_by_field_name("destination"), redirect.type
@@ -253,7 +254,7 @@ class Shell(Calls):
                 self.stdin = self.text(redirect.named_children[-1]) + "\n"
             elif kind == "heredoc_redirect":
                 self.stdin = self._here_document(redirect)
-                more += redirect.children_by_field_name("argument")
+                more += self.words(redirect.children_by_field_name("argument"))
                 operator, right = redirect.child_by_field_name("operator"), redirect.child_by_field_name("right")
                 after += [(text_of(operator), right)] if operator is not None and right is not None else []
                 pipes += [child for pipe in children_of(redirect, "pipeline") for child in named(pipe)]
@@ -291,15 +292,15 @@ class Shell(Calls):
             text = "\n".join(line.lstrip("\t") for line in text.split("\n"))
         return text
 
-    def _at_command(self, node: Node, more: Sequence[Node] = ()) -> int:
+    def _at_command(self, node: Node, more: Sequence[str] = ()) -> int:
         redirects = list(children_of(node, "herestring_redirect", "file_redirect"))
         if redirects:
             return self._redirected(redirects, lambda _: self._simple(node, more))
         return self._simple(node, more)
 
-    def _simple(self, node: Node, more: Sequence[Node]) -> int:
+    def _simple(self, node: Node, more: Sequence[str]) -> int:
         names = list(children_of(node, "command_name"))
-        words = self.words([*names, *node.children_by_field_name("argument"), *more])
+        words = [*self.words([*names, *node.children_by_field_name("argument")]), *lost_words(node), *more]
         assignments = list(children_of(node, "variable_assignment"))
         if not words:
             return self._all(assignments)

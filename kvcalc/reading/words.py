@@ -255,3 +255,12 @@ class Expander(ABC):
 def children_of(node: Node, *types: str) -> Iterator[Node]:
     """The children of these types."""
     return (child for child in node.children if child.type in types)
+
+
+def lost_words(node: Node) -> Iterator[str]:
+    """Words of a command that the grammar overlooks between its parts: - before <<, or a backslash and a space."""
+    source, place = node.text or b"", node.start_byte
+    for child in node.children:
+        between = source[place - node.start_byte : child.start_byte - node.start_byte].replace(b"\\\n", b"")
+        place = child.end_byte
+        yield from (word.decode(errors="surrogateescape").replace("\\", " ") for word in between.split())

@@ -136,7 +136,7 @@ def _same_on_every_way(ways: list[list[Command]]) -> list[Server]:
 def _meaning(server: Server) -> Any:
     """What a server's words and variables mean. Those without an effect may differ."""
     try:
-        return server.reader.engine, server.release, server.num_devices, vars(server.read())
+        return server.release, server.num_devices, {**vars(server.read()), "ignored": None}
     except KvcalcError as error:
         return error.message
 
