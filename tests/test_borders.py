@@ -243,6 +243,13 @@ def test_a_plan_loads_one_engine_and_the_commands_of_the_others() -> None:
     assert "kvcalc.traces" not in loaded
 
 
+def test_a_script_is_parsed_and_words_are_not() -> None:
+    words = ["vllm", "serve", "Qwen/Qwen3-8B"]
+    for command, is_parsed in ((words, False), ([" ".join(words)], True)):
+        loaded = loaded_by(run("check", *command, "--gpu", "h100", "--json"))
+        assert ("tree_sitter_bash" in loaded) is ("tree_sitter" in loaded) is is_parsed
+
+
 def test_a_device_loads_nothing_heavy_either() -> None:
     loaded = loaded_by(run("estimate", "llama-3-70b", "--gpu", "h100x4", "--engine", "vllm", "--json"))
     assert not loaded & (HEAVY | {"rich", "dataclasses", "importlib.metadata", "importlib.resources"})

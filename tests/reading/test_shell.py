@@ -148,7 +148,7 @@ def test_a_server_that_is_not_certain_is_refused(text: str, said: str) -> None:
 @pytest.mark.parametrize("value", ["$T", "${T}", "$(nvidia-smi -L | wc -l)", "$1", "${A[0]}"])
 @pytest.mark.parametrize("before", ["", "read T\n", "T=2; bash -c '", "T=$(nproc)\n"])
 def test_a_value_from_outside_is_no_number(value: str, before: str) -> None:
-    with pytest.raises(UsageError, match="whole number|ends before its value"):
+    with pytest.raises(UsageError, match=r"whole number|ends before its value"):
         check(f"{before}vllm serve Qwen/Qwen3-8B -tp {value}" + ("'" if before.endswith("'") else ""), "h100x2")
 
 
