@@ -74,18 +74,21 @@ class Calls(Expander):
         builtin = getattr(self, f"_run_{_METHODS.get(name, name)}", None)
         if name not in state.functions and builtin is None:
             return self._program(words, own)
-        before = {key: state.variables.get(key) for key in own}
+        before, exported = {key: state.variables.get(key) for key in own}, state.exported
         state.variables |= own
-        try:
-            if name not in state.functions:
-                return int(builtin(words[1:])) if builtin is not None else RUNS
-            outer, state.positional = state.positional, words[1:]
+        state.exported = exported | own.keys() if own else exported
+        if name not in state.functions:
+            status = int(builtin(words[1:])) if builtin is not None else RUNS
+        else:
+            outer, state.positional, scope = state.positional, words[1:], state.local
+            state.local = {}
             status = self.run(state.functions[name])
-            self.state.positional = outer
+            before = {**before, **(self.state.local or {})}
+            self.state.positional, self.state.local = outer, scope
             self.state.stop = "" if self.state.stop == "return" else self.state.stop
-            return status
-        finally:
-            self.state.variables.update(before)
+        self.state.variables |= before
+        self.state.exported = exported if own else self.state.exported
+        return status
 
     def _run_set(self, words: list[str]) -> int:
         for place, word in enumerate(words):
@@ -184,6 +187,8 @@ class Calls(Expander):
         for package, release in installed(words).items():
             self.state.packages.pop(package, None)
             self.state.packages |= {package: release} if release else {}
+        if words[:2] == ["printf", "-v"] and words[2:]:
+            self.state.forget(words[2])
         text = prints(words, self.state.files, self.stdin)
         self.print(text)
         if text is not None or name in ("echo", "printf", "cat"):
@@ -207,7 +212,8 @@ class Calls(Expander):
             self.way.depth -= 1
 
     def _start(self, command: Command) -> int:
-        if command.words[:1] and command.words[0] in self.state.files:  # a script that was written before
+        # A script that was written before.
+        if command.words and "/" in command.words[0] and file_text(command.words[0], self.state.files) is not None:
             command = command._replace(words=["bash", *command.words])
         words, place = command.words, self.way.budget.find(command.words)
         entry = self.way.budget.entrypoint(command.image) if command.image and not command.is_program else ""

@@ -90,8 +90,8 @@ def sets_variables(words: Sequence[str], place: int) -> bool:
 
 
 def remote_text(program: str, words: Sequence[str]) -> str | None:
-    """The text that ssh, tmux or screen gives to a shell on another machine or terminal. None without one."""
-    if program in ("tmux", "screen"):
+    """The text that ssh, tmux, screen or su gives to a shell of its own. None without one."""
+    if program in ("tmux", "screen", "su"):
         return words[-1] if " " in words[-1] else None
     if program != "ssh":
         return None

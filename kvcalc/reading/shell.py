@@ -346,12 +346,18 @@ class Shell(Calls):
         words = [child for child in named(node) if child.type not in ("variable_assignment", "variable_name")]
         texts = self.words(words)
         is_exported = node.children[0].type == "export" or any(text.startswith("-") and "x" in text for text in texts)
+        names = [text_of(child).partition("=")[0] for child in named(node)]
+        if self.state.local is not None and node.children[0].type in ("local", "declare", "typeset"):
+            hidden = {name: self.state.variables.get(name) for name in names if name not in self.state.local}
+            self.state.local |= hidden
         for child in children_of(node, "variable_assignment"):
             self._at_variable_assignment(child, is_exported)
         for text in texts:
             name, equals, value = text.partition("=")
             if equals and name.isidentifier():
                 self.state.assign(name, value, is_exported)
+        if node.children[0].type == "readonly":
+            self.state.read_only.update(names)
         if is_exported:
             self.state.exported.update(text_of(child) for child in children_of(node, "variable_name"))
         return SUCCEEDS

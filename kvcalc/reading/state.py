@@ -33,14 +33,17 @@ class State:
         self.positional, self.is_closed = positional, is_closed
         self.commands: list[Command] = []
         self.stop = ""
-        self.exports_all = False
+        # The values that the local variables of a function hide, None outside of functions.
+        self.local: dict[str, Value] | None = None
+        self.exports_all, self.read_only = False, set[str]()
 
     def copy(self) -> State:
         """The state of a subshell."""
         state = State({}, self.files, self.packages, self.positional, self.is_closed)
         state.variables, state.exported = dict(self.variables), set(self.exported)
         state.functions, state.commands = dict(self.functions), list(self.commands)
-        state.exports_all = self.exports_all
+        state.exports_all, state.local = self.exports_all, None if self.local is None else dict(self.local)
+        state.read_only = set(self.read_only)
         return state
 
     def same(self, other: State) -> bool:
@@ -58,6 +61,8 @@ class State:
 
     def assign(self, name: str, value: Value, is_exported: bool = False) -> None:
         """Set a variable, or remove it with None."""
+        if name in self.read_only:
+            return
         self.variables[name] = value
         if is_exported or (self.exports_all and value is not None):
             self.exported.add(name)

@@ -97,7 +97,7 @@ def _broken_place(root: Node) -> int:
 
 def _is_broken(node: Node, *, in_error: bool) -> bool:
     is_sign = in_error and not node.is_named and node.type not in ";&\n"
-    return node.has_error or node.is_missing or is_sign
+    return node.has_error or node.is_error or node.is_missing or is_sign
 
 
 def _logical_line(data: bytes, place: int) -> tuple[int, int]:

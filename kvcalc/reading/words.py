@@ -66,7 +66,7 @@ class Expander(ABC):
     def _fields(self, pieces: Iterable[Piece]) -> list[str]:
         words, word = list[str](), None
         for value, is_split in pieces:
-            parts = re.split(r"[ \t\n]+", value) if is_split and isinstance(value, str) else value
+            parts = re.split(self._separators(), value) if is_split and isinstance(value, str) else value
             if isinstance(parts, str):
                 word = (word or "") + parts
                 continue
@@ -77,6 +77,11 @@ class Expander(ABC):
                 if part or not is_split:
                     word = (word or "") + part
         return words if word is None else [*words, self._bounded(word)]
+
+    def _separators(self) -> str:
+        """What separates the words of a value, by the variable IFS."""
+        separators = self.state.variables.get("IFS", " \t\n")
+        return f"[{re.escape(separators)}]+" if isinstance(separators, str) and separators else "(?!)"
 
     def _bounded(self, word: str) -> str:
         if len(word) > LONGEST_WORD:
@@ -112,7 +117,11 @@ class Expander(ABC):
         if isinstance(value, list):
             # "${A[*]}" is one word.
             joined = is_quoted and re.match(r"\$(?:\*|\{\w+\[\*\])", text) is not None
-            return [(" ".join(value), False)] if joined else [(value, not is_quoted)]
+            return (
+                [(str(self.state.variables.get("IFS", " "))[:1].join(value), False)]
+                if joined
+                else [(value, not is_quoted)]
+            )
         return [(value or "", not is_quoted and not (value or "").startswith(UNKNOWN))]
 
     def _between(

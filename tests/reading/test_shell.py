@@ -51,6 +51,11 @@ def options(text: str) -> list[str]:
         (f"{SERVE} -tp 2 || {SERVE} -tp 1", ["-tp", "2"]),
         (f"[ $# -ge 1 ] || {{ echo usage; exit 1; }}\n{SERVE} -tp 2", ["-tp", "2"]),
         (f'while [ $# -gt 0 ]; do shift; done\n{SERVE} -tp 2', ["-tp", "2"]),
+        (f"t=1\nf() {{ local t=2; }}\nf\n{SERVE} $t", ["1"]),
+        (f"readonly t=2; t=3; {SERVE} $t", ["2"]),
+        (f'IFS=,; A="-tp,2"; B=(3 4)\n{SERVE} $A "${{B[*]}}"', ["-tp", "2", "3,4"]),
+        # A mistake behind the command is no part of it, and one before it neither.
+        (f"It's here:\n{SERVE} -tp 2\n' unclosed", ["-tp", "2"]),
         # Both arms mean the same server.
         (f"if nvidia-smi; then {SERVE} -tp 2; else {SERVE} -tp 2 --port 3; fi", ["-tp", "2"]),
         # A default of the script, where the user's own environment may have a value.
@@ -61,7 +66,9 @@ def options(text: str) -> list[str]:
         (f"cat > r.sh <<'E'\n{SERVE} -tp $1\nE\nbash r.sh 2", ["-tp", "2"]),
         (f"bash <<E\n{SERVE} -tp 2\nE", ["-tp", "2"]),
         (f"echo 'T=2' > x.env; . x.env; {SERVE} $T", ["2"]),
+        (f"cat <<E > f\n{SERVE} -tp 2\nE\nchmod +x f; ./f", ["-tp", "2"]),
         (f"ssh -p 22 u@h '{SERVE} -tp 2'", ["-tp", "2"]),
+        (f"su - x -c '{SERVE} -tp 2'", ["-tp", "2"]),
         (f"tmux new -d -s x '{SERVE} -tp 2'", ["-tp", "2"]),
         ("echo -tp 2 | xargs vllm serve a/b", ["-tp", "2"]),
         # Prompts, quotes of a mail, and two shells of Windows.
@@ -90,6 +97,8 @@ def test_words_are_those_that_bash_gives_to_the_program(text: str, words: list[s
         (f"export A=1; sudo -E {SERVE}", {"A": "1"}),
         (f"declare -x A=1; nohup {SERVE} &", {"A": "1"}),
         (f"(export A=1); {SERVE}", {}),
+        (f"A=1 exec {SERVE}", {"A": "1"}),
+        (f"f() {{ {SERVE}; }}; A=1 f", {"A": "1"}),
         ("export A=1; docker run -e A -eB=2 --env=C=3 -e D vllm/vllm-openai --model a/b",
          {"A": "1", "B": "2", "C": "3"}),
         ("export A=1; docker run vllm/vllm-openai --model a/b", {}),
@@ -146,7 +155,9 @@ def test_a_server_that_is_not_certain_is_refused(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["$T", "${T}", "$(nvidia-smi -L | wc -l)", "$1", "${A[0]}"])
-@pytest.mark.parametrize("before", ["", "read T\n", "T=2; bash -c '", "T=$(nproc)\n"])
+@pytest.mark.parametrize(
+    "before", ["", "read T\n", "T=2; bash -c '", "T=$(nproc)\n", "T=2; printf -v T x\n", "T=2; ((T += 1))\n"]
+)
 def test_a_value_from_outside_is_no_number(value: str, before: str) -> None:
     with pytest.raises(UsageError, match=r"whole number|ends before its value"):
         check(f"{before}vllm serve Qwen/Qwen3-8B -tp {value}" + ("'" if before.endswith("'") else ""), "h100x2")
