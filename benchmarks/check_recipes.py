@@ -33,7 +33,7 @@ import yaml
 
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.check.answer import check
-from kvcalc.planning.check.servers import Server, of_release, servers_of_script
+from kvcalc.planning.check.servers import Server, of_release, servers_in
 from kvcalc.releases import Release, parse_release
 from kvcalc.throughput.hardware import Devices, find_devices
 
@@ -80,7 +80,7 @@ def verified_in(folder: Path) -> Iterator[tuple[str, str, Server, Devices]]:
                 profile = {"id": machine, **machines.get(machine, _UNLISTED)}
                 devices = find_devices(f"{_DEVICES[machine]}x{profile['gpu_count']}")
                 release = _release(recipe, profile)
-                for server in servers_of_script(_command(recipe, profile)):
+                for server in servers_in(_command(recipe, profile)):
                     yield path.stem, machine, of_release(server, release), devices
 
 
@@ -110,7 +110,7 @@ def cookbook_in(folder: Path) -> Iterator[tuple[str, str, Server, Devices]]:
                     for one in asked["configurations"]:
                         engine, name = one["engine"], hardware.lower()
                         devices = find_devices(f"{_DEVICES.get(name, name)}x{engine['tp'] or 1}")
-                        for server in servers_of_script(_launch(one.get("quantized_model_path"), model, engine)):
+                        for server in servers_in(_launch(one.get("quantized_model_path"), model, engine)):
                             yield path.stem, hardware, of_release(server, path.parent.name[1:]), devices
 
 
@@ -203,7 +203,7 @@ def texts_in(folder: Path, gpu: str) -> Iterator[tuple[str, str, Server | str, D
         if path.suffix in (".md", ".yaml", ".yml"):
             for script in scripts_in(path.read_text(errors="replace")):
                 try:
-                    servers: list[Server | str] = [*servers_of_script(script)]
+                    servers: list[Server | str] = [*servers_in(script)]
                 except KvcalcError as error:
                     servers = [error.message]
                 yield from ((str(path), "", server, devices) for server in servers)

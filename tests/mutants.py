@@ -51,6 +51,7 @@ PARTS = (
     "kvcalc/engines/transformers",
     "kvcalc/engines/vllm",
     "kvcalc/planning/check",
+    "kvcalc/reading",
     "kvcalc/planning/plan",
     "kvcalc/planning/plan/disaggregated",
     "kvcalc/planning/prefix",

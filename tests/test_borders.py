@@ -26,7 +26,8 @@ FOLDERS = {
     "engines": {"writing", "throughput", "memory", "model"},
     "traces": {"model"},
     "question": {"throughput", "model"},
-    "planning": {"writing", "question", "engines", "traces", "throughput", "memory", "model"},
+    "reading": {"writing", "model"},
+    "planning": {"writing", "reading", "question", "engines", "traces", "throughput", "memory", "model"},
     "simulation": {"planning", "question", "engines", "traces", "throughput", "memory", "model"},
     "attention": set(),
     "measure": {"attention", "throughput", "memory", "model"},
@@ -67,9 +68,11 @@ THIRD_PARTY = {
     "huggingface_hub": ("model/hub.py",),
     "matplotlib": ("output/plot.py",),
     "gguf": ("model/gguf/file.py",),
-    "yaml": ("model/yaml_mapping.py", "writing/manifest.py"),
+    "yaml": ("model/yaml_mapping.py", "reading/documents.py", "writing/manifest.py"),
     "orjson": ("output/json_line.py",),
     "re2": ("memory/quantization/names.py",),
+    "tree_sitter": ("reading/",),
+    "tree_sitter_bash": ("reading/syntax.py",),
     # Imported only for type checkers, which include it.
     "typing_extensions": ("documents/",),
 }
@@ -196,7 +199,7 @@ def run(*arguments: str) -> str:
     return f"from kvcalc.cli.app import run\nassert run({list(arguments)!r}) == 0"
 
 
-HEAVY = {"gguf", "huggingface_hub", "torch", "matplotlib", "numpy", "psutil", "pydantic"}
+HEAVY = {"gguf", "huggingface_hub", "torch", "matplotlib", "numpy", "psutil", "pydantic", "tree_sitter"}
 
 
 def test_importing_kvcalc_loads_nothing_heavy() -> None:
@@ -238,6 +241,13 @@ def test_a_plan_loads_one_engine_and_the_commands_of_the_others() -> None:
     engines = {name for name in loaded if name.startswith("kvcalc.engines.") and name.endswith(".engine")}
     assert engines == {"kvcalc.engines.engine", "kvcalc.engines.vllm.engine"}
     assert "kvcalc.traces" not in loaded
+
+
+def test_a_script_is_parsed_and_words_are_not() -> None:
+    words = ["vllm", "serve", "Qwen/Qwen3-8B"]
+    for command, is_parsed in ((words, False), ([" ".join(words)], True)):
+        loaded = loaded_by(run("check", *command, "--gpu", "h100", "--json"))
+        assert ("tree_sitter_bash" in loaded) is ("tree_sitter" in loaded) is is_parsed
 
 
 def test_a_device_loads_nothing_heavy_either() -> None:

@@ -166,17 +166,18 @@ def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.C
 
 def _servers(words: list[str], file: Optional[str], release: Optional[str]) -> "list[Server]":
     """The servers in the words or in the file. UsageError (exit 2) if there is none."""
-    from kvcalc.planning.check.servers import no_server, of_release, servers_in, servers_of_script
-    from kvcalc.writing.shell import script
+    from kvcalc.planning.check.servers import no_server, of_release, servers_in, servers_of_words
 
     if file is not None and words:
         raise UsageError(f"--file and a command cannot be combined: {words[0][:40]!a}", "use one")
+    if file is None and len(words) == 1 and os.path.exists(words[0]):
+        file = words[0]
     if file is not None:
         found = servers_in(_text_of(file))
     elif len(words) == 1 and any(c.isspace() for c in words[0]):
-        found = servers_of_script(words[0])
+        found = servers_in(words[0])
     else:
-        found = servers_of_script(script(words))
+        found = servers_of_words(words)
     if not found:
         raise no_server()
     return [of_release(server, release) for server in found]
@@ -187,7 +188,7 @@ def _text_of(file: str) -> str:
 
     if file == "-":
         data = read_stdin(_LARGEST_FILE)
-    elif not os.path.isfile(file):
+    elif not os.path.exists(file):
         raise UsageError(f"{file}: no such file")
     else:
         data = read_text(file, _LARGEST_FILE)

@@ -107,7 +107,7 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     from kvcalc.planning.answers.estimate import answer as answer_of
     from kvcalc.planning.cases.case import make_case
     from kvcalc.planning.cases.layout import Devices, find_gpu
-    from kvcalc.planning.check.servers import server_of
+    from kvcalc.planning.check.servers import servers_of_words
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.planning.plan.traffic import kept_tokens
     from kvcalc.simulation.load_curve import curve_of_server, question_of_command
@@ -126,7 +126,7 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     row = next((one for one in document["commands"] if one["engine"] == best["engine"]), None)
     try:
         asked = question_of(given, own="gpu num-gpus concurrency input-tokens output-tokens transfer-bandwidth engine")
-        servers = server_of(shell.split(row["command"] if row else ""), {}, {})
+        servers = servers_of_words(shell.split(row["command"] if row else ""))
         devices = Devices(find_gpu(best["gpu"]), (best["num_devices"] or 1) // (best["replicas"] or 1))
         accepted = None if asked.speculative is None else asked.speculative.acceptance_length
         speed = asked.speed_asked

@@ -107,7 +107,8 @@ class Words(NamedTuple):
     """The words of an engine's commands, in `reading.yaml` of its folder.
 
     `programs` are the words that begin a command, of which the first may be a path, and `images` the containers that
-    start it without them. `fields` maps a field of a question to the names of its option, and `values` the texts of a
+    start it without them. Those in `entrypoints` take no program. `package` is the Python package, if the engine's name
+    is another. `fields` maps a field of a question to the names of its option, and `values` the texts of a
     field to kvcalc's. `settings` maps other names of the engine's own options to kvcalc's, and `variables` variables of
     the environment to options, which come first. `special` are options that `Reader.finish` reads, and `lists` those
     that take several words. `harmless` are options without an effect on the memory or the speed, `former` those of
@@ -129,6 +130,8 @@ class Words(NamedTuple):
     programs: list[str]
     harmless: str
     images: Sequence[str] = ()
+    entrypoints: Sequence[str] = ()
+    package: str = ""
     model_options: str = "model"
     fields: Mapping[str, str] = {}
     values: Mapping[str, Mapping[str, str]] = {}

@@ -258,7 +258,9 @@ def _from_gguf(name: str, organisation: str, last: str, tag: str) -> Release | N
     recipe = _of_type(base, tag.removeprefix("ud-"), tag)
     if recipe is None:
         return None
-    base = base._replace(file=_file_of(base, tag, says_mtp or base.has_mtp))
+    # A variant is another model than the release from which it is made.
+    model = None if base.is_variant else base.name
+    base = base._replace(file=_file_of(base, tag, says_mtp or base.has_mtp), model=model)
     return _converted(name if organisation else base.name, base, tag or "GGUF", recipe)
 
 

@@ -28,10 +28,10 @@ class Pasted(NamedTuple):
     """What a pasted name means.
 
     `reference` is the name on the Hub. `name` is the model's name in answers: the preset's name if the release is one
-    of its aliases, else the name on the Hub. `config` is the preset's config with the release's changes. `remark` says
-    which preset it is and what every other part of the name means. `dtype` is the type of the weights, as in --dtype,
-    if the name says it and `config` does not. `has_mtp` and `file` are those of the release, and `has_unknown_tower` as
-    in a preset. `published_bytes` and `has_unread_recipe` are as in a model.
+    of its aliases, else the name on the Hub. A GGUF file has the name of its model. `config` is the preset's config
+    with the release's changes. `remark` says which preset it is and what every other part of the name means. `dtype` is
+    the type of the weights, as in --dtype, if the name says it and `config` does not. `has_mtp` and `file` are those of
+    the release, and `has_unknown_tower` as in a preset. `published_bytes` and `has_unread_recipe` are as in a model.
     """
 
     reference: str
@@ -71,13 +71,15 @@ def find_pasted(name: str, *, any_owner: bool = False) -> Pasted | None:
         dtype = release.recipe.dtype
         if dtype is None:
             config["quantization_config"] = release.recipe.config
-    is_own = release.name in preset.aliases and release.recipe is None
+    # A GGUF file holds the model that it is made from, in another type.
+    model_name = release.model or release.name
+    is_own = model_name in (preset.name, *preset.aliases) and (release.recipe is None or release.model is not None)
     size = PUBLISHED_BYTES.get(release.name.casefold())
     is_unread = size is None and _is_unread(release, preset)
     remark = _remark(name, release, preset, is_unread)
     has_unknown_tower = preset.has_unknown_tower if release.tower is None else release.tower == "unknown"
     return Pasted(
-        release.name, preset.name if is_own else release.name, preset, config, remark, dtype, release.has_mtp,
+        release.name, preset.name if is_own else model_name, preset, config, remark, dtype, release.has_mtp,
         has_unknown_tower, size, is_unread, release.file,
     )  # fmt: skip
 

@@ -39,7 +39,8 @@ class Release(NamedTuple):
     The name may follow from a listed one by a rule (`kvcalc.model.derived`). `is_variant`: it is then another variant,
     whose context was not compared. `is_copy`: it is then a copy, whose own config was not read. `original` is the
     release for which a repository of another owner is taken, if only their names are alike. `has_mtp`: it is the model
-    only if the model's config has layers for multi-token prediction. `file` is set if the name stands for a GGUF file.
+    only if the model's config has layers for multi-token prediction. `file` is set if the name stands for a GGUF file,
+    and `model` is then the release that is in the file.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Release(NamedTuple):
     original: str | None = None
     has_mtp: bool = False
     file: NamedFile | None = None
+    model: str | None = None
 
 
 def _recipes() -> dict[str, Recipe]:

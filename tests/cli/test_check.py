@@ -423,6 +423,22 @@ def test_a_repository_of_gguf_files_is_the_same_model_in_estimate_and_in_check(k
     assert checked["weights"]["bytes"] == estimated["weights"]["bytes"] > 0
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("-hf unsloth/Qwen3-32B-GGUF:Q8_0", "qwen3-32b"),
+        ("-hf bartowski/Qwen_Qwen3-32B-GGUF:Q4_K_M", "qwen3-32b"),
+        ("-hf unsloth/Qwen3-8B-GGUF -hff Qwen3-8B-Q4_K_M.gguf", "qwen3-8b"),
+        ("-m /models/Qwen3-8B-Q8_0.gguf", "qwen3-8b"),
+        ("-hf Qwen/Qwen2.5-7B-Instruct-GGUF:Q4_K_M", "Qwen/Qwen2.5-7B-Instruct"),
+        # Another model than the one that it was made from.
+        ("-hf mradermacher/Qwen3-8B-abliterated-GGUF:Q4_K_M", "mradermacher/Qwen3-8B-abliterated-GGUF:Q4_K_M"),
+    ],
+)
+def test_a_gguf_file_has_the_name_of_its_model(words: str, name: str) -> None:
+    assert check(f"llama-server {words} -c 2048", "h100")["model"]["name"] == name
+
+
 @pytest.mark.parametrize(("quant", "dtype"), [("", "q4_k_m"), (":Q8_0", "q8_0")])
 def test_the_file_of_a_repository_has_its_type(kvcalc: Any, quant: str, dtype: str) -> None:
     done = kvcalc("check", "--gpu", "h100", "llama-server", "-hf", f"x/Qwen3-32B-GGUF{quant}", "--get", "weights.dtype")

@@ -11,8 +11,7 @@ import pytest
 from kvcalc import check
 from kvcalc.errors import DoesNotFitError, UsageError
 from kvcalc.planning.check.servers import servers_in
-from kvcalc.writing.script import parse_script
-from kvcalc.writing.shell import join, words_of
+from kvcalc.writing.shell import join, split
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SERVE = f"vllm serve {LLAMA}"
@@ -52,7 +51,8 @@ def test_a_list_of_options_that_is_not_here_is_refused(word: str) -> None:
         (f"ARGS=\n{SERVE} $ARGS -tp 2", ["-tp", "2"]),
         (f"{SERVE} ${{ARGS:-}} -tp 2", ["-tp", "2"]),
         (f"TP=\n{SERVE} -tp ${{TP:-2}}", ["-tp", "2"]),
-        (f"NAME='two words'\n{SERVE} --served-model-name $NAME", ["--served-model-name", "two words"]),
+        (f"NAME='two words'\n{SERVE} --served-model-name $NAME", ["--served-model-name", "two", "words"]),
+        (f"NAME='two words'\n{SERVE} --served-model-name \"$NAME\"", ["--served-model-name", "two words"]),
     ],
 )
 def test_a_list_of_options_that_the_script_sets_is_read(text: str, options: list[str]) -> None:
@@ -121,10 +121,13 @@ def _nested_merges(levels: int) -> str:
     [
         "A=x\n" + "A=$A$A\n" * 40 + f"{SERVE} $A",
         "A=" + "x" * 60_000 + "\n" + "".join(f"A{number}=$A\n" for number in range(1000)) + SERVE,
-        "".join(f"A{number}=1\nls\n" for number in range(9000)) + SERVE,
+        "".join(f"export A{number}=1\nsleep 1\n" for number in range(9000)) + SERVE,
         "ls\n" * 10_001 + SERVE,
-        "ls " * 30_000 + "\n" + SERVE,
-        f"{SERVE} " + "$(" * 9 + ")" * 9,
+        f"ls {'x' * 70_000}\n{SERVE}",
+        f"{SERVE} " + "$(echo " * 50 + ")" * 50,
+        "ls " * 200_000 + "\n" + SERVE,
+        "f() { f; }\nf",
+        "".join(f'[ -n "$A{number}" ] && B{number}=1\n' for number in range(9)) + SERVE,
         _nested_aliases(12),
         _nested_merges(12),
         f"a: &a [*a]\nservices: {{v: {{image: '{IMAGE}', command: *a}}}}",
@@ -136,13 +139,21 @@ def _nested_merges(levels: int) -> str:
 )
 @pytest.mark.timeout(20)  # these took minutes, or all memory
 def test_texts_without_a_bound_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"at most|too large|nested"):
+    with pytest.raises(UsageError, match=r"at most|too large|nested|more than"):
         servers_in(text)
 
 
-@pytest.mark.parametrize("text", ["it's\n" + "x\n" * 9000, "'\n" + "''\n" * 9000, "cat <<EOF\n" * 9000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "it's\n" + "x\n" * 9000, "'\n" + "''\n" * 9000, "cat <<EOF\n" * 9000, "ls " * 30_000, "while [ 1 = 1 ]; do ls; done\n",
+        "$(" * 9 + ")" * 9,
+        "".join(f"A{number}=1\nls\n" for number in range(9000)),
+    ],
+    ids=lambda text: text[:20],
+)  # fmt: skip
 @pytest.mark.timeout(20)
-def test_a_text_of_unclosed_quotes_ends(text: str) -> None:
+def test_a_long_text_with_unclosed_quotes_ends(text: str) -> None:
     assert servers_in(text + f"\n\"'\n{SERVE}")[0].words == [LLAMA]
 
 
@@ -174,8 +185,8 @@ def test_values_that_no_reader_of_yaml_takes_are_no_manifest(value: str) -> None
     ],
 )  # fmt: skip
 def test_a_quoted_text_with_escapes_is_read_as_bash_reads_it(quoted: str, text: str) -> None:
-    assert words_of(f"x {quoted} y") == ["x", text, "y"]
-    assert words_of(join([text])) == [text]
+    assert servers_in(f"{SERVE} {quoted} y")[0].words == [LLAMA, text, "y"]
+    assert split(join([text])) == servers_in(f"{SERVE} {join([text])}")[0].words[1:] == [text]
 
 
 @pytest.mark.parametrize("option", ["--compilation-config ²", "--compilation-config -²", "--speculative-config ²"])
@@ -212,6 +223,6 @@ def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path: Path, command: str) -
 
 
 def test_a_quote_without_an_end_is_one_line_of_a_page() -> None:
-    assert [one.words for one in parse_script("say 'a\nls -l\n").statements] == [["ls", "-l"]]
+    assert [one.words for one in servers_in(f"say 'a\n{SERVE}\n")] == [[LLAMA]]
     with pytest.raises(UsageError, match="unclosed quote"):
-        parse_script("vllm serve 'a")
+        servers_in("vllm serve 'a")

@@ -16,8 +16,8 @@ PACKAGE = ROOT / "kvcalc"
 WRITERS = PACKAGE / "writing"
 # What quotes or writes in these languages, and the modules besides the writers that read with it.
 LIBRARIES = {
-    "shlex": {"attention/backends/compiled.py"}, "html": set(), "csv": {"traces/csv_rows.py"},
-    "yaml": {"model/yaml_mapping.py"}, "xml": set(),
+    "shlex": {"attention/backends/compiled.py", "reading/manifests.py", "reading/service_files.py"}, "html": set(),
+    "csv": {"traces/csv_rows.py"}, "yaml": {"model/yaml_mapping.py", "reading/documents.py"}, "xml": set(),
 }  # fmt: skip
 # Marks of these languages, at the places where text around a value has them.
 MARKS = re.compile(

@@ -1,36 +1,31 @@
-"""Find the commands that start servers: in words, in a script, in a compose file and in a manifest."""
+"""The servers that a text starts: in a script, a compose file, a manifest, a Dockerfile or a unit of systemd."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from kvcalc.engines.reading import Read, Reader, readers
-from kvcalc.errors import UsageError
+from kvcalc.errors import KvcalcError, LayoutError, UsageError
+from kvcalc.reading.command import Budget, Command
+from kvcalc.reading.manifests import commands_in_manifest
+from kvcalc.reading.pasted import blocks_of
+from kvcalc.reading.service_files import commands_in_files
+from kvcalc.reading.shell import run_command, run_script
 from kvcalc.records import NamedTuple
 from kvcalc.releases import parse_release, stable_of
-from kvcalc.writing.manifest import read_documents, resolved
-from kvcalc.writing.script import parse_script
-from kvcalc.writing.shell import words_of
 
 # The version at the beginning of a tag: v0.5.9-cu129, 1.3.0rc5. NVIDIA's 25.09-py3 is a date.
 _RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)(?:[-+_](?!py3).*)?")
-# The options of `docker run` that are not read have a value or not; these are the ones without (docker run --help).
-_DOCKER_FLAGS = {
-    "-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-P", "--detach", "--init", "--interactive", "--no-healthcheck",
-    "--oom-kill-disable", "--privileged", "--publish-all", "--quiet", "-q", "--read-only", "--rm", "--sig-proxy",
-    "--tty",
-}  # fmt: skip
-_RUNNERS, _SHELLS = ("docker", "podman", "nerdctl"), ("bash", "sh", "zsh")
-_RUNS_TEXT = re.compile(r"-[a-z]*c")
 # A program is one of the first words: before it are variables, interpreters and what starts it on other machines.
 _MOST_BEFORE = 12
-# Keys of a resource's limits that count devices (device plugins of NVIDIA and AMD).
-_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+# Programs that run models with settings of their own, and the words with which they do.
+_OTHERS = {"ollama": ("run", "serve"), "lms": ("load", "server")}
+_NVIDIA, _COUNT, _QUOTES = "nvcr.io/nvidia/", re.compile(r"[1-9]\d{0,5}"), "\u201c\u201d\u201e\u2018\u2019\u00a0"
 # Variables that leave a process some of the devices (drivers and container runtimes of NVIDIA and AMD).
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -38,9 +33,10 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVIC
 class Server(NamedTuple):
     """A command that starts a server: the words after its program.
 
-    `environment` are its variables, `files` what was written before, `release` that of the engine if an image says it,
-    and `num_devices` the devices that its container or its variables leave it, None if they do not say it. `name` is
-    that of the service, None for a command.
+    `environment` are its variables, `files` what was written before, `release` that of the engine if an image or a
+    package says it, and `num_devices` the devices that its container or its variables leave it, None if they do not say
+    it. `name` is that of the service, None for a command. `fault` is why it does not start, whatever its options are,
+    and `unread` where more variables come from.
     """
 
     reader: Reader
@@ -50,6 +46,8 @@ class Server(NamedTuple):
     name: str | None = None
     release: str | None = None
     num_devices: int | None = None
+    fault: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def is_worker(self) -> bool:
@@ -59,16 +57,33 @@ class Server(NamedTuple):
         )
 
     def read(self) -> Read:
-        """What the command says. Raises UsageError (exit 2)."""
-        return self.reader.read(self.words, self.environment, self.files, self.release)
+        """What the command says. Raises UsageError (exit 2), and LayoutError (exit 2) for a `fault`."""
+        if self.fault:
+            raise LayoutError(f"{self.reader.programs[0][0]} does not start: {self.fault}")
+        read = self.reader.read(self.words, self.environment, self.files, self.release)
+        read.unknown += self.unread
+        return read
 
 
 def servers_in(text: str) -> list[Server]:
-    """The servers that a script, a compose file or a manifest starts."""
-    documents = read_documents(text)
-    found = [server for document in documents for server in _in_document(document)]
-    found = found or servers_of_script(text)
-    return [server for server in found if not server.is_worker] or found
+    """The servers that a script, a compose file, a manifest, a Dockerfile or a unit of systemd starts.
+
+    Raises UsageError (exit 2) if branches of a script start different servers, or for a text that cannot be read.
+    """
+    budget, servers, scripts = Budget(_program_begin, _entrypoint), list[Server](), list[str]()
+    for block in blocks_of(text):
+        commands = commands_in_manifest(block, {}) or commands_in_files(block, {})
+        for command in commands:
+            servers += _same_on_every_way(run_command(command, budget))
+        scripts += [] if commands else [block]
+    servers = servers or _same_on_every_way(run_script("\n".join(scripts), budget))
+    return [server for server in servers if not server.is_worker] or servers
+
+
+def servers_of_words(words: Sequence[str]) -> list[Server]:
+    """The servers that the words of a command start."""
+    budget = Budget(_program_begin, _entrypoint)
+    return _same_on_every_way(run_command(Command(list(words), {}, {}), budget))
 
 
 def choose_server(text: str, service: str | None) -> Server:
@@ -98,81 +113,151 @@ def no_server() -> UsageError:
     )
 
 
-def servers_of_script(text: str) -> list[Server]:
-    """The servers that the commands of a script start."""
-    script = parse_script(text)
-    found = (server_of(one.words, one.variables, script.files) for one in script.statements)
-    return [server for servers in found for server in servers]
-
-
-def server_of(
-    words: Sequence[str], environment: Mapping[str, str], files: Mapping[str, str], image: str | None = None, *,
-    is_program: bool = False,
-) -> list[Server]:  # fmt: skip
-    """The server that the words start, with what is around them: an interpreter, a shell or a container.
-
-    They are options of the image's own program, unless they begin with a program of theirs (`is_program`).
-    """
-    words = list(words)
-    begin, program = _runner(words)
-    if program in _SHELLS:
-        inside = next((word for word in words[begin:] if " " in word), "")
-        script = parse_script(inside)
-        return [
-            server
-            for one in script.statements
-            for server in server_of(
-                one.words, {**environment, **one.variables}, {**files, **script.files}, image, is_program=True
+def _same_on_every_way(ways: list[list[Command]]) -> list[Server]:
+    """The servers of a script. UsageError (exit 2) if they depend on what is outside of the script."""
+    started = [way for way in ways if way]
+    # A value that comes from outside, where another way has one of its own, is a default of the script.
+    started = [way for way in started if all(command.is_known for command in way)] or started
+    servers: list[Server] = []
+    for way in started:
+        other = [server for command in way for server in _server_of(command)]
+        if other and servers and other != servers and [*map(_meaning, servers)] != [*map(_meaning, other)]:
+            texts = _difference(servers, other)
+            raise UsageError(
+                f"the branches of the script start different servers: {texts[0]}, or {texts[1]}",
+                "paste the command that runs, without the branch",
             )
+        servers = servers or other
+    if not servers:
+        _refuse_others(ways)
+    return servers
+
+
+def _meaning(server: Server) -> Any:
+    """What a server's words and variables mean. Those without an effect may differ."""
+    try:
+        return server.release, server.num_devices, {**vars(server.read()), "ignored": None}
+    except KvcalcError as error:
+        return error.message
+
+
+def _difference(first: list[Server], other: list[Server]) -> list[str]:
+    """The texts in which servers differ: their words, or else their variables."""
+    sides = [[word for server in servers for word in server.words] for servers in (first, other)]
+    if sides[0] == sides[1]:
+        sides = [
+            [f"{name}={text}" for server in servers for name, text in server.environment.items()]
+            for servers in (first, other)
         ]
-    if program in _RUNNERS:
-        return _in_container(words[words.index("run") + 1 :], environment, files)
+    shorter = min(map(len, sides))
+    same = next((n for n in range(shorter) if sides[0][n] != sides[1][n]), shorter)
+    after = next((n for n in range(shorter - same) if sides[0][-1 - n] != sides[1][-1 - n]), shorter - same)
+    return [" ".join(side[max(0, same - 1) : len(side) - after])[:80] or "none of it" for side in sides]
+
+
+def _refuse_others(ways: list[list[Command]]) -> None:
+    """Raise UsageError (exit 2) if a text starts a server whose options are not read."""
+    for words in (command.words for way in ways for command in way):
+        place = next((place for place, word in enumerate(words) if _base(word) in _OTHERS), None)
+        if place is not None:
+            hint = "for the same files, ask about llama-server: kvcalc check llama-server -hf REPOSITORY -c TOKENS"
+            name = _base(words[place])
+            raise UsageError(f"{' '.join(words[place:])[:60]}: the settings of {name}'s server are not read", hint)
+
+
+def _server_of(command: Command) -> list[Server]:
+    """The server that a command starts, or none. Its words are options if they begin with no program."""
+    words, image = command.words, command.image
     for reader in readers():
         place = program_end(reader, words)
-        if place is not None:
-            ranks = _mpi_ranks(words[:place])
-            number = _visible_devices(environment) if ranks is None else ranks
-            return [Server(reader, words[place:], environment, files, None, _release(reader.engine, image), number)]
-    if image is not None and not is_program:
-        for reader in readers():
-            if any(name in image for name in reader.words.images):
-                number = _visible_devices(environment)
-                return [Server(reader, words, environment, files, None, _release(reader.engine, image), number)]
+        if place is None and (image is None or command.is_program or not _is_image(reader.words.images, image)):
+            continue
+        numbers = (command.num_devices, _mpi_ranks(words[: place or 0]), _visible_devices(command.environment))
+        release = _stated(reader, command.packages) or _release(reader, image)
+        fault = command.fault or next(filter(None, map(_mistyped, words[place or 0 :])), "")
+        return [
+            Server(
+                reader, words[place or 0 :], command.environment, command.files, command.name, release,
+                min((number for number in numbers if number is not None), default=None), fault, command.unread,
+            )
+        ]  # fmt: skip
     return []
 
 
-def _runner(words: Sequence[str]) -> tuple[int, str]:
-    """The place and the name of the program that runs another one: a container, or a shell, also behind `srun`."""
-    for place, word in enumerate(words[:_MOST_BEFORE]):
-        program, after = os.path.basename(word), words[place : place + 3]
-        if program in _RUNNERS and "run" in after:
-            return place, program
-        if program in _SHELLS and (place == 0 or any(_RUNS_TEXT.fullmatch(one) for one in after)):
-            return place, program
-    return 0, ""
+def _mistyped(word: str) -> str:
+    """Why a program does not take a word as it was meant. Empty if nothing is wrong with it."""
+    if word and not word.strip(" \t"):
+        return "a backslash with a space behind it is an argument, and continues no line"
+    wrong = word[:1] if unicodedata.category(word[:1] or "a") == "Pd" and word[0] != "-" else ""
+    wrong = wrong or next((c for c in word if c in _QUOTES), "")
+    if not wrong:
+        return ""
+    return f"{word[:40]} has {unicodedata.name(wrong).lower()} (U+{ord(wrong):04X}), which a word processor writes"
+
+
+def _base(word: str) -> str:
+    """The name of a program, which may be a path of any system."""
+    return word[max(word.rfind("/"), word.rfind("\\")) + 1 :]
+
+
+@cache
+def _first_words() -> frozenset[str]:
+    return frozenset(program[0] for reader in readers() for program in reader.programs) | _OTHERS.keys()
+
+
+def _program_begin(words: Sequence[str]) -> int | None:
+    """The place at which the program of a server begins, or None if it is not one of the first words."""
+    names = [_base(word) for word in words[:_MOST_BEFORE]]
+    if _first_words().isdisjoint(names):
+        return None
+    begins = (place[0] for reader in readers() if (place := _place_of(reader, words)) is not None)
+    others = (n for n, name in enumerate(names) if name in _OTHERS and [*words[n + 1 : n + 2]] != []
+              and words[n + 1] in _OTHERS[name])  # fmt: skip
+    return next(begins, next(others, None))
+
+
+def _place_of(reader: Reader, words: Sequence[str]) -> tuple[int, int] | None:
+    """The places at which an engine's program begins and ends, or None if it is not one of the first words."""
+    for begin in range(min(len(words), _MOST_BEFORE)):
+        for program in reader.programs:
+            end = begin + len(program)
+            is_here = _base(words[begin]) == program[0] and tuple(words[begin + 1 : end]) == program[1:]
+            if is_here and not {*words[end : end + 1]} & {*reader.words.others.split()}:
+                return begin, end
+    return None
 
 
 def program_end(reader: Reader, words: Sequence[str]) -> int | None:
     """The place after the words that begin an engine's command, or None if it is not one of the first."""
-    for begin in range(min(len(words), _MOST_BEFORE)):
-        for program in reader.programs:
-            here = [os.path.basename(words[begin]), *words[begin + 1 : begin + len(program)]]
-            end = begin + len(program)
-            if tuple(here) == program and words[end : end + 1] not in [[word] for word in reader.words.others.split()]:
-                return end
-    return None
+    place = _place_of(reader, words)
+    return None if place is None else place[1]
+
+
+def _is_image(names: Sequence[str], image: str) -> bool:
+    """Whether an image has one of the names, in any registry."""
+    path = image.partition("@")[0]
+    path = path[: path.rfind(":")] if ":" in path.rpartition("/")[2] else path
+    return any(f"/{path}".endswith(f"/{name}") for name in names)
+
+
+def _entrypoint(image: str) -> str:
+    """The program that an image starts with the words of its container, or nothing."""
+    return next((" ".join(one.programs[0]) for one in readers() if _is_image(one.words.entrypoints, image)), "")
+
+
+def _stated(reader: Reader, packages: Mapping[str, str]) -> str | None:
+    """The release that was installed before. None if nothing says it."""
+    version = packages.get(reader.words.package or reader.engine)
+    try:
+        return None if version is None else parse_release(reader.engine, version).text
+    except UsageError:
+        return None
 
 
 def _mpi_ranks(words: Sequence[str]) -> int | None:
     """The processes that mpirun starts, one for each device."""
-    after = pairwise(words) if words and os.path.basename(words[0]) in ("mpirun", "mpiexec") else ()
-    return next((_number(number) for word, number in after if word in ("-n", "-np")), None)
-
-
-def _number(value: Any) -> int | None:
-    """A number of devices in a text or in YAML, or None."""
-    text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 7 and int(text) else None
+    after = pairwise(words) if words and _base(words[0]) in ("mpirun", "mpiexec") else ()
+    return next((int(count) for word, count in after if word in ("-n", "-np") and _COUNT.fullmatch(count)), None)
 
 
 def _visible_devices(environment: Mapping[str, str]) -> int | None:
@@ -187,16 +272,15 @@ def _listed(text: str) -> int:
     return next((place for place, name in enumerate(names) if name in ("", "-1", "void", "none")), len(names))
 
 
-def _within(value: Any, *keys: str) -> Any:
-    """The value below the keys of nested mappings, or None."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+def _release(reader: Reader, image: str | None) -> str | None:
+    """The release in the tag of an engine's own image: vllm/vllm-openai:v0.11.0. NVIDIA's tags may be dates.
 
-
-def _release(engine: str, image: str | None) -> str | None:
-    """The release in the tag of an image: vllm/vllm-openai:v0.11.0. None if it is the newest stable one, or unknown."""
-    tag = "" if image is None else image.partition("@")[0].rpartition("/")[2].partition(":")[2].casefold()
+    None if it is the newest stable one, or not known.
+    """
+    engine = reader.engine
+    if image is None or not (_is_image(reader.words.images, image) or image.startswith(_NVIDIA)):
+        return None
+    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2].casefold()
     version = _RELEASE.fullmatch(tag)
     try:
         requested = parse_release(engine, version[1] if version is not None else tag)
@@ -205,111 +289,3 @@ def _release(engine: str, image: str | None) -> str | None:
     if requested.release is None:  # a tag such as nightly-dev or glm5-hopper
         return "nightly" if stable_of(engine) and requested.text not in ("latest", "stable") else None
     return requested.text
-
-
-def _in_container(words: list[str], environment: Mapping[str, str], files: Mapping[str, str]) -> list[Server]:
-    """The server that `docker run` starts, after its own options."""
-    own, entry, number = dict[str, str](), [], None
-    while words and words[0].startswith("-"):
-        option, equals, value = words.pop(0).partition("=")
-        if option in _DOCKER_FLAGS:
-            continue
-        if not equals:
-            if not words:
-                raise UsageError(f"docker run: {option} has no value")
-            value = words.pop(0)
-        if option in ("-e", "--env"):
-            name, equals, text = value.partition("=")
-            if equals or name in environment:
-                own[name] = text if equals else environment[name]
-        elif option == "--entrypoint":
-            entry = [value]
-        elif option == "--gpus":
-            _, named, devices = value.strip("\"'").partition("device=")
-            number = _listed(devices) if named else _number(value)
-    if not words:
-        raise UsageError("docker run: the command names no image")
-    return [_in_devices(server, number) for server in server_of([*entry, *words[1:]], own, files, words[0])]
-
-
-def _in_devices(server: Server, number: int | None) -> Server:
-    """The server in a container that gets `number` devices. Variables may leave it fewer of them."""
-    numbers = [one for one in (number, server.num_devices) if one is not None]
-    return server._replace(num_devices=min(numbers, default=None))
-
-
-def _in_document(document: Mapping[str, Any]) -> Iterator[Server]:
-    """The servers of a compose file's services, or of the containers in a manifest."""
-    services = document.get("services")
-    if isinstance(services, dict):
-        for name, service in services.items():
-            if isinstance(service, dict):
-                yield from _of_container(
-                    str(name), service, "entrypoint", "command", "environment", _in_compose(service)
-                )
-        return
-    title = document.get("metadata")
-    name = title.get("name") if isinstance(title, dict) else None
-    for container in _containers(document):
-        limits = _within(container, "resources", "limits")
-        counts = [limits[key] for key in _RESOURCES if key in limits] if isinstance(limits, dict) else []
-        number = _number(counts[0]) if counts else None
-        given = name or container.get("name")
-        service = None if given is None else str(given)
-        yield from _of_container(service, container, "command", "args", "env", number)
-
-
-def _of_container(
-    name: str | None, container: Mapping[str, Any], entry: str, command: str, variables: str, number: int | None
-) -> list[Server]:
-    environment = _variables(container.get(variables))
-    words = [*_list(container.get(entry)), *_list(container.get(command))]
-    image = str(container["image"]) if container.get("image") else None
-    return [
-        _in_devices(server, number)._replace(name=name)
-        for server in server_of([resolved(word, environment) for word in words], environment, {}, image)
-    ]
-
-
-def _list(value: Any) -> list[str]:
-    if isinstance(value, str):
-        words = words_of(value.replace("\\\n", " "))
-        if words is None:
-            raise UsageError(f"{value[:40]!a}: an unclosed quote")
-        return words
-    return [str(word) for word in value] if isinstance(value, list) else []
-
-
-def _variables(given: Any) -> dict[str, str]:
-    if isinstance(given, dict):
-        return {str(name): str(value) for name, value in given.items() if value is not None}
-    rows = given if isinstance(given, list) else []
-    named = {str(row["name"]): str(row.get("value", "")) for row in rows if isinstance(row, dict) and "name" in row}
-    pairs = dict(row.split("=", 1) for row in rows if isinstance(row, str) and "=" in row)
-    return {**named, **pairs}
-
-
-def _in_compose(service: Mapping[str, Any]) -> int | None:
-    """The devices that a service reserves (deploy.md of the compose specification)."""
-    rows = _within(service, "deploy", "resources", "reservations", "devices")
-    for row in rows if isinstance(rows, list) else []:
-        if isinstance(row, dict):
-            if isinstance(row.get("device_ids"), list) and row["device_ids"]:
-                return len(row["device_ids"])
-            if type(row.get("count")) is int:
-                return _number(row["count"])  # -1 stands for all
-    return None
-
-
-def _containers(document: Any) -> Iterator[Mapping[str, Any]]:
-    """Every container in a manifest, wherever its kind of resource has the pod."""
-    nodes = deque([document])
-    while nodes:
-        node = nodes.popleft()
-        if isinstance(node, dict):
-            containers = node.get("containers")
-            if isinstance(containers, list):
-                yield from (container for container in containers if isinstance(container, dict))
-            nodes += [value for key, value in node.items() if key != "containers"]
-        elif isinstance(node, list):
-            nodes += node

@@ -1,0 +1,1 @@
+"""Pasted commands and manifests: the programs that they start, with their words, variables and images."""
