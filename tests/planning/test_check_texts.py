@@ -146,7 +146,8 @@ def test_texts_without_a_bound_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "it's\n" + "x\n" * 9000, "'\n" + "''\n" * 9000, "cat <<EOF\n" * 9000, "ls " * 30_000, "while [ 1 = 1 ]; do ls; done\n",
+        "it's\n" + "x\n" * 9000, "'\n" + "''\n" * 9000, "cat <<EOF\n" * 9000, "ls " * 30_000,
+        "while [ 1 = 1 ]; do ls; done\n",
         "$(" * 9 + ")" * 9,
         "".join(f"A{number}=1\nls\n" for number in range(9000)),
     ],
