@@ -39,10 +39,10 @@ class VllmReader(Reader):
         for place, name in ((found.fields, "kv_memory_bytes"), (found.settings, "max-num-batched-tokens")):
             if name in place:
                 place[name] = str(parse_vllm_integer(place[name], _INTEGERS[name]))
-        local = found.last("data-parallel-size-local", "dpl")
+        local = left.get("data-parallel-size-local")
         if local is not None and whole(local, "--data-parallel-size-local") < found.size("data_parallel_size"):
             found.nodes = -(-found.size("data_parallel_size") // int(local))
-        if found.last("enable-expert-parallel", "ep"):
+        if left.get("enable-expert-parallel"):
             replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
             found.fields["expert_parallel_size"] = str(replicas)
         if left.get("enable-lora"):
@@ -65,7 +65,7 @@ class VllmReader(Reader):
                 found.settings["language-model-only"] = ""
             else:
                 found.unknown.append("--limit-mm-per-prompt")
-        quantization = found.last("quantization", "q")
+        quantization = left.get("quantization")
         if quantization in self.names["to fp8"]:
             found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded
         elif quantization in _CONVERTED:
@@ -74,13 +74,13 @@ class VllmReader(Reader):
             found.unknown.append(f"quantization {quantization}")
         if "VLLM_PP_LAYER_PARTITION" in environment:
             found.settings["pp-layer-partition"] = environment["VLLM_PP_LAYER_PARTITION"]
-        compiled = found.last("compilation-config", "cc")
+        compiled = left.get("compilation-config")
         if compiled is not None:
             self._graphs(found, compiled)
-        attention = found.last("attention-config", "ac")
+        attention = left.get("attention-config")
         if attention is not None:
             self._attention(found, json_object(attention, "attention-config"))
-        config = found.last("speculative-config", "sc")
+        config = left.get("speculative-config")
         if config is not None:
             self._drafting(found, json_object(config, "speculative-config"))
 
@@ -89,7 +89,7 @@ class VllmReader(Reader):
 
         Since 0.10.1, modelopt's method replaces any other for its checkpoints (vllm-project/vllm#22073).
         """
-        asked = found.last("quantization", "q") or ""
+        asked = found.left.get("quantization", "")
         needed = next((own for own in _OF_CHECKPOINTS if asked in self.names.get(own, ())), None)
         stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
         own = "" if stated is None else str(stated.get("quant_method", "modelopt"))
