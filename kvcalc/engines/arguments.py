@@ -108,6 +108,11 @@ class Arguments:
         if prefix in ("--en", "--dis") and self._rows.get("has_inverses"):
             yield f"--{'dis' if prefix == '--en' else 'en'}able-{rest}"
 
+    def name_of(self, word: str) -> str:
+        """The name of an option that is spelled out, and other words as they are: variables, JSON's keys."""
+        named = self.spelled.get(self._normal(word))
+        return word.split(" ")[0] if named is None else named[0].name
+
     def takes(self, word: str) -> bool:
         """Whether a word is an option of the engine, written out."""
         return self._normal(re.split("[=.]", word)[0]) in self.spelled

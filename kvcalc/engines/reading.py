@@ -22,7 +22,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines.arguments import FLAGS, Argument, Arguments, Given
-from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
+from kvcalc.engines.declarations import ENGINES, FACTS, OPTIONS, has_table, table
 from kvcalc.engines.options import ADAPTER_OPTIONS
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.yaml_mapping import parse_mapping
@@ -38,6 +38,8 @@ _OPTIONS_ELSEWHERE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\}|\(.*\))|\.\.\.|…", r
 _LARGEST_FILE = 1 << 20
 # Until then, the text of a pipe such as the one of <(...) in bash must have ended.
 _WAIT_SECONDS = 2.0
+# Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing (`names` of `reading.yaml`).
+_OF_CHECKPOINTS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
 # Values of a variable that turn a flag on, or a switch off (is_truthy and is_falsey, common/arg.cpp of llama.cpp).
 _TRUE, _FALSE = ("1", "on", "enabled", "true"), ("0", "off", "disabled", "false")
 # kvcalc's options that an engine may have under another name.
@@ -64,7 +66,7 @@ class Read:
     command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's, and
     `keeps_context` whether an engine that chooses its context must not. `length_shares` are the sequences that then
     divide the model's own length. `margin_bytes` is set if the engine moves parts of the model into host memory until
-    this much of the device is free.
+    this much of the device is free. `num_devices` is set if it uses no more devices of a machine.
     """
 
     def __init__(self, engine: str) -> None:
@@ -80,6 +82,7 @@ class Read:
         self.unknown: list[str] = []
         self.notes: list[str] = []
         self.copies = self.nodes = self.length_shares = 1
+        self.num_devices: int | None = None
         self.lifts_limit = self.keeps_context = False
         self.margin_bytes: int | None = None
 
@@ -112,7 +115,8 @@ class Words(NamedTuple):
     the names of the others that the engine reads, of which `harmless_variables` (patterns) have no effect. `effects` are
     effects that are not counted, with patterns of the options and variables that have them.
 
-    `names` are sets of names that the engine's own reader tells apart. `keys` are the keys without an effect in a file
+    `names` are sets of names that the engine's own reader tells apart, and `conversions` the recipes
+    (`kvcalc.model.published`) of methods that quantize a checkpoint in 16 bits while it is loaded. `keys` are the keys without an effect in a file
     of settings. `config` is whether --config names a YAML file with
     the command's own options.
 
@@ -139,6 +143,7 @@ class Words(NamedTuple):
     special: str = ""
     default_on: str = ""
     names: Mapping[str, str] = {}
+    conversions: Mapping[str, str] = {}
     keys: str = ""
     config: bool = False
     others: str = ""
@@ -177,13 +182,16 @@ class Reader:
         """The names of the engine's options that kvcalc has -> kvcalc's name."""
         return {**{option.name: option.name for option in OPTIONS[self.engine]}, **self.words.settings}
 
-    def effect_of(self, option: str) -> str:
-        """What is not counted of an option or a variable, in words. Empty if nobody has said it."""
-        name = option.lstrip("-").replace("_", "-")
-        for effect, patterns in self.words.effects.items():
-            if any(fnmatchcase(name, pattern.replace("_", "-")) for pattern in patterns.split()):
-                return effect
-        return ""
+    def described(self, options: Sequence[str]) -> list[str]:
+        """Options and variables that are not counted, each once and with its effect."""
+        effects = [(effect, patterns.split()) for effect, patterns in self.words.effects.items()]
+        rows = []
+        for option in dict.fromkeys(options):
+            name = self.arguments.name_of(option)
+            matching = (effect for effect, patterns in effects if any(fnmatchcase(name, one) for one in patterns))
+            effect = next(matching, None)
+            rows.append(option if effect is None else f"{option} ({effect})")
+        return rows
 
     def flag_for(self, field: str) -> str:
         """The engine's option for a field of a question."""
@@ -243,6 +251,7 @@ class Reader:
         found.nodes = whole(found.left.get("nnodes", "1"), "--nnodes")
         for name in self.words.override_options.split():
             self._override(found, name)
+        self._quantize(found)
         self.finish(found, environment, files)
         checkpoint = None if found.drafting is None else found.drafting[2]
         if not isinstance(checkpoint, str | None):
@@ -332,8 +341,40 @@ class Reader:
             return False
         return True
 
+    def _quantize(self, found: Read) -> None:
+        """Read --quantization: a method that converts a checkpoint in 16 bits while it is loaded."""
+        method = found.left.get("quantization")
+        if method in self.names.get("to fp8", ()):
+            found.fields["dtype"] = "fp8"
+        elif method in self.words.conversions:
+            found.converts_to = self.words.conversions[method]
+        elif method in self.names.get("converts", ()):
+            found.unknown.append(f"quantization {method}")
+
     def check_model(self, found: Read, spec: ModelSpec) -> None:
-        """Raise LayoutError (exit 2) if the engine does not start with these options and the model's checkpoint."""
+        """Raise LayoutError (exit 2) if the engine does not start with these options and the model's checkpoint.
+
+        Source: _verify_quantization and get_quant_config of vLLM (config/model.py, model_loader/weight_utils.py) and
+        SGLang (srt/configs/model_config.py, srt/model_loader/weight_utils.py).
+        """
+        method, title = found.left.get("quantization", ""), FACTS[self.engine]["title"]
+        needed = next((own for own in _OF_CHECKPOINTS if method in self.names.get(own, ())), None)
+        stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
+        of_checkpoint = "" if stated is None else str(stated.get("quant_method", "modelopt"))
+        refused = f"--quantization {method}: {title} does not start with a checkpoint"
+        if stated is None and (needed is not None or method in self.names.get("quantized", ())):
+            raise LayoutError(f"{refused} that is not quantized", "leave it out, or name a quantized copy")
+        if stated is None and method and not (found.converts_to or method in self.names["to fp8"]):
+            found.unknown.append(f"quantization {method}")
+        is_known = of_checkpoint.startswith(_OF_CHECKPOINTS) and (needed is not None or method == "fp8")
+        replaces = of_checkpoint.startswith("modelopt") and self.replaces_method(found)
+        if is_known and not replaces and not of_checkpoint.startswith(needed or "fp8"):
+            text = f"leave it out: {title} reads the checkpoint's"
+            raise LayoutError(f"{refused} in {of_checkpoint.split()[0]}", text)
+
+    def replaces_method(self, found: Read) -> bool:
+        """Whether ModelOpt's method replaces any other for its checkpoints."""
+        return True
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """Read the options with a meaning of the engine's own, and the environment."""

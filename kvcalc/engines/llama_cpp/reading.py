@@ -48,6 +48,11 @@ class LlamaCppReader(Reader):
         if settings.get("split-mode") == "tensor":
             del settings["split-mode"]
             found.fields["tensor_parallel_size"] = "all"
+        if settings.get("split-mode") == "none":
+            del settings["split-mode"]
+            found.num_devices = 1
+        if "device" in left:
+            found.num_devices = 0 if left["device"] == "none" else len(left["device"].split(","))
         found.model = named(found.model, left.get("hf-file"))
         self._overrides(found)
         # --fit places the model only if no option does (common_params_fit_impl, common/fit.cpp).

@@ -41,8 +41,6 @@ class SglangReader(Reader):
             settings["chunked-prefill-size"] = settings.get("max-prefill-tokens", "16384")
             found.notes.append("prompts are not divided: a step is counted with --max-prefill-tokens")
         found.copies = whole(copies, "--dp-size")
-        if left.get("quantization") == "fp8":
-            found.fields["dtype"] = "fp8"
         if not left.get("enable-lora") and "lora-paths" not in left:
             found.ignore_adapters()  # check_lora_server_args, arg_groups/lora_hook.py
         elif "max-lora-rank" in settings:
