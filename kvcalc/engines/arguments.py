@@ -150,7 +150,8 @@ class Arguments:
                 yield Given(option, argument, is_on=is_on)
             else:
                 text = attached or (text if equals else self._value(option, argument, rest))
-                if argument.kind in _LISTS or text not in str(self._rows.get("unset", "")).split():
+                is_unset = text == self._rows.get("unset") or (not text and argument.kind in ("size", "length"))
+                if argument.kind in _LISTS or not is_unset:
                     yield Given(option, argument, text if key else self.checked(option, argument, text, place), key)
 
     def _spelling(self, option: str, place: _Place) -> tuple[str, str, str]:

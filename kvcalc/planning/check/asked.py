@@ -98,8 +98,7 @@ def _available_devices(read: Read, reader: Reader, devices: Devices, num_devices
         raise UsageError(text) if reader.words.splits_layers else LayoutError(text)
     if num_devices is None and devices.num_devices == 1:
         return None
-    here = devices.num_devices if num_devices is None else num_devices
-    return (min(here, devices.num_devices) if devices.num_devices > 1 else here) * read.nodes
+    return (num_devices or devices.num_devices) * read.nodes
 
 
 def _used_devices(question: Question, read: Read, devices: Devices) -> Devices:
