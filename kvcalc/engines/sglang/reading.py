@@ -37,6 +37,8 @@ class SglangReader(Reader):
                 text = f"SGLang does not start: --tp-size {size} is not a multiple of {parts}, the copies of attention"
                 raise LayoutError(text, f"use --tp-size {parts}")  # parallel_hook.py
             found.fields.update(tensor_parallel_size=str(size // parts), data_parallel_size=str(number))
+        if "attn-cp-size" not in settings:
+            found.unknown += [f"--{name}" for name in ("enable-prefill-cp", "cp-strategy") if name in left]
         if settings.get("chunked-prefill-size") in _WHOLE_PROMPTS:
             settings["chunked-prefill-size"] = settings.get("max-prefill-tokens", "16384")
             found.notes.append("prompts are not divided: a step is counted with --max-prefill-tokens")

@@ -36,6 +36,7 @@ class VllmReader(Reader):
             if not has_adapters(found.settings):
                 found.settings["max-loras"] = loras
             held = left.get("max-cpu-loras")
+            found.ignored += [] if held is None else ["--max-cpu-loras"]
             if held is not None and loras.isdecimal() and whole(held, "--max-cpu-loras") < int(loras):
                 text = (
                     f"--max-cpu-loras {held}: vLLM does not start with fewer adapters in host memory than on a device"
