@@ -88,7 +88,10 @@ class Arguments:
         self.variables: Mapping[str, str] = rows.get("variables", {})
         self.spelled: dict[str, tuple[Argument, bool]] = {}
         entries = [(entry, kind, "") for kind in _KINDS for entry in rows.get(kind, "").split()]
-        for entry, kind, choices in (*entries, *((entry, "choice", rows["choice"][entry]) for entry in rows.get("choice", {}))):
+        for entry, kind, choices in (
+            *entries,
+            *((entry, "choice", rows["choice"][entry]) for entry in rows.get("choice", {})),
+        ):
             names, releases = _marked(entry)
             spellings = [name if name[0] in "-!" else f"--{name}" for name in names.split(",")]
             argument = Argument(spellings[0].lstrip("-"), kind, releases, dict(map(_marked, choices.split())))
@@ -163,7 +166,9 @@ class Arguments:
         head = self._normal(head)
         matches, short = {head} & self.spelled.keys(), head[:2]
         if not matches and self.parser == "argparse":
-            matches = {name for name, (known, _) in self.spelled.items() if name.startswith(head) and place.has(known.releases)}
+            matches = {
+                name for name, (known, _) in self.spelled.items() if name.startswith(head) and place.has(known.releases)
+            }
             matches |= {short} & self.spelled.keys()
         options = {(self.spelled[name][0].name, self.spelled[name][1]) for name in matches}
         spelling = min(matches) if len(options) == 1 else ""
@@ -205,7 +210,9 @@ class Arguments:
                 return ",".join(str(int(part)) for part in (text if digits is None else digits[0]).split(","))
         except KeyError:
             refused = f"argument {option}: invalid choice: {text[:40]!r}"
-            raise LayoutError(refused, nearest(text, argument.choices) or f"one of {', '.join(argument.choices)}") from None
+            raise LayoutError(
+                refused, nearest(text, argument.choices) or f"one of {', '.join(argument.choices)}"
+            ) from None
         except (ValueError, UsageError):
             raise LayoutError(f"argument {option}: invalid {_TYPES[kind]} value: {text[:40]!r}", None) from None
         return text

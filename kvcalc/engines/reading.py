@@ -115,10 +115,9 @@ class Words(NamedTuple):
     the names of the others that the engine reads, of which `harmless_variables` (patterns) have no effect. `effects` are
     effects that are not counted, with patterns of the options and variables that have them.
 
-    `names` are sets of names that the engine's own reader tells apart, and `conversions` the recipes
-    (`kvcalc.model.published`) of methods that quantize a checkpoint in 16 bits while it is loaded. `keys` are the keys without an effect in a file
-    of settings. `config` is whether --config names a YAML file with
-    the command's own options.
+    `names` are sets of names that the engine's own reader tells apart, and `conversions` the recipes of methods that
+    quantize a checkpoint in 16 bits while it is loaded (`kvcalc.model.published`). `keys` are the keys without an effect
+    in a file of settings. `config` is whether --config names a YAML file with the command's own options.
 
     `others` are words after a program with which it is no server of a model.
 
@@ -279,8 +278,9 @@ class Reader:
         """The options that variables of the environment set. Variables that are not read go into `found`."""
         options = {**self.arguments.variables, **self.words.variables}
         for variable, text in environment.items():
-            positive = variable.replace("_ARG_NO_", "_ARG_")
-            name = options.get(variable, options.get(positive))
+            # llama.cpp turns a switch off by LLAMA_ARG_NO_..., whatever its value (get_value_from_env, common/arg.cpp).
+            positive = variable if variable in options else variable.replace("_ARG_NO_", "_ARG_")
+            name = options.get(positive)
             argument = None if name is None else self.arguments.spelled.get(f"--{name}", (Argument(name), True))[0]
             if argument is not None and argument.kind in FLAGS:
                 is_on = text in _TRUE and positive == variable
@@ -291,7 +291,9 @@ class Reader:
                 yield Given(variable, argument, self.arguments.checked(variable, argument, text, place))
             elif argument is None and variable.startswith(tuple(self.words.prefixes.split()) or " "):
                 harmless = self.words.harmless_variables.split()
-                is_harmless = variable == self.words.limit_variable or any(fnmatchcase(variable, one) for one in harmless)
+                is_harmless = variable == self.words.limit_variable or any(
+                    fnmatchcase(variable, one) for one in harmless
+                )
                 (found.ignored if is_harmless else found.unknown).append(variable)
 
     def _file(self, words: Sequence[str], files: Mapping[str, str]) -> list[str] | None:
@@ -343,7 +345,7 @@ class Reader:
 
     def _quantize(self, found: Read) -> None:
         """Read --quantization: a method that converts a checkpoint in 16 bits while it is loaded."""
-        method = found.left.get("quantization")
+        method = found.left.get("quantization", "")
         if method in self.names.get("to fp8", ()):
             found.fields["dtype"] = "fp8"
         elif method in self.words.conversions:

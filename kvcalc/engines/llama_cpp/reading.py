@@ -93,7 +93,8 @@ def named(text: str, file: str | None = None) -> str:
     if file is not None:
         quant = file_type(file)
         return text if quant is None else f"{text.partition(':')[0]}:{quant}"
-    return file_stem(text) if text.casefold().endswith(".gguf") and file_type(text) else text
+    path = text.replace("\\", "/")  # Windows
+    return file_stem(path) if path.casefold().endswith(".gguf") and file_type(path) else text
 
 
 READER = LlamaCppReader("llama.cpp")

@@ -125,7 +125,7 @@ def _model(text: str, notes: list[str]) -> ModelSpec:
         named = None if spec.named_file is None else find_pasted(spec.reference, any_owner=True)
         return spec if named is None else spec._replace(name=named.preset.name)
     except UsageError as error:
-        specs = {name: spec for name in _names_in(text) if (spec := find_published(name)) is not None}
+        specs = {name: known for name in _names_in(text) if (known := find_published(name)) is not None}
         if specs:
             # Prefer a name whose config was read: a folder such as /models is not a publisher.
             name = min(specs, key=lambda name: has_unknown_cache(specs[name]))
