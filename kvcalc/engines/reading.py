@@ -112,12 +112,12 @@ class Words(NamedTuple):
     that are on anyway.
 
     `variables` maps variables of the environment to options, which come before those of the command. `prefixes` begin
-    the names of the others that the engine reads, of which `harmless_variables` (patterns) have no effect. `effects` are
-    effects that are not counted, with patterns of the options and variables that have them.
+    the names of the others that the engine reads, of which `harmless_variables` (patterns) have no effect. `effects`
+    are effects that are not counted, with patterns of the options and variables that have them.
 
     `names` are sets of names that the engine's own reader tells apart, and `conversions` the recipes of methods that
-    quantize a checkpoint in 16 bits while it is loaded (`kvcalc.model.published`). `keys` are the keys without an effect
-    in a file of settings. `config` is whether --config names a YAML file with the command's own options.
+    quantize a checkpoint in 16 bits while it is loaded (`kvcalc.model.published`). `keys` are the keys without an
+    effect in a file of settings. `config` is whether --config names a YAML file with the command's own options.
 
     `others` are words after a program with which it is no server of a model.
 
