@@ -100,9 +100,9 @@ class Arguments:
                 for negation in self._negations(spelling) if kind == "switch" else ():
                     self.spelled.setdefault(negation, (argument, False))
         for option in OPTIONS[engine]:
-            for name in (f"--{option.name}", *option.aliases):
-                argument = Argument(option.name, "flag" if option.metavar is None else "text")
-                self.spelled.setdefault(name, (argument, True))
+            argument = Argument(option.name, "flag" if option.metavar is None else "text")
+            known = self.spelled.setdefault(f"--{option.name}", (argument, True))
+            self.spelled.update(dict.fromkeys(option.aliases, known))
 
     def _negations(self, spelling: str) -> Iterator[str]:
         prefix, _, rest = spelling.partition("able-")

@@ -19,6 +19,8 @@ from kvcalc.model.spec import ModelSpec
 # Expressions for the experts of all layers: .ffn_.*_exps.=CPU, exps=CPU, \\.ffn_(up|gate|down)_exps\\.=CPU
 _ALL_EXPERTS = re.compile(r"(?:[\\.*]*ffn_?)?(?:\.\*_?|\(?[a-z|]+\)?_?)?exps[\\.*]*(?:weight)?=CPU")
 _STEP = "512"  # common_params, common/common.h
+# The same for --flash-attn (is_truthy, is_falsey and is_autoy, common/arg.cpp).
+_FLASH = {"1": "on", "enabled": "on", "true": "on", "0": "off", "disabled": "off", "false": "off", "-1": "auto"}
 _PLACED, _MARGIN_MIB = ("n-gpu-layers", "cpu-moe", "n-cpu-moe"), "1024"
 
 
@@ -35,6 +37,8 @@ class LlamaCppReader(Reader):
         fits = left.get("fit", "on").casefold() not in ("off", "disabled", "false", "0")
         total = left.get("ctx-size")
         found.keeps_context = not fits or total == "0"  # -c 0 is the model's own length (--ctx-size, common/arg.cpp)
+        if "flash-attn" in settings:
+            settings["flash-attn"] = _FLASH.get(settings["flash-attn"], settings["flash-attn"])
         if settings.get("parallel") == "-1":  # the default: the server chooses
             del settings["parallel"]
         slots = whole(settings.get("parallel", "1"), "--parallel")
