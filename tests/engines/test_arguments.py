@@ -13,6 +13,7 @@ import pytest
 
 from kvcalc import check
 from kvcalc.engines.arguments import FLAGS, Argument
+from kvcalc.engines.declarations import OPTIONS
 from kvcalc.engines.reading import Read, Reader, readers
 from kvcalc.errors import DoesNotFitError, LayoutError
 from kvcalc.planning.check.servers import choose_server
@@ -154,6 +155,7 @@ def test_the_options_are_those_of_the_engine(engine: str) -> None:
     }  # fmt: skip
     missing = {name for name in listed if name not in arguments.spelled}
     own = {f"--{option}" for option in READERS[engine].own}
+    own |= {alias for option in OPTIONS[engine] for alias in option.aliases}
     assert (
         missing,
         {name for name in spelled - listed - own if "-" in name[2:]} - {"--device-memory-utilization"},
@@ -252,6 +254,8 @@ def test_words_are_read_as_pythons_argparse_reads_them(engine: str, seed: int) -
         ("llama.cpp", "--ctx-size=8192", "invalid argument: --ctx-size=8192"),
         ("llama.cpp", "--ctx-siz 8192", "invalid argument: --ctx-siz"),
         ("llama.cpp", "-c four", "argument -c: invalid int value: 'four'"),
+        ("llama.cpp", "-fa -ngl 99", "argument -fa: invalid choice: '-ngl'"),
+        ("llama.cpp", "-ctk fp8", "argument -ctk: invalid choice: 'fp8'"),
         ("mlx", "--top-k 0.5", "argument --top-k: invalid int value: '0.5'"),
     ],
 )  # fmt: skip
@@ -280,6 +284,8 @@ def test_what_the_engines_parser_refuses(engine: str, options: str, reason: str)
         ("vllm", "-qfp8", {"dtype": "fp8"}), ("vllm", "--max_num_seqs=1_000", {"max-num-seqs": "1000"}),
         ("vllm", "--quantization None", {"dtype": None}),
         ("llama.cpp", "-c 16k", {"context_tokens": "16"}),  # std::stoi
+        ("llama.cpp", "-fa true", {"flash-attn": "on"}), ("llama.cpp", "-fa 0", {"flash-attn": "off"}),
+        ("sglang", "--mamba-scheduler-strategy auto", {"mamba-radix-cache-strategy": "auto"}),
         ("llama.cpp", "-nkvo -kvo", {"no-kv-offload": None}),
         ("llama.cpp", "--no_kv_offload", {"no-kv-offload": "true"}),
         ("tensorrt-llm", "--kv_cache_dtype fp8", {"kv_dtype": "fp8"}),
@@ -381,6 +387,14 @@ def test_a_server_has_the_devices_that_it_is_given(command: str, gpu: str, devic
             check(text, gpu)
     else:
         assert check(text, gpu)["hardware"]["num_devices"] == devices
+
+
+def test_the_release_of_llama_cpp_in_a_tag_is_its_build() -> None:
+    tags = {"server-cuda-b6097": "b6097", "server-b5000": "b5000", "b6123": "b6123", "server-cuda": None}
+    for tag, build in tags.items():
+        text = f"docker run ghcr.io/ggml-org/llama.cpp:{tag} -m Llama-3.1-8B-Q8_0.gguf"
+        assert choose_server(text, None).release == build
+    assert choose_server("docker run vllm/vllm-openai:v0.30.0-b200 --model a/b", None).release == "0.30.0"
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from typing import Any
 from kvcalc.engines.reading import Read, Reader, readers
 from kvcalc.errors import UsageError
 from kvcalc.records import NamedTuple
-from kvcalc.releases import parse_release, stable_of
+from kvcalc.releases import Release, parse_release, stable_of
 from kvcalc.writing.manifest import read_documents, resolved
 from kvcalc.writing.script import parse_script
 from kvcalc.writing.shell import words_of
 
 # The version at the beginning of a tag: v0.5.9-cu129, 1.3.0rc5. NVIDIA's 25.09-py3 is a date.
 _RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)(?:[-+_](?!py3).*)?")
+_BUILD = re.compile(r"(?:^|[-_])(b\d{1,6})(?:[-_]|$)")
 # The options of `docker run` that are not read have a value or not; these are the ones without (docker run --help).
 _DOCKER_FLAGS = {
     "-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-P", "--detach", "--init", "--interactive", "--no-healthcheck",
@@ -214,7 +215,9 @@ def _release(engine: str, image: str | None) -> str | None:
         return None
     if requested.release is None:  # a tag such as nightly-dev or glm5-hopper
         return "nightly" if stable_of(engine) and requested.text not in ("latest", "stable") else None
-    return requested.text
+    # The build of llama.cpp in server-cuda-b6097.
+    build = _BUILD.search(tag)
+    return build[1] if build is not None and requested.release == Release.of(int(build[1][1:])) else requested.text
 
 
 def _in_container(words: list[str], environment: Mapping[str, str], files: Mapping[str, str]) -> list[Server]:
