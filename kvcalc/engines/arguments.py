@@ -48,7 +48,7 @@ class Argument(NamedTuple):
     choices: Mapping[str, tuple[str, str]] = {}
 
 
-class Given(NamedTuple):
+class OptionWord(NamedTuple):
     """A word of a command, and the option that it names. `argument` is None if the parser has none.
 
     `key` is what follows a dot in the name of an option with JSON. `is_on` is False for the negation of a switch.
@@ -127,7 +127,7 @@ class Arguments:
         is_newest = release is not None and read is not None and release == Release.of(*map(int, read.split(".")))
         return _Place(release, is_stated, self.parser != "click" and (is_newest or not is_stated))
 
-    def read(self, words: Sequence[str], place: _Place) -> Iterator[Given]:
+    def read(self, words: Sequence[str], place: _Place) -> Iterator[OptionWord]:
         """The options in the words, and the other words.
 
         Raises LayoutError (exit 2) for what the engine's parser refuses. In a release whose options are not all known,
@@ -137,7 +137,7 @@ class Arguments:
         while rest:
             word = rest.popleft()
             if not _OPTION.match(word):
-                yield Given(word)
+                yield OptionWord(word)
                 continue
             option, equals, text = (word, "", "") if self.parser == "exact" else word.partition("=")
             spelling, key, attached = self._spelling(option, place)
@@ -145,17 +145,19 @@ class Arguments:
             if argument is None:
                 if not equals and rest and not _OPTION.match(rest[0]):
                     rest.popleft()
-                yield Given(option)
+                yield OptionWord(option)
             elif argument.kind in FLAGS:
                 if equals or attached:
                     refused = f"argument {option}: ignored explicit argument {(text or attached)[:40]!r}"
                     raise LayoutError(refused, f"{spelling} has no value")
-                yield Given(option, argument, is_on=is_on)
+                yield OptionWord(option, argument, is_on=is_on)
             else:
                 text = attached or (text if equals else self._value(option, argument, rest))
                 is_unset = text == self._rows.get("unset") or (not text and argument.kind in ("size", "length"))
                 if argument.kind in _LISTS or not is_unset:
-                    yield Given(option, argument, text if key else self.checked(option, argument, text, place), key)
+                    yield OptionWord(
+                        option, argument, text if key else self.checked(option, argument, text, place), key
+                    )
 
     def _spelling(self, option: str, place: _Place) -> tuple[str, str, str]:
         """The full spelling of an option, the key after a dot in it, and the value that is attached to a single letter.

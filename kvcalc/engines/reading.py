@@ -1,7 +1,7 @@
 """Read the command that starts an engine: the inverse of `command.py`.
 
-An engine whose commands are read has `reading.yaml` in its folder (`Words`). If options have a meaning of their own, it
-also has a module `reading`, with a `Reader` named `READER`.
+An engine whose commands are read has `arguments.yaml` and `reading.yaml` in its folder (`Arguments`, `Words`). If
+options have a meaning of their own, it also has a module `reading`, with a `Reader` named `READER`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from select import select
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.arguments import FLAGS, Argument, Arguments, Given
+from kvcalc.engines.arguments import FLAGS, Argument, Arguments, OptionWord
 from kvcalc.engines.declarations import ENGINES, FACTS, OPTIONS, has_table, table
 from kvcalc.engines.options import ADAPTER_OPTIONS
 from kvcalc.errors import LayoutError, UsageError
@@ -217,19 +217,19 @@ class Reader:
         refuses, and UsageError (exit 2) for a command without a model.
         """
         found = Read(self.engine + (f"@{version}" if version else ""))
-        place, rest, stray = self.arguments.place(found.engine), dict[str, Given](), list[str]()
+        place, rest, stray = self.arguments.place(found.engine), dict[str, OptionWord](), list[str]()
         in_file = self._file(words, files)
-        given = self.arguments.read([*(in_file or ()), *words], place)
-        for one in (*self._variables(found, environment, place), *given):
-            if one.argument is None and not one.word.startswith("-"):
-                stray.append(one.word)
-            elif one.argument is None or not self._take(found, one, one.argument):
-                rest[one.word if one.argument is None else one.argument.name] = one
-        for name, one in rest.items():
-            if name in self.harmless or (name in self.default_on and one.is_on):
-                found.ignored.append(one.word)
-            elif one.is_on or name in self.default_on:
-                found.unknown.append(one.word)
+        typed = self.arguments.read([*(in_file or ()), *words], place)
+        for word in (*self._variables(found, environment, place), *typed):
+            if word.argument is None and not word.word.startswith("-"):
+                stray.append(word.word)
+            elif word.argument is None or not self._take(found, word, word.argument):
+                rest[word.word if word.argument is None else word.argument.name] = word
+        for name, word in rest.items():
+            if name in self.harmless or (name in self.default_on and word.is_on):
+                found.ignored.append(word.word)
+            elif word.is_on or name in self.default_on:
+                found.unknown.append(word.word)
         if not found.model and stray:
             found.model = stray.pop(0)
         if not found.model:
@@ -274,7 +274,7 @@ class Reader:
             elif key not in _HARMLESS_KEYS:
                 found.unknown.append(f"--{name} {key}")
 
-    def _variables(self, found: Read, environment: Mapping[str, str], place: Any) -> Iterator[Given]:
+    def _variables(self, found: Read, environment: Mapping[str, str], place: Any) -> Iterator[OptionWord]:
         """The options that variables of the environment set. Variables that are not read go into `found`."""
         options = {**self.arguments.variables, **self.words.variables}
         for variable, text in environment.items():
@@ -286,9 +286,11 @@ class Reader:
                 is_on = text in _TRUE and positive == variable
                 if argument.kind == "switch" and not is_on and positive == variable and text not in _FALSE:
                     raise LayoutError(f"{variable}={text[:40]}: invalid boolean value", f"{variable}=1 or {variable}=0")
-                yield from (Given(variable, argument, is_on=is_on) for _ in range(is_on or argument.kind == "switch"))
+                yield from (
+                    OptionWord(variable, argument, is_on=is_on) for _ in range(is_on or argument.kind == "switch")
+                )
             elif argument is not None and text:
-                yield Given(variable, argument, self.arguments.checked(variable, argument, text, place))
+                yield OptionWord(variable, argument, self.arguments.checked(variable, argument, text, place))
             elif argument is None and variable.startswith(tuple(self.words.prefixes.split()) or " "):
                 harmless = self.words.harmless_variables.split()
                 is_harmless = variable == self.words.limit_variable or any(
@@ -315,9 +317,9 @@ class Reader:
                 found += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
         return found
 
-    def _take(self, found: Read, given: Given, argument: Argument) -> bool:
+    def _take(self, found: Read, option: OptionWord, argument: Argument) -> bool:
         """Put an option where it counts. False if it counts nowhere, or is for nobody."""
-        name, text, is_flag = argument.name, given.text, argument.kind in FLAGS
+        name, text, is_flag = argument.name, option.text, argument.kind in FLAGS
         if name in self.model_options:
             found.model = text
         elif name in self.fields:
@@ -325,17 +327,17 @@ class Reader:
             found.fields[field] = self.values.get(field, {}).get(text, text)
         elif name in self.special and is_flag:
             found.left.pop(name, None)
-            found.left.update({name: text} if given.is_on else {})
+            found.left.update({name: text} if option.is_on else {})
         elif name in self.special:
             before = found.left.pop(name, "{}")
-            key = given.key
+            key = option.key
             found.left[name] = json.dumps({**json_object(before, name), key: _scalar(text)}) if key else text
         elif is_flag:
             # kvcalc has the option that is not the engine's default, which may be the negation.
             names = {self.own[own]: own == name for own in (name, f"no-{name}") if own in self.own}
             for own, is_positive in names.items():
                 found.settings.pop(own, None)
-                found.settings.update({own: text} if given.is_on == is_positive else {})
+                found.settings.update({own: text} if option.is_on == is_positive else {})
             return bool(names)
         elif name in self.own:
             found.settings[self.own[name]] = text
