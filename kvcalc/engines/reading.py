@@ -97,7 +97,7 @@ class Read:
 
 def whole(text: str, name: str) -> int:
     """A whole number of at least 1. UsageError (exit 2) for another text."""
-    if not text.isdecimal() or not 0 < int(text) < 10**9:
+    if not text.isdecimal() or len(text) > 1000 or not 0 < int(text) < 10**9:
         raise UsageError(f"{name} {text[:40]!a}: must be a whole number of at least 1")
     return int(text)
 

@@ -15,7 +15,7 @@ from kvcalc import check
 from kvcalc.engines.arguments import FLAGS, Argument
 from kvcalc.engines.declarations import OPTIONS
 from kvcalc.engines.reading import Read, Reader, readers
-from kvcalc.errors import DoesNotFitError, LayoutError
+from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
 from kvcalc.planning.check.servers import choose_server
 from tests.conftest import ROOT
 from tests.rows import every_row
@@ -387,6 +387,12 @@ def test_a_server_has_the_devices_that_it_is_given(command: str, gpu: str, devic
             check(text, gpu)
     else:
         assert check(text, gpu)["hardware"]["num_devices"] == devices
+
+
+def test_a_number_has_no_thousands_of_digits() -> None:
+    for engine, option in (("llama.cpp", "--fit-target"), ("llama.cpp", "-c"), ("vllm", "--max-num-seqs")):
+        with pytest.raises(UsageError):
+            read(engine, option, "9" * 5000)
 
 
 def test_the_release_of_llama_cpp_in_a_tag_is_its_build() -> None:
