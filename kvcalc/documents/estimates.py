@@ -236,7 +236,7 @@ class ServerCommand(TypedDict):
     ignored: list[str]
     """options without an effect on the memory or the speed"""
     not_counted: list[str]
-    """options whose effect kvcalc does not know"""
+    """options and variables that are not counted, each with what it changes in parentheses"""
 
 
 class ServerChange(TypedDict):

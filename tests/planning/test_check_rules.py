@@ -121,10 +121,12 @@ def test_a_service_is_chosen_by_its_name() -> None:
 
 
 def test_an_empty_value_is_no_value_and_a_word_for_a_number_is_refused() -> None:
-    answer = check(f'vllm serve {LLAMA} -tp "" --dtype "" --max-model-len ""', "h100")
+    """optional_type (engine/arg_utils.py): --max-model-len may be empty, and --tensor-parallel-size may not."""
+    answer = check(f'vllm serve {LLAMA} --max-model-len ""', "h100")
     assert answer["workload"]["context_tokens"] == 131_072
-    with pytest.raises(UsageError):
-        check(f"vllm serve {LLAMA} --max-model-len all", "h100x2")
+    for option in ("--max-model-len all", '-tp ""', '--dtype ""'):
+        with pytest.raises(DoesNotFitError, match="does not start: argument"):
+            check(f"vllm serve {LLAMA} {option}", "h100x2")
 
 
 @pytest.mark.parametrize(

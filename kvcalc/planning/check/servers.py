@@ -17,10 +17,15 @@ from kvcalc.reading.pasted import blocks_of
 from kvcalc.reading.service_files import commands_in_files
 from kvcalc.reading.shell import run_command, run_script
 from kvcalc.records import NamedTuple
-from kvcalc.releases import parse_release, stable_of
+from kvcalc.releases import Release, parse_release, stable_of
 
 # The version at the beginning of a tag: v0.5.9-cu129, 1.3.0rc5. NVIDIA's 25.09-py3 is a date.
 _RELEASE = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?)(?:[-+_](?!py3).*)?")
+# The build of llama.cpp in server-cuda-b6097.
+_BUILD = re.compile(r"(?:^|[-_])(b\d{1,6})(?:[-_]|$)")
+# srun's devices in all or of a node, and its nodes (srun --help): --gpus=2, -G2, --gres gpu:h100:4, -N 2.
+_OF_SRUN = re.compile(r"(?<!\S)(--gpus(?:-per-node)?|-G|--gres)[= ]?(?:gpu:)?(?:[a-z]\w*:)?(\d+)(?!\S)")
+_NODES = re.compile(r"(?<!\S)(?:-N|--nodes)[= ]?(\d+)(?!\S)")
 # A program is one of the first words: before it are variables, interpreters and what starts it on other machines.
 _MOST_BEFORE = 12
 # Programs that run models with settings of their own, and the words with which they do.
@@ -172,7 +177,7 @@ def _server_of(command: Command) -> list[Server]:
         place = program_end(reader, words)
         if place is None and (image is None or command.is_program or not _is_image(reader.words.images, image)):
             continue
-        numbers = (command.num_devices, _mpi_ranks(words[: place or 0]), _visible_devices(command.environment))
+        numbers = (command.num_devices, _launched_devices(words[: place or 0]), _visible_devices(command.environment))
         release = _stated(reader, command.packages) or _release(reader, image)
         fault = command.fault or next(filter(None, map(_mistyped, words[place or 0 :])), "")
         return [
@@ -254,10 +259,18 @@ def _stated(reader: Reader, packages: Mapping[str, str]) -> str | None:
         return None
 
 
-def _mpi_ranks(words: Sequence[str]) -> int | None:
-    """The processes that mpirun starts, one for each device."""
-    after = pairwise(words) if words and _base(words[0]) in ("mpirun", "mpiexec") else ()
-    return next((int(count) for word, count in after if word in ("-n", "-np") and _COUNT.fullmatch(count)), None)
+def _launched_devices(words: Sequence[str]) -> int | None:
+    """The devices of a machine that a launcher gives its processes: mpirun one for each, and srun what it is told."""
+    programs, text = {_base(word) for word in words}, " ".join(words)
+    if programs & {"mpirun", "mpiexec"}:
+        after = pairwise(words)
+        return next((int(count) for word, count in after if word in ("-n", "-np") and _COUNT.fullmatch(count)), None)
+    devices = _OF_SRUN.search(text) if "srun" in programs else None
+    if devices is None or not _COUNT.fullmatch(devices[2]):
+        return None
+    nodes = _NODES.search(text)
+    is_total = devices[1] in ("--gpus", "-G") and nodes is not None and _COUNT.fullmatch(nodes[1])
+    return int(devices[2]) // int(nodes[1]) if nodes is not None and is_total else int(devices[2])
 
 
 def _visible_devices(environment: Mapping[str, str]) -> int | None:
@@ -288,4 +301,5 @@ def _release(reader: Reader, image: str | None) -> str | None:
         return None
     if requested.release is None:  # a tag such as nightly-dev or glm5-hopper
         return "nightly" if stable_of(engine) and requested.text not in ("latest", "stable") else None
-    return requested.text
+    build = _BUILD.search(tag)
+    return build[1] if build is not None and requested.release == Release.of(int(build[1][1:])) else requested.text
