@@ -50,7 +50,7 @@ def _divided(args: list[str], params: list[Any]) -> tuple[list[str], list[str]]:
         if word == "--":
             words += args[place + 1 :]
             break
-        is_engines = reader is not None and place >= end and reader.takes(word)
+        is_engines = reader is not None and place >= end and reader.arguments.takes(word)
         if name in takes_value and not is_engines:
             number = 2 if takes_value[name] and "=" not in word else 1
             own += args[place : place + number]

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,26 +21,27 @@ from select import select
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.engines.declarations import ENGINES, OPTIONS, has_table, table
+from kvcalc.engines.arguments import FLAGS, Argument, Arguments, Given
+from kvcalc.engines.declarations import ENGINES, FACTS, OPTIONS, has_table, table
 from kvcalc.engines.options import ADAPTER_OPTIONS
-from kvcalc.errors import UsageError
+from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.yaml_mapping import parse_mapping
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
     from kvcalc.model.spec import ModelSpec
 
-# A number may begin with a minus sign: --max-model-len -1.
-_OPTION = re.compile(r"--?[A-Za-z]")
 # What a script or a manual has instead of a name: a variable, or dots.
 _PLACEHOLDER = re.compile(r".*\$.*|\.\.\.|…")
 # Words that stand for any number of options: $ARGS, "${ARGS[@]}", $@, $(cat options).
-_OPTIONS_ELSEWHERE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\}|\(.*\))", re.DOTALL)
+_OPTIONS_ELSEWHERE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\}|\(.*\))|\.\.\.|…", re.DOTALL)
 _LARGEST_FILE = 1 << 20
 # Until then, the text of a pipe such as the one of <(...) in bash must have ended.
 _WAIT_SECONDS = 2.0
-# Values of a variable that turn a flag on (is_truthy, common/arg.cpp of llama.cpp).
-_TRUE = ("1", "on", "enabled", "true")
+# Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing (`names` of `reading.yaml`).
+_OF_CHECKPOINTS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
+# Values of a variable that turn a flag on, or a switch off (is_truthy and is_falsey, common/arg.cpp of llama.cpp).
+_TRUE, _FALSE = ("1", "on", "enabled", "true"), ("0", "off", "disabled", "false")
 # kvcalc's options that an engine may have under another name.
 _OPTIONS = {
     "--tp": "tensor_parallel_size", "--pp": "pipeline_parallel_size", "--dp": "data_parallel_size",
@@ -64,7 +66,7 @@ class Read:
     command. `lifts_limit` is whether it allows a context beyond the model's, or changes the model's, and
     `keeps_context` whether an engine that chooses its context must not. `length_shares` are the sequences that then
     divide the model's own length. `margin_bytes` is set if the engine moves parts of the model into host memory until
-    this much of the device is free.
+    this much of the device is free. `num_devices` is set if it uses no more devices of a machine.
     """
 
     def __init__(self, engine: str) -> None:
@@ -80,12 +82,9 @@ class Read:
         self.unknown: list[str] = []
         self.notes: list[str] = []
         self.copies = self.nodes = self.length_shares = 1
+        self.num_devices: int | None = None
         self.lifts_limit = self.keeps_context = False
         self.margin_bytes: int | None = None
-
-    def last(self, *names: str) -> str | None:
-        """The text of an option under the name that the command has last, which counts. None without the option."""
-        return next((text for name, text in reversed(self.left.items()) if name in names), None)
 
     def size(self, name: str) -> int:
         """A number of devices or sequences, 1 if it is not given. UsageError (exit 2) for another text."""
@@ -108,12 +107,16 @@ class Words(NamedTuple):
 
     `programs` are the words that begin a command, of which the first may be a path, and `images` the containers that
     start it without them. `fields` maps a field of a question to the names of its option, and `values` the texts of a
-    field to kvcalc's. `settings` maps other names of the engine's own options to kvcalc's, and `variables` variables of
-    the environment to options, which come first. `special` are options that `Reader.finish` reads, and `lists` those
-    that take several words. `harmless` are options without an effect on the memory or the speed, `former` those of
-    older releases, and `default_on` flags that are on anyway. A name that ends in `!` takes no value.
+    field to kvcalc's. `settings` maps other names of the engine's own options to kvcalc's. `special` are options that
+    `Reader.finish` reads. `harmless` are options without an effect on the memory or the speed, and `default_on` flags
+    that are on anyway.
 
-    `names` are sets of names that the engine's own reader tells apart. `keys` are the keys without an effect in a file
+    `variables` maps variables of the environment to options, which come before those of the command. `prefixes` begin
+    the names of the others that the engine reads, of which `harmless_variables` (patterns) have no effect. `effects` are
+    effects that are not counted, with patterns of the options and variables that have them.
+
+    `names` are sets of names that the engine's own reader tells apart, and `conversions` the recipes
+    (`kvcalc.model.published`) of methods that quantize a checkpoint in 16 bits while it is loaded. `keys` are the keys without an effect in a file
     of settings. `config` is whether --config names a YAML file with
     the command's own options.
 
@@ -134,11 +137,13 @@ class Words(NamedTuple):
     values: Mapping[str, Mapping[str, str]] = {}
     settings: Mapping[str, str] = {}
     variables: Mapping[str, str] = {}
+    prefixes: str = ""
+    harmless_variables: str = ""
+    effects: Mapping[str, str] = {}
     special: str = ""
-    lists: str = ""
-    former: str = ""
     default_on: str = ""
     names: Mapping[str, str] = {}
+    conversions: Mapping[str, str] = {}
     keys: str = ""
     config: bool = False
     others: str = ""
@@ -160,44 +165,33 @@ class Reader:
     def __init__(self, engine: str) -> None:
         self.engine, self.words = engine, Words(**table(engine, "reading"))
         self.programs = [tuple(program.split()) for program in self.words.programs]
-        self.model_options, self.lists = self.words.model_options.split(), self.words.lists.split()
+        self.model_options = self.words.model_options.split()
         self.fields = {name: field for field, names in self.words.fields.items() for name in names.split()}
         self.values = {**self.words.values, "dtype": float_types()}
-        self.special = self.words.special.replace("!", "").split()
+        self.special, self.harmless = self.words.special.split(), self.words.harmless.split()
+        self.default_on = self.words.default_on.split()
         self.names = {kind: names.split() for kind, names in self.words.names.items()}
 
     @cached_property
-    def known(self) -> dict[str, bool]:
-        """The names of the options -> whether they take a value."""
-        words = self.words
-        names = f"{words.special} {words.harmless} {words.former} {words.default_on}".split()
-        found = {name.removesuffix("!"): not name.endswith("!") for name in names}
-        found.update(dict.fromkeys((*self.model_options, *self.fields), True))
-        for option in OPTIONS[self.engine]:
-            for name in (option.name, *option.aliases):
-                found[name.lstrip("-")] = option.metavar is not None
-        found.update({name: found[own] for name, own in self.words.settings.items()})
-        return found
+    def arguments(self) -> Arguments:
+        """The engine's own parser."""
+        return Arguments(self.engine)
 
     @cached_property
-    def _own(self) -> dict[str, str]:
+    def own(self) -> dict[str, str]:
         """The names of the engine's options that kvcalc has -> kvcalc's name."""
-        options = OPTIONS[self.engine]
-        found = {name.lstrip("-"): option.name for option in options for name in (option.name, *option.aliases)}
-        return {**found, **self.words.settings}
+        return {**{option.name: option.name for option in OPTIONS[self.engine]}, **self.words.settings}
 
-    def takes(self, word: str) -> bool:
-        """Whether a word is an option of the engine that kvcalc knows."""
-        return self.name_of(re.split("[=.]", word)[0]) in self.known
-
-    def name_of(self, word: str) -> str:
-        """The name of an option in a word, as the tables have it."""
-        name = word.lstrip("-").replace("_", "-")
-        if name not in self.known and "-" in name:
-            # argparse takes the beginning of a name, if it is that of one option.
-            longer = [known for known in self.known if known.startswith(name)]
-            name = longer[0] if len(longer) == 1 and longer[0] in self.fields else name
-        return name[3:] if name.startswith("no-") and name not in self.known and name[3:] in self.known else name
+    def described(self, options: Sequence[str]) -> list[str]:
+        """Options and variables that are not counted, each once and with its effect."""
+        effects = [(effect, patterns.split()) for effect, patterns in self.words.effects.items()]
+        rows = []
+        for option in dict.fromkeys(options):
+            name = self.arguments.name_of(option)
+            matching = (effect for effect, patterns in effects if any(fnmatchcase(name, one) for one in patterns))
+            effect = next(matching, None)
+            rows.append(option if effect is None else f"{option} ({effect})")
+        return rows
 
     def flag_for(self, field: str) -> str:
         """The engine's option for a field of a question."""
@@ -220,29 +214,23 @@ class Reader:
     ) -> Read:
         """What the words after the program say.
 
-        `files` are those that the command writes first. Raises UsageError (exit 2) for an option without its value, or
-        a command without a model.
+        `files` are those that the command writes first. Raises LayoutError (exit 2) for what the engine's parser
+        refuses, and UsageError (exit 2) for a command without a model.
         """
         found = Read(self.engine + (f"@{version}" if version else ""))
-        stray: list[str] = []
+        place, rest, stray = self.arguments.place(found.engine), dict[str, Given](), list[str]()
         in_file = self._file(words, files)
-        rest = [*self._variables(environment), *(in_file or ()), *words]
-        while rest:
-            word = rest.pop(0)
-            if not _OPTION.match(word):
-                stray.append(word)
-                continue
-            option, equals, text = word.partition("=")
-            head, _, key = option.partition(".")
-            name = self.name_of(head)
-            takes_value = self.known.get(name, bool(rest) and not _OPTION.match(rest[0]))
-            if takes_value and not equals:
-                if not rest:
-                    raise UsageError(f"{option}: the command ends before its value")
-                text = rest.pop(0)
-                while name in self.lists and rest and not _OPTION.match(rest[0]):
-                    text += f",{rest.pop(0)}"
-            self._take(found, option, name, key, text if takes_value or equals else "true")
+        given = self.arguments.read([*(in_file or ()), *words], place)
+        for one in (*self._variables(found, environment, place), *given):
+            if one.argument is None and not one.word.startswith("-"):
+                stray.append(one.word)
+            elif one.argument is None or not self._take(found, one, one.argument):
+                rest[one.word if one.argument is None else one.argument.name] = one
+        for name, one in rest.items():
+            if name in self.harmless or (name in self.default_on and one.is_on):
+                found.ignored.append(one.word)
+            elif one.is_on or name in self.default_on:
+                found.unknown.append(one.word)
         if not found.model and stray:
             found.model = stray.pop(0)
         if not found.model:
@@ -252,16 +240,18 @@ class Reader:
         elsewhere = next((word for word in stray if _OPTIONS_ELSEWHERE.fullmatch(word)), None)
         if elsewhere is not None:
             raise UsageError(f"{elsewhere[:40]} stands for options that are not here", "write the options themselves")
+        if stray and place.is_read:
+            raise LayoutError(f"unrecognized arguments: {' '.join(stray)[:80]}", "leave them out")
         found.unknown += stray
         if self.words.config and found.left.pop("config", None) is not None and in_file is None:
             found.unknown.append("--config")
         may_change = self.words.limit_options.split()
         found.lifts_limit = environment.get(self.words.limit_variable, "0").casefold() in ("1", "true")
         found.lifts_limit |= any(option.split(".")[0].lstrip("-") in may_change for option in found.unknown)
-        nodes = found.last("nnodes", "n")
-        found.nodes = 1 if nodes is None else whole(nodes, "--nnodes")
+        found.nodes = whole(found.left.get("nnodes", "1"), "--nnodes")
         for name in self.words.override_options.split():
             self._override(found, name)
+        self._quantize(found)
         self.finish(found, environment, files)
         checkpoint = None if found.drafting is None else found.drafting[2]
         if not isinstance(checkpoint, str | None):
@@ -285,13 +275,24 @@ class Reader:
             elif key not in _HARMLESS_KEYS:
                 found.unknown.append(f"--{name} {key}")
 
-    def _variables(self, environment: Mapping[str, str]) -> Iterator[str]:
-        for variable, option in self.words.variables.items():
-            text = environment.get(variable)
-            if text and self.known[option]:
-                yield from (f"--{option}", text)
-            elif text and text.casefold() in _TRUE:
-                yield f"--{option}"
+    def _variables(self, found: Read, environment: Mapping[str, str], place: Any) -> Iterator[Given]:
+        """The options that variables of the environment set. Variables that are not read go into `found`."""
+        options = {**self.arguments.variables, **self.words.variables}
+        for variable, text in environment.items():
+            positive = variable.replace("_ARG_NO_", "_ARG_")
+            name = options.get(variable, options.get(positive))
+            argument = None if name is None else self.arguments.spelled.get(f"--{name}", (Argument(name), True))[0]
+            if argument is not None and argument.kind in FLAGS:
+                is_on = text in _TRUE and positive == variable
+                if argument.kind == "switch" and not is_on and positive == variable and text not in _FALSE:
+                    raise LayoutError(f"{variable}={text[:40]}: invalid boolean value", f"{variable}=1 or {variable}=0")
+                yield from (Given(variable, argument, is_on=is_on) for _ in range(is_on or argument.kind == "switch"))
+            elif argument is not None and text:
+                yield Given(variable, argument, self.arguments.checked(variable, argument, text, place))
+            elif argument is None and variable.startswith(tuple(self.words.prefixes.split()) or " "):
+                harmless = self.words.harmless_variables.split()
+                is_harmless = variable == self.words.limit_variable or any(fnmatchcase(variable, one) for one in harmless)
+                (found.ignored if is_harmless else found.unknown).append(variable)
 
     def _file(self, words: Sequence[str], files: Mapping[str, str]) -> list[str] | None:
         """The options in the YAML file of --config, which come before those of the command. None without the file."""
@@ -300,40 +301,80 @@ class Reader:
         text = text_of(paths[0], files) if paths and self.words.config else None
         if text is None:
             return None
-        found = []
+        found = list[str]()
         for key, value in parse_mapping(text, paths[0]).items():
-            if isinstance(value, (dict, list)):
-                found += [f"--{key}", json.dumps(value)]
-            elif value is True:
-                found.append(f"--{key}")
-            elif value is not None and value is not False:
-                found += [f"--{key}", str(value)]
+            option = f"--{key}"
+            if isinstance(value, bool):
+                negation = f"--no-{str(key).replace('_', '-')}"
+                found += [option] if value else [negation] if negation in self.arguments.spelled else []
+            elif isinstance(value, list):
+                found += [option, *map(str, value)] if value else []
+            elif value is not None:
+                found += [option, json.dumps(value) if isinstance(value, dict) else str(value)]
         return found
 
-    def _take(self, found: Read, option: str, name: str, key: str, text: str) -> None:
-        if option.lstrip("-").replace("_", "-").startswith("no-") and not name.startswith("no-") and text == "true":
-            if f"{name}!" in self.words.default_on.split():
-                found.unknown.append(option)
-            elif name not in self._own and name not in self.fields and name not in self.special:
-                found.ignored.append(option)
-            return  # the default of a flag is that it is not set
+    def _take(self, found: Read, given: Given, argument: Argument) -> bool:
+        """Put an option where it counts. False if it counts nowhere, or is for nobody."""
+        name, text, is_flag = argument.name, given.text, argument.kind in FLAGS
         if name in self.model_options:
             found.model = text
-        elif name in self._own:
-            found.settings[self._own[name]] = text
         elif name in self.fields:
             field = self.fields[name]
             found.fields[field] = self.values.get(field, {}).get(text, text)
+        elif name in self.special and is_flag:
+            found.left.pop(name, None)
+            found.left.update({name: text} if given.is_on else {})
         elif name in self.special:
             before = found.left.pop(name, "{}")
+            key = given.key
             found.left[name] = json.dumps({**json_object(before, name), key: _scalar(text)}) if key else text
-        elif name in self.known:
-            found.ignored.append(option)
+        elif is_flag:
+            # kvcalc has the option that is not the engine's default, which may be the negation.
+            names = {self.own[own]: own == name for own in (name, f"no-{name}") if own in self.own}
+            for own, is_positive in names.items():
+                found.settings.pop(own, None)
+                found.settings.update({own: text} if given.is_on == is_positive else {})
+            return bool(names)
+        elif name in self.own:
+            found.settings[self.own[name]] = text
         else:
-            found.unknown.append(option)
+            return False
+        return True
+
+    def _quantize(self, found: Read) -> None:
+        """Read --quantization: a method that converts a checkpoint in 16 bits while it is loaded."""
+        method = found.left.get("quantization")
+        if method in self.names.get("to fp8", ()):
+            found.fields["dtype"] = "fp8"
+        elif method in self.words.conversions:
+            found.converts_to = self.words.conversions[method]
+        elif method in self.names.get("converts", ()):
+            found.unknown.append(f"quantization {method}")
 
     def check_model(self, found: Read, spec: ModelSpec) -> None:
-        """Raise LayoutError (exit 2) if the engine does not start with these options and the model's checkpoint."""
+        """Raise LayoutError (exit 2) if the engine does not start with these options and the model's checkpoint.
+
+        Source: _verify_quantization and get_quant_config of vLLM (config/model.py, model_loader/weight_utils.py) and
+        SGLang (srt/configs/model_config.py, srt/model_loader/weight_utils.py).
+        """
+        method, title = found.left.get("quantization", ""), FACTS[self.engine]["title"]
+        needed = next((own for own in _OF_CHECKPOINTS if method in self.names.get(own, ())), None)
+        stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
+        of_checkpoint = "" if stated is None else str(stated.get("quant_method", "modelopt"))
+        refused = f"--quantization {method}: {title} does not start with a checkpoint"
+        if stated is None and (needed is not None or method in self.names.get("quantized", ())):
+            raise LayoutError(f"{refused} that is not quantized", "leave it out, or name a quantized copy")
+        if stated is None and method and not (found.converts_to or method in self.names["to fp8"]):
+            found.unknown.append(f"quantization {method}")
+        is_known = of_checkpoint.startswith(_OF_CHECKPOINTS) and (needed is not None or method == "fp8")
+        replaces = of_checkpoint.startswith("modelopt") and self.replaces_method(found)
+        if is_known and not replaces and not of_checkpoint.startswith(needed or "fp8"):
+            text = f"leave it out: {title} reads the checkpoint's"
+            raise LayoutError(f"{refused} in {of_checkpoint.split()[0]}", text)
+
+    def replaces_method(self, found: Read) -> bool:
+        """Whether ModelOpt's method replaces any other for its checkpoints."""
+        return True
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """Read the options with a meaning of the engine's own, and the environment."""

@@ -16,13 +16,10 @@ from kvcalc.model.derived import file_stem, file_type
 from kvcalc.model.drafting import DRAFT, MTP
 from kvcalc.model.spec import ModelSpec
 
-_DRAFT_MODEL = (
-    "spec-draft-model", "md", "model-draft", "spec-draft-hf", "hfd", "hfrd", "hf-repo-draft",
-)  # fmt: skip
 # Expressions for the experts of all layers: .ffn_.*_exps.=CPU, exps=CPU, \\.ffn_(up|gate|down)_exps\\.=CPU
 _ALL_EXPERTS = re.compile(r"(?:[\\.*]*ffn_?)?(?:\.\*_?|\(?[a-z|]+\)?_?)?exps[\\.*]*(?:weight)?=CPU")
 _STEP = "512"  # common_params, common/common.h
-_PLACED, _OVERRIDES, _MARGIN_MIB = ("n-gpu-layers", "cpu-moe", "n-cpu-moe"), ("override-tensor", "ot"), "1024"
+_PLACED, _MARGIN_MIB = ("n-gpu-layers", "cpu-moe", "n-cpu-moe"), "1024"
 
 
 class LlamaCppReader(Reader):
@@ -31,12 +28,12 @@ class LlamaCppReader(Reader):
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """A step is no longer than a batch. The slots divide the context, unless they share one stream."""
         left, settings = found.left, found.settings
-        batch = found.last("batch-size", "b")
+        batch = left.get("batch-size")
         if batch is not None:  # src/llama-context.cpp
             step = min(whole(batch, "--batch-size"), whole(settings.get("ubatch-size", _STEP), "--ubatch-size"))
             settings["ubatch-size"] = str(step)
         fits = left.get("fit", "on").casefold() not in ("off", "disabled", "false", "0")
-        total = found.last("ctx-size", "c")
+        total = left.get("ctx-size")
         found.keeps_context = not fits or total == "0"  # -c 0 is the model's own length (--ctx-size, common/arg.cpp)
         if settings.get("parallel") == "-1":  # the default: the server chooses
             del settings["parallel"]
@@ -51,12 +48,17 @@ class LlamaCppReader(Reader):
         if settings.get("split-mode") == "tensor":
             del settings["split-mode"]
             found.fields["tensor_parallel_size"] = "all"
-        found.model = named(found.model, found.last("hf-file", "hff"))
+        if settings.get("split-mode") == "none":
+            del settings["split-mode"]
+            found.num_devices = 1
+        if "device" in left:
+            found.num_devices = 0 if left["device"] == "none" else len(left["device"].split(","))
+        found.model = named(found.model, left.get("hf-file"))
         self._overrides(found)
         # --fit places the model only if no option does (common_params_fit_impl, common/fit.cpp).
-        if fits and not any(name in settings for name in _PLACED) and found.last(*_OVERRIDES) is None:
+        if fits and not any(name in settings for name in _PLACED) and "override-tensor" not in left:
             found.margin_bytes = whole(settings.get("fit-target", _MARGIN_MIB), "--fit-target") * 2**20
-        own = found.last(*_DRAFT_MODEL)
+        own = left.get("spec-draft-model", left.get("spec-draft-hf"))
         if (method := inverse(SPEC_TYPES).get(left.get("spec-type", ""))) is not None or own is not None:
             number = settings.pop("draft-max", None) or left.get("spec-ngram-mod-n-max") or "16"
             method = method or DRAFT
@@ -72,7 +74,7 @@ class LlamaCppReader(Reader):
 
     def _overrides(self, found: Read) -> None:
         """-ot 'exps=CPU' keeps the experts of every layer in host memory, like --cpu-moe (common/arg.cpp)."""
-        given = found.last(*_OVERRIDES)
+        given = found.left.get("override-tensor")
         if given is None:
             return
         if _ALL_EXPERTS.fullmatch(given):

@@ -25,7 +25,7 @@ class SglangReader(Reader):
         left, settings = found.left, found.settings
         if "context-length" in settings:
             found.fields["context_tokens"] = settings["context-length"]
-        copies = found.last("dp-size", "data-parallel-size", "dp") or "1"
+        copies = left.get("dp-size", "1")
         replicas = left.get("attn-dp-size")
         if replicas is None and left.get("enable-dp-attention"):
             replicas, copies = copies, "1"
@@ -41,20 +41,18 @@ class SglangReader(Reader):
             settings["chunked-prefill-size"] = settings.get("max-prefill-tokens", "16384")
             found.notes.append("prompts are not divided: a step is counted with --max-prefill-tokens")
         found.copies = whole(copies, "--dp-size")
-        if left.get("quantization") == "fp8":
-            found.fields["dtype"] = "fp8"
         if not left.get("enable-lora") and "lora-paths" not in left:
             found.ignore_adapters()  # check_lora_server_args, arg_groups/lora_hook.py
         elif "max-lora-rank" in settings:
             found.unknown += ["--lora-target-modules"] if left.get("lora-target-modules", "all") != "all" else []
         else:
             found.unknown.append("--lora-paths")  # SGLang takes the rank from the adapters
-        algorithm = found.last("speculative-algorithm", "speculative-algo")
+        algorithm = left.get("speculative-algorithm")
         if algorithm is not None:
             self._drafting(found, algorithm.upper())
 
     def _drafting(self, found: Read, algorithm: str) -> None:
-        model = found.last("speculative-draft-model-path", "speculative-draft-model")
+        model = found.left.get("speculative-draft-model-path")
         method = MTP if algorithm == "NEXTN" else inverse(ALGORITHMS).get(algorithm)
         if method in (MTP, EAGLE1):
             method = MTP if model is None else EAGLE1

@@ -32,7 +32,7 @@ class TensorrtLlmReader(Reader):
 
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """The settings of the file are read like options, which come first."""
-        path = found.last("config", "extra-llm-api-options")
+        path = found.left.get("config")
         text = None if path is None else text_of(path, files)
         if path is not None and text is None:
             found.notes.append(f"{path} is not here, so its settings do not count")
@@ -59,7 +59,7 @@ class TensorrtLlmReader(Reader):
                 continue
             if (key, value) in _DEFAULTS:
                 continue
-            if value is False and str(key).replace("_", "-") in self._own:
+            if value is False and str(key).replace("_", "-") in self.own:
                 continue  # a flag that is not set
             name = own.get(key) or _KEYS.get(key, str(key).replace("_", "-"))
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -69,9 +69,9 @@ class TensorrtLlmReader(Reader):
                 found.fields.setdefault(self.fields[name], text)
             elif name == "dtype":
                 found.left.setdefault("dtype", str(config["dtype"]))
-            elif name in self._own:
-                found.settings.setdefault(self._own[name], text)
-            elif name not in self.known:
+            elif name in self.own:
+                found.settings.setdefault(self.own[name], text)
+            elif name not in self.harmless:
                 found.unknown.append(str(key))
         if rows.get("enable_attention_dp") is True:  # of all ranks, wherever their number stands
             found.fields.update(data_parallel_size=str(found.size("tensor_parallel_size")), tensor_parallel_size="1")

@@ -14,20 +14,7 @@ from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
 from kvcalc.engines.vllm.command import METHODS, VARIABLES
 from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import DRAFT, MTP
-from kvcalc.model.spec import ModelSpec
 from kvcalc.releases import release_of
-from kvcalc.units import parse_vllm_integer
-
-# Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing (`names` of `reading.yaml`).
-_OF_CHECKPOINTS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
-# Methods that convert a checkpoint in 16 bits while it is loaded, and the recipe of kvcalc.model.published with such
-# weights (layers/quantization/online/base.py, 0.33.0; bitsandbytes quantizes with compressed statistics).
-_CONVERTED = {
-    "bitsandbytes": "bnb_nf4", "mxfp8": "mxfp8", "experts_int8": "int8_experts",
-    "int8_per_channel_weight_only": "int8_experts", "nvfp4_per_token": "nvfp4_experts",
-}  # fmt: skip
-# The options that human_readable_int reads, besides --max-model-len: 10G is 10 x 2^30, and 10g is 10^10.
-_INTEGERS = {"kv_memory_bytes": "--kv-cache-memory-bytes", "max-num-batched-tokens": "--max-num-batched-tokens"}
 
 
 class VllmReader(Reader):
@@ -36,13 +23,12 @@ class VllmReader(Reader):
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """--enable-expert-parallel distributes whole experts over all devices (ParallelConfig, config/parallel.py)."""
         left = found.left
-        for place, name in ((found.fields, "kv_memory_bytes"), (found.settings, "max-num-batched-tokens")):
-            if name in place:
-                place[name] = str(parse_vllm_integer(place[name], _INTEGERS[name]))
-        local = found.last("data-parallel-size-local", "dpl")
+        if "device-ids" in left:
+            found.num_devices = len(left["device-ids"].split(","))
+        local = left.get("data-parallel-size-local")
         if local is not None and whole(local, "--data-parallel-size-local") < found.size("data_parallel_size"):
             found.nodes = -(-found.size("data_parallel_size") // int(local))
-        if found.last("enable-expert-parallel", "ep"):
+        if left.get("enable-expert-parallel"):
             replicas = found.size("data_parallel_size") * found.size("tensor_parallel_size")
             found.fields["expert_parallel_size"] = str(replicas)
         if left.get("enable-lora"):
@@ -73,33 +59,19 @@ class VllmReader(Reader):
         elif quantization in self.names["converts"]:
             found.unknown.append(f"quantization {quantization}")
         found.settings |= {own: environment[name] for own, name in VARIABLES.items() if name in environment}
-        compiled = found.last("compilation-config", "cc")
+        compiled = left.get("compilation-config")
         if compiled is not None:
             self._graphs(found, compiled)
-        attention = found.last("attention-config", "ac")
+        attention = left.get("attention-config")
         if attention is not None:
             self._attention(found, json_object(attention, "attention-config"))
-        config = found.last("speculative-config", "sc")
+        config = left.get("speculative-config")
         if config is not None:
             self._drafting(found, json_object(config, "speculative-config"))
 
-    def check_model(self, found: Read, spec: ModelSpec) -> None:
-        """_verify_quantization (config/model.py) and get_quant_config (model_loader/weight_utils.py).
-
-        Since 0.10.1, modelopt's method replaces any other for its checkpoints (vllm-project/vllm#22073).
-        """
-        asked = found.last("quantization", "q") or ""
-        needed = next((own for own in _OF_CHECKPOINTS if asked in self.names.get(own, ())), None)
-        stated = spec.quantization if isinstance(spec.quantization, Mapping) else None
-        own = "" if stated is None else str(stated.get("quant_method", "modelopt"))
-        if stated is None and needed is not None:
-            text = f"--quantization {asked}: vLLM does not start with a checkpoint that is not quantized"
-            raise LayoutError(text, "leave it out, or name a quantized copy")
-        is_known = any(own.startswith(one) for one in _OF_CHECKPOINTS) and (needed is not None or asked == "fp8")
-        replaces = own.startswith("modelopt") and Place(release_of(found.engine)).since(0, 10, 1)
-        if is_known and not replaces and not own.startswith(needed or "fp8"):
-            text = f"--quantization {asked}: vLLM does not start with a checkpoint in {own.split()[0]}"
-            raise LayoutError(text, "leave it out: vLLM reads the checkpoint's")
+    def replaces_method(self, found: Read) -> bool:
+        """vllm-project/vllm#22073."""
+        return Place(release_of(found.engine)).since(0, 10, 1)
 
     def _attention(self, found: Read, config: Mapping[str, Any]) -> None:
         for key, value in config.items():

@@ -148,7 +148,7 @@ def _command(server: Server, read: Read | None) -> documents.ServerCommand:
         "model": None if read is None else read.model,
         "copies": 1 if read is None else read.copies,
         "ignored": [] if read is None else list(dict.fromkeys(read.ignored)),
-        "not_counted": [] if read is None else list(dict.fromkeys(read.unknown)),
+        "not_counted": [] if read is None else server.reader.described(read.unknown),
     }
 
 

@@ -9,6 +9,7 @@ from kvcalc.engines.checkpoint import has_unknown_cache
 from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
+from kvcalc.model.pasted import find_pasted
 from kvcalc.model.resolve import find_published, load_model
 from kvcalc.model.spec import ModelSpec, with_config
 from kvcalc.notes import Note
@@ -34,7 +35,8 @@ def asked_by(
     that needs more devices.
     """
     notes = list(read.notes)
-    available = _available_devices(read, reader, devices, num_devices)
+    limits = [limit for limit in (num_devices, read.num_devices) if limit is not None]
+    available = _available_devices(read, reader, devices, min(limits, default=None))
     if available is not None:
         devices = devices._replace(num_devices=available)
     spec = with_config(_model(read.model, notes), read.overrides)
@@ -69,7 +71,7 @@ def asked_by(
         values.setdefault("pipeline_parallel_size", devices.num_devices)
     values.setdefault("tensor_parallel_size", 1)
     if read.unknown:
-        notes.append(f"not counted: {', '.join(dict.fromkeys(read.unknown))}")
+        notes.append(f"not counted: {', '.join(reader.described(read.unknown))}")
     if read.copies > 1:
         notes.append(f"the command starts {read.copies} copies of the server, of which one is checked")
     settings = dict(read.settings)
@@ -96,7 +98,8 @@ def _available_devices(read: Read, reader: Reader, devices: Devices, num_devices
         raise UsageError(text) if reader.words.splits_layers else LayoutError(text)
     if num_devices is None and devices.num_devices == 1:
         return None
-    return (num_devices or devices.num_devices) * read.nodes
+    here = devices.num_devices if num_devices is None else num_devices
+    return (min(here, devices.num_devices) if devices.num_devices > 1 else here) * read.nodes
 
 
 def _used_devices(question: Question, read: Read, devices: Devices) -> Devices:
@@ -118,7 +121,10 @@ def _used_devices(question: Question, read: Read, devices: Devices) -> Devices:
 def _model(text: str, notes: list[str]) -> ModelSpec:
     """The model of a command. A path of the server that is not here may end in a published name, which a note says."""
     try:
-        return load_model(text)
+        spec = load_model(text)
+        # The file's type is in the answer too: the command has the file's name, and the model is the one in the file.
+        named = None if spec.named_file is None else find_pasted(spec.reference, any_owner=True)
+        return spec if named is None else spec._replace(name=named.preset.name)
     except UsageError as error:
         specs = {name: spec for name in _names_in(text) if (spec := find_published(name)) is not None}
         if specs:

@@ -29,6 +29,9 @@ _RUNNERS, _SHELLS = ("docker", "podman", "nerdctl"), ("bash", "sh", "zsh")
 _RUNS_TEXT = re.compile(r"-[a-z]*c")
 # A program is one of the first words: before it are variables, interpreters and what starts it on other machines.
 _MOST_BEFORE = 12
+# srun's devices in all or of a node, and its nodes (srun --help): --gpus=2, -G2, --gres gpu:h100:4, -N 2.
+_OF_SRUN = re.compile(r"(?<!\S)(--gpus(?:-per-node)?|-G|--gres)[= ]?(?:gpu:)?(?:[a-z]\w*:)?(\d+)(?!\S)")
+_NODES = re.compile(r"(?<!\S)(?:-N|--nodes)[= ]?(\d+)(?!\S)")
 # Keys of a resource's limits that count devices (device plugins of NVIDIA and AMD).
 _RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 # Variables that leave a process some of the devices (drivers and container runtimes of NVIDIA and AMD).
@@ -130,9 +133,9 @@ def server_of(
     for reader in readers():
         place = program_end(reader, words)
         if place is not None:
-            ranks = _mpi_ranks(words[:place])
-            number = _visible_devices(environment) if ranks is None else ranks
-            return [Server(reader, words[place:], environment, files, None, _release(reader.engine, image), number)]
+            number = _visible_devices(environment)
+            server = Server(reader, words[place:], environment, files, None, _release(reader.engine, image), number)
+            return [_in_devices(server, _launched_devices(words[:place]))]
     if image is not None and not is_program:
         for reader in readers():
             if any(name in image for name in reader.words.images):
@@ -163,10 +166,17 @@ def program_end(reader: Reader, words: Sequence[str]) -> int | None:
     return None
 
 
-def _mpi_ranks(words: Sequence[str]) -> int | None:
-    """The processes that mpirun starts, one for each device."""
-    after = pairwise(words) if words and os.path.basename(words[0]) in ("mpirun", "mpiexec") else ()
-    return next((_number(number) for word, number in after if word in ("-n", "-np")), None)
+def _launched_devices(words: Sequence[str]) -> int | None:
+    """The devices of a machine that a launcher gives its processes: mpirun one for each, and srun what it is told."""
+    programs, text = {os.path.basename(word) for word in words}, " ".join(words)
+    if programs & {"mpirun", "mpiexec"}:
+        return next((_number(number) for word, number in pairwise(words) if word in ("-n", "-np")), None)
+    devices = _OF_SRUN.search(text) if "srun" in programs else None
+    if devices is None:
+        return None
+    nodes = _NODES.search(text)
+    is_total = devices[1] in ("--gpus", "-G") and nodes is not None
+    return (_number(devices[2]) or 0) // (_number(nodes[1]) or 1 if nodes is not None and is_total else 1)
 
 
 def _number(value: Any) -> int | None:
