@@ -27,8 +27,8 @@ from kvcalc.units import parse_vllm_integer
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
-FLAGS, _LISTS = ("switch", "flag"), ("list", "integers")
-_KINDS = (*FLAGS, "integer", "number", "size", "length", "text", *_LISTS, "object", "optional")
+FLAGS, LISTS = ("switch", "flag"), ("list", "integers")
+_KINDS = (*FLAGS, "integer", "number", "size", "length", "text", *LISTS, "object", "optional")
 # The types in argparse's messages.
 _TYPES = {"integer": "int", "integers": "int", "number": "float", "size": "human_readable_int", "length": "int"}
 _UNKNOWN = {"argparse": "unrecognized arguments", "click": "no such option", "exact": "invalid argument"}
@@ -88,7 +88,10 @@ class Arguments:
         self.variables: Mapping[str, str] = rows.get("variables", {})
         self.spelled: dict[str, tuple[Argument, bool]] = {}
         entries = [(entry, kind, "") for kind in _KINDS for entry in rows.get(kind, "").split()]
-        for entry, kind, choices in (*entries, *((entry, "choice", rows["choice"][entry]) for entry in rows.get("choice", {}))):
+        for entry, kind, choices in (
+            *entries,
+            *((entry, "choice", rows["choice"][entry]) for entry in rows.get("choice", {})),
+        ):
             names, releases = _marked(entry)
             spellings = [name if name[0] in "-!" else f"--{name}" for name in names.split(",")]
             argument = Argument(spellings[0].lstrip("-"), kind, releases, dict(map(_marked, choices.split())))
@@ -150,7 +153,7 @@ class Arguments:
                 yield Given(option, argument, is_on=is_on)
             else:
                 text = attached or (text if equals else self._value(option, argument, rest))
-                if argument.kind in _LISTS or text not in str(self._rows.get("unset", "")).split():
+                if argument.kind in LISTS or text not in str(self._rows.get("unset", "")).split():
                     yield Given(option, argument, text if key else self.checked(option, argument, text, place), key)
 
     def _spelling(self, option: str, place: _Place) -> tuple[str, str, str]:
@@ -162,7 +165,9 @@ class Arguments:
         head = self._normal(head)
         matches, short = {head} & self.spelled.keys(), head[:2]
         if not matches and self.parser == "argparse":
-            matches = {name for name, (known, _) in self.spelled.items() if name.startswith(head) and place.has(known.releases)}
+            matches = {
+                name for name, (known, _) in self.spelled.items() if name.startswith(head) and place.has(known.releases)
+            }
             matches |= {short} & self.spelled.keys()
         options = {(self.spelled[name][0].name, self.spelled[name][1]) for name in matches}
         spelling = min(matches) if len(options) == 1 else ""
@@ -182,7 +187,7 @@ class Arguments:
                 return "true"
             raise LayoutError(f"argument {option}: expected one argument", "write its value after it")
         text = rest.popleft()
-        while argument.kind in _LISTS and rest and not _OPTION.match(rest[0]):
+        while argument.kind in LISTS and rest and not _OPTION.match(rest[0]):
             text += f",{rest.popleft()}"
         return text
 
@@ -204,7 +209,9 @@ class Arguments:
                 return ",".join(str(int(part)) for part in (text if digits is None else digits[0]).split(","))
         except KeyError:
             refused = f"argument {option}: invalid choice: {text[:40]!r}"
-            raise LayoutError(refused, nearest(text, argument.choices) or f"one of {', '.join(argument.choices)}") from None
+            raise LayoutError(
+                refused, nearest(text, argument.choices) or f"one of {', '.join(argument.choices)}"
+            ) from None
         except (ValueError, UsageError):
             raise LayoutError(f"argument {option}: invalid {_TYPES[kind]} value: {text[:40]!r}", None) from None
         return text

@@ -291,7 +291,9 @@ class Reader:
                 yield Given(variable, argument, self.arguments.checked(variable, argument, text, place))
             elif argument is None and variable.startswith(tuple(self.words.prefixes.split()) or " "):
                 harmless = self.words.harmless_variables.split()
-                is_harmless = variable == self.words.limit_variable or any(fnmatchcase(variable, one) for one in harmless)
+                is_harmless = variable == self.words.limit_variable or any(
+                    fnmatchcase(variable, one) for one in harmless
+                )
                 (found.ignored if is_harmless else found.unknown).append(variable)
 
     def _file(self, words: Sequence[str], files: Mapping[str, str]) -> list[str] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from kvcalc.engines.options import has_adapters
 from kvcalc.engines.place import Place
 from kvcalc.engines.reading import Read, Reader, inverse, json_object, whole
-from kvcalc.engines.vllm.command import METHODS, VARIABLES
+from kvcalc.engines.vllm.command import METHODS
 from kvcalc.errors import LayoutError
 from kvcalc.model.drafting import DRAFT, MTP
 from kvcalc.releases import release_of
@@ -36,6 +36,7 @@ class VllmReader(Reader):
             if not has_adapters(found.settings):
                 found.settings["max-loras"] = loras
             held = left.get("max-cpu-loras")
+            found.ignored += [] if held is None else ["--max-cpu-loras"]
             if held is not None and loras.isdecimal() and whole(held, "--max-cpu-loras") < int(loras):
                 text = (
                     f"--max-cpu-loras {held}: vLLM does not start with fewer adapters in host memory than on a device"
@@ -51,14 +52,6 @@ class VllmReader(Reader):
                 found.settings["language-model-only"] = ""
             else:
                 found.unknown.append("--limit-mm-per-prompt")
-        quantization = found.last("quantization", "q")
-        if quantization in self.names["to fp8"]:
-            found.fields["dtype"] = "fp8"  # a checkpoint that is not quantized is converted while it is loaded
-        elif quantization in _CONVERTED:
-            found.converts_to = _CONVERTED[quantization]
-        elif quantization in self.names["converts"]:
-            found.unknown.append(f"quantization {quantization}")
-        found.settings |= {own: environment[name] for own, name in VARIABLES.items() if name in environment}
         compiled = left.get("compilation-config")
         if compiled is not None:
             self._graphs(found, compiled)
