@@ -9,6 +9,8 @@ import pytest
 
 from kvcalc.engines.declarations import has_table, table
 from kvcalc.engines.reading import readers
+from kvcalc.errors import UsageError
+from kvcalc.planning.check import advice as advice_module
 from kvcalc.planning.check import answer as answers
 from kvcalc.planning.check.advice import Change, advise, changed
 from kvcalc.planning.check.servers import Server, servers_of_script
@@ -127,10 +129,12 @@ def test_a_change_is_typed_as_its_options() -> None:
 
 
 def test_advice_in_a_terminal(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 running requests are the limit of this server. Runs are short here."""
+    """Two running requests are the limit of this server. Runs are short here, and few changes are tried."""
+    changes = [row for row in table("vllm", "advice")["changes"] if row["option"] in ("max-num-seqs", "enforce-eager")]
+    monkeypatch.setattr(advice_module, "table", lambda engine, name: {"changes": changes})
     monkeypatch.setattr(answers, "_REQUESTS", 60)
     monkeypatch.setattr(answers, "_LONG_SECONDS", 1)
-    options = ("--gpu", "h100", "--input-tokens", "512", "--output-tokens", "64", "--advise", "--jobs", "1")
+    options = ("--gpu", "h100", "--input-tokens", "128", "--output-tokens", "16", "--advise", "--jobs", "1")
     command = ("--", "vllm", "serve", LLAMA, "--max-num-seqs", "2", "--max-model-len", "4096")
     shown = kvcalc("check", *options, "--format", "human", *command)
     assert shown.status == 0, shown.err
@@ -146,8 +150,9 @@ def test_advice_in_a_terminal(kvcalc: Any, monkeypatch: pytest.MonkeyPatch) -> N
     without = kvcalc("check", *options[:2], "--advise", *command)
     assert without.status == 2
     assert "--advise needs the lengths of requests" in without.err
-    other = kvcalc(
-        "check", "--gpu", "m3-ultra", *options[2:], "--", "mlx_lm.server", "--model", "mlx-community/Qwen3-4B-4bit"
-    )
-    assert other.status == 2
-    assert "--advise: no changes are known for MLX" in other.err
+
+
+def test_an_engine_without_declared_changes_is_refused() -> None:
+    server = server_of("mlx_lm.server --model mlx-community/Qwen3-4B-4bit")
+    with pytest.raises(UsageError, match="--advise: no changes are known for mlx-lm"):
+        advise(server, answered(1.0), lambda servers, least: [])
