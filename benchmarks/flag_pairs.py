@@ -15,7 +15,7 @@ from typing import Any
 
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.check.asked import asked_by
-from kvcalc.planning.check.servers import of_release, servers_of_script
+from kvcalc.planning.check.servers import of_release, servers_in
 from kvcalc.question.lengths import lengths_of
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.simulation.loads.load import Load
@@ -34,7 +34,7 @@ def read() -> list[dict[str, Any]]:
 
 def requests_per_second(pair: dict[str, Any], place: int) -> float:
     """The rate of the simulated server before (0) or after (1) the change. Raises what `check` raises."""
-    (server,) = servers_of_script(join(pair[("before", "after")[place]]))
+    (server,) = servers_in(join(pair[("before", "after")[place]]))
     server = of_release(server, pair["release"])
     read = server.read()
     question, _ = asked_by(

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import typer
@@ -12,6 +12,7 @@ from kvcalc.cli import options as o
 from kvcalc.cli.question import calibration_of, devices_of, output_of, value_of, values_of
 from kvcalc.cli.report import check_report, write_report
 from kvcalc.errors import DoesNotFitError, KvcalcError, RunError, UsageError
+from kvcalc.units import parse_count
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -83,6 +84,8 @@ def check(ctx: typer.Context) -> None:
         try:
             with counting_bar("simulated requests") as progress:
                 document = answer(given, server, progress=of_all_runs(progress))
+                if given["advise"]:
+                    document["advice"] = _advice(given, server, document)
         except KvcalcError as error:
             refusal = error.document if isinstance(error, DoesNotFitError) else None
             if refusal is not None:
@@ -105,7 +108,9 @@ def check(ctx: typer.Context) -> None:
         raise typer.Exit(DoesNotFitError.exit_code)
 
 
-def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> "documents.Check":
+def answer(
+    given: Mapping[str, Any], server: "Server", progress: Any = None, least_rate: Optional[float] = None
+) -> "documents.Check":
     """The document that answers the parameters of the command for one server."""
     from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask
@@ -115,6 +120,8 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
     if (lengths[0] is None) != (lengths[1] is None):
         raise UsageError("--input-tokens and --output-tokens belong together", "--input-tokens 2k --output-tokens 250")
     targets = _targets_of(given)
+    if lengths[0] is None and given["advise"]:
+        raise UsageError("--advise needs the lengths of requests", "--input-tokens 2k --output-tokens 250")
     if lengths[0] is None and (targets.limits or given["confidence"] is not None):
         raise UsageError("a target needs the lengths of requests", "--input-tokens 2k --output-tokens 250")
     speed = _speed_of(given)
@@ -128,8 +135,29 @@ def answer(given: Mapping[str, Any], server: "Server", progress: Any = None) -> 
     return ask(
         server, devices, input_tokens=lengths[0], output_tokens=lengths[1], targets=targets, simulation=simulation,
         speed=speed, acceptance_length=value_of(given, "acceptance_length"),
-        weights_bytes=value_of(given, "weights_bytes"),
+        weights_bytes=value_of(given, "weights_bytes"), least_rate=least_rate,
     )  # fmt: skip
+
+
+def _advice(given: Mapping[str, Any], server: "Server", document: "documents.Check") -> "documents.Advice":
+    """What to change in the command, each change judged by `answer`."""
+    from kvcalc.cli.counting_bar import counting_bar
+    from kvcalc.parallel import each
+    from kvcalc.planning.check.advice import advise
+
+    jobs = None if given["jobs"] is None else parse_count(given["jobs"], "--jobs")
+
+    def judge(servers: "Sequence[Server]", least_rate: float) -> "list[Optional[documents.Check]]":
+        def judged(changed: "Server") -> "Optional[documents.Check]":
+            try:
+                return answer(given, changed, least_rate=least_rate)
+            except KvcalcError:  # the engine refuses it, or it does not run this model
+                return None
+
+        return each(judged, servers, jobs, progress)
+
+    with counting_bar("changes tried") as progress:
+        return advise(server, document, judge)
 
 
 def _targets_of(given: Mapping[str, Any]) -> "Targets":

@@ -252,12 +252,14 @@ class CheckRequests(TypedDict):
     input_tokens: Count
     output_tokens: Count
     max_requests: Whole | None
-    """how many of them fit at once; null for any number, 0 if the server refuses them"""
+    """how many of them run at once; null for any number, 0 if the server refuses them"""
+    memory_requests: Whole | None
+    """how many of them fit in memory, whatever limit of running requests the command sets"""
     refused: str | None
     """why the server refuses them; null if it does not"""
 
 
-class CheckCapacity(SimulatedTimes):
+class SustainedRate(SimulatedTimes):
     """the largest rate of requests that keeps the targets, and the simulated times at it"""
 
     requests_per_second: Amount
@@ -277,6 +279,46 @@ class CheckCapacity(SimulatedTimes):
     """the limit of running requests"""
 
 
+class AdvisedChange(TypedDict):
+    """one change of the command, alone"""
+
+    change: str
+    """the options as they are typed, or `without` those that are left out"""
+    starts: bool
+    capacity: SustainedRate | None
+    """null if the change gains nothing"""
+    gain: float
+    """the share by which the server sustains more requests: 0 if that is not worth a change, 1 if it sustains some where
+    it sustained none"""
+    free_bytes: int
+    max_requests: int | None
+    """requests of the given lengths that fit at once"""
+    risk: str
+
+
+class ImprovedServer(TypedDict):
+    """the command with the changes that gain most together"""
+
+    command: str
+    changes: list[str]
+    risks: list[str]
+    """what each of them may cost"""
+    gain: float
+    capacity: SustainedRate | None
+    free_bytes: int
+
+
+class Advice(TypedDict):
+    """what to change in the command"""
+
+    binds: str
+    """the limit that keeps the server from more requests per second"""
+    changes: list[AdvisedChange]
+    """each change alone that alters the rate or the memory"""
+    improved: ImprovedServer | None
+    """null if no change gains anything"""
+
+
 class Check(FitDocument):
     """kvcalc check: whether the command of a server starts, and what load it sustains"""
 
@@ -288,8 +330,10 @@ class Check(FitDocument):
     """each is one of the smallest changes with which it starts; empty if it starts"""
     requests: CheckRequests | None
     """null without the lengths of requests"""
-    capacity: CheckCapacity | None
+    capacity: SustainedRate | None
     """null without the lengths of requests, if it does not start, or if the speed is not known"""
+    advice: Advice | None
+    """null if it is not asked for"""
 
 
 class CheckRefusal(Document):
@@ -304,6 +348,7 @@ class CheckRefusal(Document):
     """empty"""
     requests: None
     capacity: None
+    advice: None
 
 
 class Sweep(Document):

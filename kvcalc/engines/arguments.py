@@ -27,8 +27,8 @@ from kvcalc.units import parse_vllm_integer
 
 # A number may begin with a minus sign: --max-model-len -1.
 _OPTION = re.compile(r"--?[A-Za-z]")
-FLAGS, _LISTS = ("switch", "flag"), ("list", "integers")
-_KINDS = (*FLAGS, "integer", "number", "size", "length", "text", *_LISTS, "object", "optional")
+FLAGS, LISTS = ("switch", "flag"), ("list", "integers")
+_KINDS = (*FLAGS, "integer", "number", "size", "length", "text", *LISTS, "object", "optional")
 # The types in argparse's messages.
 _TYPES = {"integer": "int", "integers": "int", "number": "float", "size": "human_readable_int", "length": "int"}
 _UNKNOWN = {"argparse": "unrecognized arguments", "click": "no such option", "exact": "invalid argument"}
@@ -154,7 +154,7 @@ class Arguments:
             else:
                 text = attached or (text if equals else self._value(option, argument, rest))
                 is_unset = text == self._rows.get("unset") or (not text and argument.kind in ("size", "length"))
-                if argument.kind in _LISTS or not is_unset:
+                if argument.kind in LISTS or not is_unset:
                     yield OptionWord(
                         option, argument, text if key else self.checked(option, argument, text, place), key
                     )
@@ -190,7 +190,7 @@ class Arguments:
                 return "true"
             raise LayoutError(f"argument {option}: expected one argument", "write its value after it")
         text = rest.popleft()
-        while argument.kind in _LISTS and rest and not _OPTION.match(rest[0]):
+        while argument.kind in LISTS and rest and not _OPTION.match(rest[0]):
             text += f",{rest.popleft()}"
         return text
 

@@ -241,6 +241,10 @@ def render_check(document: documents.Check, console: Console) -> None:
             console.print(f"{metric} there: mean {duration(mean)}, p99 {duration(most)}")
         if capacity["limited_by"]:
             console.print(f"beyond that: {capacity['limited_by']}", style="dim")
+    if document["advice"] is not None:
+        from kvcalc.output.human.advice import print_advice
+
+        print_advice(document, document["advice"], console)
 
 
 def _lengths(requests: documents.CheckRequests) -> str:

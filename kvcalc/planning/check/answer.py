@@ -38,9 +38,11 @@ _LOWER, _TRIES = 0.05, 12
 def check(
     server: Server, devices: Devices, *, input_tokens: int | None = None, output_tokens: int | None = None,
     targets: Targets | None = None, simulation: Simulates | None = None, speed: SpeedQuestion | None = None,
-    acceptance_length: float | None = None, weights_bytes: int | None = None,
+    acceptance_length: float | None = None, weights_bytes: int | None = None, least_rate: float | None = None,
 ) -> documents.Check:  # fmt: skip
     """The check document of one server on `devices`. With a `simulation` and lengths, it has the largest rate.
+
+    With `least_rate`, a server that does not sustain this rate has no `capacity`.
 
     Raises UsageError (exit 2) for what cannot be read, ModelError (exit 3) for a model that is not known, and
     DoesNotFitError (exit 4) with a `CheckRefusal` as its document if the engine refuses to start.
@@ -51,7 +53,7 @@ def check(
             read = server.read()
         return _checked(
             server, read, devices, input_tokens, output_tokens, targets, simulation, speed, acceptance_length,
-            weights_bytes,
+            weights_bytes, least_rate,
         )  # fmt: skip
     except DoesNotFitError as error:
         refusal: documents.CheckRefusal = {
@@ -62,6 +64,7 @@ def check(
             "changes": [],
             "requests": None,
             "capacity": None,
+            "advice": None,
             "warnings": [],
         }
         error.document = refusal
@@ -71,7 +74,7 @@ def check(
 def _checked(
     server: Server, read: Read, devices: Devices, input_tokens: int | None, output_tokens: int | None,
     targets: Targets | None, simulation: Simulates | None, speed: SpeedQuestion | None,
-    acceptance_length: float | None, weights_bytes: int | None,
+    acceptance_length: float | None, weights_bytes: int | None, least_rate: float | None,
 ) -> documents.Check:  # fmt: skip
     """The document of a server whose options the engine accepts."""
     has_lengths = input_tokens is not None and output_tokens is not None
@@ -125,7 +128,7 @@ def _checked(
         notes += [alone] if alone is not None else []
         if simulation is not None and requests["refused"] is None and alone is None:
             limits = targets or Targets(None, None)
-            capacity = capacity_of(question, input_tokens, output_tokens, limits, simulation, notes)
+            capacity = capacity_of(question, input_tokens, output_tokens, limits, simulation, notes, least_rate)
     document = {
         "schema_version": SCHEMA_VERSION,
         "command": _command(server, read),
@@ -134,6 +137,7 @@ def _checked(
         "changes": [] if starts else list(_changes(server, question, found, limit, refused)),
         "requests": requests,
         "capacity": capacity,
+        "advice": None,
         **found,
     }
     others = [warning for warning in found["warnings"] if warning["code"] != "start-limit"]
@@ -210,7 +214,13 @@ def _requests(question: Question, input_tokens: int, output_tokens: int, context
     speed = None if question.speed is None else question.speed._replace(input_tokens=None, output_tokens=None)
     held = question._replace(context_tokens=tokens, fits_context=False, batch_size=1, speed=speed)
     most = 0 if refused else answer(held).fit["max_batch_size"]
-    return {"input_tokens": input_tokens, "output_tokens": output_tokens, "max_requests": most, "refused": refused}
+    option = engine_class(question.engine).running_option
+    settings = {name: text for name, text in (question.engine_settings or {}).items() if name != option}
+    in_memory = 0 if refused else answer(held._replace(engine_settings=settings)).fit["max_batch_size"]
+    return {
+        "input_tokens": input_tokens, "output_tokens": output_tokens, "max_requests": most,
+        "memory_requests": in_memory, "refused": refused,
+    }  # fmt: skip
 
 
 def _refused(question: Question, input_tokens: int, output_tokens: int, context: int) -> str | None:
@@ -283,8 +293,11 @@ def capacity_of(
     targets: Targets,
     simulation: Simulates,
     notes: list[Note],
-) -> documents.CheckCapacity | None:
+    least_rate: float | None = None,
+) -> documents.SustainedRate | None:
     """The `capacity` part of the document: the largest rate, and the times there. None, with a note, if not known.
+
+    None also if the server does not sustain `least_rate`.
 
     A rate is kept if the targets are met and the queue does not grow without bound, with steps as slow as they are
     judged (`planning.plan.judge`).
@@ -297,7 +310,7 @@ def capacity_of(
     if serving is None:
         notes += [Note(**warning) for warning in document["warnings"] if warning["part"] == "throughput"]
         return None
-    most = serving["requests_per_second"] * 1.25
+    most = max(serving["requests_per_second"] * 1.25, (least_rate or 0.0) * 1.25)
     served = question._replace(speed=question.speed_asked._replace(input_tokens=None, output_tokens=None))
     step = serving["tpot_judged_seconds"] / serving["tpot_seconds"]
     ttft = serving["ttft_judged_seconds"] / serving["ttft_seconds"]
@@ -307,6 +320,8 @@ def capacity_of(
         found = simulation.seeded(more).run(served, asked, 1, requests, step)
         return Judged.at(found, step, ttft).against(asked, is_alone=False)
 
+    if least_rate is not None and judged(least_rate, _REQUESTS).missed is not None:
+        return None
     alone = Judged.at(simulation.run(served, targets, None, 1, step), step, ttft).against(targets, is_alone=True)
     if alone.missed is not None:
         return _described(0.0, alone, speed.confidence)
@@ -330,6 +345,8 @@ def capacity_of(
     return {**_described(low, tried, speed.confidence), "limited_by": limit}
 
 
+    if least_rate is not None and judged(least_rate, _REQUESTS).missed is not None:
+        return None
 def _described(rate: float, judged: Judged, confidence: int) -> documents.CheckCapacity:
     times = {
         f"{metric}_{statistic}_seconds": judged.seconds(metric, statistic)
@@ -345,4 +362,4 @@ def _described(rate: float, judged: Judged, confidence: int) -> documents.CheckC
         "simulated_requests": judged.simulated.requests,
         "max_running_requests": judged.simulated.most_running,
     }
-    return cast("documents.CheckCapacity", {**described, **times})
+    return cast("documents.SustainedRate", {**described, **times})
