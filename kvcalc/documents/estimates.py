@@ -288,8 +288,8 @@ class AdvisedChange(TypedDict):
     capacity: SustainedRate | None
     """null if the change gains nothing"""
     gain: float
-    """the share by which the server sustains more requests: 0 if that is not worth a change, 1 if it sustains some where
-    it sustained none"""
+    """the share by which the server sustains more requests: 0 if that is not worth a change, and 1 if it sustains some
+    where it sustained none"""
     free_bytes: int
     max_requests: int | None
     """requests of the given lengths that fit at once"""

@@ -19,6 +19,8 @@ _VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)(?:(:?)([-+?])([^{}]*))?\})")
 _REFERENCE = re.compile(r"\$(?:(\$)|\((\w+)\))")
 # Keys of vLLM's settings that are no options (helm/templates/deployment-vllm-multi.yaml, production-stack).
 _NO_OPTIONS = ("extraArgs", "v0", "v1", "prometheusMultiprocDir")
+# What KServe and the chart start.
+_SERVE = "vllm serve".split()
 # Options of KServe's server that are none of vLLM (python/huggingfaceserver, kserve).
 _KSERVE = ("--model_name", "--model-name", "--model_dir", "--backend", "--task")
 
@@ -162,7 +164,7 @@ def _of_container(container: Mapping[str, Any], configs: Mapping[str, Mapping[st
     words = [resolved(word, environment) for word in (*command, *words)]
     model = container.get("modelFormat")
     if isinstance(model, dict):
-        words, command = _of_kserve(container, words), ["vllm"]
+        words, command = _of_kserve(container, words), _SERVE
     image = container.get("image")
     return Command(
         words, environment, {}, written(image) if image else None, bool(command), None,
@@ -182,12 +184,12 @@ def _of_kserve(model: Mapping[str, Any], words: list[str]) -> list[str]:
             place = value if option.endswith("id") else place
         else:
             rest.append(word)
-    return ["vllm", "serve", *([place] if place else []), *rest]
+    return [*_SERVE, *([place] if place else []), *rest]
 
 
 def _of_chart(row: Mapping[str, Any]) -> Command:
     """A model in the values of vLLM's chart (helm/templates/deployment-vllm-multi.yaml, production-stack)."""
-    words = ["vllm", "serve", written(row.get("modelURL"))]
+    words = [*_SERVE, written(row.get("modelURL"))]
     settings = row.get("vllmConfig")
     settings = dict(settings) if isinstance(settings, dict) else {}
     if settings:

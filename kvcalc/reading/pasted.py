@@ -47,6 +47,11 @@ def as_shell(text: str) -> str:
     return _translated(text, "powershell") if _WINDOWS.search(text) else text
 
 
+def without_apostrophes(text: str) -> str:
+    """A text without the apostrophes of English words, which a shell takes for quotes around the commands between."""
+    return re.sub(r"(?<=[A-Za-z])'(?=(?:s|t|re|ve|ll|d|m)\b)", "", text)
+
+
 def _translated(text: str, language: str) -> str:
     is_quoted, in_list = False, False
 

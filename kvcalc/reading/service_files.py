@@ -14,8 +14,10 @@ from kvcalc.reading.programs import installed
 from kvcalc.records import NamedTuple
 
 _INSTRUCTION = re.compile(r"\s*(FROM|ARG|ENV|ENTRYPOINT|CMD|RUN|COPY|WORKDIR|[A-Z]+)\s+(.*)", re.DOTALL | re.IGNORECASE)
-_DOCKERFILE = re.compile(r"\A(?:\s*(?:#[^\n]*|ARG\s[^\n]*)?\n)*\s*FROM\s+\S+", re.IGNORECASE)
-_COPIED = re.compile(r"^COPY\s+<<-?['\"]?(\w+)['\"]?\s+(\S+)\n(.*?)^\1[ \t]*$", re.MULTILINE | re.DOTALL)
+_LONGEST = 1 << 16
+# What may stand before the first stage of a Dockerfile.
+_BEFORE = re.compile(r"\s*(?:#|ARG\s)", re.IGNORECASE)
+_COPIED = re.compile(r"^COPY[ \t]+<<-?['\"]?(\w+)['\"]?[ \t]+(\S+)\n(.{0,8192}?)^\1[ \t]*$", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"^\s*\[(Service|program:[^\]\n]{1,80})\]\s*$", re.MULTILINE)
 _KEY = re.compile(r"\s*(\w+)\s*=\s*(.*)", re.DOTALL)
 _PREFIXES = "-@+!:|"  # of ExecStart (systemd.service)
@@ -25,7 +27,10 @@ _PLACE = re.compile(r"\$\{(\w+)\}|(\$\$)")
 def commands_in_files(text: str, files: Mapping[str, str]) -> list[Command]:
     """The commands of a Dockerfile or of the services in a text. Empty if it is none of them."""
     text = text.replace("\r\n", "\n")
-    if _DOCKERFILE.match(text):
+    if len(text) > _LONGEST:
+        return []
+    first = next((row.split() for row in text.splitlines() if row.strip() and not _BEFORE.match(row)), [])
+    if first[1:] and first[0].upper() == "FROM":
         return [_of_dockerfile(text, files)]
     parts = _SECTION.split(text)
     return [

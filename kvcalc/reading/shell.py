@@ -13,7 +13,7 @@ from kvcalc.errors import UsageError
 from kvcalc.reading.arithmetic import Unknown, holds, integer
 from kvcalc.reading.calls import FAILS, OPEN, RUNS, SUCCEEDS, Calls
 from kvcalc.reading.command import UNKNOWN, Budget, Command, Way, ways_through
-from kvcalc.reading.pasted import as_shell
+from kvcalc.reading.pasted import as_shell, without_apostrophes
 from kvcalc.reading.state import State
 from kvcalc.reading.syntax import named, parse
 from kvcalc.reading.words import children_of, lost_words, text_of
@@ -381,7 +381,11 @@ def run_script(text: str, budget: Budget) -> list[list[Command]]:
         shell.run_text(script)
         return shell.state.commands
 
-    return ways_through(run, budget)
+    ways = ways_through(run, budget)
+    if not any(ways) and (plain := without_apostrophes(script)) != script:
+        script = plain
+        ways = ways_through(run, budget)
+    return ways
 
 
 def run_command(command: Command, budget: Budget) -> list[list[Command]]:

@@ -21,8 +21,8 @@ _NO_TEXT = re.compile("[\0\ue000\ue001\ud800-\udc7f\udd00-\udfff]")
 _SPACE_ARGUMENT = re.compile(r"(?<=[ \t])\\[ \t]+$", re.MULTILINE)
 # Lines whose loss changes which of the following commands run.
 _CONTROL = re.compile(
-    rb"\s*(?:(?:el)?if\s.*|(?:while|until)\s.*|for\s+\w+\s+in\s.*|case\s.*\sin\b.*|.*\)\s*\{)"
-    rb"|\s*(?:then|else|fi|do|done|esac|\}|.*;;)\s*;?\s*"
+    rb"(?:el)?if\s.*|(?:while|until)\s.*|for\s+\w+\s+in\s.*|case\s.*\sin\b.*|.*\)\s*\{"
+    rb"|(?:then|else|fi|do|done|esac|\}|.*;;)\s*;?"
 )
 
 
@@ -50,7 +50,7 @@ def parse(text: str, budget: Budget) -> Script:
             continue
         begin, end = _logical_line(data, _broken_place(root))
         line = data[begin:end]
-        if _CONTROL.fullmatch(line.rstrip()):
+        if _CONTROL.fullmatch(line.strip()):
             raise UsageError(f"{_text(line)!a}: the shell's branch or loop is not complete", "paste the whole script")
         skipped.append(_text(line))
         # A variable that a lost line sets has no known value: `read` says so.

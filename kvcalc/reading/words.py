@@ -23,7 +23,7 @@ _EXPANSIONS = {
     "simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "process_substitution",
 }  # fmt: skip
 _PARTS = _EXPANSIONS | {"string", "raw_string", "ansi_c_string", "concatenation", "translated_string"}
-_LONGEST_PATTERN, _LONGEST_RANGE = 100, 1000
+_LONGEST_PATTERN, _LONGEST_CUT, _LONGEST_RANGE = 100, 1000, 1000
 
 
 def text_of(node: Node) -> str:
@@ -250,7 +250,9 @@ class Expander(ABC):
             return value.replace(old, new, -1 if operator == "//" else 1)
         if operator not in ("#", "##", "%", "%%"):
             raise KeyError
-        pattern, places = re.compile(translate(edit)), list(range(min(len(value), 1000) + 1))
+        if len(value) > _LONGEST_CUT:
+            raise KeyError
+        pattern, places = re.compile(translate(edit)), list(range(len(value) + 1))
         cuts = places if operator in ("#", "%%") else places[::-1]
         if operator.startswith("#"):
             return next((value[cut:] for cut in cuts if pattern.match(value[:cut])), value)

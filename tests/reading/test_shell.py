@@ -55,7 +55,8 @@ def options(text: str) -> list[str]:
         (f"readonly t=2; t=3; {SERVE} $t", ["2"]),
         (f'IFS=,; A="-tp,2"; B=(3 4)\n{SERVE} $A "${{B[*]}}"', ["-tp", "2", "3,4"]),
         # A mistake behind the command is no part of it, and one before it neither.
-        (f"It's here:\n{SERVE} -tp 2\n' unclosed", ["-tp", "2"]),
+        (f"{SERVE} -tp 2\n' unclosed", ["-tp", "2"]),
+        (f"Here's how:\n{SERVE} -tp 2\nIt doesn't start.\n", ["-tp", "2"]),
         # Both arms mean the same server.
         (f"if nvidia-smi; then {SERVE} -tp 2; else {SERVE} -tp 2 --port 3; fi", ["-tp", "2"]),
         # A default of the script, where the user's own environment may have a value.

@@ -344,10 +344,11 @@ def capacity_of(
         return _described(0.0, tried, speed.confidence)
     return {**_described(low, tried, speed.confidence), "limited_by": limit}
 
-
     if least_rate is not None and judged(least_rate, _REQUESTS).missed is not None:
         return None
-def _described(rate: float, judged: Judged, confidence: int) -> documents.CheckCapacity:
+
+
+def _described(rate: float, judged: Judged, confidence: int) -> documents.SustainedRate:
     times = {
         f"{metric}_{statistic}_seconds": judged.seconds(metric, statistic)
         for metric in METRICS
