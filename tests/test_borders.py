@@ -47,7 +47,9 @@ FOLDERS = {
     },
     "api": {"documents", "simulation", "planning", "question", "engines", "throughput", "traces", "memory", "model"},
 }
-SHARED = {"atomic_file", "errors", "json_lines", "limits", "notes", "records", "releases", "units", "schema", "search"}
+SHARED = {
+    "atomic_file", "errors", "json_lines", "limits", "notes", "parallel", "records", "releases", "units", "schema", "search",
+}  # fmt: skip
 # Their types are for type checkers, in every folder.
 SHARED |= {"documents"}
 

@@ -383,6 +383,9 @@ class Reader:
         """Whether ModelOpt's method replaces any other for its checkpoints."""
         return True
 
+    def installed(self, found: Read) -> None:
+        """Add what follows from the packages in an image of the engine's own project."""
+
     def finish(self, found: Read, environment: Mapping[str, str], files: Mapping[str, str]) -> None:
         """Read the options with a meaning of the engine's own, and the environment."""
 

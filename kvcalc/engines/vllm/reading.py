@@ -65,6 +65,12 @@ class VllmReader(Reader):
         if config is not None:
             self._drafting(found, json_object(config, "speculative-config"))
 
+    def installed(self, found: Read) -> None:
+        """The images have FlashInfer, with which these releases sample (`kvcalc.engines.vllm.reserve`)."""
+        place = Place(release_of(found.engine))
+        if place.since(0, 8) and not place.since(0, 11, 1):
+            found.settings.setdefault("flashinfer-sampler", "1")
+
     def replaces_method(self, found: Read) -> bool:
         """vllm-project/vllm#22073."""
         return Place(release_of(found.engine)).since(0, 10, 1)

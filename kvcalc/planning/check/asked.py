@@ -9,7 +9,6 @@ from kvcalc.engines.checkpoint import has_unknown_cache
 from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
-from kvcalc.model.pasted import find_pasted
 from kvcalc.model.resolve import find_drafter, find_published, load_model
 from kvcalc.model.spec import ModelSpec, with_config
 from kvcalc.notes import Note
@@ -120,10 +119,7 @@ def _used_devices(question: Question, read: Read, devices: Devices) -> Devices:
 def _model(text: str, notes: list[str]) -> ModelSpec:
     """The model of a command. A path of the server that is not here may end in a published name, which a note says."""
     try:
-        spec = load_model(text)
-        # The file's type is in the answer too: the command has the file's name, and the model is the one in the file.
-        named = None if spec.named_file is None else find_pasted(spec.reference, any_owner=True)
-        return spec if named is None else spec._replace(name=named.preset.name)
+        return load_model(text)
     except UsageError as error:
         specs = {name: known for name in _names_in(text) if (known := find_published(name)) is not None}
         if specs:

@@ -41,7 +41,7 @@ class Server(NamedTuple):
     `environment` are its variables, `files` what was written before, `release` that of the engine if an image or a
     package says it, and `num_devices` the devices that its container or its variables leave it, None if they do not say
     it. `name` is that of the service, None for a command. `fault` is why it does not start, whatever its options are,
-    and `unread` where more variables come from.
+    and `unread` where more variables come from. `in_image` is whether it runs in an image of the engine's project.
     """
 
     reader: Reader
@@ -53,6 +53,7 @@ class Server(NamedTuple):
     num_devices: int | None = None
     fault: str = ""
     unread: tuple[str, ...] = ()
+    in_image: bool = False
 
     @property
     def is_worker(self) -> bool:
@@ -67,6 +68,8 @@ class Server(NamedTuple):
             raise LayoutError(f"{self.reader.programs[0][0]} does not start: {self.fault}")
         read = self.reader.read(self.words, self.environment, self.files, self.release)
         read.unknown += self.unread
+        if self.in_image:
+            self.reader.installed(read)
         return read
 
 
@@ -184,6 +187,7 @@ def _server_of(command: Command) -> list[Server]:
             Server(
                 reader, words[place or 0 :], command.environment, command.files, command.name, release,
                 min((number for number in numbers if number is not None), default=None), fault, command.unread,
+                image is not None and _is_image(reader.words.images, image),
             )
         ]  # fmt: skip
     return []
