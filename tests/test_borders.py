@@ -48,7 +48,8 @@ FOLDERS = {
     "api": {"documents", "simulation", "planning", "question", "engines", "throughput", "traces", "memory", "model"},
 }
 SHARED = {
-    "atomic_file", "errors", "json_lines", "limits", "notes", "parallel", "records", "releases", "units", "schema", "search",
+    "atomic_file", "errors", "json_lines", "limits", "notes", "parallel", "records", "releases", "schema", "search",
+    "units",
 }  # fmt: skip
 # Their types are for type checkers, in every folder.
 SHARED |= {"documents"}
