@@ -335,7 +335,7 @@ def test_sglang_counts_the_driver_and_the_host_before_it_loads() -> None:
         ("0.11.0", None, "cdna3", 39, 39),
         ("0.11.0", "1", "hopper", 10, 10),
         ("0.11.0", "0", "hopper", 39, 39),
-        ("0.11.1", None, "hopper", 39, 39),
+        ("0.11.1", None, "hopper", 39, 10),
         ("0.16", "1", "hopper", 10, 10),
         ("0.17", None, "hopper", 14, 14),
         ("0.20", None, "hopper", 14, 14),
@@ -347,7 +347,7 @@ def test_sglang_counts_the_driver_and_the_host_before_it_loads() -> None:
 def test_what_vllm_takes_for_each_logit(
     release: str, sampler: str | None, device_class: str, logit: int, low: int
 ) -> None:
-    """By release, device and VLLM_USE_FLASHINFER_SAMPLER. Until 0.11.0, nobody knows whether FlashInfer is installed.
+    """By release, device and VLLM_USE_FLASHINFER_SAMPLER. Before 0.17, the low end is FlashInfer's if nobody says it.
 
     Three rows of each of 8,192 tokens stay. With 262,144 words, sampling is the peak in any case.
     """
@@ -390,10 +390,10 @@ def test_vllms_graphs_of_experts_and_its_all_reduce_by_release() -> None:
 
 
 def test_the_range_of_vllms_parts_is_the_one_that_the_manual_states() -> None:
-    """docs/guides/fit.md: 0.74 to 1.35, from the logs of benchmarks/vllm_memory.tsv (benchmarks/fit_reserve.py)."""
+    """docs/guides/fit.md: 0.74 to 1.37, from the logs of benchmarks/vllm_memory.tsv (benchmarks/fit_reserve.py)."""
     eager = ask("vllm", settings={"enforce-eager": "", "max-num-seqs": "8"}, ranks=2).held[1:]
     for part in (*eager, *ask("vllm", ranks=2).held[2:]):
-        assert (part.low, part.high) == pytest.approx((0.74 * part.bytes, 1.35 * part.bytes)), part.name
+        assert (part.low, part.high) == pytest.approx((0.74 * part.bytes, 1.37 * part.bytes)), part.name
 
 
 # vLLM 0.26 and 0.28 print a peak of 1.04 GiB for Qwen2.5-7B-Instruct-AWQ, whose embedding is 1.02 GiB.
@@ -411,7 +411,7 @@ def test_a_first_start_of_vllm_holds_a_copy_of_the_embedding() -> None:
     assert found.bytes == EMBEDDING
     # A start that finds the compiled code has the smaller peak, and some starts keep a further copy.
     step = 2048 * (4 * 3584 + 3 * 18944) * 2
-    assert (found.low, found.high) == (int(0.74 * step), ceil(1.35 * EMBEDDING) + EMBEDDING)
+    assert (found.low, found.high) == (int(0.74 * step), ceil(1.37 * EMBEDDING) + EMBEDDING)
     assert activations(tensor_parallel_size=2).bytes == EMBEDDING // 2
     others: tuple[dict[str, Any], ...] = (
         {"settings": {**SMALL_STEP, "enforce-eager": ""}},
@@ -420,12 +420,12 @@ def test_a_first_start_of_vllm_holds_a_copy_of_the_embedding() -> None:
     )
     for changes in others:
         other = activations(**changes)
-        assert (other.bytes, other.high) == (step, ceil(1.35 * step)), changes
+        assert (other.bytes, other.high) == (step, ceil(1.37 * step)), changes
     text = {**SMALL_STEP, "language-model-only": ""}
     assert activations(multimodal={"vision_config": {}}, settings=text).bytes == EMBEDDING
     # Between, only the high end has it.
     older = activations(release=Release.of(0, 20), settings={**SMALL_STEP, "max-num-seqs": "8"})
-    assert (older.bytes, older.high) == (step, ceil(1.35 * step) + EMBEDDING)
+    assert (older.bytes, older.high) == (step, ceil(1.37 * step) + EMBEDDING)
 
 
 def test_streams_of_hyper_connections_are_whole_on_every_rank() -> None:

@@ -43,8 +43,8 @@ class Known:
 class Layout:
     key, numbers, in_flight = "a layout", (1,), 20.0
 
-    def ranges(self) -> dict[str, tuple[float, None, None]]:
-        return {"ttft": (0.5, None, None), "tpot": (0.01, None, None)}
+    def times(self) -> dict[str, tuple[float, float]]:
+        return {"ttft": (0.5, 0.5), "tpot": (0.01, 0.01)}
 
     def at(self, numbers: tuple[int, ...], targets: Targets, *, is_trace: bool) -> Layout:
         return self

@@ -400,7 +400,7 @@ def test_no_pools_cost_less_than_the_bound_of_their_layouts(
         for bound, prefill, decode in rows:
             pair, moved = pair_of(prefill, decode, kinds.link)
             judge = find_judge(targets, prefill, decode)
-            match = pair.cheapest(Load(**load), judge, kinds.most, kinds.weights)
+            match = pair.cheapest(search._judged_load(Load(**load), prefill, decode), judge, kinds.most, kinds.weights)
             weights.append(inf if match is None else TwoPools(prefill, decode, kinds, moved, match).weight)
             assert bound <= weights[-1] * (1 + 1e-9)
         for keep in (1, 2):

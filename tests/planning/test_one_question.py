@@ -66,7 +66,7 @@ def refusal_of(result: Result) -> tuple[int, str]:
 
 def swept_point(result: Result) -> tuple[dict[str, Any] | None, str | None]:
     """The last point of a sweep, or the reason why it has no figures."""
-    if result.status:
+    if result.status and not result.out:
         return None, refusal_of(result)[1]
     point = result.json["points"][-1]
     return (None, point["reason"]) if point["reason"] else (point, None)

@@ -237,7 +237,7 @@ def test_an_engine_without_a_router_is_said_only_of_several_replicas() -> None:
     for rate, replicas in ((2.0, 1), (200.0, 2)):
         found = kvcalc.plan(
             "llama-3.1-8b", ["h100"], engine="llama.cpp", requests_per_second=rate, max_ttft_seconds=2.0,
-            ttft_percentile=90, **load,
+            ttft_percentile=90, confidence=50, **load,
         )  # fmt: skip
         assert found["best"] is not None
         assert found["best"]["replicas"] == replicas

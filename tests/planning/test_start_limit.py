@@ -84,7 +84,7 @@ def test_a_command_counts_its_default() -> None:
         assert checked(f"--gpu-memory-utilization 0.9 {changed}")["starts"], changed
     config = """--compilation-config '{"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [1, 2]}'"""
     assert checked(f"--gpu-memory-utilization 0.9 {config}")["command"]["not_counted"] == [
-        "compilation-config cudagraph_capture_sizes"
+        "compilation-config cudagraph_capture_sizes (CUDA graphs and compilation)"
     ]
     assert checked(f"--gpu-memory-utilization 0.9 {config}")["starts"]
 

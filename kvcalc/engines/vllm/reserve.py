@@ -20,7 +20,10 @@ _LOGIT_BYTES = {Release.of(0, 17): 14, Release.of(0): 39}
 # 0.20, it samples only with VLLM_USE_FLASHINFER_SAMPLER=1. Since 0.21, it samples by default (envs.py and
 # v1/sample/ops/topk_topp_sampler.py of 0.8.5 to 0.33.0). CUDA's compute capability must be at least 7.5.
 _FLASHINFER_BYTES = 2 + 4 + 4
-_IF_INSTALLED, _FLASHINFER_DEFAULT = (Release.of(0, 8), Release.of(0, 11, 1)), Release.of(0, 21)
+_IF_INSTALLED, _FLASHINFER_DEFAULT = Release.of(0, 8), Release.of(0, 21)
+# Until then, the low end is FlashInfer's: nobody knows whether it is installed, and a log of 0.13 on GB10 has no room
+# for a sort.
+_SURELY = Release.of(0, 17)
 _LEAST_CAPABILITY = 75
 # With drafts, a rejection sampler then runs on twice as many logits. 24 bytes per logit at its peak: those of 16 bits
 # twice, the bonus tokens' in fp32, and the drafts' in fp32, their copy, their probabilities and random numbers
@@ -64,7 +67,7 @@ _TRANSIENT_SINCE = Release.of(0, 26)
 _NCCL_MIB, _FAST_NCCL_MIB, _SECOND_ALL_REDUCE = 704, 1843, Release.of(0, 17)
 # The 80 % range of all estimated parts together, as multiples of the estimate, and at its low end of that without a
 # sort. It comes from the logs that set no constant, checked without the logs of the same family.
-_LOW, _HIGH = 0.74, 1.35
+_LOW, _HIGH = 0.74, 1.37
 # Since this release, vLLM also estimates the graphs by default and has a new default share (config/cache.py and envs.py
 # of 0.19.0 and 0.20.0; the log says "default since v0.21.0").
 _GRAPHS_SINCE = Release.of(0, 20)
@@ -191,11 +194,10 @@ def _logit_bytes(given: SettingsReader, release: Release, is_second: bool, quest
         return _SECOND_LOGIT_BYTES, _SECOND_LOGIT_BYTES
     sort = next(size for since, size in _LOGIT_BYTES.items() if release >= since)
     likely, low = sort, sort
-    if release >= _IF_INSTALLED[0] and CAPABILITIES.get(question.device_class or "", 0) >= _LEAST_CAPABILITY:
-        is_unknown = release < _IF_INSTALLED[1]
+    if release >= _IF_INSTALLED and CAPABILITIES.get(question.device_class or "", 0) >= _LEAST_CAPABILITY:
         if sampler == "1" or (sampler is None and release >= _FLASHINFER_DEFAULT):
             likely = _FLASHINFER_BYTES
-        low = _FLASHINFER_BYTES if sampler is None and is_unknown else likely
+        low = _FLASHINFER_BYTES if sampler is None and release < _SURELY else likely
     checked = _DRAFT_LOGIT_BYTES if question.drafts_by else 0
     return likely + checked, low + checked
 
