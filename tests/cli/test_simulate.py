@@ -65,6 +65,7 @@ NOT_SIMULATED = {
         "layers heads head_dim hidden_size sliding_window assume_full_attention"
     ),
     "they change what is printed": "check strict variants explain",
+    "its times are estimates, which nothing judges": "confidence",
 }
 
 
