@@ -21,38 +21,26 @@ def print_advice(document: documents.Check, advice: documents.Advice, console: C
     table = plain_table(
         "change", ">requests/s", ">gain", ">TPOT", ">fit", ">free", "risk", optional=("risk", "fit", "free")
     )
-    requests = document["requests"]
-    rows = [
-        (
-            "today",
-            document["starts"],
-            document["capacity"],
-            0.0,
-            requests and requests["max_requests"],
-            document["fit"]["free_bytes"],
-            "",
-        )
-    ]
-    rows += [
-        (
-            row["change"],
-            row["starts"],
-            row["capacity"],
-            row["gain"],
-            row["max_requests"],
-            row["free_bytes"],
-            row["risk"],
-        )
-        for row in sorted(advice["changes"], key=lambda row: row["gain"], reverse=True)
-        if row["gain"]
-    ]
+    requests, fit = document["requests"], document["fit"]
+    today: documents.AdvisedChange = {
+        "change": "today", "starts": document["starts"], "capacity": document["capacity"], "gain": 0.0,
+        "free_bytes": fit["free_bytes"], "max_requests": requests and requests["max_requests"], "risk": "",
+    }  # fmt: skip
+    gains = [row for row in advice["changes"] if row["gain"]]
+    rows = [today, *sorted(gains, key=lambda row: row["gain"], reverse=True)]
     if improved is not None and len(improved["changes"]) > 1:
-        rows.append(("together", True, improved["capacity"], improved["gain"], None, improved["free_bytes"], ""))
-    for change, starts, capacity, gain, fitting, free, risk in rows:
-        rate = f"{capacity['requests_per_second']:.3g}" if capacity else "-" if starts else "does not start"
+        rows.append({
+            "change": "together", "starts": True, "capacity": improved["capacity"], "gain": improved["gain"],
+            "free_bytes": improved["free_bytes"], "max_requests": None, "risk": "",
+        })  # fmt: skip
+    for row in rows:
+        capacity, gain, fitting = row["capacity"], row["gain"], row["max_requests"]
+        rate = f"{capacity['requests_per_second']:.3g}" if capacity else "-" if row["starts"] else "does not start"
         tpot = "-" if capacity is None else duration(capacity["tpot_mean_seconds"])
-        told = "" if fitting is None else f"{fitting:,}"
-        table.add_row(change, rate, f"{gain:+.0%}" if gain else "", tpot, told, format_size(free, capacity=True), risk)
+        table.add_row(
+            row["change"], rate, f"{gain:+.0%}" if gain else "", tpot, "" if fitting is None else f"{fitting:,}",
+            format_size(row["free_bytes"], capacity=True), row["risk"],
+        )  # fmt: skip
     console.print(table)
     useless = [row["change"] for row in advice["changes"] if not row["gain"] and row["starts"]]
     refused = [row["change"] for row in advice["changes"] if not row["starts"]]

@@ -180,7 +180,9 @@ def _describe(row: Row, found: Answer | KvcalcError) -> documents.CompareRow:
         return cast("documents.CompareRow", described)
     document: Any = found.document
     if row.attention is None and row.devices is not None and document["fit"] is None:
-        described.update(reason=next(note.text for note in found.notes if note.part == "fit"), exit_code=3)
+        described.update(
+            reason=next(note.text for note in found.notes if note.part == "fit"), exit_code=ModelError.exit_code
+        )
     if document["hardware"] is not None:
         described["num_devices"] = document["hardware"]["num_devices"]
     described.update({key: document["engine"][key] for key in ("tensor_parallel_size", "data_parallel_size")})

@@ -83,7 +83,7 @@ def advise(server: Server, base: documents.Check, judge: Judge) -> documents.Adv
             "free_bytes": best["fit"]["free_bytes"],
         }
     return {
-        "binds": _binds(server, base),
+        "binds": _binds(base),
         "changes": [_describe(change, answer, base) for change, answer in alone],
         "improved": improved,
     }
@@ -185,7 +185,7 @@ def _describe(change: Change, answer: documents.Check, base: documents.Check) ->
     }
 
 
-def _binds(server: Server, base: documents.Check) -> str:
+def _binds(base: documents.Check) -> str:
     """The limit that keeps a server from more requests per second, in words."""
     requests, capacity = base["requests"], base["capacity"]
     if not base["starts"] or requests is None:

@@ -214,9 +214,9 @@ def _requests(question: Question, input_tokens: int, output_tokens: int, context
     speed = None if question.speed is None else question.speed._replace(input_tokens=None, output_tokens=None)
     held = question._replace(context_tokens=tokens, fits_context=False, batch_size=1, speed=speed)
     most = 0 if refused else answer(held).fit["max_batch_size"]
-    option = engine_class(question.engine).running_option
-    settings = {name: text for name, text in (question.engine_settings or {}).items() if name != option}
-    in_memory = 0 if refused else answer(held._replace(engine_settings=settings)).fit["max_batch_size"]
+    in_memory, settings = most, dict(question.engine_settings or {})
+    if not refused and settings.pop(engine_class(question.engine).running_option or "", None) is not None:
+        in_memory = answer(held._replace(engine_settings=settings)).fit["max_batch_size"]
     return {
         "input_tokens": input_tokens, "output_tokens": output_tokens, "max_requests": most,
         "memory_requests": in_memory, "refused": refused,
@@ -343,9 +343,6 @@ def capacity_of(
     else:
         return _described(0.0, tried, speed.confidence)
     return {**_described(low, tried, speed.confidence), "limited_by": limit}
-
-    if least_rate is not None and judged(least_rate, _REQUESTS).missed is not None:
-        return None
 
 
 def _described(rate: float, judged: Judged, confidence: int) -> documents.SustainedRate:
