@@ -23,6 +23,7 @@ from kvcalc.engines.command import (
     value_of,
     with_value,
 )
+from kvcalc.engines.declarations import table
 from kvcalc.engines.options import has_adapters
 from kvcalc.engines.place import RAW_FP8
 from kvcalc.engines.vllm.cache_dtypes import SINCE
@@ -31,12 +32,8 @@ from kvcalc.releases import Release
 
 _SIZES = ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-model-len", "--max-num-seqs")
 _CACHE_TYPES = {"fp8": "fp8", RAW_FP8.name: "fp8", **{name: name for name in SINCE}}
-VARIABLES = {
-    "pp-layer-partition": "VLLM_PP_LAYER_PARTITION",
-    "flashinfer-sampler": "VLLM_USE_FLASHINFER_SAMPLER",
-    "graph-estimate": "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
-}
-"""Options that are variables of vLLM (vllm/envs.py)."""
+VARIABLES = ("pp-layer-partition", "flashinfer-sampler", "graph-estimate")
+"""Options that are variables of vLLM, which `variables` in reading.yaml names."""
 
 # The number of draft tokens is inside --speculative-config, together with the draft model's name.
 _NOT_FLAGS = ("num-speculative-tokens", "cudagraph-mode", *VARIABLES)
@@ -81,7 +78,9 @@ class Command(StartCommand):
         flags += ["--compilation-config", json.dumps({"cudagraph_mode": mode.upper()})] if mode else []
         # Without the variable, vLLM refuses a length beyond the model's limit (vllm/envs.py).
         variables = ["VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"] if layout.beyond_limit else []
-        variables += [f"{name}={layout.settings[own]}" for own, name in VARIABLES.items() if layout.settings.get(own)]
+        for name, option in table("vllm", "reading")["variables"].items():
+            if option in VARIABLES and layout.settings.get(option):
+                variables.append(f"{name}={layout.settings[option]}")
         flags += _drafting(layout.drafting) if layout.drafting else []
         return [*variables, "vllm", "serve", checkpoint.name, *flags]
 
