@@ -40,7 +40,7 @@ _LARGEST_FILE = 1 << 20
 _WAIT_SECONDS = 2.0
 # Methods of --quantization for checkpoints in awq, gptq and so on, which convert nothing (`names` of `reading.yaml`).
 _OF_CHECKPOINTS = ("awq", "gptq", "compressed-tensors", "modelopt", "fp8")
-# Values of a variable that turn a flag on, or a switch off (is_truthy and is_falsey, common/arg.cpp of llama.cpp).
+# Values of a variable that mean yes, and those that mean no (is_truthy and is_falsey, common/arg.cpp of llama.cpp).
 _TRUE, _FALSE = ("1", "on", "enabled", "true"), ("0", "off", "disabled", "false")
 # kvcalc's options that an engine may have under another name.
 _OPTIONS = {

@@ -46,7 +46,7 @@ def script_of(words: Sequence[str], files: Mapping[str, str], stdin: str | None)
 
 
 def file_text(path: str, files: Mapping[str, str]) -> str | None:
-    """The text of a file that was written before, also under another folder."""
+    """The text of a file that the script wrote earlier, whatever its folder."""
     return files.get(path, files.get(os.path.basename(path)))
 
 

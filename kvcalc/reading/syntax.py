@@ -1,4 +1,4 @@
-"""Syntax trees of shell text, by tree-sitter. Lines of a page that are no shell are left out."""
+"""Syntax trees of shell text, by tree-sitter. Lines that are not shell are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the tree of a shell's words to the words: quotes, expansions, and the splitting of what is not quoted."""
+"""Expand the words in a syntax tree: quotes, variables, and the splitting of what is not quoted."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def children_of(node: Node, *types: str) -> Iterator[Node]:
 
 
 def lost_words(node: Node) -> Iterator[str]:
-    """Words of a command that the grammar overlooks between its parts: - before <<, or a backslash and a space."""
+    """Words that the grammar skips between the parts of a command: - before <<, or a backslash and a space."""
     source, place = node.text or b"", node.start_byte
     for child in node.children:
         between = source[place - node.start_byte : child.start_byte - node.start_byte].replace(b"\\\n", b"")

@@ -42,7 +42,7 @@ _TOKENS, _REQUESTS = 256, 8
 
 
 class Change(NamedTuple):
-    """Options of a command that change together, and what that may cost."""
+    """A change of one or more options of a command, and its risk."""
 
     options: Options
     risk: str
