@@ -264,7 +264,7 @@ def _stated(reader: Reader, packages: Mapping[str, str]) -> str | None:
 
 
 def _launched_devices(words: Sequence[str]) -> int | None:
-    """The devices that a launcher leaves its processes on a machine: one each under mpirun, or those of srun's options."""
+    """The devices that a launcher leaves its processes: one each under mpirun, or those of srun's options."""
     programs, text = {_base(word) for word in words}, " ".join(words)
     if programs & {"mpirun", "mpiexec"}:
         after = pairwise(words)
