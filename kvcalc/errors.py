@@ -48,6 +48,8 @@ class UsageError(KvcalcError):
 class LayoutError(UsageError):
     """A model cannot be split over devices in the given layout, or its engine refuses to start so. Another may work."""
 
+    document: Mapping[str, Any] | None = None
+
 
 class SettingError(UsageError):
     """An engine's setting that cannot be parsed, whatever the model is. It refuses all rows of a list."""

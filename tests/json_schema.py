@@ -79,7 +79,7 @@ class Declarations:
             if not isinstance(node, ast.AnnAssign):
                 continue
             assert isinstance(node.target, ast.Name)
-            key, kind = node.target.id, node.annotation
+            key, kind = node.target.id.rstrip("_"), node.annotation  # a key may be a word of Python's, such as `try`
             if isinstance(kind, ast.Subscript) and _name(kind.value) == "NotRequired":
                 kind = kind.slice
             else:

@@ -59,7 +59,7 @@ def prefix_curve(
     optimal: bool = False,
     dtype: str | None = None,
     kv_dtype: str = "auto",
-    engine: str = "logical",
+    engine: str = "auto",
     engine_settings: Mapping[str, Any] | None = None,
     tensor_parallel_size: int | None = None,
     pipeline_parallel_size: int = 1,

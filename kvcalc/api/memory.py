@@ -27,7 +27,7 @@ def estimate(
     batch_size: int = 1,
     dtype: str | None = None,
     kv_dtype: str = "auto",
-    engine: str = "logical",
+    engine: str = "auto",
     engine_settings: Mapping[str, Any] | None = None,
     tensor_parallel_size: int | None = None,
     pipeline_parallel_size: int = 1,
@@ -57,9 +57,9 @@ def estimate(
     `CacheReuse(prefix_tokens=2048, turns=8, offload=(("cpu", 200 * 2**30),))`. `images` are those of every request:
     `ImagesAsked(2, 1920, 1080)`. Raises KvcalcError; its `exit_code` is the exit code of the command line.
     """
-    from kvcalc.planning.answers.estimate import answer
+    from kvcalc.planning.answers.fit import estimate as ask
 
-    return answer(asked(locals())).document
+    return ask(asked(locals()))
 
 
 @takes(
@@ -76,7 +76,7 @@ def fit(
     batch_size: int = 1,
     dtype: str | None = None,
     kv_dtype: str = "auto",
-    engine: str = "logical",
+    engine: str = "auto",
     engine_settings: Mapping[str, Any] | None = None,
     tensor_parallel_size: int | None = None,
     pipeline_parallel_size: int = 1,
@@ -122,7 +122,7 @@ def compare(
     batch_size: int = 1,
     dtype: str | None = None,
     kv_dtype: str = "auto",
-    engine: str = "logical",
+    engine: str = "auto",
     engine_settings: Mapping[str, Any] | None = None,
     tensor_parallel_size: int | None = None,
     pipeline_parallel_size: int = 1,
@@ -176,7 +176,7 @@ def sweep(
     batch_size: int = 1,
     dtype: str | None = None,
     kv_dtype: str = "auto",
-    engine: str = "logical",
+    engine: str = "auto",
     tensor_parallel_size: int | None = None,
     pipeline_parallel_size: int = 1,
     data_parallel_size: int = 1,
@@ -202,7 +202,7 @@ def sweep(
     from kvcalc.throughput.hardware import find_devices
 
     contexts, sizes = _several(contexts, context_tokens), _several(tensor_parallel_sizes, tensor_parallel_size)
-    question = asked({**locals(), "context_tokens": None, "batch_size": 1, "kv_dtype": "auto", "engine": "logical"})
+    question = asked({**locals(), "context_tokens": None, "batch_size": 1, "kv_dtype": "auto", "engine": "auto"})
     grid = ask(
         question,
         contexts=None if contexts is None else Axis([contexts]),

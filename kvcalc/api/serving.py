@@ -63,7 +63,7 @@ def plan(
     router: str = "random",
     headroom: float = 0.0,
     spare_replicas: int = 0,
-    engine: str = "vllm",
+    engine: str = "auto",
     engines: Sequence[str] | None = None,
     engine_settings: Mapping[str, Any] | None = None,
     dtype: str | None = None,
@@ -135,7 +135,7 @@ def plan(
     kinds = [find_gpu(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
     speed = (speed or SpeedQuestion())._replace(prefix_hit_rate=prefix_hit_rate, confidence=confidence)
     return ask(
-        asked({**locals(), "engine": "logical"}), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
+        asked({**locals(), "engine": "auto"}), kinds, lengths, targets, engines=parse_engines(engines or (engine,)),
         prices=prices, max_devices=max_devices, allow_beyond_limit=allow_beyond_limit, strict=strict,
         all_layouts=all_layouts, with_front=with_front, disaggregate=disaggregate, transfer=transfer,
         simulation=simulation, num_simulated=simulate, headroom=headroom, spare_replicas=spare_replicas,
@@ -202,7 +202,7 @@ def simulate(
     prefill_gpu: str | None = None,
     transfer: int | str | None = None,
     step_factor: float = 1.0,
-    engine: str = "vllm",
+    engine: str = "auto",
     engine_settings: Mapping[str, Any] | None = None,
     context_tokens: int | None = None,
     dtype: str | None = None,

@@ -71,6 +71,7 @@ def check(ctx: typer.Context) -> None:
     llama.cpp or mlx_lm.server.
     """
     from kvcalc.cli.counting_bar import counting_bar, of_all_runs
+    from kvcalc.planning.check.answer import runs
 
     given = ctx.params
     output = output_of(given, "check")
@@ -78,6 +79,7 @@ def check(ctx: typer.Context) -> None:
     servers = _servers(ctx.meta["kvcalc.command"], given["file"], given["release"])
     if given["report"] is not None and len(servers) > 1:
         raise UsageError(f"--report shows one server, and there are {len(servers)}", "check one of the commands alone")
+    shown = _shown_targets(given)
     failed: Optional[KvcalcError] = None
     starts = True
     for server in servers:
@@ -98,10 +100,10 @@ def check(ctx: typer.Context) -> None:
         requests, capacity = document["requests"], document["capacity"]
         refused = requests is not None and requests["refused"]
         sustains = capacity is None or capacity["requests_per_second"] > 0
-        starts = starts and document["starts"] and not refused and sustains
+        starts = starts and runs(document, given["strict"]) and not refused and sustains
         if given["report"] is not None:
             write_report(ctx, {**document, **_curve_of(given, server, document)}, "check")
-        output.emit(document, "check")
+        output.emit(document, "check", **shown)
     if failed is not None:
         raise RunError(f"not all of the {len(servers)} servers were answered", None)
     if not starts:
@@ -164,6 +166,14 @@ def _targets_of(given: Mapping[str, Any]) -> "Targets":
     from kvcalc.planning.plan.targets import Targets, limits_in
 
     return Targets(None, None, **limits_in(given))
+
+
+def _shown_targets(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The targets as text, for the screen. Empty without any."""
+    from kvcalc.output.human.layouts import targets_text
+
+    targets = _targets_of(given)
+    return {"within": targets_text(targets.describe(50))} if targets.limits else {}
 
 
 def _speed_of(given: Mapping[str, Any]) -> "SpeedQuestion":

@@ -36,7 +36,8 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     elif ctx.params["strict"]:
         raise UsageError("--strict needs --check", "add --check")
     document: Any
-    document, kind = answer(question)
+    with output.refusals():
+        document, kind = answer(question)
     # A table of several engines has no sources.
     if ctx.params["explain"] and not question.asks_several:
         from kvcalc.planning.answers.sources import sources_of
@@ -60,9 +61,10 @@ def estimate(ctx: typer.Context, model: o.Model = None) -> None:
     if lacks_fit or ctx.params["check"]:
         from kvcalc.errors import DoesNotFitError
         from kvcalc.planning.answers.estimate import fit_of
+        from kvcalc.planning.answers.fit import has_workload, is_refused
 
-        fit = fit_of(document)
-        if not fit["fits"] or (ctx.params["strict"] and fit["verdict"] == "tight"):
+        fit_of(document)
+        if is_refused(document, has_workload(question), ctx.params["strict"]):
             raise typer.Exit(DoesNotFitError.exit_code)
 
 
@@ -92,6 +94,6 @@ def answer(question: "Question") -> "tuple[documents.Estimate | documents.Engine
         from kvcalc.planning.answers.compare import compare_engines
 
         return compare_engines(question), "engines"
-    from kvcalc.planning.answers.estimate import answer as ask
+    from kvcalc.planning.answers.fit import estimate as ask
 
-    return ask(question).document, "estimate"
+    return ask(question), "estimate"

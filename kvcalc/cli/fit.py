@@ -16,6 +16,7 @@ def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
     The limits are the longest context and the largest batch that fit.
     """
     from kvcalc.planning.answers.fit import fit as ask
+    from kvcalc.planning.answers.fit import has_workload, is_refused
 
     output = output_of(ctx.params)
     question = question_of(ctx.params)
@@ -24,11 +25,12 @@ def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
         raise UsageError("kvcalc fit needs one engine", f"for several: kvcalc compare {asked}")
     if question.devices is None:
         raise UsageError("kvcalc fit needs a device", "for example --gpu h100x8, or describe one: --gpu-memory 80GB")
-    document = ask(question)
+    with output.refusals():
+        document = ask(question)
     if ctx.params["explain"]:
         from kvcalc.planning.answers.sources import sources_of
 
         document["sources"] = sources_of(question, document)
     output.emit(document, "fit")
-    if not document["fit"]["fits"] or (ctx.params["strict"] and document["fit"]["verdict"] == "tight"):
+    if is_refused(document, has_workload(question), ctx.params["strict"]):
         raise typer.Exit(DoesNotFitError.exit_code)

@@ -74,11 +74,11 @@ def prefix(
 
 def _question(given: Mapping[str, Any], model: str | None) -> Question | None:
     if model is None:
-        from kvcalc.engines.options import NO_ENGINE
+        from kvcalc.engines.default_engine import AUTO_ENGINE
 
         settings = settings_of(given)
         named = [name for name in _OF_A_MODEL if given[name] is not None]
-        named += ["engine"] * (given["engine"] != NO_ENGINE) + list(settings)
+        named += ["engine"] * (given["engine"] != AUTO_ENGINE) + list(settings)
         if named:
             option = f"--{named[0].replace('_', '-')}"
             raise UsageError(f"{option} needs a MODEL", "for example: kvcalc prefix TRACE llama-3.1-8b --gpu h100")

@@ -38,6 +38,8 @@ class Estimate(TypedDict):
     weights: Weights
     hardware: Hardware | None
     fit: Fit | None
+    server: Server | None
+    """null without a device, or if the weights are not known"""
     throughput: Throughput | None
     speculative: Speculative | None
     warnings: list[Warning]
@@ -126,6 +128,7 @@ class FitDocument(TypedDict):
     weights: Weights
     hardware: Hardware
     fit: Fit
+    server: Server
     speculative: Speculative | None
     smallest: SmallestLayout | None
     """if it does not fit, the fewest devices of this kind it fits on"""
@@ -239,6 +242,45 @@ class ServerCommand(TypedDict):
     """options and variables that are not counted, each with what it changes in parentheses"""
 
 
+class Server(TypedDict):
+    """the server that the answer is about, as fit, check and estimate with a device share it"""
+
+    starts: bool | None
+    """null: it may start or not, since the range of the free memory has both"""
+    reason: str | None
+    """why it does not start, or may not"""
+    try_: list[ServerChange]
+    """each is one of the smallest changes with which it starts; empty if it starts"""
+    command: str | None
+    """the command that starts it; null if kvcalc cannot print one"""
+    one_user: OneUser | None
+    """null if it does not start, or if the speed is not known"""
+
+
+class OneUser(TypedDict):
+    """one request alone on the server"""
+
+    context_tokens: Count
+    """its prompt, and the tokens that a decode step reads"""
+    tpot_seconds: Positive
+    tpot_low_seconds: Positive | None
+    """low end of the 80 % range; null if it is not known"""
+    tpot_high_seconds: Positive | None
+    prefill_seconds: Positive
+    tokens_per_second: Positive
+
+
+class ServerRefusal(Document):
+    """kvcalc fit and estimate, if the engine refuses to start; --get prints null for all other fields"""
+
+    starts: bool
+    """false"""
+    reason: str
+    """why it does not start"""
+    try_: list[ServerChange]
+    """empty if no single option is known to help"""
+
+
 class ServerChange(TypedDict):
     """one change with which the server starts"""
 
@@ -323,11 +365,10 @@ class Check(FitDocument):
     """kvcalc check: whether the command of a server starts, and what load it sustains"""
 
     command: ServerCommand
-    starts: bool
+    starts: bool | None
+    """that of server"""
     reason: str | None
-    """why it does not start"""
-    changes: list[ServerChange]
-    """each is one of the smallest changes with which it starts; empty if it starts"""
+    """that of server"""
     requests: CheckRequests | None
     """null without the lengths of requests"""
     capacity: SustainedRate | None
@@ -344,8 +385,8 @@ class CheckRefusal(Document):
     """false"""
     reason: str
     """why it does not start"""
-    changes: list[ServerChange]
-    """empty"""
+    try_: list[ServerChange]
+    """empty if no single option is known to help"""
     requests: None
     capacity: None
     advice: None

@@ -310,8 +310,14 @@ class Fit(TypedDict):
     memory_context_tokens: Whole | None
     """the longest context whose cache the memory holds at this batch, which may be more than the model takes; null if
     memory sets no limit"""
+    sure_context_tokens: Whole | None
+    """the longest context that can be used at this batch with the least free memory of the range; null if that range is
+    not known, or if every device has a budget of its own"""
     max_batch_size: Whole | None
     """at this context, and no more than the engine runs at once; null if neither memory nor the engine sets a limit"""
+    memory_batch_size: Whole | None
+    """how many sequences of this context the memory holds, however many the engine runs at once; null if memory sets no
+    limit"""
     start_limit: Whole | None
     """the largest limit of running requests (vLLM's --max-num-seqs) with which the engine starts: CUDA graphs of a
     model with recurrent states need a block of the cache for each; null if there is none"""

@@ -56,6 +56,7 @@ class Drafting(NamedTuple):
 class Layout(NamedTuple):
     """How a replica is started: it runs at most `max_running` requests at once, none longer than `context_tokens`.
 
+    None leaves either to the engine.
     `settings` are the engines' own options by name. `beyond_limit` is true if the context exceeds the model's limit.
     `drafting` says how tokens are drafted, or is None if they are not.
     Each of the `data_parallel_size` DP ranks is split over `tensor_parallel_size` devices. `has_copies` is
@@ -66,8 +67,8 @@ class Layout(NamedTuple):
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
-    context_tokens: int
-    max_running: int
+    context_tokens: int | None
+    max_running: int | None
     kv_dtype: str
     settings: Mapping[str, str]
     beyond_limit: bool = False
@@ -84,6 +85,11 @@ class Layout(NamedTuple):
         release = release_of(self.engine if is_own else engine)
         return release is None or release >= since
 
+    @property
+    def running_of_rank(self) -> int | None:
+        """The requests of one DP rank."""
+        return None if self.max_running is None else -(-self.max_running // self.data_parallel_size)
+
     def options(self, engine: str, words: Sequence[str], without: Iterable[str] = ()) -> list[Option]:
         """The options of `engine` that were given, but not those in `without` or among the `words` of the command."""
         return [
@@ -99,7 +105,8 @@ class Layout(NamedTuple):
         `sizes` are the names for the first four fields. One pipeline stage needs no flag. `more` are the flags for
         DP ranks. `cache_types` has the engine's names of the cache's types that are not its default.
         """
-        given = [(name, str(size)) for name, size in zip(sizes, self) if name != sizes[1] or size != 1]
+        known = [(name, size) for name, size in zip(sizes, self) if size is not None]
+        given = [(name, str(size)) for name, size in known if name != sizes[1] or size != 1]
         flags = [] if checkpoint.revision is None else ["--revision", checkpoint.revision]
         flags += [word for pair in given for word in pair] + [*more]
         flags += [] if checkpoint.torch_dtype is None else ["--dtype", checkpoint.torch_dtype]

@@ -56,7 +56,9 @@ class Engine(ABC):
     use, by name. `splits_heads` is whether tensor parallelism is modelled for the engine, and `splits_layers` whether
     pipeline stages are. `older_rules` ends a note about releases: how to count an older release. `running_option` is
     the engine's option for the most requests that run at once, which counts those of all DP ranks together if
-    `counts_all_ranks`, and `context_option` its flag for the longest request.
+    `counts_all_ranks`, and `context_option` its flag for the longest request. Without that flag it takes the model's
+    own length, or with `chooses_context` the longest context that fits. It refuses a context beyond the model's unless
+    the variable `limit_variable` is 1; an engine without such a variable takes any.
     `fp32_as` is the type in which it computes a model that is published in fp32, unless the question names a type.
     `starts_short` is whether it starts if the cache does not hold one request of that length.
 
@@ -77,6 +79,9 @@ class Engine(ABC):
     `keeps_tables_on_host` is whether the input embedding is always in host memory, and `has_device_budgets` whether
     every device has layers and a budget of its own, unlike pipeline stages of which the largest one decides.
     `refused_vendors` are those on whose devices it has other rules, which are not modelled, or does not run.
+    `has_server` is whether it is a server, which has a context of its own, and `allocates_slots` whether that allocates
+    the cache of all requests that may run at its start.
+    `device_classes` are the kinds of devices on which it runs; None means that any may.
     """
 
     name: str
@@ -96,6 +101,10 @@ class Engine(ABC):
     counts_all_ranks = False
     block_option: str | None = None
     context_option: str | None = None
+    has_server = True
+    allocates_slots = False
+    chooses_context = False
+    limit_variable = ""
     fp32_as = "fp32"
     starts_short = True
     _default_running: int | None = None  # without that option; None if the device decides it, or if there is no limit
@@ -125,6 +134,7 @@ class Engine(ABC):
     keeps_tables_on_host = False
     has_device_budgets = False
     refused_vendors: tuple[str, ...] = ()
+    device_classes: tuple[str, ...] | None = None
     placement_options: PlacementOptions | None = None  # None: no part of a model can be in host memory
     placement: Placement | None = None  # which parts of the model are there
     micro_batch_tokens = 0  # the most tokens that the host and the device pass to each other at once

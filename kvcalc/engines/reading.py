@@ -122,11 +122,8 @@ class Words(NamedTuple):
 
     `others` are words after a program with which it is no server of a model.
 
-    `needs_context` is whether the engine refuses to start if not even one request of its longest context fits, and
-    `splits_layers` whether it divides the layers among the devices without being told. `context_option` is its option
-    for the longest context, if `fields` has none, and `chooses_context` whether it takes the longest context that fits
-    if none is given. It refuses a context beyond the model's without the variable `limit_variable`, and `limit_options`
-    are its options that may change the model's. `override_options` change keys of the model's config.
+    `splits_layers` is whether the engine divides the layers among the devices without being told. `limit_options` are
+    its options that may change the model's longest context. `override_options` change keys of the model's config.
     """
 
     programs: list[str]
@@ -149,11 +146,7 @@ class Words(NamedTuple):
     keys: str = ""
     config: bool = False
     others: str = ""
-    needs_context: bool = True
     splits_layers: bool = False
-    context_option: str = ""
-    chooses_context: bool = False
-    limit_variable: str = ""
     limit_options: str = ""
     override_options: str = ""
 
@@ -173,6 +166,7 @@ class Reader:
         self.special, self.harmless = self.words.special.split(), self.words.harmless.split()
         self.default_on = self.words.default_on.split()
         self.names = {kind: names.split() for kind, names in self.words.names.items()}
+        self.limit_variable: str = FACTS[engine].get("limit_variable", "")
 
     @cached_property
     def arguments(self) -> Arguments:
@@ -248,7 +242,7 @@ class Reader:
         if self.words.config and found.left.pop("config", None) is not None and in_file is None:
             found.unknown.append("--config")
         may_change = self.words.limit_options.split()
-        found.lifts_limit = environment.get(self.words.limit_variable, "0").casefold() in ("1", "true")
+        found.lifts_limit = environment.get(self.limit_variable, "0").casefold() in ("1", "true")
         found.lifts_limit |= any(option.split(".")[0].lstrip("-") in may_change for option in found.unknown)
         found.nodes = whole(found.left.get("nnodes", "1"), "--nnodes")
         for name in self.words.override_options.split():
@@ -296,9 +290,7 @@ class Reader:
                 yield OptionWord(variable, argument, self.arguments.checked(variable, argument, text, place))
             elif argument is None and variable.startswith(tuple(self.words.prefixes.split()) or " "):
                 harmless = self.words.harmless_variables.split()
-                is_harmless = variable == self.words.limit_variable or any(
-                    fnmatchcase(variable, one) for one in harmless
-                )
+                is_harmless = variable == self.limit_variable or any(fnmatchcase(variable, one) for one in harmless)
                 (found.ignored if is_harmless else found.unknown).append(variable)
 
     def _file(self, words: Sequence[str], files: Mapping[str, str]) -> list[str] | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.errors import UsageError, nearest
+from kvcalc.errors import DoesNotFitError, LayoutError, UsageError, nearest
 from kvcalc.notes import is_warning, sentence
 from kvcalc.output.streams import discard_stdout
 from kvcalc.records import NamedTuple
@@ -79,6 +80,16 @@ class Output(NamedTuple):
             self.emit(document, kind)
         except UsageError:
             sys.stdout.write("null\n")
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Print the document of a server that its engine refuses to start, and let the error pass."""
+        try:
+            yield
+        except (DoesNotFitError, LayoutError) as error:
+            if error.document is not None:
+                self.emit_refusal(error.document, "server_refusal")
+            raise
 
     def emit_text(self, text: str, warnings: Iterable[documents.Warning]) -> None:
         """Print a file, and `warnings` to stderr."""

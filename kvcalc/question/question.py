@@ -114,6 +114,7 @@ class ImagesAsked(NamedTuple):
 class Question(NamedTuple):
     """A question before its defaults are resolved. None and `auto` mean the default.
 
+    The engine `auto` is the one that people start on the devices (`engines.default_engine`).
     `kv_memory_bytes` is the memory for the cache on one device. With `devices` it replaces the memory that the engine's
     reserve would leave. `weights_bytes` replaces the counted weights on a device. The model runs on `devices`; without
     a `tensor_parallel_size` it is split over all of them. `speed` has the options for throughput. If it includes the
@@ -131,7 +132,7 @@ class Question(NamedTuple):
     batch_size: int = 1
     dtype: str | None = None
     kv_dtype: str = "auto"
-    engine: str = "logical"
+    engine: str = "auto"
     engine_settings: Mapping[str, Any] | None = None
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int = 1

@@ -31,8 +31,11 @@ class Command(StartCommand):
         if k is None or v is None or layout.data_parallel_size > 1:
             return None
         model = checkpoint.name if checkpoint.name.endswith(".gguf") else "<your GGUF file>"
-        words = ["llama-server", "--model", model, "--ctx-size", str(layout.context_tokens * layout.max_running)]
-        words += ["--parallel", str(layout.max_running), "--n-gpu-layers", layout.settings.get("n-gpu-layers", "all")]
+        slots, words = layout.max_running, ["llama-server", "--model", model]
+        if layout.context_tokens is not None:
+            words += ["--ctx-size", str(layout.context_tokens * (slots or 1))]
+        words += [] if slots is None else ["--parallel", str(slots)]
+        words += ["--n-gpu-layers", layout.settings.get("n-gpu-layers", "all")]
         if layout.tensor_parallel_size > 1:
             words += ["--split-mode", "tensor"]
         flags = []

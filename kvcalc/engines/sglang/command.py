@@ -62,7 +62,7 @@ class Command(StartCommand):
         replicas = layout.data_parallel_size
         if layout.has_copies:
             names, division = ["--dp-size"], None
-            whole = layout._replace(max_running=-(-layout.max_running // replicas))
+            whole = layout._replace(max_running=layout.running_of_rank)
         else:
             is_new = layout.has_release("sglang", _DP_RANKS)
             names = ["--attn-dp-size"] if is_new else ["--enable-dp-attention", "--dp-size"]

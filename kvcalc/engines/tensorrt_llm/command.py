@@ -54,8 +54,8 @@ class Command(StartCommand):
             words += ["--pp_size", str(layout.pipeline_parallel_size)]
         if layout.expert_parallel_size > 1:
             words += ["--ep_size", str(layout.expert_parallel_size)]
-        most = -(-layout.max_running // replicas)
-        words += ["--max_seq_len", str(layout.context_tokens), "--max_batch_size", str(most)]
+        limits = {"--max_seq_len": layout.context_tokens, "--max_batch_size": layout.running_of_rank}
+        words += [word for option, most in limits.items() if most is not None for word in (option, str(most))]
         if "max-num-tokens" in layout.settings:
             words += ["--max_num_tokens", layout.settings["max-num-tokens"]]
         words += ["--enable_chunked_prefill"] if "enable-chunked-prefill" in layout.settings else []

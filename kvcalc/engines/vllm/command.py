@@ -65,7 +65,7 @@ class Command(StartCommand):
         replicas = layout.data_parallel_size
         more = ["--data-parallel-size", str(replicas)] if replicas > 1 else []
         more += ["--enable-expert-parallel"] if layout.expert_parallel_size > 1 else []
-        each = layout._replace(max_running=-(-layout.max_running // replicas))
+        each = layout._replace(max_running=layout.running_of_rank)
         flags = each.flags(_SIZES, checkpoint, more, _CACHE_TYPES)
         is_gone = layout.has_release("vllm", _WITHOUT_EFFECT_SINCE)
         for option in layout.options("vllm", flags, (*_NOT_FLAGS, _WITHOUT_EFFECT) if is_gone else _NOT_FLAGS):

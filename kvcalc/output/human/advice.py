@@ -23,8 +23,8 @@ def print_advice(document: documents.Check, advice: documents.Advice, console: C
     )
     requests, fit = document["requests"], document["fit"]
     today: documents.AdvisedChange = {
-        "change": "today", "starts": document["starts"], "capacity": document["capacity"], "gain": 0.0,
-        "free_bytes": fit["free_bytes"], "max_requests": requests and requests["max_requests"], "risk": "",
+        "change": "today", "starts": bool(document["starts"] or fit["fits"]), "capacity": document["capacity"],
+        "gain": 0.0, "free_bytes": fit["free_bytes"], "max_requests": requests and requests["max_requests"], "risk": "",
     }  # fmt: skip
     gains = [row for row in advice["changes"] if row["gain"]]
     rows = [today, *sorted(gains, key=lambda row: row["gain"], reverse=True)]

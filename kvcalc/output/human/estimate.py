@@ -18,7 +18,8 @@ from kvcalc.output.human.figures import (
     size,
     split,
 )
-from kvcalc.output.human.fit import describe_devices, print_changes, print_limits, print_verdict
+from kvcalc.output.human.fit import describe_devices, print_changes, print_limits, print_memory
+from kvcalc.output.human.server import headline, print_server
 from kvcalc.output.human.speed import print_drafting, print_speed
 from kvcalc.output.human.tables import Text, plain_table
 from kvcalc.units import format_parameters, format_size
@@ -45,7 +46,10 @@ def render(
             _fit(document, fit, console)
     else:
         if fit is not None:
-            print_verdict(document, fit, console)
+            console.print(headline(document))
+            print_server(document, console)
+            console.print()
+            print_memory(document, fit, console)
             if fit_alone is not None:
                 print_changes(fit_alone, console)
             console.print()

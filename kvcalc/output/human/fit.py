@@ -13,9 +13,9 @@ from kvcalc.output.human.figures import (
     duration,
     judged_with,
     name_engine,
-    requests_per_second,
     split,
 )
+from kvcalc.output.human.server import NO_SERVER, headline, print_server
 from kvcalc.output.human.tables import Text, plain_table
 from kvcalc.units import format_size
 
@@ -24,23 +24,36 @@ if TYPE_CHECKING:
 
     Answered = documents.Estimate | documents.FitDocument
 
-_VERDICTS = {
-    "fits": ("fits", "bold green"), "tight": ("fits, but is tight", "bold yellow"),
-    "does_not_fit": ("does not fit", "bold red"),
-}  # fmt: skip
+# Line 1 names one of these if one of them is enough.
+_DEVICE_OPTIONS = {
+    "--tensor-parallel-size",
+    "--tp-size",
+    "--tp_size",
+    "--pipeline-parallel-size",
+    "--pp-size",
+    "--pp_size",
+}
 
 
 def render(document: documents.FitDocument, console: Console) -> None:
     """Print the fit document."""
+    console.print(headline(document))
+    _print_answer(document, console)
+
+
+def _print_answer(document: documents.FitDocument, console: Console) -> None:
+    """Print the answer below its first line."""
     engine, hardware = document["engine"], document["hardware"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
     workload = [*describe_workload(document["workload"]), *describe_images(document["workload"])]
     kinds = [f"weights {document['weights']['dtype']}", f"cache {document['kv_cache']['dtype']}"]
-    console.print(", ".join([*workload, *kinds, name_engine(engine)]))
+    engines = [name_engine(engine)] if engine["name"] in NO_SERVER else []
+    console.print(", ".join([*workload, *kinds, *engines]))
     if hardware["note"]:
         console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
+    print_server(document, console)
     console.print()
-    print_verdict(document, document["fit"], console)
+    print_memory(document, document["fit"], console)
     if "reuse" in document:
         from kvcalc.output.human.reuse import print_reuse
 
@@ -56,8 +69,10 @@ def render(document: documents.FitDocument, console: Console) -> None:
 
 
 def print_changes(document: documents.FitDocument, console: Console) -> None:
-    """Print with how many devices, or how much in host memory, it would fit. Nothing if it fits."""
-    if document["smallest"]:
+    """Print with how many devices, or how much in host memory, it would fit. Nothing if it fits or line 1 has it."""
+    server: Any = document["server"]
+    tried = {change["option"] for change in server["try"]}
+    if document["smallest"] and not tried & _DEVICE_OPTIONS:
         smallest = document["smallest"]
         sizes = {
             "tp": smallest["tensor_parallel_size"], "pp": smallest["pipeline_parallel_size"],
@@ -72,14 +87,13 @@ def print_changes(document: documents.FitDocument, console: Console) -> None:
                 console.print(f"it fits with {option} {moved['value']}: {held} are then in host memory")
 
 
-def print_verdict(document: Answered, fit: documents.Fit, console: Console) -> None:
-    """Print whether it fits, the memory bar and the limits."""
-    verdict = _VERDICTS[fit["verdict"]]
-    memory = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
-    console.print(Text.assemble(verdict, f": {memory} per device for the KV cache"))
-    for note in document["warnings"]:
-        if (note["part"], note["code"]) == ("fit", "does-not-fit"):
-            console.print(note["text"])
+def print_memory(document: Answered, fit: documents.Fit, console: Console) -> None:
+    """Print why the workload does not fit, unless the first line says it, the memory bar and the limits."""
+    server = document["server"]
+    if server is None or server["starts"] or document["engine"]["name"] in NO_SERVER:
+        for note in document["warnings"]:
+            if (note["part"], note["code"]) == ("fit", "does-not-fit"):
+                console.print(note["text"])
     if waiting := _waiting(document, fit):
         console.print(waiting)
     print_bar(fit, console)
@@ -140,7 +154,10 @@ def print_limits(document: Answered, fit: documents.Fit, console: Console) -> No
     """Print the longest context and the largest batch."""
     tokens, batch = describe_workload(document["workload"])
     table = plain_table("", ">")
-    table.add_row(f"longest context at {batch}", _limit(fit["max_context_tokens"], "tokens"))
+    longest, sure = _limit(fit["max_context_tokens"], "tokens"), fit["sure_context_tokens"]
+    if sure is not None and sure != fit["max_context_tokens"]:
+        longest = f"{longest} ({count(sure)} with the least free memory)"
+    table.add_row(f"longest context at {batch}", longest)
     table.add_row(f"largest batch at {tokens}", _limit(fit["max_batch_size"], "sequences"))
     console.print(table)
 
@@ -209,36 +226,25 @@ def bar(parts: dict[str, int], device_bytes: int, width: int = _WIDTH) -> str:
 # Human output of `kvcalc check`: whether the server starts, its memory as `kvcalc fit` shows it, and its load.
 
 
-def render_check(document: documents.Check, console: Console) -> None:
-    """Print the check document."""
+def render_check(document: documents.Check, console: Console, within: str = "") -> None:
+    """Print the check document. `within` has the targets of its load as text."""
     command, requests, capacity = document["command"], document["requests"], document["capacity"]
     if command["service"]:
         console.print(Text(command["service"], style="bold"))
-    refused = requests and requests["refused"]
-    verdict = ("starts", "bold green") if document["starts"] else ("does not start", "bold red")
-    console.print(Text.assemble(verdict, "" if document["starts"] else f": {document['reason']}"))
-    if requests and refused:
-        console.print(Text.assemble(("refuses", "bold red"), f" requests of {_lengths(requests)}: {refused}"))
-    if document["changes"]:
-        changes = " or ".join(f"{change['option']} {change['value']}" for change in document["changes"])
-        console.print(f"it starts with {changes}")
-    console.print()
+    console.print(headline(document, within))
     memory: Any = {**document, "smallest": None, "offload": None}
-    render(memory, console)
-    if requests and not refused:
+    _print_answer(memory, console)
+    if requests and not requests["refused"]:
         fitting = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
         console.print(f"{fitting} requests of {_lengths(requests)} fit at once")
-    if capacity is not None and not capacity["requests_per_second"]:
-        console.print(Text.assemble(("sustains no rate", "bold red"), f": {capacity['limited_by']}"))
+    if capacity is not None:
         console.print(judged_with(capacity["confidence"]))
-    elif capacity is not None:
-        rate = requests_per_second(capacity["requests_per_second"]), "bold"
-        console.print(Text.assemble("sustains ", rate, f", {judged_with(capacity['confidence'])}"))
+    if capacity is not None and capacity["requests_per_second"]:
         for metric, mean, most in (
             ("TTFT", capacity["ttft_mean_seconds"], capacity["ttft_p99_seconds"]),
             ("TPOT", capacity["tpot_mean_seconds"], capacity["tpot_p99_seconds"]),
         ):
-            console.print(f"{metric} there: mean {duration(mean)}, p99 {duration(most)}")
+            console.print(f"{metric} at that rate: mean {duration(mean)}, p99 {duration(most)}")
         if capacity["limited_by"]:
             console.print(f"beyond that: {capacity['limited_by']}", style="dim")
     if document["advice"] is not None:

@@ -166,8 +166,8 @@ def check(document: Document) -> Answer:
         asked = capacity["requests_per_second"]
         curve = load_section(document.get("load_curve", ()), "requests per second", asked, limits, "largest")
         sections += [curve] if curve is not None else []
-    if document["changes"]:
-        changes = [(change["option"], change["value"]) for change in document["changes"]]
+    if document["server"]["try"]:
+        changes = [(change["option"], change["value"]) for change in document["server"]["try"]]
         sections.append(Section("It starts with one of these", [facts_of(changes)]))
     sections.append(memory_section(document["fit"]))
     left = [("options that change nothing here", command["ignored"]), ("not counted", command["not_counted"])]
@@ -176,7 +176,8 @@ def check(document: Document) -> Answer:
         sections.append(Section("Options of the command", [facts_of(known)]))
     verdict, tone = "It starts.", "good"
     if not document["starts"]:
-        verdict, tone = f"It does not start: {document['reason']}.", "bad"
+        may = "may not start" if document["starts"] is None else "does not start"
+        verdict, tone = f"It {may}: {document['reason']}.", "bad"
     elif capacity is not None:
         meets = f" within {targets_text(targets)}" if targets and targets_text(targets) else ""
         verdict = f"It starts, and sustains {requests_per_second(capacity['requests_per_second'])}{meets}."

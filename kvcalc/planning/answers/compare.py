@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvcalc.engines import RELEASE, engine_class
-from kvcalc.engines.options import check_settings, settings_of
+from kvcalc.engines.default_engine import AUTO_ENGINE, engine_on
+from kvcalc.engines.options import NO_ENGINE, check_settings, settings_of
 from kvcalc.errors import KvcalcError, ModelError, SettingError, UsageError
 from kvcalc.memory.workload import DEFAULT_CONTEXT_TOKENS
 from kvcalc.model.resolve import load_model
@@ -17,6 +18,7 @@ from kvcalc.planning.answers.axis import parse_engines
 from kvcalc.planning.answers.estimate import Answer, answer
 from kvcalc.planning.answers.figures import FIGURES
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
+from kvcalc.planning.answers.served_context import common_context
 from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
@@ -42,8 +44,8 @@ _RENAMED = {
     "kv_cache.dtype": "kv_dtype", "weights.bytes": "weights_bytes", "weights.dtype": "weights_dtype",
     "throughput.low_seconds": "decode_step_low_seconds", "throughput.high_seconds": "decode_step_high_seconds",
 }  # fmt: skip
-# Notes that repeat a column (by part and code), and notes that are merged into one (by code).
-_LONGEST, _TOO_LARGE = ("fit", "beyond-model"), "does-not-fit"
+# Notes that are merged into one, by code.
+_TOO_LARGE = "does-not-fit"
 _FIGURES = [(part, key, _RENAMED.get(f"{part}.{key}", key)) for part, keys in _TAKEN.items() for key in keys]
 
 
@@ -58,6 +60,15 @@ class Row(NamedTuple):
     attention: str | None
     engine: str
     devices: Devices | None
+
+    def of(self, question: Question, settings: Mapping[str, Any]) -> Question:
+        """The question about this row, whose model is known, with those of the settings that its engine takes."""
+        if isinstance(self.model, KvcalcError):
+            raise self.model
+        return question._replace(
+            model=self.model, engine=self.engine, devices=self.devices, what_if=WhatIf(self.attention),
+            engine_settings=settings_of(self.engine, settings),
+        )  # fmt: skip
 
 
 def parse_attentions(text: str | None) -> tuple[str | None, ...]:
@@ -78,28 +89,33 @@ def compare(
     question: Question,
     *,
     attentions: Sequence[str | None] = (None,),
-    engines: Sequence[str] = ("logical",),
+    engines: Sequence[str] = (AUTO_ENGINE,),
     devices: Sequence[Devices] = (),
 ) -> documents.Compare:
     """The compare document: a row for each model, kind of attention, engine and devices, in the order given.
 
     `loaded` are the models (`load_each`), and `question` is asked about each of them with the row's engine, devices
     and attention. Its settings may be those of several engines; each engine takes its own. All rows have the same
-    context: by default the shortest of the models' default contexts or, with serving options, one request's tokens.
+    context: with serving options one request's tokens, and by default the shortest of the models' default contexts or,
+    on devices, of those that the rows' servers have and hold.
 
     A row that is refused has the reason and the exit code that estimate would return. If all rows are refused, the
     first refusal is raised. An unknown engine raises UsageError (exit 2).
     """
     settings = setting_texts(question.engine_settings or {})
-    for engine in engines:
+    rows = list(_rows(loaded, attentions, engines, devices or (None,), question.dtype))
+    names = list(dict.fromkeys(row.engine for row in rows))
+    for engine in names:
         engine_class(engine)
-    check_settings(engines, settings, has_device=bool(devices))
-    if question.context_tokens is None and not question.serves_requests:
+    check_settings(names, settings, has_device=bool(devices))
+    if question.context_tokens is None and not question.serves_requests and not question.fits_context:
         limits = [m.max_position_embeddings for _, m in loaded if isinstance(m, ModelSpec)]
         context_tokens = min(DEFAULT_CONTEXT_TOKENS, *(limit for limit in limits if limit is not None), 1 << 62)
+        if devices:
+            known = (row for row in rows if isinstance(row.model, ModelSpec))
+            context_tokens = common_context((row.of(question, settings) for row in known), context_tokens)
         question = question._replace(context_tokens=context_tokens)
-    rows = list(_rows(loaded, attentions, engines, devices or (None,)))
-    answers = [_answer(row, question._replace(engine_settings=settings_of(row.engine, settings))) for row in rows]
+    answers = [_answer(row, question, settings) for row in rows]
     answered = [found.document for found in answers if isinstance(found, Answer)]
     if not answered:
         raise next(found for found in answers if isinstance(found, KvcalcError))
@@ -138,24 +154,25 @@ def first_of(loaded: Sequence[tuple[str, ModelSpec | KvcalcError]]) -> ModelSpec
 
 def _rows(
     loaded: Sequence[tuple[str, ModelSpec | KvcalcError]], attentions: Sequence[str | None], engines: Sequence[str],
-    devices: Sequence[Devices | None],
+    devices: Sequence[Devices | None], dtype: str | None,
 ) -> Iterator[Row]:  # fmt: skip
     for reference, model in loaded:
         if isinstance(model, KvcalcError):
-            yield Row(reference, model, None, engines[0], devices[0])
+            name = NO_ENGINE if engines[0] == AUTO_ENGINE else engines[0]
+            yield Row(reference, model, None, name, devices[0])
             continue
         for kind in attentions:
             for engine in engines:
                 for each in devices:
-                    yield Row(model.name, model, kind, engine, each)
+                    name = engine_on(engine, model, None if each is None else each.gpu, dtype)
+                    yield Row(model.name, model, kind, name, each)
 
 
-def _answer(row: Row, question: Question) -> Answer | KvcalcError:
+def _answer(row: Row, question: Question, settings: Mapping[str, Any]) -> Answer | KvcalcError:
     if isinstance(row.model, KvcalcError):
         return row.model
-    what_if = WhatIf(row.attention)
     try:
-        return answer(question._replace(model=row.model, engine=row.engine, devices=row.devices, what_if=what_if))
+        return answer(row.of(question, settings))
     except SettingError:
         raise
     except KvcalcError as error:
@@ -199,7 +216,7 @@ def _notes(rows: Sequence[Row], answers: Sequence[Answer | KvcalcError]) -> list
     for row, one in zip(rows, answers):
         notes = (Note("models", "refused", one.message),) if isinstance(one, KvcalcError) else one.notes
         gpu = None if row.devices is None else row.devices.gpu
-        about_row = [RowNote(_words(row), note, gpu) for note in notes if (note.part, note.code) != _LONGEST]
+        about_row = [RowNote(_words(row), note, gpu) for note in notes]
         found += [about for about in about_row if about.note.code != _TOO_LARGE]
         too_large += [about for about in about_row if about.note.code == _TOO_LARGE]
     if len(too_large) > 1:

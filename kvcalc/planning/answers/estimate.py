@@ -110,6 +110,7 @@ def answer_case(case: Case) -> Answer:
         "weights": weights,
         "hardware": hardware,
         "fit": fit,
+        "server": None,
         "throughput": throughput,
         "speculative": speculative,
         "warnings": describe_notes(notes),

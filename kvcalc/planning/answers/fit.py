@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.errors import UsageError
+from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
 from kvcalc.notes import describe_notes
-from kvcalc.planning.answers.estimate import answer, answer_case
+from kvcalc.planning.answers.estimate import Answer, answer, answer_case, fit_of
+from kvcalc.planning.answers.server_part import changes_in, describe_server
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.cases.layout import over_machines
 from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.load import at_load
 from kvcalc.question.question import Question
+from kvcalc.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
 # The parts of the estimate document that are also in the fit document.
 _TAKEN = (
-    "schema_version", "model", "workload", "engine", "kv_cache", "weights", "hardware", "fit", "speculative",
+    "schema_version", "model", "workload", "engine", "kv_cache", "weights", "hardware", "fit", "server", "speculative",
     "reuse",
 )  # fmt: skip
 
@@ -27,25 +30,77 @@ _TAKEN = (
 _MOST_RANKS = 128
 
 
-def fit(question: Question) -> documents.FitDocument:
+def fit(question: Question, lifts_limit: bool = False) -> documents.FitDocument:
     """The fit document: the parts of the estimate, and if the model does not fit, the fewest devices it fits on, and
     what the engine can keep in host memory instead.
 
-    The question has devices. Raises the errors of `make_case`, and ModelError (exit 3) if the weights are not known.
+    The question has devices. `lifts_limit` is whether its server takes contexts beyond the model's. Raises the errors
+    of `make_case`, LayoutError with the document of the refusal, and ModelError (exit 3) if the weights are not known.
     """
-    case = at_load(make_case(question))
-    found = answer_case(case)
+    try:
+        found, smallest, offload = _answer(question, lifts_limit)
+    except LayoutError as error:
+        if " does not start" not in error.message:
+            raise
+        refused = DoesNotFitError(error.message, error.hint)
+        refused.document = error.document
+        raise refused from None
+    fit_of(found.document)
     taken = {key: value for key, value in found.document.items() if key in _TAKEN}
-    smallest = None if found.fit["fits"] else _smallest(case)
     # The fit document has no throughput, so it has no notes about it.
     notes = [note for note in found.notes if note.part != "throughput"]
+    document = {**taken, "smallest": smallest, "offload": offload, "warnings": describe_notes(notes)}
+    return cast("documents.FitDocument", document)
+
+
+def has_workload(question: Question) -> bool:
+    """Whether the question names a context, a batch or requests, which are then to fit and not only the server."""
+    return question.context_tokens is not None or question.batch_size > 1 or question.serves_requests
+
+
+def is_refused(document: Mapping[str, Any], has_workload: bool, strict: bool) -> bool:
+    """Whether the server of a document does not start or its workload does not fit.
+
+    `strict` also refuses one that may not start, or whose fit is tight.
+    """
+    fit, server = document["fit"], document["server"]
+    if server is None:
+        return not fit["fits"] or (strict and fit["verdict"] == "tight")
+    if server["starts"] is False or (strict and (server["starts"] is None or fit["verdict"] == "tight")):
+        return True
+    # A server that starts by itself need not hold a request of its whole context.
+    return not fit["fits"] and (has_workload or server["starts"] is None)
+
+
+def estimate(question: Question) -> documents.Estimate:
+    """The estimate of a question, with its server if it has devices. Raises what `fit` raises, but for the weights."""
+    return (answer(question) if question.devices is None else _answer(question, False)[0]).document
+
+
+def _answer(
+    question: Question, lifts_limit: bool
+) -> tuple[Answer, documents.SmallestLayout | None, documents.HostOffload | None]:
+    """The estimate with its server, and what makes the model fit if it does not."""
+    try:
+        case = at_load(make_case(question))
+        found = answer_case(case)
+    except LayoutError as error:
+        error.document = {
+            "schema_version": SCHEMA_VERSION, "starts": False, "reason": error.message, "try": changes_in(error.hint),
+            "warnings": [],
+        }  # fmt: skip
+        raise
+    part = found.document["fit"]
+    if part is None:
+        return found, None, None
+    smallest = None if part["fits"] else _smallest(case)
     offload = None
-    if not found.fit["fits"] and case.engine.placement_options is not None:
+    if not part["fits"] and case.engine.placement_options is not None:
         from kvcalc.planning.device.offload import suggest
 
         offload = suggest(case)
-    document = {**taken, "smallest": smallest, "offload": offload, "warnings": describe_notes(notes)}
-    return cast("documents.FitDocument", document)
+    found.document["server"] = describe_server(case, found, smallest, offload, lifts_limit)
+    return found, smallest, offload
 
 
 def _smallest(case: Case) -> documents.SmallestLayout | None:

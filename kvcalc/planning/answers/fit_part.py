@@ -16,6 +16,7 @@ from kvcalc.planning.device.capacity import (
     capacity,
     context_notes,
     least,
+    longest_context,
     max_running_requests,
     too_many_to_start,
 )
@@ -76,8 +77,10 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
         longest = least(fit["memory_context_tokens"], found.host.longest_context())
         fit["max_context_tokens"] = least(longest, found.case.spec.max_position_embeddings)
         fit["memory_context_tokens"] = longest
-        fit["max_batch_size"] = least(fit["max_batch_size"], found.host.largest_batch(tokens))
-        limits = context_notes(found.case, longest)
+        largest = found.host.largest_batch(tokens)
+        fit["max_batch_size"] = least(fit["max_batch_size"], largest)
+        fit["memory_batch_size"] = least(fit["memory_batch_size"], largest)
+        limits = context_notes(longest)
     notes += limits
     held = found.reserve.held
     left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
@@ -129,6 +132,9 @@ def _add_range(found: Budget, fit: documents.Fit, notes: list[Note]) -> None:
     if low is None:
         return
     fit["free_low_bytes"], fit["free_high_bytes"] = low, high
+    if not found.devices:
+        sure = longest_context(found.case, found.pool_bytes - fit["free_bytes"] + low, found.pool_shrinkage)
+        fit["sure_context_tokens"] = least(sure, fit["max_context_tokens"])
     if not fit["fits"] and high is not None and high >= 0 and weights_line(found).low is not None:
         text = f"it may fit: the estimated parts may take up to {format_size(high - fit['free_bytes'])} less"
         notes.append(Note("fit", "may-fit", text))

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from kvcalc.engines import engine_class
 from kvcalc.errors import KvcalcError
 from kvcalc.memory.weights import count_parameters
+from kvcalc.memory.workload import resolve_context
 from kvcalc.model.presets import Preset
 from kvcalc.model.resolve import spec_of
 from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import Answer, answer
+from kvcalc.planning.answers.served_context import served_context
+from kvcalc.planning.cases.server_defaults import with_engine
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
@@ -111,7 +114,8 @@ def _types(one: _Candidate, question: Question, memory: int) -> Iterator[tuple[s
     """
     types: list[tuple[str | None, float]] = [(question.dtype, 0)]
     if question.dtype is None:
-        types = [(None, 3.0 if one.spec.quantization else 15.0), *engine_class(question.engine).smaller_types]
+        engine = with_engine(question._replace(model=one.spec)).engine
+        types = [(None, 3.0 if one.spec.quantization else 15.0), *engine_class(engine).smaller_types]
     for name, bits in types:
         least = int(one.parameters * bits / 8)
         if least < memory:
@@ -119,18 +123,24 @@ def _types(one: _Candidate, question: Question, memory: int) -> Iterator[tuple[s
 
 
 def _best(one: _Candidate, question: Question, memory: int, max_weights_bytes: int | None) -> Answer | None:
-    """The answer with the best type of weights that fits, or None."""
+    """The answer with the best type of weights that fits, or None.
+
+    Without a context, a usual one must fit, and the answer has the longest one that does.
+    """
     smallest: int | None = None
     for dtype, least in _types(one, question, memory):
         if smallest is not None and least >= smallest:
             continue
-        found = answer(question._replace(model=one.spec, dtype=dtype))
+        asked = question._replace(model=one.spec, dtype=dtype)
+        usual = resolve_context(one.spec, question.context_tokens)[0]
+        found = answer(asked._replace(context_tokens=usual))
         held = found.document["weights"]["bytes"]
         if held is None or (smallest is not None and held >= smallest):
             continue
         smallest = held
         if found.fit["fits"] and (max_weights_bytes is None or held <= max_weights_bytes):
-            return found
+            tokens = served_context(asked) if question.context_tokens is None else usual
+            return answer(asked._replace(context_tokens=tokens)) if tokens > usual else found
     return None
 
 

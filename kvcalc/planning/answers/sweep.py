@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class, resolve_kv_dtype
+from kvcalc.engines.default_engine import AUTO_ENGINE, engine_on
 from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import parse_dtype
@@ -21,6 +22,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.answers.axis import Axis
 from kvcalc.planning.answers.combination import COLUMNS, Combination, Row, combine
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
+from kvcalc.planning.answers.served_context import common_context
 from kvcalc.planning.cases.case import context_decides
 from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
@@ -168,7 +170,7 @@ def sweep(
     kv_dtypes: Sequence[str] = ("auto",),
     gpus: Sequence[Gpu | Devices] = (),
     tensor_parallel_sizes: Axis | None = None,
-    engines: Sequence[str] = ("logical",),
+    engines: Sequence[str] = (AUTO_ENGINE,),
 ) -> Sweep:
     """The grid of every engine, cache type, device, tensor-parallel size, context and batch.
 
@@ -182,9 +184,10 @@ def sweep(
     UsageError.
     """
     spec, settings = apply(question.model, question.what_if), setting_texts(question.engine_settings or {})
-    for engine in engines:
+    platforms = _platforms(engines, gpus, spec, question.dtype)
+    for engine in platforms:
         engine_class(engine)
-    check_settings(engines, settings, has_device=bool(gpus))
+    check_settings(platforms, settings, has_device=bool(gpus))
     if settings.get("n-gpu-layers") == "auto":
         raise UsageError(
             "-ngl auto: every point of a sweep would have a different number of layers", "for example -ngl 20"
@@ -195,23 +198,29 @@ def sweep(
         )
     for kv_dtype in kv_dtypes:
         if kv_dtype != "auto":
-            _check_kv_dtype(kv_dtype, engines, spec, question.dtype)
+            _check_kv_dtype(kv_dtype, list(platforms), spec, question.dtype)
+    questions = [
+        one
+        for engine, kinds in platforms.items() for kv_dtype in kv_dtypes
+        for one in _layouts(
+            kinds, tensor_parallel_sizes,
+            question._replace(engine=engine, engine_settings=settings_of(engine, settings), kv_dtype=kv_dtype),
+        )
+    ]  # fmt: skip
     if contexts is None:
-        contexts = Axis([(resolve_workload(spec).context_tokens,)])
+        tokens = resolve_workload(spec).context_tokens
+        contexts = Axis([(common_context(questions, tokens) if gpus else tokens,)])
     notes: list[Note] = []
     limit = spec.max_position_embeddings
     if limit is not None and contexts.largest > limit:
         text = f"contexts up to {contexts.largest:,} exceed the model's max_position_embeddings of {limit:,}"
         notes.append(Note("workload", BEYOND_MODEL, text))
-    question = question._replace(context_tokens=contexts.smallest)
     found: list[tuple[Combination, Devices | None, list[Note]]] = []
-    for engine in engines:
-        asked_engine = question._replace(engine=engine, engine_settings=settings_of(engine, settings))
-        varies = contexts.smallest != contexts.largest and context_decides(asked_engine)
-        for kv_dtype in kv_dtypes:
-            for one in _layouts(gpus, tensor_parallel_sizes, asked_engine._replace(kv_dtype=kv_dtype)):
-                own: list[Note] = []
-                found.append((combine(one, batches.largest, own, varies_by_context=varies), one.devices, own))
+    for one in questions:
+        own: list[Note] = []
+        varies = contexts.smallest != contexts.largest and context_decides(one)
+        shortest = one._replace(context_tokens=contexts.smallest)
+        found.append((combine(shortest, batches.largest, own, varies_by_context=varies), one.devices, own))
     combinations = [combination for combination, _, _ in found]
     refusals = [c.refusal for c in combinations if c.refusal is not None]
     if len(refusals) == len(combinations):
@@ -230,6 +239,22 @@ def sweep(
     notes += group_notes(about_rows, [_note_words(c) for c in combinations if c.refusal is None])
     notes += group_notes(refused, list(map(_note_words, combinations)))
     return Sweep(spec, question.kv_memory_bytes, contexts, batches, tuple(combinations), tuple(dict.fromkeys(notes)))
+
+
+def _platforms(
+    engines: Sequence[str], gpus: Sequence[Gpu | Devices], spec: ModelSpec, dtype: str | None
+) -> dict[str, list[Gpu | Devices]]:
+    """The engines by name, each with the kinds of device on which it runs (`engine_on`)."""
+    from kvcalc.throughput.hardware import Gpu
+
+    platforms: dict[str, list[Gpu | Devices]] = {}
+    for engine in engines:
+        for kind in gpus:
+            gpu = kind if isinstance(kind, Gpu) else kind.gpu
+            platforms.setdefault(engine_on(engine, spec, gpu, dtype), []).append(kind)
+        if not gpus:
+            platforms[engine_on(engine, spec, None, dtype)] = []
+    return platforms
 
 
 def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Question) -> Iterator[Question]:

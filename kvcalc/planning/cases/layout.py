@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from kvcalc.engines import engine_class
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.workload import Workload
+from kvcalc.planning.cases.server_defaults import with_context
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.throughput.counts import Layout
 from kvcalc.throughput.hardware import LOCAL, Devices, Gpu, find_devices, find_gpu, node_devices, own_gpu
@@ -130,15 +131,17 @@ def completed(question: Question) -> Question:
 
 
 def with_requests(question: Question) -> Question:
-    """The question with the length of the requests as its context, if it has devices and serves requests.
+    """The question with its context, if it has devices: the length of the requests to serve, or the server's own.
 
     UsageError (exit 2) if the context or the batch contradicts the requests.
     """
-    if question.devices is None or question.speed is None:
+    if question.devices is None:
         return question
+    if question.speed is None:
+        return with_context(question)
     request_tokens = question.speed.request_tokens
     if request_tokens is None:
-        return question
+        return with_context(question)
     if question.batch_size != 1:
         hint = f"use --concurrency {question.batch_size} for the number of requests"
         raise UsageError(

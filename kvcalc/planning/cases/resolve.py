@@ -17,6 +17,7 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.variants import apply
 from kvcalc.notes import Note
+from kvcalc.planning.cases.server_defaults import with_engine
 from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.releases import release_of
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
 
 
 def checked(question: Question) -> Question:
-    """The question with names in lower case. UsageError (exit 2) if the engine cannot choose the context."""
-    given = question.engine_settings or {}
-    engine = question.engine.casefold()
+    """The question with an engine and with settings as text.
+
+    UsageError (exit 2) if the engine cannot choose the context.
+    """
+    question = with_engine(question)
+    given, engine = question.engine_settings or {}, question.engine
     if question.fits_context:
         engine_class(engine).check_auto_context(given, release_of(engine))
         if question.devices is None:
@@ -37,7 +41,7 @@ def checked(question: Question) -> Question:
         if question.serves_requests:
             text = "--context auto: with requests to serve, the context is that of a request"
             raise UsageError(text, "remove --context")
-    return question._replace(engine=engine, engine_settings=setting_texts(given))
+    return question._replace(engine_settings=setting_texts(given))
 
 
 class Types(NamedTuple):

@@ -17,6 +17,7 @@ from kvcalc.engines import engine_class
 from kvcalc.engines.arguments import FLAGS, LISTS
 from kvcalc.engines.declarations import has_table, table
 from kvcalc.errors import UsageError
+from kvcalc.planning.check.answer import runs
 from kvcalc.planning.check.servers import Server
 from kvcalc.records import NamedTuple
 from kvcalc.writing.shell import join
@@ -156,7 +157,8 @@ def _typed(options: Options) -> list[str]:
 
 def _rate(answer: documents.Check) -> float:
     """The requests per second that a server sustains. Below 0 if it does not start or serves no such requests."""
-    if not answer["starts"] or (answer["requests"] is not None and answer["requests"]["refused"]):
+    refuses = answer["requests"] is not None and answer["requests"]["refused"]
+    if not runs(answer) or refuses:
         return -1.0
     return 0.0 if answer["capacity"] is None else answer["capacity"]["requests_per_second"]
 
@@ -176,7 +178,7 @@ def _gain(answer: documents.Check, base: documents.Check) -> float:
 def _describe(change: Change, answer: documents.Check, base: documents.Check) -> documents.AdvisedChange:
     return {
         "change": change.text,
-        "starts": answer["starts"],
+        "starts": runs(answer),
         "capacity": answer["capacity"],
         "gain": _gain(answer, base),
         "free_bytes": answer["fit"]["free_bytes"],
@@ -188,7 +190,7 @@ def _describe(change: Change, answer: documents.Check, base: documents.Check) ->
 def _binds(base: documents.Check) -> str:
     """The limit that keeps a server from more requests per second, in words."""
     requests, capacity = base["requests"], base["capacity"]
-    if not base["starts"] or requests is None:
+    if not runs(base) or requests is None:
         return base["reason"] or "it does not start"
     if requests["refused"] or capacity is None:
         return requests["refused"] or "its speed is not known"

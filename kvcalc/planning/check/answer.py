@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class
 from kvcalc.engines.reading import Read, Reader
-from kvcalc.errors import CacheTypeError, DoesNotFitError, KvcalcError, LayoutError, ModelError, UsageError
+from kvcalc.errors import CacheTypeError, DoesNotFitError, LayoutError, ModelError, UsageError
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.planning.answers.fit import fit
-from kvcalc.planning.check.asked import asked_by, beyond_limit, limit_of
+from kvcalc.planning.answers.server_part import changes_in
+from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import Server
-from kvcalc.planning.device.capacity import TooMany, too_many
 from kvcalc.planning.plan.judge import STATISTICS, Judged
 from kvcalc.planning.plan.targets import METRICS, Simulates, Targets
 from kvcalc.planning.serving.admission import serves_nothing
@@ -27,7 +27,7 @@ from kvcalc.units import format_size
 if TYPE_CHECKING:
     import kvcalc.documents as documents
 
-_SMALLER_CACHE, _LARGER_CACHE = "fp8", "bf16"
+_LARGER_CACHE = "bf16"
 # The precision of the rate, and the requests of a run. As in a plan, the last run has this many seconds of load.
 _CLOSE = 0.02
 _REQUESTS, _LONG_SECONDS, _MOST_REQUESTS = 1_000, 1_200, 20_000
@@ -56,18 +56,17 @@ def check(
             weights_bytes, least_rate,
         )  # fmt: skip
     except DoesNotFitError as error:
-        refusal: documents.CheckRefusal = {
+        error.document = {
             "schema_version": SCHEMA_VERSION,
             "command": _command(server, read),
             "starts": False,
             "reason": error.message.removeprefix("does not start: "),
-            "changes": [],
+            "try": changes_in(error.hint),
             "requests": None,
             "capacity": None,
             "advice": None,
             "warnings": [],
         }
-        error.document = refusal
         raise
 
 
@@ -85,42 +84,32 @@ def _checked(
     question = question._replace(weights_bytes=weights_bytes)
     try:
         try:
-            found = _fit(question, server.reader)
+            found = _fit(question, server.reader, read.lifts_limit)
         except CacheTypeError as error:
             # A server that holds the larger cache holds the smaller one too.
             question = question._replace(kv_dtype=_LARGER_CACHE)
-            found = _fit(question, server.reader)
+            found = _fit(question, server.reader, read.lifts_limit)
             notes.append(Note("command", "command", f"{error.message}: its cache is counted in {_LARGER_CACHE}"))
     except (ModelError, UsageError) as error:
         # The drafter may be unknown. Then the server is answered without it.
         if question.speculative is None:
             raise
         question = question._replace(speculative=None)
-        found = _fit(question, server.reader)
+        found = _fit(question, server.reader, read.lifts_limit)
         notes.append(Note("command", "command", f"drafting is not counted: {error.message}"))
     if read.margin_bytes is not None and found["fit"]["free_bytes"] < read.margin_bytes:
         question, found = _with_parts_on_host(question, found, server.reader, read.margin_bytes, notes)
     if found["speculative"] is not None and acceptance_length is None:
         found["speculative"]["acceptance_length"] = None
-    part = found["fit"]
-    starts = bool(part["fits"])
-    if not starts and not server.reader.words.needs_context:
-        starts = bool(part["max_context_tokens"])
-    option = engine_class(question.engine).running_option
-    running = cast(Any, found["engine"]).get(option.replace("-", "_")) if option else None
-    refused = too_many(question, running, part["start_limit"])
-    reason = refused.reason if refused else None if starts else _reason(part, found["workload"]["context_tokens"])
-    starts = starts and refused is None
-    limit = limit_of(read, server.reader, question)
-    if limit is not None:
-        starts, reason = False, reason or beyond_limit(read, server.reader, found["workload"]["context_tokens"], limit)
+    verdict: Any = found["server"]
     smaller = next((option for option in read.unknown if option.startswith("quantization ")), None)
-    if not starts and smaller is not None:
-        reason = (
-            f"{reason}, unless --{smaller} makes the weights small enough, which is not counted (--weights-memory SIZE)"
+    if verdict["starts"] is False and smaller is not None:
+        verdict["reason"] += (
+            f", unless --{smaller} makes the weights small enough, which is not counted (--weights-memory SIZE)"
         )
+    starts = verdict["starts"]
     capacity = requests = None
-    if starts and input_tokens is not None and output_tokens is not None:
+    if runs({"starts": starts, **found}) and input_tokens is not None and output_tokens is not None:
         context = found["workload"]["context_tokens"]
         question = _serving(question, input_tokens + output_tokens, context)
         requests = _requests(question, input_tokens, output_tokens, context)
@@ -133,8 +122,7 @@ def _checked(
         "schema_version": SCHEMA_VERSION,
         "command": _command(server, read),
         "starts": starts,
-        "reason": reason,
-        "changes": [] if starts else list(_changes(server, question, found, limit, refused)),
+        "reason": verdict["reason"],
         "requests": requests,
         "capacity": capacity,
         "advice": None,
@@ -142,6 +130,11 @@ def _checked(
     }
     others = [warning for warning in found["warnings"] if warning["code"] != "start-limit"]
     return cast("documents.Check", {**document, "warnings": [*describe_notes(notes), *others]})
+
+
+def runs(document: Any, strict: bool = False) -> bool:
+    """Whether the server of a check starts by the estimate, or with `strict` in the whole range of its free memory."""
+    return bool(document["starts"] or (document["starts"] is None and document["fit"]["fits"] and not strict))
 
 
 def _command(server: Server, read: Read | None) -> documents.ServerCommand:
@@ -156,9 +149,9 @@ def _command(server: Server, read: Read | None) -> documents.ServerCommand:
     }
 
 
-def _fit(question: Question, reader: Reader) -> documents.FitDocument:
+def _fit(question: Question, reader: Reader, lifts_limit: bool = False) -> documents.FitDocument:
     with _refusals(reader):
-        return fit(question)
+        return fit(question, lifts_limit)
 
 
 def _with_parts_on_host(
@@ -234,56 +227,6 @@ def _refused(question: Question, input_tokens: int, output_tokens: int, context:
     except LayoutError as error:
         return f"{error.message}; {error.hint}"
     return None
-
-
-def _reason(part: documents.Fit, tokens: int) -> str:
-    more = f"{format_size(-part['free_bytes'])} more is needed per device"
-    if part["kv_cache_memory_bytes"] <= 0:
-        return f"the weights and the reserve leave no memory for the cache: {more}"
-    return f"a request of {tokens:,} tokens does not fit: {more}"
-
-
-def _changes(
-    server: Server, question: Question, found: documents.FitDocument, limit: int | None,
-    refused: TooMany | None,
-) -> Iterator[documents.ServerChange]:  # fmt: skip
-    """Each of the smallest changes with which the server starts: the option and its value.
-
-    `limit` is the model's longest context if the server's is beyond it, and `refused` its limit of running requests if
-    that is too large.
-    """
-    reader, part = server.reader, found["fit"]
-    if refused is not None:
-        yield {"option": f"--{refused.option}", "value": str(refused.limit)}
-        return
-    names = dict.fromkeys(reader.fields.values())
-    if part["max_context_tokens"] and question.context_tokens:
-        named = next((name for name in ("max_model_len", "context_tokens") if name in names), None)
-        option = reader.words.context_option or (reader.flag_for(named) if named else "")
-        # The slots of llama.cpp have one option together.
-        tokens = part["memory_context_tokens"] if limit is None else part["max_context_tokens"]
-        yield {"option": option, "value": str((tokens or 0) * question.batch_size)}
-    if limit is not None:
-        return
-    if "kv_dtype" in names:
-        try:
-            smaller = answer(question._replace(kv_dtype=_SMALLER_CACHE)).document["fit"]
-        except KvcalcError:
-            smaller = None
-        if smaller and smaller["fits"] and found["kv_cache"]["dtype"] != _SMALLER_CACHE:
-            values = {ours: theirs for theirs, ours in reader.values.get("kv_dtype", {}).items()}
-            yield {"option": reader.flag_for("kv_dtype"), "value": values.get(_SMALLER_CACHE, _SMALLER_CACHE)}
-    smallest = found["smallest"]
-    # One option changes: more devices in a machine, or more machines.
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
-    changed = [size for size in sizes if smallest and cast(Any, smallest)[size] != getattr(question, size)]
-    if smallest and len(changed) == 1 and changed[0] in names:
-        yield {"option": reader.flag_for(changed[0]), "value": str(cast(Any, smallest)[changed[0]])}
-    if found["offload"] is not None:
-        layers, experts = found["offload"]["n_gpu_layers"], found["offload"]["n_cpu_moe"]
-        for moved, option in ((layers, "--n-gpu-layers"), (experts, "--n-cpu-moe")):
-            if moved is not None:
-                yield {"option": option, "value": str(moved["value"])}
 
 
 def capacity_of(

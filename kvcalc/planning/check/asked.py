@@ -61,7 +61,7 @@ def asked_by(
     fits_context = "max_model_len" in values and values["max_model_len"] is None
     context = values.pop("context_tokens", None) or values.pop("max_model_len", None)
     values.pop("max_model_len", None)
-    if context is None and reader.words.chooses_context and not read.keeps_context:
+    if context is None and engine_class(read.engine).chooses_context and not read.keeps_context:
         fits_context = True
     default, _ = context_limits(read.engine, spec)
     if context is None and not fits_context and default is not None:
@@ -138,19 +138,6 @@ def _names_in(path: str) -> list[str]:
     if cached is not None:
         return ["/".join(cached.split("--")[1:])]
     return ["/".join(parts[-2:]), *(part for part in parts[-1:] if "-" in part)]
-
-
-def limit_of(read: Read, reader: Reader, question: Question) -> int | None:
-    """The model's longest context, if the server's is beyond it and the engine refuses that."""
-    (_, longest), tokens = context_limits(read.engine, question.model), question.context_tokens
-    is_beyond = reader.words.limit_variable and longest and tokens and tokens > longest and not read.lifts_limit
-    return longest if is_beyond else None
-
-
-def beyond_limit(read: Read, reader: Reader, tokens: int, limit: int) -> str:
-    """Why a server with a context of `tokens` tokens does not start."""
-    title, variable = engine_class(read.engine).title, reader.words.limit_variable
-    return f"{tokens:,} tokens are beyond the model's {limit:,}, which {title} refuses without {variable}=1"
 
 
 def _parsed(name: str, text: str, reader: Reader) -> Any:

@@ -36,18 +36,20 @@ def capacity(
 ) -> documents.Fit:  # fmt: skip
     """The `fit` part of a document if each device has `kv_memory_bytes` for the cache.
 
-    `max_context_tokens` is for this batch, `max_batch_size` for this context. If the memory holds a longer context than
-    the model takes, a note says so. `limits` are those of the memory, if they are known already.
+    `max_context_tokens` is for this batch, `max_batch_size` for this context; what memory alone would hold has keys of
+    its own. `limits` are those of the memory, if they are known already.
     """
     workload = case.workload
     share, allocation, batch = case.share, case.allocation, workload.attention_batch(workload.batch_size)
-    longest, largest = limits or (
+    tokens = workload.context_tokens
+    longest, fitting = limits or (
         longest_context(case, kv_memory_bytes, pool_shrinkage),
-        largest_batch(case, kv_memory_bytes, workload.context_tokens, pool_shrinkage),
+        fitting_batch(case, kv_memory_bytes, tokens, pool_shrinkage),
     )
-    here = allocation.batch_bytes(share, workload.kv_dtype, workload.context_tokens, batch)
+    largest = least(fitting, max_running_requests(_of_length(case, tokens), kv_memory_bytes, tokens))
+    here = allocation.batch_bytes(share, workload.kv_dtype, tokens, batch)
     fits = holds(case, kv_memory_bytes)
-    notes += context_notes(case, longest)
+    notes += context_notes(longest)
     return {
         "fits": fits,
         "verdict": "fits" if fits else "does_not_fit",
@@ -63,7 +65,9 @@ def capacity(
         "free_high_bytes": None,
         "max_context_tokens": least(longest, case.spec.max_position_embeddings),
         "memory_context_tokens": longest,
+        "sure_context_tokens": None,
         "max_batch_size": largest,
+        "memory_batch_size": fitting,
         "start_limit": allocation.start_limit(share, workload.kv_dtype, kv_memory_bytes),
         "lines": None,
         "host": None,
@@ -137,15 +141,11 @@ def max_running_requests(case: Case, kv_memory_bytes: int | None, tokens: int = 
     return None if most is None else most * case.workload.data_parallel_size
 
 
-def context_notes(case: Case, longest: int | None) -> list[Note]:
-    """A note if the longest context that fits in memory is beyond the model's limit, or if memory sets no limit."""
-    limit = case.spec.longest_context
-    if longest is None:
-        return [Note("fit", NO_LIMIT, "memory does not limit the context: the cache no longer grows with it")]
-    if limit is None or not case.workload.context_tokens <= limit < longest:
+def context_notes(longest: int | None) -> list[Note]:
+    """A note if memory sets no limit of the context."""
+    if longest is not None:
         return []
-    text = f"a context of {longest:,} tokens fits in memory, but the model's limit is {limit:,}"
-    return [Note("fit", "beyond-model", text)]
+    return [Note("fit", NO_LIMIT, "memory does not limit the context: the cache no longer grows with it")]
 
 
 def longest_context(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, command_key, engine_class, start_command
 from kvcalc.engines.command import Checkpoint, Layout
+from kvcalc.engines.default_engine import AUTO_ENGINE, engine_on
 from kvcalc.engines.options import check_settings, settings_of
 from kvcalc.errors import DoesNotFitError, KvcalcError, SettingError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
@@ -54,7 +55,7 @@ def plan(
     lengths: Lengths,
     targets: Targets,
     *,
-    engines: Sequence[str] = ("vllm",),
+    engines: Sequence[str] = (AUTO_ENGINE,),
     prices: Mapping[str, float] | None = None,
     max_devices: int = DEFAULT_MAX_DEVICES,
     allow_beyond_limit: bool = False,
@@ -93,7 +94,7 @@ def plan(
     prices = prices or {}
     dtypes = [None] if question.dtype is None else [name.strip() for name in question.dtype.split(",")]
     kinds = [
-        _kind(one, max_devices, engine.casefold(), prices)._replace(dtype=dtype)
+        _kind(one, max_devices, _engine_on(one, engine, question, dtype), prices)._replace(dtype=dtype)
         for one in gpus for engine in engines for dtype in dtypes
     ]  # fmt: skip
     _check(kinds, prices, targets)
@@ -351,6 +352,11 @@ ROW = (
     "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens",
     *map(command_key, SERVERS),
 )  # fmt: skip
+
+
+def _engine_on(kind: Gpu | Devices, engine: str, question: Question, dtype: str | None) -> str:
+    """The engine's name, or the one that people start on a kind of device."""
+    return engine_on(engine, question.model, kind.gpu if isinstance(kind, Devices) else kind, dtype)
 
 
 def _search_or_refuse(

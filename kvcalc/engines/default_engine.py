@@ -1,0 +1,76 @@
+"""The engine of a question that names none: what people start on a device with a kind of checkpoint.
+
+An engine's `engine.yaml` says on which classes of devices it runs (`device_classes`), and this module the order in
+which engines are preferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kvcalc.engines import load_engine
+from kvcalc.engines.declarations import FACTS
+from kvcalc.engines.options import NO_ENGINE
+from kvcalc.errors import KvcalcError, ModelError
+from kvcalc.memory.dtypes import FILE_TYPES, GGUF_TYPES, MLX_TYPES
+from kvcalc.memory.quantization.schemes import is_mlx
+from kvcalc.model.memo import remembered
+from kvcalc.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.hardware import Gpu
+
+AUTO_ENGINE = "auto"
+"""The engine of a question that leaves it to this module."""
+
+_FILES, _SERVER, _APPLE = "llama.cpp", "vllm", "mlx"
+
+
+def engine_on(name: str, spec: ModelSpec, gpu: Gpu | None, dtype: str | None) -> str:
+    """The engine's name in lower case, or the default one for `auto`."""
+    name = name.casefold()
+    return default_engine(spec, gpu, dtype) if name == AUTO_ENGINE else name
+
+
+def default_engine(spec: ModelSpec, gpu: Gpu | None, dtype: str | None) -> str:
+    """The engine for a model on a kind of device. `dtype` is the requested type of the weights.
+
+    - A GGUF file, a name of ollama or a type of llama.cpp's files: llama.cpp. A checkpoint of MLX: mlx.
+    - Else vllm or mlx, whichever runs on the device; a device of an unknown class counts as one of vllm's.
+    - Else llama.cpp.
+    - The formulas alone, without a device or if none of these engines runs the model.
+    """
+    if gpu is None:
+        return NO_ENGINE
+    return next((name for name in _preferred(spec, gpu, dtype) if _runs(spec, name)), NO_ENGINE)
+
+
+def _preferred(spec: ModelSpec, gpu: Gpu, dtype: str | None) -> list[str]:
+    """The engines that may run the checkpoint on the device, the preferred one first."""
+    kind = dtype or spec.named_dtype or ""
+    if spec.gguf is not None or kind.startswith("gguf:") or kind in FILE_TYPES or kind in GGUF_TYPES:
+        return [_FILES]
+    if kind in MLX_TYPES or (isinstance(spec.quantization, Mapping) and is_mlx(spec.quantization)):
+        return [_APPLE]
+    return [
+        name for name in (_SERVER, _APPLE, _FILES)
+        if gpu.vendor not in FACTS[name].get("refused_vendors", ()) and _has_kernels(name, gpu.device_class)
+    ]  # fmt: skip
+
+
+def _has_kernels(name: str, device_class: str | None) -> bool:
+    classes = FACTS[name].get("device_classes")
+    return classes is None or (device_class is None and name == _SERVER) or device_class in classes
+
+
+@remembered
+def _runs(spec: ModelSpec, name: str) -> bool:
+    """Whether the engine is known to run the model. It may refuse the model for another reason, which is then said."""
+    try:
+        load_engine(name, spec)
+    except ModelError:
+        return False
+    except KvcalcError:
+        return True
+    return True

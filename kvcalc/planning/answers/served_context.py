@@ -1,0 +1,30 @@
+"""The context of a list's rows if nothing says one: what their servers have and hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvcalc.errors import KvcalcError
+from kvcalc.planning.answers.estimate import answer
+from kvcalc.question.question import Question
+
+
+def common_context(questions: Iterable[Question], default_tokens: int) -> int:
+    """The shortest context of the servers of several questions on devices, of those that hold any.
+
+    `default_tokens` if none does.
+    """
+    return min(filter(None, map(served_context, questions)), default=default_tokens)
+
+
+def served_context(question: Question) -> int:
+    """The context that the server of a question on a device has, or the longest that it holds. 0 if it holds none."""
+    try:
+        document = answer(question).document
+    except KvcalcError:
+        return 0
+    tokens, fit = document["workload"]["context_tokens"], document["fit"]
+    if fit is None:
+        return tokens
+    longest = fit["sure_context_tokens"] or fit["max_context_tokens"]
+    return tokens if longest is None else min(tokens, longest)

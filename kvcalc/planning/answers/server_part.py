@@ -1,0 +1,207 @@
+"""The `server` part of a document: whether the server starts, what to try if not, one user's speed, and its command.
+
+`fit`, `check` and `estimate` with a device share it. The verdict has three values: a server whose free memory may be
+above or below zero within its range may start or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+
+from kvcalc.engines import SERVERS, context_limits, engine_class, start_command
+from kvcalc.engines.command import Layout
+from kvcalc.engines.reading import Reader, readers
+from kvcalc.errors import KvcalcError
+from kvcalc.model.variants import WhatIf
+from kvcalc.planning.answers.estimate import Answer, answer
+from kvcalc.planning.answers.refused_start import Refused, refused_start
+from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
+from kvcalc.planning.serving.throughput import describe_throughput
+from kvcalc.question.question import Question
+from kvcalc.units import format_size
+from kvcalc.writing.shell import join
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+
+_SMALLER_CACHE = "fp8"
+# One user's speed is that of an ordinary chat, whatever the server's longest context is.
+_USUAL_CONTEXT = 4096
+_OPTION = re.compile(r"(?:use )?(--[a-z0-9-]+) ([\w.]+)")
+
+
+def describe_server(
+    case: Case, found: Answer, smallest: documents.SmallestLayout | None, offload: documents.HostOffload | None,
+    lifts_limit: bool = False,
+) -> documents.Server:  # fmt: skip
+    """The `server` part for a case and its estimate. `lifts_limit` is whether it takes contexts beyond the model's.
+
+    `smallest` and `offload` are what `planning.answers.fit` suggests if the workload does not fit.
+    """
+    document: Any = found.document
+    refused = refused_start(case, document, lifts_limit)
+    starts, reason = (False, refused.reason) if refused is not None else starts_within(case, document["fit"])
+    changes = [] if starts else list(_changes(case.question, document, refused, smallest, offload))
+    described = {
+        "starts": starts,
+        "reason": reason,
+        "try": changes,
+        "command": start_words(case),
+        "one_user": None if starts is False else _one_user(case),
+    }
+    return cast("documents.Server", described)
+
+
+def starts_within(case: Case, fit: documents.Fit) -> tuple[bool | None, str | None]:
+    """Whether the server starts by its memory, None if its range has both, and why it does not.
+
+    An engine that `starts_short` needs memory for one token, and others for a request of their whole context.
+    """
+    engine, workload = case.engine_class, case.workload
+    if engine.starts_short:
+        if fit["max_context_tokens"] != 0:
+            return True, None
+        tokens, batch = 1, workload.data_parallel_size
+    else:
+        tokens = workload.context_tokens
+        batch = workload.batch_size if engine.allocates_slots else workload.data_parallel_size
+    needed = case.needed_bytes(tokens, workload.attention_batch(batch))
+    free = fit["kv_cache_memory_bytes"] - needed
+    if engine.allocates_slots:  # also on other devices and in host memory
+        free = fit["free_bytes"] if fit["fits"] else min(fit["free_bytes"], -1)
+    low, high = (
+        free if end is None else free + end - fit["free_bytes"]
+        for end in (fit["free_low_bytes"], fit["free_high_bytes"])
+    )
+    if low >= 0:
+        return True, None
+    if free >= 0:
+        text = f"the estimated parts may take up to {format_size(free - low)} more, and "
+        return None, text + f"{format_size(free, capacity=True)} is free"
+    reason = _shortage(fit, tokens, needed, free)
+    if high < 0:
+        return False, reason
+    return None, f"{reason}; the estimated parts may take up to {format_size(high - free)} less"
+
+
+def _shortage(fit: documents.Fit, tokens: int, needed: int, free: int) -> str:
+    memory = fit["kv_cache_memory_bytes"]
+    if memory <= 0:
+        return (
+            f"the weights and the reserve leave no memory for the cache: {format_size(-free)} more is needed per device"
+        )
+    if fit["devices"] is not None or fit["host"] is not None:
+        return f"{tokens:,} tokens need {format_size(-free)} more on the fullest device"
+    available = format_size(memory, capacity=True)
+    return f"{tokens:,} tokens need {format_size(needed)} per device, and {available} is available"
+
+
+def _changes(
+    question: Question, document: Any, refused: Refused | None, smallest: documents.SmallestLayout | None,
+    offload: documents.HostOffload | None,
+) -> Iterator[documents.ServerChange]:  # fmt: skip
+    """The smallest changes with which the server starts, each an option of its engine and the value."""
+    reader, fit = reader_of(question.engine), document["fit"]
+    if refused is not None:
+        if refused.change is not None:
+            yield {"option": refused.change[0], "value": refused.change[1]}
+        return
+    names = () if reader is None else tuple(reader.fields.values())
+    tokens = fit["sure_context_tokens"] or fit["max_context_tokens"]
+    option = engine_class(question.engine).context_option
+    if tokens and question.context_tokens and option:
+        # The slots of llama.cpp have one option together.
+        yield {"option": option, "value": str(tokens * question.batch_size)}
+    if reader is not None and "kv_dtype" in names and document["kv_cache"]["dtype"] != _SMALLER_CACHE:
+        try:
+            smaller = answer(question._replace(kv_dtype=_SMALLER_CACHE)).document["fit"]
+        except KvcalcError:
+            smaller = None
+        if smaller and smaller["verdict"] == "fits":
+            values = {ours: theirs for theirs, ours in reader.values.get("kv_dtype", {}).items()}
+            yield {"option": reader.flag_for("kv_dtype"), "value": values.get(_SMALLER_CACHE, _SMALLER_CACHE)}
+    # One option changes: more devices in a machine, or more machines.
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    changed = [size for size in sizes if smallest and cast(Any, smallest)[size] != (getattr(question, size) or 1)]
+    if reader is not None and smallest and len(changed) == 1 and changed[0] in names:
+        yield {"option": reader.flag_for(changed[0]), "value": str(cast(Any, smallest)[changed[0]])}
+    for name, option in (("n_gpu_layers", "--n-gpu-layers"), ("n_cpu_moe", "--n-cpu-moe")):
+        moved = offload and cast(Any, offload)[name]
+        if moved:
+            yield {"option": option, "value": str(moved["value"])}
+
+
+def changes_in(hint: str | None) -> list[documents.ServerChange]:
+    """The option and the value that a hint names, if it names one option."""
+    named = _OPTION.fullmatch(hint or "")
+    return [] if named is None else [{"option": named[1], "value": named[2]}]
+
+
+@cache
+def reader_of(engine: str) -> Reader | None:
+    """The reader of an engine's command, whose release does not matter. None if the engine has no server."""
+    return next((reader for reader in readers() if reader.engine == engine.partition("@")[0]), None)
+
+
+def start_words(case: Case) -> str | None:
+    """The command that starts the server of a case.
+
+    None if kvcalc cannot start its engine so, or if the question sets what no option of the engine says.
+    """
+    question, workload, name = case.question, case.workload, case.engine_name
+    is_hypothetical = question.what_if != WhatIf() or question.weights_bytes is not None
+    if name not in SERVERS or is_hypothetical or question.kv_memory_bytes is not None:
+        return None
+    default, _ = context_limits(question.engine, question.model)
+    context = question.context_tokens or workload.context_tokens
+    is_default = context == default and not case.engine_class.chooses_context
+    from kvcalc.planning.cases.dp_attention import whole_copies
+
+    layout = Layout(
+        workload.tensor_parallel_size, workload.pipeline_parallel_size, None if is_default else context,
+        workload.batch_size if case.engine_class.allocates_slots and workload.batch_size > 1 else None,
+        workload.kv_dtype.name, question.engine_settings or {}, drafting=drafting_of(question.speculative),
+        data_parallel_size=workload.data_parallel_size, expert_parallel_size=workload.expert_parallel_size,
+        has_copies=whole_copies(case.spec, workload), engine=question.engine,
+        prompt_division=case.engine_class.prompt_division(question.model, question.engine_settings or {}),
+    )  # fmt: skip
+    command, devices = start_command(name), case.devices
+    words = command.words(checkpoint_of(question.model, _asked_dtype(case)), layout)
+    nodes = -(-workload.num_devices // devices.gpu.machine_devices)
+    if words is not None and nodes > 1:
+        words = command.across(words, layout, nodes)
+    return None if words is None else join(words)
+
+
+def _asked_dtype(case: Case) -> str | None:
+    """The requested type of the weights. None for the model's own, with which the case replaces it."""
+    dtype = case.question.dtype
+    return None if dtype == case.spec.named_dtype else dtype
+
+
+def _one_user(case: Case) -> documents.OneUser | None:
+    """The speed of one request alone, with a short context. None if it is not known."""
+    tokens = min(_USUAL_CONTEXT, case.workload.context_tokens)
+    speed = case.question.speed
+    alone = speed and speed._replace(input_tokens=None, output_tokens=None, concurrency=None)
+    try:
+        single = make_case(case.question._replace(context_tokens=tokens, batch_size=1, speed=alone, serves=None))
+        found = describe_throughput(single, [])
+    except KvcalcError:
+        return None
+    if found is None:
+        return None
+    each = found["tokens_per_second_per_sequence"] * found["decode_step_seconds"]
+    low, high = (None if end is None else end / each for end in (found["low_seconds"], found["high_seconds"]))
+    return {
+        "context_tokens": tokens,
+        "tpot_seconds": found["decode_step_seconds"] / each,
+        "tpot_low_seconds": low,
+        "tpot_high_seconds": high,
+        "prefill_seconds": found["prefill_seconds"],
+        "tokens_per_second": found["tokens_per_second_per_sequence"],
+    }
