@@ -23,7 +23,7 @@ from kvcalc.throughput.hardware import Devices, find_gpu
 from kvcalc.throughput.power import energy_per_token
 
 POINTS = Path(__file__).parent / "power_points.tsv"
-# The models whose points on an H100 the utilisation was fitted to.
+# The models whose points on an H100 the utilization was fitted to.
 FITTED = ("llama-3.1-8b", "qwen3-32b", "gpt-oss-20b")
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
+
+READABLE_VERSIONS = (1, 2, SCHEMA_VERSION)
+"""The versions of records and profiles that are read: they are the same in all of these."""
 
 Schema = dict[str, Any]
 """A JSON Schema, or a node of one."""

@@ -174,9 +174,10 @@ class Questions:
         if "command" in fields:
             return self._answer_command(fields)
         from kvcalc.cli.estimate import answer
-        from kvcalc.planning.answers.estimate import answer_asked
+        from kvcalc.planning.answers.estimate import document_of
         from kvcalc.planning.cases.case import make_case
 
+        fields = _of_a_benchmark(fields)
         parts = split(fields)
         case = None if parts is None else self.models.cases.find(parts)
         if case is None:
@@ -186,7 +187,7 @@ class Questions:
             case = make_case(question)
             if parts is not None:
                 self.models.cases.keep(parts, question, case)
-        return answer_asked(case).document
+        return document_of(case)
 
     def _answer_command(self, fields: Mapping[str, Any]) -> "documents.Batch":
         """The answer to a line with a `command` key: estimate, plan, simulate or check."""
@@ -240,6 +241,15 @@ class Questions:
         if given.get("model") == "-":
             raise UsageError("model '-': stdin is already used for the questions", "give the path of a config.json")
         return given
+
+
+def _of_a_benchmark(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of an estimate without `benchmark`, whose times are always those that a benchmark's client counts."""
+    if "benchmark" not in fields:
+        return fields
+    if fields["benchmark"] is not True:
+        raise UsageError("benchmark: an estimate counts from the first request, as a benchmark does", "write true")
+    return {field: value for field, value in fields.items() if field != "benchmark"}
 
 
 class Parameter(NamedTuple):

@@ -248,7 +248,7 @@ def _known_profile(path: str) -> "Optional[documents.MeasureProfile]":
     import os
 
     from kvcalc.model.files import read_text
-    from kvcalc.schema import SCHEMA_VERSION
+    from kvcalc.schema import READABLE_VERSIONS
 
     if not os.path.exists(path) or not os.path.getsize(path):
         return None
@@ -258,7 +258,7 @@ def _known_profile(path: str) -> "Optional[documents.MeasureProfile]":
         document = None
     if not isinstance(document, dict) or not {"records", "launch"} <= {*document}:
         raise UsageError(f"{path} is not a profile, and is not replaced", "use another --save FILE")
-    if document.get("schema_version") != SCHEMA_VERSION:
+    if document.get("schema_version") not in READABLE_VERSIONS:
         raise UsageError(f"{path} is a profile of another version", "use another --save FILE")
     return cast("documents.MeasureProfile", document)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Estimate(TypedDict):
     """kvcalc estimate"""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     model: Model
     workload: Workload
     engine: Engine
@@ -120,7 +120,7 @@ class HostOffload(TypedDict):
 class FitDocument(TypedDict):
     """kvcalc fit"""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     model: Model
     workload: Workload
     engine: Engine

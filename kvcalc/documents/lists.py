@@ -51,6 +51,7 @@ class ModelsFitModelsItem(TypedDict):
 
     name: str
     family: str | None
+    engine: str
     parameters: Count
     active_parameters_per_token: Whole | None
     dtype: str | None
@@ -58,6 +59,8 @@ class ModelsFitModelsItem(TypedDict):
     weights_bytes: Count | None
     free_bytes: int
     """what is left on a device with this workload"""
+    context_tokens: Count
+    """that of the workload: the longest that surely fits, if none was asked for"""
     max_context_tokens: Whole | None
     """at this batch, and no more than the model takes; null if neither sets a limit"""
     max_batch_size: Whole | None
@@ -68,7 +71,7 @@ class ModelsFitModelsItem(TypedDict):
 
 
 class ModelsFitEngine(TypedDict):
-    """the engine that runs them"""
+    """the engine that runs them; null if they have several"""
 
     name: str
     version: str | None
@@ -93,7 +96,7 @@ class ModelsFit(Document):
 class ModelsShow(TypedDict):
     """kvcalc models show"""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     name: str
     family: str | None
     aliases: list[str]
@@ -119,7 +122,7 @@ class ModelsCheckFilesItem(TypedDict):
 class ModelsCheck(TypedDict):
     """kvcalc models check"""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     exit_code: Annotated[int, {"minimum": 0, "maximum": 3}]
     files: Annotated[list[ModelsCheckFilesItem], {"minItems": 1}]
 
@@ -133,7 +136,7 @@ class GpusGpusItem(DeviceFigures):
 class GpusShow(GpusGpusItem):
     """kvcalc gpus show"""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
 
 
 class Gpus(Document):

@@ -161,7 +161,7 @@ class PlanRow(TypedDict):
     """devices of all replicas together, the spare ones too"""
     requests_per_replica: Count | None
     """concurrent requests per replica"""
-    utilisation: Positive | None
+    utilization: Positive | None
     """the load as a share of what the replicas without the spare ones serve at most; null for clients and separate
     instances"""
     kv_dtype: str | None

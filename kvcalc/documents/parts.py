@@ -614,7 +614,7 @@ class Warning(TypedDict):
 class Document(TypedDict):
     """What nearly all documents have. In the schema, the version is their first key."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     warnings: list[Warning]
 
 

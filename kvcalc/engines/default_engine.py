@@ -14,7 +14,6 @@ from kvcalc.engines.declarations import FACTS
 from kvcalc.engines.options import NO_ENGINE
 from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.memory.dtypes import FILE_TYPES, GGUF_TYPES, MLX_TYPES
-from kvcalc.memory.quantization.schemes import is_mlx
 from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 
@@ -51,12 +50,20 @@ def _preferred(spec: ModelSpec, gpu: Gpu, dtype: str | None) -> list[str]:
     kind = dtype or spec.named_dtype or ""
     if spec.gguf is not None or kind.startswith("gguf:") or kind in FILE_TYPES or kind in GGUF_TYPES:
         return [_FILES]
-    if kind in MLX_TYPES or (isinstance(spec.quantization, Mapping) and is_mlx(spec.quantization)):
+    if kind in MLX_TYPES or _is_of_mlx(spec):
         return [_APPLE]
     return [
         name for name in (_SERVER, _APPLE, _FILES)
         if gpu.vendor not in FACTS[name].get("refused_vendors", ()) and _has_kernels(name, gpu.device_class)
     ]  # fmt: skip
+
+
+def _is_of_mlx(spec: ModelSpec) -> bool:
+    if not isinstance(spec.quantization, Mapping):
+        return False
+    from kvcalc.memory.quantization.schemes import is_mlx
+
+    return is_mlx(spec.quantization)
 
 
 def _has_kernels(name: str, device_class: str | None) -> bool:

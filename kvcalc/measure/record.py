@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from kvcalc.atomic_file import target_of, write_file
 from kvcalc.errors import RunError, UsageError
 from kvcalc.model.files import read_text
-from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.schema import READABLE_VERSIONS, SCHEMA_VERSION
 
 # A record has a few kilobytes. The record of a long sweep has more.
 _MOST_BYTES = 64 << 20
@@ -64,7 +64,7 @@ def load(path: str) -> Record:
         raise UsageError(f"{path}: not a record of kvcalc measure", "write one with kvcalc measure MODEL --save FILE")
     version = document.get("schema_version")
     # A record of version 1 has the same figures; only its warnings are plain text.
-    if version not in (1, SCHEMA_VERSION):
+    if version not in READABLE_VERSIONS:
         raise UsageError(f"{path}: schema_version is {version!r}, expected {SCHEMA_VERSION}")
     for number, run in enumerate(document["runs"]):
         if not isinstance(run, dict) or not isinstance(run.get("attention"), str):

@@ -1,11 +1,11 @@
 """The power of a replica's devices and the energy of a token, from the devices' TDP and what bounds the step.
 
-    watts = devices x (idle + (TDP - idle) x utilisation)
-    utilisation = 1 for the share of the time that is bound by operations, 0.73 for the rest
+    watts = devices x (idle + (TDP - idle) x utilization)
+    utilization = 1 for the share of the time that is bound by operations, 0.73 for the rest
 
 The host, its memory, the network, fans and cooling are not counted.
 
-The utilisation is fitted on ML.ENERGY's measurements (leaderboard v3, vLLM on H100, ml-energy/leaderboard, February
+The utilization is fitted on ML.ENERGY's measurements (leaderboard v3, vLLM on H100, ml-energy/leaderboard, February
 2026): steady serving of Llama-3.1-8B, Qwen3-32B and gpt-oss-20b. docs/concepts/energy.md has the errors on other models
 and devices. A step that only waits for memory still draws most of the TDP: the measured share is 0.57 to 0.99 of it.
 """
@@ -57,8 +57,8 @@ def mean_watts(gpu: Gpu, devices: int, compute_share: float, busy_share: float =
     """
     if gpu.tdp_watts is None:
         return None
-    utilisation = _WAITING + (1 - _WAITING) * min(max(compute_share, 0.0), 1.0)
-    return devices * gpu.tdp_watts * (_IDLE + (1 - _IDLE) * utilisation * min(busy_share, 1.0))
+    utilization = _WAITING + (1 - _WAITING) * min(max(compute_share, 0.0), 1.0)
+    return devices * gpu.tdp_watts * (_IDLE + (1 - _IDLE) * utilization * min(busy_share, 1.0))
 
 
 def energy_per_token(

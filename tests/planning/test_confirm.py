@@ -329,7 +329,7 @@ def one_pool(replicas: int, tensor: int = 1, targets: Targets = Targets(None, RA
             return self._replace(replicas=numbers[0])
 
         @property
-        def utilisation(self) -> float | None:
+        def utilization(self) -> float | None:
             rate = targets.requests_per_second
             return None if rate is None else rate / (self.replicas * 5.0)
 

@@ -163,7 +163,7 @@ def test_a_layout_that_does_not_keep_up_does_not_pass() -> None:
     document = ask(requests_per_second=rate, requests=3000, max_tpot_seconds=0.3, tpot_percentile=90, confidence=50)
     best = document["best"]
     assert best["requests_per_second"] > 0.9 * rate
-    assert best["utilisation"] <= 1
+    assert best["utilization"] <= 1
     behind = kvcalc.simulate(
         MODEL, "h100", prompt_tokens=PROMPT, answer_tokens=ANSWER, replicas=best["replicas"] - 1 or 1,
         tensor_parallel_size=best["tensor_parallel_size"], requests_per_second=rate, requests=3000,

@@ -128,7 +128,7 @@ def test_the_rates_and_the_power_are_those_of_all_replicas_that_the_load_needs(s
 
 def test_only_rows_that_are_nearly_full_say_so() -> None:
     kinds = [Platform(find_gpu(gpu), 8, "vllm") for gpu in ("h100", "h200", "l40s")]
-    rows: Any = [{"utilisation": 0.9}, {"utilisation": 0.91}, {"utilisation": None}]
+    rows: Any = [{"utilization": 0.9}, {"utilization": 0.91}, {"utilization": None}]
     (note,) = _full_notes(kinds, rows)
     assert "h200" in note.text
     assert "h100" not in note.text
@@ -398,8 +398,8 @@ def test_headroom_and_spare_replicas_add_devices_and_the_layout_says_how_busy_it
     (larger,) = ask("llama-3.1-8b", ("h100",), rate=45.0, **asked)["plans"]
     assert found["targets"]["requests_per_second"] == 30.0
     assert row["replicas"] == larger["replicas"] + 2 == row["num_devices"]
-    assert (row["ttft_seconds"], row["utilisation"]) == (larger["ttft_seconds"], larger["utilisation"])
-    assert 0 < plain["utilisation"] < 1
+    assert (row["ttft_seconds"], row["utilization"]) == (larger["ttft_seconds"], larger["utilization"])
+    assert 0 < plain["utilization"] < 1
     # Spare replicas and headroom are paid for by the tokens of the load.
     paid = row["tokens_per_second"] / 1.5 * 3600
     assert row["cost_per_million_output_tokens"] == pytest.approx(2.0 * row["num_devices"] / paid * 1e6)
@@ -410,11 +410,11 @@ def test_headroom_and_spare_replicas_add_devices_and_the_layout_says_how_busy_it
 def test_means_keep_no_layout_busier_than_nine_tenths() -> None:
     lengths = one_length(2048, 250)
     (one,) = ask("llama-3.1-8b", ("h100",), lengths, rate=4.0)["plans"]
-    rate = 4.0 / one["utilisation"]
+    rate = 4.0 / one["utilization"]
     for confidence, most in ((50, 0.9), (80, 0.9 * one["tpot_seconds"] / one["tpot_judged_seconds"])):
         for share in (0.5, 0.89, 0.97, 1.79, 1.85, 5.0):
             (row,) = ask("llama-3.1-8b", ("h100",), lengths, rate=share * rate, confidence=confidence)["plans"]
-            assert row["utilisation"] <= most + 0.02
+            assert row["utilization"] <= most + 0.02
             # A layout of one device keeps no less: its replicas would be as many devices.
             assert row["num_devices"] <= ceil(share / (most - 0.02))
     # What a simulation passes may be busier.
@@ -422,7 +422,7 @@ def test_means_keep_no_layout_busier_than_nine_tenths() -> None:
         "llama-3.1-8b", ["h100"], input_tokens=2048, output_tokens=250, requests_per_second=0.95 * rate, requests=200,
         max_tpot_seconds=0.2, tpot_percentile=50, max_devices=1, confidence=50,
     )  # fmt: skip
-    assert found["best"]["utilisation"] == pytest.approx(0.95)
+    assert found["best"]["utilization"] == pytest.approx(0.95)
     assert "nearly-full" in {warning["code"] for warning in found["warnings"]}
 
 

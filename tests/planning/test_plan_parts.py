@@ -386,7 +386,7 @@ def test_the_devices_of_a_layout_are_those_of_all_replicas_and_spare_ones() -> N
     # Clients overload no replica: they wait.
     clients: Any = SimpleNamespace(targets=Targets(9, None), spare_replicas=0)
     of_clients = layout(5)._replace(traffic=clients)
-    assert (of_clients.utilisation, of_clients.least_replicas) == (None, 1)
+    assert (of_clients.utilization, of_clients.least_replicas) == (None, 1)
 
 
 def test_layouts_have_few_devices_first_and_of_as_many_the_fastest() -> None:

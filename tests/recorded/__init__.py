@@ -53,7 +53,7 @@ times.3.mean_seconds
 """
 _PLANNED = """
 gpu fits num_devices replicas tensor_parallel_size pipeline_parallel_size data_parallel_size expert_parallel_size
-requests_per_replica utilisation free_bytes max_batch_size ttft_seconds ttft_low_seconds ttft_high_seconds tpot_seconds
+requests_per_replica utilization free_bytes max_batch_size ttft_seconds ttft_low_seconds ttft_high_seconds tpot_seconds
 tpot_high_seconds tokens_per_second cost_per_hour reason next_layout next_mode
 """
 _POOL = "instances tensor_parallel_size requests_per_instance requests_held max_requests_per_second free_bytes".split()

@@ -38,10 +38,10 @@ _DEVICE_OPTIONS = {
 def render(document: documents.FitDocument, console: Console) -> None:
     """Print the fit document."""
     console.print(headline(document))
-    _print_answer(document, console)
+    _print_answer(document, console, with_command=True)
 
 
-def _print_answer(document: documents.FitDocument, console: Console) -> None:
+def _print_answer(document: documents.FitDocument, console: Console, *, with_command: bool) -> None:
     """Print the answer below its first line."""
     engine, hardware = document["engine"], document["hardware"]
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
@@ -51,7 +51,7 @@ def _print_answer(document: documents.FitDocument, console: Console) -> None:
     console.print(", ".join([*workload, *kinds, *engines]))
     if hardware["note"]:
         console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
-    print_server(document, console)
+    print_server(document, console, with_command=with_command)
     console.print()
     print_memory(document, document["fit"], console)
     if "reuse" in document:
@@ -154,10 +154,10 @@ def print_limits(document: Answered, fit: documents.Fit, console: Console) -> No
     """Print the longest context and the largest batch."""
     tokens, batch = describe_workload(document["workload"])
     table = plain_table("", ">")
-    longest, sure = _limit(fit["max_context_tokens"], "tokens"), fit["sure_context_tokens"]
+    sure = fit["sure_context_tokens"]
+    table.add_row(f"longest context at {batch}", _limit(fit["max_context_tokens"], "tokens"))
     if sure is not None and sure != fit["max_context_tokens"]:
-        longest = f"{longest} ({count(sure)} with the least free memory)"
-    table.add_row(f"longest context at {batch}", longest)
+        table.add_row("  with the least free memory", _limit(sure, "tokens"))
     table.add_row(f"largest batch at {tokens}", _limit(fit["max_batch_size"], "sequences"))
     console.print(table)
 
@@ -233,7 +233,7 @@ def render_check(document: documents.Check, console: Console, within: str = "") 
         console.print(Text(command["service"], style="bold"))
     console.print(headline(document, within))
     memory: Any = {**document, "smallest": None, "offload": None}
-    _print_answer(memory, console)
+    _print_answer(memory, console, with_command=False)
     if requests and not requests["refused"]:
         fitting = "any number" if requests["max_requests"] is None else count(requests["max_requests"])
         console.print(f"{fitting} requests of {_lengths(requests)} fit at once")

@@ -50,11 +50,11 @@ def render(document: documents.Models, console: Console) -> None:
 def render_fit(document: documents.ModelsFit, console: Console) -> None:
     """Print what all rows have in common, then the models that fit."""
     hardware, engine, tokens = document["hardware"], document["engine"], document["context_tokens"]
-    if hardware is None or engine is None:
+    if hardware is None:
         console.print("no model fits")
         return
     common = [f"{hardware['num_devices']} x {hardware['name']}"]
-    if engine["version"]:  # not the formula
+    if engine is not None and engine["version"]:  # not the formula
         common.append(name_engine(engine))
     common += [*([] if tokens is None else [f"{count(tokens)} tokens"]), f"batch {count(document['batch_size'])}"]
     console.print(", ".join(common))
@@ -62,6 +62,7 @@ def render_fit(document: documents.ModelsFit, console: Console) -> None:
     columns: list[Column] = [
         ("", "name", text),
         (">parameters", "parameters", format_parameters),
+        *([("engine", "engine", text)] if engine is None else []),
         ("type", "dtype", text),
         (">weights", "weights_bytes", size),
         (">free", "free_bytes", size),

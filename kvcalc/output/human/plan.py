@@ -19,8 +19,8 @@ from kvcalc.output.human.layouts import (
     simulated_columns,
     targets_text,
 )
+from kvcalc.output.human.server import folded
 from kvcalc.output.human.tables import Column, Text
-from kvcalc.writing import shell
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -94,8 +94,8 @@ def _layouts(document: documents.Plan, console: Console) -> None:
     if is_simulated(document):
         # What is judged replaces the means of the closed form.
         columns[-4:-1] = simulated_columns(document["targets"])
-    if any(row["utilisation"] is not None for row in rows):
-        columns.insert(-1, (">busy", "utilisation", percent))
+    if any(row["utilization"] is not None for row in rows):
+        columns.insert(-1, (">busy", "utilization", percent))
     if any(row["verdict"] == "tight" for row in rows):
         columns.insert(-1, ("fit", "fit", text))
     if any(row["cost_per_hour"] is not None for row in rows):
@@ -105,7 +105,7 @@ def _layouts(document: documents.Plan, console: Console) -> None:
         ]
     else:
         columns.append((">tok/s each", "tokens_per_second_per_device", rate))
-    optional = ["tokens_per_second_per_device", "utilisation", "tokens_per_second"]
+    optional = ["tokens_per_second_per_device", "utilization", "tokens_per_second"]
     if document["targets"]["max_ttft_seconds"] is None:
         optional.append("ttft_seconds")
     by_token = document["ranked_by"] == "cost_per_million_output_tokens"
@@ -156,24 +156,5 @@ def _money(value: float | None) -> str:
 def _print_command(heading: str, command: str, console: Console) -> None:
     console.print()
     console.print(heading)
-    for line in _folded(command, min(_WIDTH, console.width - 2)):
+    for line in folded(command, min(_WIDTH, console.width - 2)):
         console.print(f"  {line}", soft_wrap=True)
-
-
-def _folded(command: str, width: int) -> list[str]:
-    """A command in lines of at most `width`, unless a word is longer. An option and its value stay on one line."""
-    words = [shell.join([word]) for word in shell.split(command)]
-    groups: list[str] = []
-    for word in words:
-        if groups and not word.startswith("--") and groups[-1].startswith("--") and " " not in groups[-1]:
-            groups[-1] += f" {word}"
-        else:
-            groups.append(word)
-    lines = [groups[0]]
-    for group in groups[1:]:
-        if len(lines[-1]) + len(group) + 3 > width:
-            lines[-1] += " \\"
-            lines.append(f"  {group}")
-        else:
-            lines[-1] += f" {group}"
-    return lines

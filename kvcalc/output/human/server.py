@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcalc.output.human.console import Console
-from kvcalc.output.human.figures import count, duration, rate, requests_per_second, span
+from kvcalc.output.human.figures import UNKNOWN_RANGE, count, duration, rate, requests_per_second
 from kvcalc.output.human.tables import Text
 from kvcalc.units import format_size
 from kvcalc.writing.shell import join, split
@@ -77,7 +77,7 @@ def _changes(server: Any) -> str:
     return " or ".join(f"{change['option']} {change['value']}" for change in server["try"])
 
 
-def print_server(document: Any, console: Console) -> None:
+def print_server(document: Any, console: Console, *, with_command: bool = True) -> None:
     """Print one user's speed, and the command that starts the server, with the first change if it needs one."""
     server = document["server"]
     if server is None:
@@ -85,12 +85,15 @@ def print_server(document: Any, console: Console) -> None:
     one = server["one_user"]
     if one is not None:
         low, high = one["tpot_low_seconds"], one["tpot_high_seconds"]
-        ranged = f" ({span(one['tpot_seconds'], low, high)})" if low is not None and high is not None else ""
-        text = f"  {rate(one['tokens_per_second'])} tokens/s at {count(one['context_tokens'])} tokens: "
-        text += f"{duration(one['tpot_seconds'])} each{ranged}, prompt {duration(one['prefill_seconds'])}"
+        ranged = f"{rate(1 / high)} to {rate(1 / low)}" if low and high else UNKNOWN_RANGE
+        text = f"  {rate(one['tokens_per_second'])} tokens/s ({ranged}) at {count(one['context_tokens'])} tokens; "
+        text += f"prompt {duration(one['prefill_seconds'])}"
         console.print(Text.assemble(("one user", "bold"), text))
-    if server["command"] is not None:
-        console.print(Text.assemble(("start", "bold"), "     ", _with_change(server)))
+    if with_command and server["command"] is not None:
+        first, *more = folded(_with_change(server), console.width - 10)
+        console.print(Text.assemble(("start", "bold"), "     ", first), soft_wrap=True)
+        for line in more:
+            console.print(f"          {line}", soft_wrap=True)
 
 
 def _with_change(server: Any) -> str:
@@ -104,3 +107,22 @@ def _with_change(server: Any) -> str:
     else:
         words += [first["option"], first["value"]]
     return join(words)
+
+
+def folded(command: str, width: int) -> list[str]:
+    """A command in lines of at most `width`, unless a word is longer. An option and its value stay on one line."""
+    words = [join([word]) for word in split(command)]
+    groups: list[str] = []
+    for word in words:
+        if groups and not word.startswith("--") and groups[-1].startswith("--") and " " not in groups[-1]:
+            groups[-1] += f" {word}"
+        else:
+            groups.append(word)
+    lines = [groups[0]]
+    for group in groups[1:]:
+        if len(lines[-1]) + len(group) + 3 > width:
+            lines[-1] += " \\"
+            lines.append(f"  {group}")
+        else:
+            lines[-1] += f" {group}"
+    return lines

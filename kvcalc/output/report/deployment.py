@@ -49,7 +49,7 @@ def plan(document: Document) -> Answer:
     columns: list[Any] = [
         ("device", "gpu", text), ("engine", "engine", text), (">devices", "num_devices", count),
         ("layout", "layout", text), (">TTFT", "ttft_seconds", duration), (">TPOT", "tpot_seconds", duration),
-        ("80 % range", "range", text), (">tok/s", "tokens_per_second", rate), (">busy", "utilisation", percent),
+        ("80 % range", "range", text), (">tok/s", "tokens_per_second", rate), (">busy", "utilization", percent),
         (">per hour", "cost_per_hour", money), (">per 1M out", "cost_per_million_output_tokens", money),
         ("why not", "why", text),
     ]  # fmt: skip
@@ -124,7 +124,7 @@ def _chosen(row: Document, *, has_bar: bool) -> Any:
         ("mean TPOT", _ranged(row, "tpot")),
         ("simulated, as judged", ", ".join(simulated) or None),
         ("output tokens per second", rate(row["tokens_per_second"])),
-        ("busy", None if row["utilisation"] is None else percent(row["utilisation"])),
+        ("busy", None if row["utilization"] is None else percent(row["utilization"])),
         ("requests that fit in a replica", None if row["max_batch_size"] is None else count(row["max_batch_size"])),
         ("free memory per device", None if has_bar or row["free_bytes"] is None else room(row["free_bytes"])),
         ("cost per hour", None if row["cost_per_hour"] is None else money(row["cost_per_hour"])),

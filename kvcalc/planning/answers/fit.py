@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,6 +13,7 @@ from kvcalc.planning.answers.estimate import Answer, answer, answer_case, fit_of
 from kvcalc.planning.answers.server_part import changes_in, describe_server
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.cases.layout import over_machines
+from kvcalc.planning.cases.server_defaults import as_started
 from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.load import at_load
 from kvcalc.question.question import Question
@@ -38,7 +40,8 @@ def fit(question: Question, lifts_limit: bool = False) -> documents.FitDocument:
     of `make_case`, LayoutError with the document of the refusal, and ModelError (exit 3) if the weights are not known.
     """
     try:
-        found, smallest, offload = _answer(question, lifts_limit)
+        with documented_refusals():
+            found, smallest, offload = answer_server(make_case(question), lifts_limit)
     except LayoutError as error:
         if " does not start" not in error.message:
             raise
@@ -72,33 +75,36 @@ def is_refused(document: Mapping[str, Any], has_workload: bool, strict: bool) ->
     return not fit["fits"] and (has_workload or server["starts"] is None)
 
 
-def estimate(question: Question) -> documents.Estimate:
-    """The estimate of a question, with its server if it has devices. Raises what `fit` raises, but for the weights."""
-    return (answer(question) if question.devices is None else _answer(question, False)[0]).document
-
-
-def _answer(
-    question: Question, lifts_limit: bool
-) -> tuple[Answer, documents.SmallestLayout | None, documents.HostOffload | None]:
-    """The estimate with its server, and what makes the model fit if it does not."""
+@contextmanager
+def documented_refusals() -> Iterator[None]:
+    """Give a LayoutError the document of the refusal."""
     try:
-        case = at_load(make_case(question))
-        found = answer_case(case)
+        yield
     except LayoutError as error:
+        changes = changes_in(error.hint)
         error.document = {
-            "schema_version": SCHEMA_VERSION, "starts": False, "reason": error.message, "try": changes_in(error.hint),
-            "warnings": [],
+            "schema_version": SCHEMA_VERSION, "starts": False, "reason": error.message, "try": changes, "warnings": [],
         }  # fmt: skip
         raise
-    part = found.document["fit"]
-    if part is None:
-        return found, None, None
-    smallest = None if part["fits"] else _smallest(case)
-    offload = None
-    if not part["fits"] and case.engine.placement_options is not None:
-        from kvcalc.planning.device.offload import suggest
 
-        offload = suggest(case)
+
+def answer_server(
+    case: Case, lifts_limit: bool = False
+) -> tuple[Answer, documents.SmallestLayout | None, documents.HostOffload | None]:
+    """The estimate of a case on devices with its server, and what makes the model fit if it does not."""
+    question = as_started(case.question, case.workload.context_tokens)
+    case = at_load(case if question is case.question else make_case(question))
+    found = answer_case(case)
+    fit = found.document["fit"]
+    if fit is None:
+        return found, None, None
+    smallest = offload = None
+    if not fit["fits"]:
+        smallest = _smallest(case)
+        if case.engine.placement_options is not None:
+            from kvcalc.planning.device.offload import suggest
+
+            offload = suggest(case)
     found.document["server"] = describe_server(case, found, smallest, offload, lifts_limit)
     return found, smallest, offload
 

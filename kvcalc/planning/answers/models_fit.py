@@ -63,7 +63,8 @@ def models_that_fit(
         if found is not None:
             first = first or found.document
             rows.append(_row(one, found))
-    engine = None if first is None else first["engine"]
+    engines = {row["engine"] for row in rows}
+    engine = None if first is None or len(engines) > 1 else first["engine"]
     return {
         "schema_version": SCHEMA_VERSION,
         "hardware": None if first is None else first["hardware"],
@@ -149,11 +150,13 @@ def _row(one: _Candidate, found: Answer) -> documents.ModelsFitModelsItem:
     return {
         "name": one.preset.name,
         "family": one.preset.family,
+        "engine": found.document["engine"]["name"],
         "parameters": one.parameters,
         "active_parameters_per_token": weights["active_parameters_per_token"],
         "dtype": weights["dtype"],
         "weights_bytes": weights["bytes"],
         "free_bytes": fit["free_bytes"],
+        "context_tokens": found.document["workload"]["context_tokens"],
         "max_context_tokens": fit["max_context_tokens"],
         "max_batch_size": fit["max_batch_size"],
         "decode_tokens_per_second": None if speed is None else speed["decode_tokens_per_second"],

@@ -10,21 +10,19 @@ from kvcalc.question.question import Question
 
 
 def common_context(questions: Iterable[Question], default_tokens: int) -> int:
-    """The shortest context of the servers of several questions on devices, of those that hold any.
-
-    `default_tokens` if none does.
-    """
+    """The shortest context of the servers of several questions on devices. `default_tokens` if all are refused."""
     return min(filter(None, map(served_context, questions)), default=default_tokens)
 
 
 def served_context(question: Question) -> int:
-    """The context that the server of a question on a device has, or the longest that it holds. 0 if it holds none."""
+    """The context that the server of a question on a device has, or the longest that it surely holds if it holds any.
+
+    0 if the engine refuses the server.
+    """
     try:
         document = answer(question).document
     except KvcalcError:
         return 0
     tokens, fit = document["workload"]["context_tokens"], document["fit"]
-    if fit is None:
-        return tokens
-    longest = fit["sure_context_tokens"] or fit["max_context_tokens"]
-    return tokens if longest is None else min(tokens, longest)
+    longest = fit and (fit["sure_context_tokens"] or fit["max_context_tokens"])
+    return min(tokens, longest) if longest else tokens

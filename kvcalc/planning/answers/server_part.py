@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, context_limits, engine_class, start_command
 from kvcalc.engines.command import Layout
-from kvcalc.engines.reading import Reader, readers
 from kvcalc.errors import KvcalcError
 from kvcalc.model.variants import WhatIf
 from kvcalc.planning.answers.estimate import Answer, answer
@@ -27,6 +26,7 @@ from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
+    from kvcalc.engines.reading import Reader
 
 _SMALLER_CACHE = "fp8"
 # One user's speed is that of an ordinary chat, whatever the server's longest context is.
@@ -144,6 +144,8 @@ def changes_in(hint: str | None) -> list[documents.ServerChange]:
 @cache
 def reader_of(engine: str) -> Reader | None:
     """The reader of an engine's command, whose release does not matter. None if the engine has no server."""
+    from kvcalc.engines.reading import readers
+
     return next((reader for reader in readers() if reader.engine == engine.partition("@")[0]), None)
 
 

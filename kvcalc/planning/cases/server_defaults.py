@@ -6,6 +6,7 @@ Both are those of a server that somebody starts on the question's devices withou
 from __future__ import annotations
 
 from kvcalc.engines import context_limits, engine_class
+from kvcalc.engines.declarations import OPTIONS
 from kvcalc.engines.default_engine import engine_on
 from kvcalc.errors import UsageError
 from kvcalc.question.question import Question
@@ -17,6 +18,16 @@ def with_engine(question: Question) -> Question:
     gpu = None if question.devices is None else question.devices.gpu
     engine = engine_on(question.engine, question.model, gpu, question.dtype)
     return question if engine == question.engine else question._replace(engine=engine)
+
+
+def as_started(question: Question, context_tokens: int) -> Question:
+    """The question about a server that is started with this context, if its engine counts by an option for it."""
+    option = (engine_class(question.engine).context_option or "").removeprefix("--")
+    settings = question.engine_settings or {}
+    is_counted = any(each.name == option for each in OPTIONS[question.engine.partition("@")[0]])
+    if not is_counted or option in settings or context_limits(question.engine, question.model)[0] == context_tokens:
+        return question
+    return question._replace(engine_settings={**settings, option: str(context_tokens)})
 
 
 def with_context(question: Question) -> Question:

@@ -10,6 +10,7 @@ from kvcalc.memory.dtypes import parse_dtype, parse_weight_dtype
 from kvcalc.model.drafting import EAGLE, EAGLE1, MTP, Speculation, reads_cache
 from kvcalc.model.files import expanded
 from kvcalc.model.presets import Preset, find_preset, names_of
+from kvcalc.model.resolve import find_published
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.device.weights import describe_weights
 
@@ -110,10 +111,23 @@ def _repository(spec: ModelSpec) -> str | None:
         if same:
             return same[0]
         if not typed or wanted in names_of(preset):
-            return _on_hub(spec.source) or (listed[0] if listed else None)
+            return _of_same_weights(spec, [*filter(None, [_on_hub(spec.source)]), *listed])
     if typed.endswith(_CONFIGS) or not typed:
         return _on_hub(spec.source)
     return typed if typed.count("/") == 1 and not os.path.exists(expanded(typed)) else None
+
+
+def _of_same_weights(spec: ModelSpec, names: list[str]) -> str | None:
+    """The first of a preset's repositories with the preset's own types and context, which some releases change.
+
+    None if all differ. A repository that is not known is taken.
+    """
+
+    def facts(of: ModelSpec) -> tuple[object, ...]:
+        return of.named_dtype, of.quantization, of.torch_dtype, of.max_position_embeddings
+
+    published = ((name, find_published(name)) for name in names)
+    return next((name for name, one in published if one is None or facts(one) == facts(spec)), None)
 
 
 def _preset_of(spec: ModelSpec) -> Preset | None:
@@ -129,6 +143,6 @@ def _preset_of(spec: ModelSpec) -> Preset | None:
 
 
 def _on_hub(source: str) -> str | None:
-    """`org/name` if the source is on the Hugging Face Hub, else None."""
-    parts = source.removeprefix(_HUB).removeprefix("hf:").partition("@")[0].split("/")
+    """`org/name` if the source is on the Hugging Face Hub, else None. A remark may follow the address."""
+    parts = source.split(" ")[0].removeprefix(_HUB).removeprefix("hf:").partition("@")[0].split("/")
     return "/".join(parts[:2]) if source.startswith((_HUB, "hf:")) and len(parts) >= 2 else None

@@ -64,7 +64,7 @@ def _is_sure(one: OnePool) -> bool:
         # Clients with equal answers may end together each time, and then wait as their first requests did.
         steady, mean = benchmark["steady_ttft_seconds"], benchmark["ttft_seconds"]
         shares.append((steady + requests_per_client(benchmark["concurrency"]) * (mean - steady)) / first)
-    return not shares or (max(shares) < _FAR and one.judged_utilisation < _FREE)
+    return not shares or (max(shares) < _FAR and one.judged_utilization < _FREE)
 
 
 def _simulated(simulation: Simulates, layout: OnePool) -> Finalist | None:
@@ -83,7 +83,7 @@ def _simulated(simulation: Simulates, layout: OnePool) -> Finalist | None:
     judge = Judge(targets, simulation)
     try:
         found = judge.at(one, one.numbers)
-        is_close = found is not None and (found.judged.worst > CLOSE or layout.judged_utilisation > _FREE)
+        is_close = found is not None and (found.judged.worst > CLOSE or layout.judged_utilization > _FREE)
         if found is not None and found.missed is None and is_close:
             found = judge.confirm(found)
     except UsageError:  # a layout that is not simulated

@@ -260,7 +260,7 @@ def _notes(
 def _full_notes(kinds: Sequence[Platform], rows: Sequence[documents.PlanRow]) -> list[Note]:
     """A note about layouts that a little more load makes too slow."""
     text = f"the load is more than {MOST_BUSY:.0%} of what the layout serves: --headroom 20% leaves room for more"
-    is_full = ((row["utilisation"] or 0.0) > MOST_BUSY for row in rows)
+    is_full = ((row["utilization"] or 0.0) > MOST_BUSY for row in rows)
     return grouped_notes(kinds, ([Note("plans", "nearly-full", text)] * full for full in is_full))
 
 
@@ -287,7 +287,7 @@ def _row(
         num_devices=found.num_devices,
         next_layout=found.next_layout,
         requests_per_replica=found.probe.running,
-        utilisation=found.utilisation,
+        utilization=found.utilization,
         kv_dtype=memory.document["kv_cache"]["dtype"],
         weights_dtype=memory.document["weights"]["dtype"],
         weights_bytes=memory.document["weights"]["bytes"],
@@ -343,7 +343,7 @@ ROW = (
     "model", "gpu", "engine", "fits", "verdict", "reason", "hint", "next_layout", "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size", "expert_parallel_size", "decode_context_parallel_size", "replicas",
-    "num_devices", "requests_per_replica", "utilisation", "kv_dtype", "weights_dtype", "weights_bytes", "free_bytes",
+    "num_devices", "requests_per_replica", "utilization", "kv_dtype", "weights_dtype", "weights_bytes", "free_bytes",
     "max_batch_size",
     *_TIMES,
     *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",

@@ -69,21 +69,21 @@ class OnePool(NamedTuple):
         return (self.replicas + self.traffic.spare_replicas) * self.shape.devices
 
     @property
-    def utilisation(self) -> float | None:
+    def utilization(self) -> float | None:
         """The load as a share of what the replicas serve at most, without limits on their times. None for clients."""
         rate = self.traffic.targets.requests_per_second
         one = Replica(self.traffic, self.kind, self.shape)
         return None if rate is None else rate / (self.replicas * one.full(self.probe).serving["requests_per_second"])
 
     @property
-    def judged_utilisation(self) -> float:
+    def judged_utilization(self) -> float:
         """The same with steps as long as they are judged. 0 for clients."""
-        return (self.utilisation or 0.0) * self.probe.step_factor
+        return (self.utilization or 0.0) * self.probe.step_factor
 
     @property
     def least_replicas(self) -> int:
         """The fewest replicas that the closed form does not call overloaded."""
-        return max(1, ceil((self.utilisation or 0.0) * self.replicas))
+        return max(1, ceil((self.utilization or 0.0) * self.replicas))
 
     @property
     def weight(self) -> float:
