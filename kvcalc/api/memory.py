@@ -57,7 +57,7 @@ def estimate(
     `CacheReuse(prefix_tokens=2048, turns=8, offload=(("cpu", 200 * 2**30),))`. `images` are those of every request:
     `ImagesAsked(2, 1920, 1080)`. Raises KvcalcError; its `exit_code` is the exit code of the command line.
     """
-    from kvcalc.planning.answers.estimate import estimate as ask
+    from kvcalc.planning.answers.document import estimate as ask
 
     return ask(asked(locals()))
 

@@ -174,7 +174,7 @@ class Questions:
         if "command" in fields:
             return self._answer_command(fields)
         from kvcalc.cli.estimate import answer
-        from kvcalc.planning.answers.estimate import document_of
+        from kvcalc.planning.answers.document import document_of
         from kvcalc.planning.cases.case import make_case
 
         fields = _of_a_benchmark(fields)

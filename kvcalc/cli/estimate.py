@@ -94,6 +94,6 @@ def answer(question: "Question") -> "tuple[documents.Estimate | documents.Engine
         from kvcalc.planning.answers.compare import compare_engines
 
         return compare_engines(question), "engines"
-    from kvcalc.planning.answers.estimate import estimate as ask
+    from kvcalc.planning.answers.document import estimate as ask
 
     return ask(question), "estimate"

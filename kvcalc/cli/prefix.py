@@ -74,7 +74,7 @@ def prefix(
 
 def _question(given: Mapping[str, Any], model: str | None) -> Question | None:
     if model is None:
-        from kvcalc.engines.default_engine import AUTO_ENGINE
+        from kvcalc.engines.options import AUTO_ENGINE
 
         settings = settings_of(given)
         named = [name for name in _OF_A_MODEL if given[name] is not None]

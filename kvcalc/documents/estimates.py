@@ -39,7 +39,7 @@ class Estimate(TypedDict):
     hardware: Hardware | None
     fit: Fit | None
     server: Server | None
-    """null without a device, or if the weights are not known"""
+    """null without a device, for the formulas and for a library, or if the weights are not known"""
     throughput: Throughput | None
     speculative: Speculative | None
     warnings: list[Warning]
@@ -128,7 +128,8 @@ class FitDocument(TypedDict):
     weights: Weights
     hardware: Hardware
     fit: Fit
-    server: Server
+    server: Server | None
+    """null for the formulas and for a library"""
     speculative: Speculative | None
     smallest: SmallestLayout | None
     """if it does not fit, the fewest devices of this kind it fits on"""

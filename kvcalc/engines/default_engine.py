@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.engines import load_engine
 from kvcalc.engines.declarations import FACTS
-from kvcalc.engines.options import NO_ENGINE
+from kvcalc.engines.options import AUTO_ENGINE, NO_ENGINE
 from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.memory.dtypes import FILE_TYPES, GGUF_TYPES, MLX_TYPES
 from kvcalc.model.memo import remembered
@@ -19,9 +19,6 @@ from kvcalc.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu
-
-AUTO_ENGINE = "auto"
-"""The engine of a question that leaves it to this module."""
 
 _FILES, _SERVER, _APPLE = "llama.cpp", "vllm", "mlx"
 

@@ -16,7 +16,9 @@ _Settings = TypeVar("_Settings")
 ADAPTER_OPTIONS = ("max-loras", "max-loras-per-batch", "max-lora-rank")
 """The options of vLLM and SGLang for the buffers of LoRA adapters."""
 NO_ENGINE = "logical"
-"""What stands for the formulas alone, in place of an engine. The default of most questions."""
+"""What stands for the formulas alone, in place of an engine."""
+AUTO_ENGINE = "auto"
+"""The engine of a question that names none: the one that people start (`default_engine`)."""
 
 
 def has_adapters(settings: Mapping[str, str]) -> bool:

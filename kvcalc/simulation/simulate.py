@@ -12,6 +12,7 @@ from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.fit_part import describe_hardware
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.layout import count_replicas
+from kvcalc.planning.cases.resolve import with_engine
 from kvcalc.planning.serving.admission import accept_prompts, check_serves
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.fields import IN_TURN
@@ -65,8 +66,8 @@ def _simulated(
     progress: Progress | None, is_detailed: bool,
 ) -> tuple[documents.Simulate, Sequence[Request]]:  # fmt: skip
     """The document of one run, and the requests that were served."""
-    check_serves(question.engine, setting_texts(question.engine_settings or {}))
     question, devices, requests, named_tokens, of_load = ask_about(question, load)
+    check_serves(question.engine, setting_texts(question.engine_settings or {}))
     if replicas and devices.num_devices % replicas == 0 and question.tensor_parallel_size is None:
         # All devices of a replica without --tp, as of one server.
         question = question._replace(devices=Devices(devices.gpu, devices.num_devices // replicas))
@@ -163,7 +164,7 @@ def ask_about(question: Question, load: Load) -> Asked:
     notes: list[Note] = []
     requests, named_tokens = requests_of(load, speed.prefix_hit_rate, notes)
     longest = question.context_tokens or longest_of(requests)
-    asked = question._replace(context_tokens=longest, batch_size=1, speed=speed)
+    asked = with_engine(question)._replace(context_tokens=longest, batch_size=1, speed=speed)
     return Asked(asked, question.devices, requests, named_tokens, notes)
 
 

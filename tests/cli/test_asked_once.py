@@ -161,9 +161,9 @@ def test_no_command_completes_what_it_refuses(kvcalc: Any, words: tuple[str, ...
 
 
 def test_a_note_is_no_warning_and_get_prints_neither(kvcalc: Any) -> None:
-    note = ("estimate", "llama-3-8b", "--gpu", "h100", "--engine", "vllm", "--context", "100")
+    note = ("fit", "llama-3-8b", "--gpu", "l4", "--engine", "vllm", "--context", "100")
     err = kvcalc(*note).err
-    assert "note: a context of " in err
+    assert "note: a first start" in err
     assert "warning: " not in err
     warned = ("estimate", "llama-3-8b", "--context", "9000")
     assert kvcalc(*warned).err.startswith("warning: ")

@@ -179,7 +179,7 @@ RESULT = str(ROOT / "tests" / "logs" / "vllm-bench.json")
 PLAN = ("plan", "llama-3-8b", "--input-tokens", "100", "--output-tokens", "10", "--concurrency", "2", "--gpu", "h100")
 # A question that each command answers; LOG and QUESTIONS are files.
 ANSWERED = {
-    "estimate": ("estimate", "llama-3-8b"), "fit": ("fit", "llama-3-8b", "--gpu", "h100"),
+    "estimate": ("estimate", "llama-3-8b"), "fit": ("fit", "llama-3-8b", "--gpu", "h100", "--engine", "sglang"),
     "compare": ("compare", "llama-3-8b"), "sweep": ("sweep", "llama-3-8b"), "plan": PLAN,
     "batch": ("batch", "QUESTIONS"), "audit": ("audit", "LOG"), "models": ("models",), "gpus": ("gpus",),
     "score": ("score", RESULT, "--gpu", "h100"),

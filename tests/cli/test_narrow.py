@@ -34,7 +34,7 @@ SCREENS = (
     ("score", "tests/logs/vllm-bench.json", "--gpu", "h100"), ("models",), ("gpus",), ("gpus", "h100"),
 )  # fmt: skip
 # What cannot be broken: commands to copy.
-_WHOLE = re.compile(r"^  (?:  )?(?:vllm|--)|^source https")
+_WHOLE = re.compile(r"^(?:start)? +(?:vllm|--)|^source https")
 
 
 @pytest.mark.parametrize("words", SCREENS, ids=" ".join)
@@ -71,7 +71,7 @@ def test_a_narrow_screen_keeps_what_was_asked_for(kvcalc: Any, monkeypatch: pyte
 
 
 def test_warnings_wrap_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = run_on_terminal("fit", "llama-3-70b", *ON, "--context", "9000", env={"TERM": "dumb", "COLUMNS": "60"})
+    text = run_on_terminal("estimate", "llama-3-70b", "--context", "9000", env={"TERM": "dumb", "COLUMNS": "60"})
     lines = text.replace("\r", "").splitlines()
     warning = next(place for place, line in enumerate(lines) if line.startswith("warning: "))
     assert max(map(len, lines)) <= 60

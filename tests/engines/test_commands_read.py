@@ -67,7 +67,7 @@ def test_a_command_is_read_back(engine: str, seed: int) -> None:
     assert found.drafting == (None if drafting is None else tuple(drafting))
     # vLLM and TensorRT-LLM count the requests of one DP rank.
     each = 1 if engine == "sglang" else dp
-    assert int(found.settings[RUNNING[engine]]) == -(-layout.max_running // each)
+    assert int(found.settings[RUNNING[engine]]) == -(-(layout.max_running or 0) // each)
     read = {name: text_of({"True": True}.get(text, text)) for name, text in found.settings.items()}
     assert {name: read.get(name) for name in options} == {name: text_of(value) for name, value in options.items()}
     assert not found.unknown

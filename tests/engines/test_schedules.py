@@ -137,7 +137,7 @@ def test_the_schema_and_the_help_name_the_engines_with_a_schedule(kvcalc: Any) -
     schema = json.loads((ROOT / "kvcalc" / "schema.json").read_text())
     names = schema["$defs"]["simulate"]["properties"]["engine"]["properties"]["scheduler"]["enum"]
     assert names == [schedule_of(engine, {}).name for engine in SCHEDULED]
-    words = kvcalc("simulate", "--help").out.partition("--engine NAME[@RELEASE]")[2].partition("[default")[0]
+    words = kvcalc("simulate", "--help").out.partition("--engine NAME[@RELEASE]")[2].partition("auto")[0]
     assert re.findall(r"[a-z][\w.-]*\w", words.replace(" or ", " ")) == SCHEDULED
 
 

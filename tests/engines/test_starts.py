@@ -12,7 +12,7 @@ import kvcalc
 from kvcalc.engines.attention_backends import Backend, refusals
 from kvcalc.engines.starts import Rules, Start, backend_block
 from kvcalc.engines.starts import check as check_start
-from kvcalc.errors import KvcalcError, LayoutError, UsageError
+from kvcalc.errors import DoesNotFitError, KvcalcError, LayoutError, UsageError
 from kvcalc.memory.dtypes import DTYPES
 from kvcalc.memory.sharding import NOT_SPREAD
 from kvcalc.memory.workload import Workload
@@ -20,6 +20,8 @@ from kvcalc.planning.check.answer import check
 from kvcalc.planning.check.servers import choose_server
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.throughput.hardware import find_gpu
+
+_REFUSALS = (DoesNotFitError, LayoutError)
 
 
 def start(model: str, gpu: str, engine: str, ep: int | None = None, **settings: str) -> Mapping[str, Any]:
@@ -68,10 +70,10 @@ REFUSED = [
 def test_what_an_engine_refuses_is_refused_with_its_reason(
     model: str, gpu: str, engine: str, ep: int | None, text: str
 ) -> None:
-    with pytest.raises(LayoutError, match="does not start") as error:
+    with pytest.raises(_REFUSALS, match="does not start") as error:
         start(model, gpu, engine, ep)
     assert text in error.value.message
-    assert error.value.exit_code == 2
+    assert error.value.exit_code == 4
 
 
 # Backends of --attention-backend that a release refuses, with a cache of the type: validate_configuration of vLLM's
@@ -111,7 +113,7 @@ def with_backend(model: str, gpu: str, engine: str, backend: str, kv_dtype: str 
 def test_a_backend_that_the_release_refuses_is_refused(
     model: str, gpu: str, engine: str, backend: str, kv_dtype: str, text: str
 ) -> None:
-    with pytest.raises(LayoutError, match="does not start: --attention-backend") as error:
+    with pytest.raises(_REFUSALS, match="does not start: --attention-backend") as error:
         with_backend(model, gpu, engine, backend, kv_dtype)
     assert text in error.value.message
 
@@ -168,7 +170,7 @@ def test_what_an_engine_starts_is_not_refused(model: str, gpu: str, engine: str,
 
 
 def test_the_hint_names_layouts_that_start() -> None:
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises(_REFUSALS) as error:
         start("Qwen/Qwen3-30B-A3B-FP8", "h100x8", "sglang")
     assert error.value.hint == "use --tp 2 or --ep 8"
     assert start("Qwen/Qwen3-30B-A3B-FP8", "h100x2", "sglang")["fit"]["fits"]
@@ -177,7 +179,9 @@ def test_the_hint_names_layouts_that_start() -> None:
 
 def test_bf16_is_refused_where_it_is_asked_for() -> None:
     devices = kvcalc.find_devices("t4")
-    with pytest.raises(LayoutError, match=r"--dtype bf16 needs a compute capability of 8\.0, and t4 has 7\.5"):
+    with pytest.raises(
+        (DoesNotFitError, LayoutError), match=r"--dtype bf16 needs a compute capability of 8\.0, and t4 has 7\.5"
+    ):
         kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="bf16")
     assert kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16")["fit"]["fits"]
 
@@ -185,7 +189,7 @@ def test_bf16_is_refused_where_it_is_asked_for() -> None:
 def test_an_fp8_cache_needs_kernels_for_it() -> None:
     """1CatAI/1Cat-vLLM#27: fp8e4nv is not supported on a V100."""
     devices = kvcalc.find_devices("v100-32gb")
-    with pytest.raises(LayoutError, match=r"a cache in fp8 needs a compute capability of 8\.0"):
+    with pytest.raises(_REFUSALS, match=r"a cache in fp8 needs a compute capability of 8\.0"):
         kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16", kv_dtype="fp8")
     assert kvcalc.fit("llama-3.2-1b", devices, engine="vllm", dtype="fp16")["fit"]["fits"]
 
@@ -194,7 +198,9 @@ def test_mla_needs_kernels_for_an_fp8_cache() -> None:
     """vllm-project/vllm#32732, #35577: Triton's, the only ones for SM 12.0, have none before 0.18. #47060: Ampere."""
     asked: Any = {"kv_dtype": "fp8", "context_tokens": 4096}
     for gpu, engine in (("rtx-pro-6000", "vllm@0.14.0"), ("l40s", "vllm@0.17.1"), ("a100-80gb", "vllm")):
-        with pytest.raises(LayoutError, match="MLA has kernels for a cache in fp8 for compute capability"):
+        with pytest.raises(
+            (DoesNotFitError, LayoutError), match="MLA has kernels for a cache in fp8 for compute capability"
+        ):
             kvcalc.fit("deepseek-v2-lite", kvcalc.find_devices(gpu), engine=engine, **asked)
     for gpu, engine in (
         ("rtx-pro-6000", "vllm@0.18.0"),
@@ -218,7 +224,7 @@ def test_mla_needs_kernels_for_an_fp8_cache() -> None:
     ],
 )
 def test_settings_with_which_an_engine_does_not_start(engine: str, settings: dict[str, str], hint: str) -> None:
-    with pytest.raises(LayoutError, match="not start") as error:
+    with pytest.raises(_REFUSALS, match="not start") as error:
         start("llama-3.1-8b", "h100", engine, None, **settings)
     assert error.value.hint == hint
 
@@ -240,7 +246,7 @@ def test_models_without_pipeline_stages(model: str, release: str, starts: bool) 
     if starts:
         assert kvcalc.fit(model, devices, engine=f"vllm@{release}", **asked)["fit"]["device_bytes"]
         return
-    with pytest.raises(LayoutError, match="has no pipeline stages"):
+    with pytest.raises(_REFUSALS, match="has no pipeline stages"):
         kvcalc.fit(model, devices, engine=f"vllm@{release}", **asked)
 
 

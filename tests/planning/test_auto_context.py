@@ -92,7 +92,7 @@ def test_vllm_chooses_the_longest_length_of_one_request() -> None:
     [
         (("--engine", "llama.cpp"), "needs a device"),
         (("--engine", "sglang", "--gpu", "h100"), "sglang does not choose a context"),
-        (("--gpu", "h100"), "logical does not choose a context"),
+        (("--gpu", "h100", "--engine", "logical"), "logical does not choose a context"),
         (("--engine", "vllm@0.12", "--gpu", "h100"), "vllm before 0.14"),
         (("--engine", "llama.cpp@b6097", "--gpu", "h100"), "llama.cpp before December 2025"),
         (("--engine", "llama.cpp", "--before-pull", "16736", "--gpu", "h100"), "llama.cpp before December 2025"),

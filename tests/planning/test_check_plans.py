@@ -12,7 +12,7 @@ from kvcalc.engines import start_command
 from kvcalc.errors import KvcalcError
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.cases.lengths import lengths_of_pairs
-from kvcalc.planning.check.answer import check
+from kvcalc.planning.check.answer import check, runs
 from kvcalc.planning.check.servers import Server, servers_in
 from kvcalc.planning.manifests import emit
 from kvcalc.planning.plan.document import plan
@@ -89,7 +89,7 @@ def check_row(server: Server, row: dict[str, Any], asked: str) -> None:
         server = server._replace(words=[model if word == placeholder else word for word in server.words])
     each = row["tensor_parallel_size"] * row["pipeline_parallel_size"] * row["data_parallel_size"]
     answer = check(server, find_devices(f"{row['gpu']}x{each}"))
-    assert answer["starts"], f"{asked}: {answer['reason']}: {server.words}"
+    assert runs(answer), f"{asked}: {answer['reason']}: {server.words}"
     engine: Any = answer["engine"]
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel_size")
     assert [engine[name] for name in sizes] == [row[name] for name in sizes], f"{asked}: {server.words}"
@@ -130,7 +130,7 @@ def refusal(command: str, input_tokens: int, output_tokens: int) -> str | None:
     found = check(
         servers_in(command)[-1], find_devices("h200"), input_tokens=input_tokens, output_tokens=output_tokens
     )  # fmt: skip
-    assert found["starts"]
+    assert runs(found)
     assert found["requests"] is not None
     assert (found["requests"]["max_requests"] == 0) == (found["requests"]["refused"] is not None)
     return found["requests"]["refused"]
@@ -177,7 +177,7 @@ def test_the_printed_server_starts_and_takes_the_longest_request(
     (server,) = servers_in(emit(document, start_command(engine).program))
     server = server._replace(words=["llama-3.1-8b" if word.startswith("<") else word for word in server.words])
     asked = check(server, find_devices("l40s"), input_tokens=prompt, output_tokens=answer)
-    assert asked["starts"]
+    assert runs(asked)
     assert asked["requests"] is not None
     assert asked["requests"]["refused"] is None
     assert (asked["requests"]["max_requests"] or 0) >= 1
@@ -193,5 +193,5 @@ def test_slots_have_room_for_the_longest_request_of_a_file() -> None:
     )
     (server,) = servers_in(document["best"]["llama_cpp"].replace("'<your GGUF file>'", "llama-3.1-8b"))
     found = check(server, find_devices("l40s"))
-    assert found["starts"]
+    assert runs(found)
     assert found["workload"]["context_tokens"] == 21_000

@@ -8,7 +8,7 @@ import pytest
 
 from kvcalc import check
 from kvcalc.errors import DoesNotFitError, UsageError
-from kvcalc.planning.check.answer import capacity_of
+from kvcalc.planning.check.answer import capacity_of, runs
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import choose_server, of_release, servers_in
 from kvcalc.planning.plan.judge import STATISTICS
@@ -418,8 +418,10 @@ SEVENTY, GGUF = "meta-llama/Llama-3.3-70B-Instruct", "llama-server -hf bartowski
     ("command", "gpu", "options"),
     [
         (f"vllm serve {LLAMA}", "l4", ["--max-model-len", "--tensor-parallel-size"]),
-        (f"vllm serve {LLAMA} --max-model-len 50000", "l4",
+        (f"vllm serve {LLAMA} --max-model-len 30000", "l4",
          ["--max-model-len", "--kv-cache-dtype", "--tensor-parallel-size"]),
+        # A cache in fp8 would be tight.
+        (f"vllm serve {LLAMA} --max-model-len 50000", "l4", ["--max-model-len", "--tensor-parallel-size"]),
         (f"vllm serve {LLAMA} --max-model-len 80000 --kv-cache-dtype fp8", "l4",
          ["--max-model-len", "--tensor-parallel-size"]),
         (f"vllm serve {LLAMA} --max-model-len 262144", "l4", ["--max-model-len"]),  # beyond the model's
@@ -439,13 +441,20 @@ def test_each_change_alone_lets_the_server_start_and_a_smaller_one_does_not(
 ) -> None:
     answer = check(command, gpu)
     assert not answer["starts"]
-    assert [change["option"] for change in answer["changes"]] == options
-    for option, value in ((change["option"], change["value"]) for change in answer["changes"]):
-        assert check(f"{command} {option} {value}", gpu)["starts"], option
+    server: Any = answer["server"]
+    assert [change["option"] for change in server["try"]] == options
+    for option, value in ((change["option"], change["value"]) for change in server["try"]):
+        changed = check(f"{command} {option} {value}", gpu)
+        # If no context is sure to fit, the longest one that may.
+        is_sure = (
+            option not in ("--max-model-len", "--n-gpu-layers", "--n-cpu-moe") or answer["fit"]["sure_context_tokens"]
+        )
+        assert changed["starts"] if is_sure else runs(changed), option
         # A length or number of layers that is larger by a block or a layer, or fewer devices or experts.
         step = {"--max-model-len": 16, "--ctx-size": 512, "--n-gpu-layers": 1, "--n-cpu-moe": -1}.get(option)
         if step is not None and (option, gpu) != ("--max-model-len", "h100"):
-            assert not check(f"{command} {option} {int(value) + step}", gpu)["starts"], option
+            larger = check(f"{command} {option} {int(value) + step}", gpu)
+            assert not (larger["starts"] if is_sure else runs(larger)), option
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,9 @@ def test_dp_ranks_of_a_dense_model_are_whole_copies(engine: str, option: str) ->
     four = ask(model, "h100x8", 4, engine, speed=speed, engine_settings=settings)
     one = plain("h100x2", name=model, engine=engine, speed=speed._replace(concurrency=50), engine_settings=settings)
     assert (four["engine"]["tensor_parallel_size"], four["engine"]["expert_parallel_size"]) == (2, 1)
-    assert four["fit"]["max_batch_size"] == 4 * one["fit"]["max_batch_size"]
-    assert {**four["fit"], "max_batch_size": None} == {**one["fit"], "max_batch_size": None}
+    limits = ("max_batch_size", "memory_batch_size")
+    assert [four["fit"][key] for key in limits] == [4 * one["fit"][key] for key in limits]
+    assert {**four["fit"], **dict.fromkeys(limits)} == {**one["fit"], **dict.fromkeys(limits)}
     assert four["kv_cache"]["devices_total_bytes"] == 4 * one["kv_cache"]["devices_total_bytes"]
     quick, alone = (answer["throughput"]["serving"] for answer in (four, one))
     assert (quick["running_requests"], alone["running_requests"]) == (200, 50)

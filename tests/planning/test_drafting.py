@@ -166,11 +166,11 @@ MTP_CONFIG: dict[str, Any] = {
 def test_the_files_of_a_checkpoint_hold_the_mtp_layers_already(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MTP_CONFIG))
     asked = Speculation("mtp", 2, 1.5)
-    counted = ask(str(tmp_path), asked, "h100")
+    counted = ask(str(tmp_path), asked, "h100", engine="logical")
     assert counted["speculative"]["weights_bytes"] > 0
     size = counted["fit"]["weights_bytes"] + 12345
     write(tmp_path / "model.safetensors", size)
-    held = ask(str(tmp_path), asked, "h100")
+    held = ask(str(tmp_path), asked, "h100", engine="logical")
     assert held["speculative"]["weights_bytes"] == 0
     assert held["fit"]["weights_bytes"] == size
 
@@ -224,7 +224,7 @@ def test_drafting_is_outside_the_fit_and_the_range_is_wider() -> None:
 
 def test_the_batch_at_which_drafting_stops_paying() -> None:
     asked = Speculation("ngram", 4, 1.6)
-    sizes: dict[str, Any] = {"engine": "vllm", "tensor_parallel_size": 4}
+    sizes: dict[str, Any] = {"engine": "vllm", "tensor_parallel_size": 4, "context_tokens": 4096}
     batch = ask("llama-3-70b", asked, "h100", **sizes)["speculative"]["break_even_batch"]
     there, before = (
         ask("llama-3-70b", asked, "h100", batch_size=size, **sizes)["speculative"] for size in (batch, batch - 1)
@@ -341,8 +341,8 @@ DFLASH = {
 def test_a_dflash_head_keeps_its_layers_and_drafts_in_one_pass() -> None:
     head = kvcalc.read_config(DFLASH, "dflash", "")
     asked = Speculation("dflash", 15, 5.0, head)
-    plain = ask("qwen3-8b", None, "h100", engine="sglang")
-    found = ask("qwen3-8b", asked, "h100", engine="sglang")
+    plain = ask("qwen3-8b", None, "h100", engine="sglang", context_tokens=4096)
+    found = ask("qwen3-8b", asked, "h100", engine="sglang", context_tokens=4096)
     row = 2 * 8 * 128 * 2
     lines = {line["name"]: line["bytes"] for line in found["engine"]["pool_lines"]}
     assert lines["cache of the draft model"] == (4096 + 1) * 5 * row

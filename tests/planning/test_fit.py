@@ -85,7 +85,7 @@ def test_tensorrt_llm_takes_its_fraction_once() -> None:
 
 
 def test_ranks_share_the_weights_and_what_they_repeat_is_said() -> None:
-    four = ask("llama-3-70b", "h100x4", tensor_parallel_size=4)
+    four = ask("llama-3-70b", "h100x4", tensor_parallel_size=4, engine="logical")
     parts, whole = four["fit"], four["weights"]["bytes"]
     assert whole <= 4 * parts["weights_bytes"]
     assert 4 * parts["weights_bytes"] - whole == 3 * parts["weights_replicated_bytes"]
@@ -127,7 +127,7 @@ def test_a_memory_for_the_cache_replaces_the_engines_reserve() -> None:
         "not used for the cache (--kv-memory)"
     ]
     with pytest.raises(UsageError, match=r"--kv-memory 75.00 GiB: only 64\.\d+ GiB is left after the weights"):
-        ask("llama-3-8b", "h100", kv_memory_bytes=75 * GIB)
+        ask("llama-3-8b", "h100", kv_memory_bytes=75 * GIB, engine="vllm")
 
 
 def test_weights_that_are_not_known_give_no_fit() -> None:
@@ -234,7 +234,9 @@ def test_a_gguf_file_is_as_wide_as_its_header_says(tmp_path: Path) -> None:
     assert 512 * 3 * 256 * 4 < answer["fit"]["activation_bytes"] < 8 * 2**20
     # The input embedding is in host memory: 1,000 rows of 256 in Q8_0.
     assert answer["fit"]["weights_bytes"] == answer["weights"]["bytes"] - 1000 * 256 // 32 * 34
-    two = estimate(kvcalc.load_model(str(file)), devices=find_devices("rtx-4090x2"), tensor_parallel_size=2)
+    two = estimate(
+        kvcalc.load_model(str(file)), devices=find_devices("rtx-4090x2"), tensor_parallel_size=2, engine="logical"
+    )
     assert two["fit"]["weights_bytes"] == -(-answer["weights"]["bytes"] // 2)
 
 

@@ -177,4 +177,5 @@ def test_a_model_that_needs_two_machines_is_told_so() -> None:
     assert smallest is not None
     assert (smallest["tensor_parallel_size"], smallest["pipeline_parallel_size"]) == (8, 2)
     document = kvcalc.check("vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 8192", "h100x8")
-    assert {"option": "--pipeline-parallel-size", "value": "2"} in document["changes"]
+    server: Any = document["server"]
+    assert {"option": "--pipeline-parallel-size", "value": "2"} in server["try"]

@@ -1,4 +1,4 @@
-"""A server has the same figures whoever asks: `fit`, `estimate` with a device, and `check` of the command that fit prints."""
+"""A server has the same figures whoever asks: `fit`, `estimate`, and `check` of the command that `fit` prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from kvcalc.errors import KvcalcError
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.answers.estimate import estimate
+from kvcalc.planning.answers.document import estimate
 from kvcalc.planning.answers.fit import fit
 from kvcalc.planning.answers.models import list_models
 from kvcalc.planning.check.answer import check
@@ -41,10 +41,10 @@ def random_servers(seed: int, number: int) -> Any:
     while count < number:
         question = _random_question(random, names)
         try:
-            document = fit(question)
+            document: Any = fit(question)
         except KvcalcError:
             continue
-        command = document["server"]["command"]
+        command = (document["server"] or {"command": None})["command"]
         if command is None or "<" in command:
             continue
         count += 1

@@ -335,7 +335,14 @@ def test_a_trace_of_token_ids_has_the_blocks_of_the_engine(tmp_path: Path) -> No
 def test_after_a_warm_up_rates_and_times_are_those_of_the_other_requests(tmp_path: Path, prompts: list[Prompt]) -> None:
     path = str(write_trace(tmp_path / "trace.jsonl", prompts))
     found = api.prefix_curve(
-        path, "llama-3.1-8b", devices=H100, after=0.25, cache_tokens=[50 * BLOCK], optimal=True, price_per_hour=2.5
+        path,
+        "llama-3.1-8b",
+        engine="logical",
+        devices=H100,
+        after=0.25,
+        cache_tokens=[50 * BLOCK],
+        optimal=True,
+        price_per_hour=2.5,
     )
     assert (found["trace"]["num_requests"], found["trace"]["warm_up_requests"]) == (400, 100)
     assert found["trace"]["duration_seconds"] == 399
@@ -431,7 +438,10 @@ def test_a_device_whose_free_memory_is_not_known_has_no_row(trace: str) -> None:
     )
     sizes = [2**20, 2**22]
     known = api.prefix_curve(trace, generic, cache_memory_bytes=sizes)
-    found = api.prefix_curve(trace, generic, cache_memory_bytes=sizes, devices=H100, offload_bytes={"cpu": 2**24})
+    tiers = {"cpu": 2**24}
+    found = api.prefix_curve(
+        trace, generic, engine="logical", cache_memory_bytes=sizes, devices=H100, offload_bytes=tiers
+    )
     (note,) = [warning for warning in found["warnings"] if warning["part"] == "fit"]
     assert (note["code"], note["text"].startswith("the weights of mine")) == ("unknown", True)
     assert [row["name"] for row in found["tiers"] or ()] == ["cpu"]

@@ -13,7 +13,7 @@ import pytest
 import kvcalc
 from kvcalc.engines import start_command
 from kvcalc.errors import DoesNotFitError
-from kvcalc.planning.check.answer import check
+from kvcalc.planning.check.answer import check, runs
 from kvcalc.planning.check.servers import servers_in
 from kvcalc.planning.manifests import emit
 from kvcalc.throughput.hardware import find_devices
@@ -79,14 +79,15 @@ def test_a_command_counts_its_default() -> None:
     limit = found["fit"]["start_limit"]
     assert not found["starts"]
     assert "--max-num-seqs 256" in str(found["reason"])
-    assert found["changes"] == [{"option": "--max-num-seqs", "value": str(limit)}]
+    server: Any = found["server"]
+    assert server["try"] == [{"option": "--max-num-seqs", "value": str(limit)}]
     for changed in (f"--max-num-seqs {limit}", "--enforce-eager", "-cc.cudagraph_mode=PIECEWISE"):
-        assert checked(f"--gpu-memory-utilization 0.9 {changed}")["starts"], changed
+        assert runs(checked(f"--gpu-memory-utilization 0.9 {changed}")), changed
     config = """--compilation-config '{"cudagraph_mode": "PIECEWISE", "cudagraph_capture_sizes": [1, 2]}'"""
     assert checked(f"--gpu-memory-utilization 0.9 {config}")["command"]["not_counted"] == [
         "compilation-config cudagraph_capture_sizes (CUDA graphs and compilation)"
     ]
-    assert checked(f"--gpu-memory-utilization 0.9 {config}")["starts"]
+    assert runs(checked(f"--gpu-memory-utilization 0.9 {config}"))
 
 
 def test_without_memory_the_limit_is_not_the_reason() -> None:

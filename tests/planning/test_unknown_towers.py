@@ -75,9 +75,10 @@ def test_the_loaded_weights_are_those_of_the_language_model_and_the_tower() -> N
 
 def test_a_margin_within_the_range_is_tight() -> None:
     one = find_devices("rtx-4090")
-    found: Any = kvcalc.fit(MODEL, devices=one, engine="vllm")["fit"]
+    found: Any = kvcalc.fit(MODEL, devices=one, engine="vllm", context_tokens=4096)["fit"]
     assert (found["fits"], found["verdict"]) == (True, "tight")
-    text: Any = kvcalc.fit(MODEL, devices=one, engine="vllm", engine_settings={"language-model-only": ""})["fit"]
+    settings = {"language-model-only": ""}
+    text: Any = kvcalc.fit(MODEL, devices=one, engine="vllm", engine_settings=settings, context_tokens=4096)["fit"]
     assert text["verdict"] == "fits"
     load: Any = {"input_tokens": 1000, "output_tokens": 100, "concurrency": 8}
     planned: Any = kvcalc.plan(MODEL, ["rtx-4090"], engine="vllm", max_devices=1, **load)

@@ -71,7 +71,8 @@ def test_a_network_of_your_own_replaces_the_usual_one() -> None:
 
 @pytest.mark.parametrize("given", ["ethernet-100g", "12.5GB/s", "Ethernet-100G"])
 def test_the_option_takes_a_rate_or_a_name(kvcalc: Any, given: str) -> None:
-    asked = ("estimate", "llama-3.1-405b", "--gpu", "h100x16", "--tp", "16", "--engine", "vllm", "-b", "64", "--json")
+    asked = ("estimate", "llama-3.1-405b", "--gpu", "h100x16", "--tp", "16", "--engine", "vllm", "-b", "64", "-c", "4k",
+             "--json")  # fmt: skip
     usual, slow = kvcalc(*asked).json, kvcalc(*asked, "--network", given).json
     assert usual["hardware"]["network_bytes_per_second"] == 50_000_000_000
     assert slow["hardware"]["network_bytes_per_second"] == 12_500_000_000

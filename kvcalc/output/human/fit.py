@@ -15,7 +15,7 @@ from kvcalc.output.human.figures import (
     name_engine,
     split,
 )
-from kvcalc.output.human.server import NO_SERVER, headline, print_server
+from kvcalc.output.human.server import headline, print_server, short_name
 from kvcalc.output.human.tables import Text, plain_table
 from kvcalc.units import format_size
 
@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
 
     Answered = documents.Estimate | documents.FitDocument
-
-# Line 1 names one of these if one of them is enough.
-_DEVICE_OPTIONS = {
-    "--tensor-parallel-size",
-    "--tp-size",
-    "--tp_size",
-    "--pipeline-parallel-size",
-    "--pp-size",
-    "--pp_size",
-}
 
 
 def render(document: documents.FitDocument, console: Console) -> None:
@@ -47,8 +37,9 @@ def _print_answer(document: documents.FitDocument, console: Console, *, with_com
     console.print(Text.assemble((document["model"]["name"], "bold"), f" on {describe_devices(hardware, engine)}"))
     workload = [*describe_workload(document["workload"]), *describe_images(document["workload"])]
     kinds = [f"weights {document['weights']['dtype']}", f"cache {document['kv_cache']['dtype']}"]
-    engines = [name_engine(engine)] if engine["name"] in NO_SERVER else []
-    console.print(", ".join([*workload, *kinds, *engines]))
+    # The first line has the name of a server, without the program and the package that its rules are from.
+    is_named = document["server"] is not None and name_engine(engine) == short_name(engine)
+    console.print(", ".join([*workload, *kinds, *([] if is_named else [name_engine(engine)])]))
     if hardware["note"]:
         console.print(f"{hardware['name']}: {hardware['note']}", style="dim")
     print_server(document, console, with_command=with_command)
@@ -69,10 +60,8 @@ def _print_answer(document: documents.FitDocument, console: Console, *, with_com
 
 
 def print_changes(document: documents.FitDocument, console: Console) -> None:
-    """Print with how many devices, or how much in host memory, it would fit. Nothing if it fits or line 1 has it."""
-    server: Any = document["server"]
-    tried = {change["option"] for change in server["try"]}
-    if document["smallest"] and not tried & _DEVICE_OPTIONS:
+    """Print with how many devices, or how much in host memory, it would fit. Nothing if it fits."""
+    if document["smallest"]:
         smallest = document["smallest"]
         sizes = {
             "tp": smallest["tensor_parallel_size"], "pp": smallest["pipeline_parallel_size"],
@@ -90,7 +79,7 @@ def print_changes(document: documents.FitDocument, console: Console) -> None:
 def print_memory(document: Answered, fit: documents.Fit, console: Console) -> None:
     """Print why the workload does not fit, unless the first line says it, the memory bar and the limits."""
     server = document["server"]
-    if server is None or server["starts"] or document["engine"]["name"] in NO_SERVER:
+    if server is None or server["starts"]:
         for note in document["warnings"]:
             if (note["part"], note["code"]) == ("fit", "does-not-fit"):
                 console.print(note["text"])

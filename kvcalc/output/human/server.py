@@ -14,7 +14,6 @@ _VERDICTS = {
     "fits": ("fits", "bold green"), "tight": ("fits, but is tight", "bold yellow"),
     "does_not_fit": ("does not fit", "bold red"),
 }  # fmt: skip
-NO_SERVER = ("logical", "transformers")
 
 
 def headline(document: Any, within: str = "") -> Text:
@@ -25,9 +24,9 @@ def headline(document: Any, within: str = "") -> Text:
     """
     fit, server = document["fit"], document["server"]
     memory = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
-    if server is None or document["engine"]["name"] in NO_SERVER:
+    if server is None:
         return Text.assemble(_VERDICTS[fit["verdict"]], f": {memory} per device for the KV cache")
-    name, changes = f"{_short_name(document['engine'])} ", _changes(server)
+    name, changes = f"{short_name(document['engine'])} ", _changes(server)
     if server["starts"] is None:
         also = f"; starts with {changes}" if changes else ""
         return Text.assemble(name, ("may not start", "bold yellow"), f": {server['reason']}{also}")
@@ -44,7 +43,7 @@ def headline(document: Any, within: str = "") -> Text:
     return Text.assemble(name, ("starts", "bold green"), f": {memory} per device for the KV cache")
 
 
-def _short_name(engine: Any) -> str:
+def short_name(engine: Any) -> str:
     """The engine's name and release. A release with words is that of another package, which the rules are from."""
     version = engine["version"] or ""
     return engine["name"] if " " in version else f"{engine['name']} {version}".strip()

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvcalc.engines import RELEASE, engine_class
-from kvcalc.engines.default_engine import AUTO_ENGINE, engine_on
-from kvcalc.engines.options import NO_ENGINE, check_settings, settings_of
+from kvcalc.engines.default_engine import engine_on
+from kvcalc.engines.options import AUTO_ENGINE, NO_ENGINE, check_settings, settings_of
 from kvcalc.errors import KvcalcError, ModelError, SettingError, UsageError
 from kvcalc.memory.workload import DEFAULT_CONTEXT_TOKENS
 from kvcalc.model.resolve import load_model

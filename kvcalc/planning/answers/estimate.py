@@ -56,28 +56,6 @@ def answer(question: Question) -> Answer:
     return answer_asked(make_case(question))
 
 
-def estimate(question: Question) -> documents.Estimate:
-    """The document of `kvcalc estimate`, with the server if the question has devices.
-
-    Raises what `answer` raises. LayoutError then has the document of the refusal.
-    """
-    if question.devices is None:
-        return answer(question).document
-    from kvcalc.planning.answers.fit import documented_refusals
-
-    with documented_refusals():
-        return document_of(make_case(question))
-
-
-def document_of(case: Case) -> documents.Estimate:
-    """The document of `kvcalc estimate` for a case from `make_case`, with the server if it has devices."""
-    if case.question.devices is None:
-        return answer_asked(case).document
-    from kvcalc.planning.answers.fit import answer_server
-
-    return answer_server(case)[0].document
-
-
 def answer_asked(case: Case) -> Answer:
     """The estimate of a case from `make_case`. With requests to serve, the batch is the number that fits."""
     if case.question.devices is not None:

@@ -105,7 +105,8 @@ def answer_server(
             from kvcalc.planning.device.offload import suggest
 
             offload = suggest(case)
-    found.document["server"] = describe_server(case, found, smallest, offload, lifts_limit)
+    if case.engine_class.has_server:
+        found.document["server"] = describe_server(case, found, smallest, offload, lifts_limit)
     return found, smallest, offload
 
 

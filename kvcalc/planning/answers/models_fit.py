@@ -15,7 +15,7 @@ from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import Answer, answer
 from kvcalc.planning.answers.served_context import served_context
-from kvcalc.planning.cases.server_defaults import with_engine
+from kvcalc.planning.cases.resolve import with_engine
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION

@@ -51,7 +51,7 @@ def describe_server(
         "reason": reason,
         "try": changes,
         "command": start_words(case),
-        "one_user": None if starts is False else _one_user(case),
+        "one_user": None if starts is False else _one_user(case, document["fit"]["max_context_tokens"]),
     }
     return cast("documents.Server", described)
 
@@ -185,9 +185,9 @@ def _asked_dtype(case: Case) -> str | None:
     return None if dtype == case.spec.named_dtype else dtype
 
 
-def _one_user(case: Case) -> documents.OneUser | None:
-    """The speed of one request alone, with a short context. None if it is not known."""
-    tokens = min(_USUAL_CONTEXT, case.workload.context_tokens)
+def _one_user(case: Case, longest: int | None) -> documents.OneUser | None:
+    """The speed of one request alone, with a short context of at most `longest` tokens. None if it is not known."""
+    tokens = min(_USUAL_CONTEXT, case.workload.context_tokens, longest or _USUAL_CONTEXT)
     speed = case.question.speed
     alone = speed and speed._replace(input_tokens=None, output_tokens=None, concurrency=None)
     try:

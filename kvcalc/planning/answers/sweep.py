@@ -10,8 +10,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import engine_class, resolve_kv_dtype
-from kvcalc.engines.default_engine import AUTO_ENGINE, engine_on
-from kvcalc.engines.options import check_settings, settings_of
+from kvcalc.engines.default_engine import engine_on
+from kvcalc.engines.options import AUTO_ENGINE, check_settings, settings_of
 from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import parse_dtype
 from kvcalc.memory.workload import BEYOND_MODEL, resolve_workload

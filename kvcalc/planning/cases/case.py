@@ -26,6 +26,7 @@ from kvcalc.planning.cases.resolve import (
     notes_of,
     resolve_types,
     settings_of,
+    with_engine,
     with_hits,
 )
 from kvcalc.question.question import Question
@@ -205,12 +206,13 @@ def make_case(question: Question) -> Case:
 def is_reusable(question: Question) -> bool:
     """Whether the case of the same question with other counts differs in its workload only (`case_like`)."""
     plain = question.speculative is None and question.reuse is None and question.images is None
+    plain = plain and not question.fits_context
     return plain and not has_cross_attention(question.model) and not context_decides(question)
 
 
 def context_decides(question: Question) -> bool:
     """Whether defaults of the engine depend on the context, such as a step that divides no prompt."""
-    return bool(engine_class(question.engine).context_defaults(question.engine_settings or {}, {}, 1))
+    return bool(engine_class(with_engine(question).engine).context_defaults(question.engine_settings or {}, {}, 1))
 
 
 def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: SpeedQuestion | None) -> Case:
@@ -219,7 +221,9 @@ def case_like(case: Case, context_tokens: int | None, batch_size: int, speed: Sp
     `speed` may differ from the speed question of `case` in its lengths and its concurrency, and in nothing else. Raises
     what `make_case` raises.
     """
-    asked = case.question._replace(context_tokens=context_tokens, batch_size=batch_size, speed=speed)
+    asked = case.question._replace(
+        context_tokens=context_tokens, batch_size=batch_size, speed=speed, fits_context=False
+    )
     if asked.devices is not None:
         from kvcalc.planning.cases.layout import with_requests
 

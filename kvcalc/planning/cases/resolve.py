@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvcalc.engines import engine_class, load_engine, resolve_kv_dtype
 from kvcalc.engines.allocation import PLAIN, Allocation, Drafts, Requests
 from kvcalc.engines.engine import Engine
-from kvcalc.engines.options import check_settings
+from kvcalc.engines.options import AUTO_ENGINE, check_settings
 from kvcalc.engines.place import Place
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.memory.dtypes import FILE_TYPES, GGUF_TYPES, Dtype, gguf_type, parse_weight_dtype
@@ -17,13 +17,23 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec, all_caches
 from kvcalc.model.variants import apply
 from kvcalc.notes import Note
-from kvcalc.planning.cases.server_defaults import with_engine
 from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.releases import release_of
 
 if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Devices
+
+
+def with_engine(question: Question) -> Question:
+    """The question with the name of its engine in lower case, or with the one that people start on its devices."""
+    engine = question.engine.casefold()
+    if engine == AUTO_ENGINE:
+        from kvcalc.engines.default_engine import default_engine
+
+        gpu = None if question.devices is None else question.devices.gpu
+        engine = default_engine(question.model, gpu, question.dtype)
+    return question if engine == question.engine else question._replace(engine=engine)
 
 
 def checked(question: Question) -> Question:

@@ -188,7 +188,7 @@ def _refusals(reader: Reader) -> Iterator[None]:
     """What the engine refuses is an answer: the server does not start. Options have the engine's names."""
     try:
         yield
-    except LayoutError as error:
+    except (DoesNotFitError, LayoutError) as error:
         told = error.message if " not start" in error.message else f"does not start: {error.message}"
         raise DoesNotFitError(reader.reworded(told), error.hint and reader.reworded(error.hint)) from None
 

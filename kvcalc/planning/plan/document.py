@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import SERVERS, command_key, engine_class, start_command
 from kvcalc.engines.command import Checkpoint, Layout
-from kvcalc.engines.default_engine import AUTO_ENGINE, engine_on
-from kvcalc.engines.options import check_settings, settings_of
+from kvcalc.engines.default_engine import engine_on
+from kvcalc.engines.options import AUTO_ENGINE, check_settings, settings_of
 from kvcalc.errors import DoesNotFitError, KvcalcError, SettingError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model

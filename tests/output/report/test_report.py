@@ -223,7 +223,7 @@ def test_a_check_has_the_rate_and_the_curve_around_it(kvcalc: Any, tmp_path: Pat
 def test_the_sizes_of_a_report_are_those_of_the_screen(kvcalc: Any, tmp_path: Path) -> None:
     cells, _ = texts_of(kvcalc, tmp_path, "estimate")
     human = kvcalc(*QUESTIONS["estimate"], "--format", "human").out
-    for pattern in (r"fits: (\S+ GiB) per device", r"free +(\S+ GiB)", r"weights +(\S+ GiB)"):
+    for pattern in (r"starts: (\S+ GiB) per device", r"free +(\S+ GiB)", r"weights +(\S+ GiB)"):
         size = re.search(pattern, human)
         assert size is not None
         assert any(size[1] in cell for cell in cells), size[1]
