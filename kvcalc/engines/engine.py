@@ -70,7 +70,9 @@ class Engine(ABC):
     configs through Transformers' classes (`ModelSpec.with_its_classes`). `by_type` has the module (in this
     folder) and the class for types of models with rules of their own. `loads_towers` is whether it loads the vision and
     audio towers of a checkpoint, `pads_weights` whether the sizes to which its kernels pad weights are known, and
-    `lora_option` is its option for the number of LoRA adapters on a device.
+    `lora_option` is its option for the number of LoRA adapters on a device, and `adapter_kernels` what their kernels
+    cost (`throughput.adapters.AdapterKernels`; None: not known). `eager_option` is its option for no CUDA graphs, and
+    `eager_launch_seconds` the host's time to launch a small kernel then, if it is longer than that in prompts.
     `smaller_types` are the usual types of weights, best first, with the least bits that a weight takes.
     `largest_share` is its option for the share of a device's memory, with the largest share in published recipes.
     `limits_concurrency` is whether the concurrency that it prints is at most the requests that run.
@@ -118,6 +120,9 @@ class Engine(ABC):
     loads_towers = True
     pads_weights = False
     lora_option: str | None = None
+    adapter_kernels: tuple[int, float, float] | None = None
+    eager_option: str | None = None
+    eager_launch_seconds = 0.0
     largest_share: tuple[str, str] | None = None
     smaller_types: tuple[tuple[str, float], ...] = (("fp8", 8.0), ("int4", 4.0))
     reserves_running = False  # whether it keeps memory for every request that may run, whatever runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.engines.options import untimed
+from kvcalc.engines.options import unfitted_options
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
@@ -12,6 +12,7 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
 from kvcalc.planning.cases.layout import layout_of
 from kvcalc.planning.device.weights import stored_weights
+from kvcalc.planning.serving.launched import with_launches
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime, described_source, device_kind, has_constants, regions, weight_class
 from kvcalc.throughput.power import energy_per_token
@@ -229,7 +230,7 @@ def unfitted_of(case: Case, speed: Speed, batch_size: int) -> list[str]:
     No measurement in the fit drafted tokens.
     """
     found = outside(speed.model, speed.regime, speed.weight_dtype, batch_size)
-    found += untimed(case.question.engine, case.question.engine_settings or {})
+    found += unfitted_options(case.question.engine, case.question.engine_settings or {})
     return found if case.question.speculative is None else [*found, "drafted tokens"]
 
 
@@ -297,7 +298,7 @@ def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
     found, regime = speed_model(
         case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, layout
     )
-    return Speed(found, regime, stored.name)
+    return Speed(with_launches(case, stored.weights, found), regime, stored.name)
 
 
 def _with_other_parts(case: Case, speed: Speed) -> Speed | str:
