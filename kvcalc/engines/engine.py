@@ -71,7 +71,9 @@ class Engine(ABC):
     folder) and the class for types of models with rules of their own. `loads_towers` is whether it loads the vision and
     audio towers of a checkpoint, `pads_weights` whether the sizes to which its kernels pad weights are known, and
     `lora_option` is its option for the number of LoRA adapters on a device, and `adapter_kernels` what their kernels
-    cost (`throughput.adapters.AdapterKernels`; None: not known). `eager_option` is its option for no CUDA graphs, and
+    cost (`throughput.adapters.AdapterKernels`; None: not known). `fused_experts` are types of
+    experts and kinds of devices for which its kernels take fewer launches, the first release, and how many fewer.
+    `eager_option` is its option for no CUDA graphs, and
     `eager_launch_seconds` the host's time to launch a small kernel then, if it is longer than that in prompts.
     `smaller_types` are the usual types of weights, best first, with the least bits that a weight takes.
     `largest_share` is its option for the share of a device's memory, with the largest share in published recipes.
@@ -121,6 +123,7 @@ class Engine(ABC):
     pads_weights = False
     lora_option: str | None = None
     adapter_kernels: tuple[int, float, float] | None = None
+    fused_experts: tuple[tuple[str, str, str, int], ...] = ()
     eager_option: str | None = None
     eager_launch_seconds = 0.0
     largest_share: tuple[str, str] | None = None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kvcalc
+from kvcalc.throughput.constants import load_constants
 from tests.documents import estimate
 
 
@@ -71,3 +72,26 @@ def test_adapters_without_graphs_double_the_launches() -> None:
     eager = step("qwen3-4b", "h100", 128, enforce_eager=True)
     both = step("qwen3-4b", "h100", 128, enforce_eager=True, max_loras="1", max_lora_rank="512")
     assert both / eager == pytest.approx(481 / 214, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("devices", "dtype", "release", "launches"),
+    [
+        ("b200x8", "nvfp4", "0.14.1", 0), ("b200x8", "nvfp4", "0.15.0", 3), ("b200x8", "nvfp4", "0.33", 3),
+        ("b200x8", "fp8", "0.33", 0), ("rtx-pro-6000x8", "nvfp4", "0.33", 0),
+    ],
+)  # fmt: skip
+def test_experts_in_nvfp4_take_fewer_launches_where_their_kernels_quantise(
+    devices: str, dtype: str, release: str, launches: int
+) -> None:
+    """Of 94 layers with experts (Qwen3-235B-A22B). vLLM's kernels are chosen by release and device."""
+    spec = kvcalc.load_model("qwen3-235b-a22b")
+    overheads = []
+    for engine in (f"vllm@{release}", "vllm@0.14.0"):
+        answer = estimate(
+            spec, devices=kvcalc.find_devices(devices), engine=engine, batch_size=4, context_tokens=512, dtype=dtype,
+            tensor_parallel_size=8,
+        )  # fmt: skip
+        overheads.append(answer["throughput"]["parts"]["overhead_seconds"])
+    kernel = load_constants("vllm", kvcalc.find_devices(devices).gpu)[0].kernel_seconds
+    assert overheads[1] - overheads[0] == pytest.approx(94 * launches * kernel, abs=1e-9)

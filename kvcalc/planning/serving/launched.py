@@ -1,4 +1,4 @@
-"""What an engine's settings change about the launches of a step: no CUDA graphs, and LoRA adapters."""
+"""What an engine's release and settings change about the launches of a step: kernels for experts, CUDA graphs, LoRA."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvcalc.engines.options import SettingsReader, has_adapters
 from kvcalc.model.tensors import LINEAR
 from kvcalc.planning.device.device_weights import lora_dims
+from kvcalc.releases import parse_release, release_of
 from kvcalc.throughput.adapters import AdapterKernels, Adapters, adapted_products
 from kvcalc.throughput.roofline import SpeedModel
 
@@ -18,8 +19,11 @@ _ELEMENT_BYTES = 2
 
 
 def with_launches(case: Case, weights: ModelWeights, model: SpeedModel) -> SpeedModel:
-    """`model` as the case's settings launch its kernels."""
+    """`model` as the case's engine launches its kernels."""
     engine, counts, constants = case.engine_class, model.counts, model.constants
+    fused = _fused_launches(case, model)
+    if fused:
+        counts = counts._replace(launches=counts.launches - fused)
     if engine.adapter_kernels is not None and has_adapters(case.settings):
         counts = counts.with_adapters(_adapters(case, weights, AdapterKernels(*engine.adapter_kernels)))
     if engine.eager_option in case.settings:
@@ -27,6 +31,19 @@ def with_launches(case: Case, weights: ModelWeights, model: SpeedModel) -> Speed
         constants = constants._replace(decode_launch_seconds=seconds, prompt_launch_seconds=seconds)
     is_same = counts is model.counts and constants is model.constants
     return model if is_same else SpeedModel(counts, model.gpu, constants)
+
+
+def _fused_launches(case: Case, model: SpeedModel) -> int:
+    """The small kernels that the engine's kernels for experts save in all layers."""
+    release, counts = release_of(case.question.engine), model.counts
+    types = {matrices.kind for experts in counts.experts for matrices in experts.matrices}
+    saved = 0
+    for kind, device_class, since, launches in case.engine_class.fused_experts:
+        first = parse_release(case.engine_name, since).release
+        is_in_use = first is None or release is None or release >= first.first_patch()
+        if is_in_use and kind in types and device_class == model.gpu.device_class:
+            saved += counts.moe_layers * launches
+    return saved
 
 
 def _adapters(case: Case, weights: ModelWeights, kernels: AdapterKernels) -> Adapters:
