@@ -22,8 +22,7 @@ class Option(NamedTuple):
     `metavar` is None for a flag. `default` describes what the engine does without the option. `divides_memory` is true
     if the option divides a device's memory, so that it needs a device. `since` is the first release with the option, if
     an older one that kvcalc knows lacks it. `most` is the largest count that it takes; `engine.yaml` says what it
-    counts (`kvcalc/limits.py`). `unfitted` is what no measurement of the fit has, so that the
-    speed with the option is less certain.
+    counts (`kvcalc/limits.py`). `untimed` is what takes time with the option and is not counted in the speed.
     """
 
     name: str
@@ -34,7 +33,7 @@ class Option(NamedTuple):
     divides_memory: bool = False
     since: str = ""
     most: int = TOKENS
-    unfitted: str = ""
+    untimed: str = ""
 
     @property
     def described(self) -> str:

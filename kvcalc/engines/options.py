@@ -59,10 +59,11 @@ def settings_of(engine: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: text for name, text in settings.items() if name in taken}
 
 
-def unfitted_options(engine: str, settings: Mapping[str, Any]) -> list[str]:
-    """What these settings change and no measurement of the fit has."""
+def untimed(engine: str, settings: Mapping[str, Any]) -> list[str]:
+    """What takes time with these settings and is not counted in the speed."""
     options = OPTIONS.get(engine.partition("@")[0], ())
-    return [*dict.fromkeys(option.unfitted for option in options if option.unfitted and option.name in settings)]
+    parts = dict.fromkeys(option.untimed for option in options if option.untimed and option.name in settings)
+    return [f"{part} (their time is not counted)" for part in parts]
 
 
 def name_of(settings: Mapping[str, str], option: str) -> str:

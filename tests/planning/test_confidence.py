@@ -158,6 +158,8 @@ def test_a_confidence_needs_the_lengths_of_requests(words: tuple[str, ...], kvca
     [
         ("vllm", {"enforce-eager": True}, "launches without CUDA graphs"),
         ("vllm", {"max-loras": "2", "max-lora-rank": "16"}, "LoRA adapters"),
+        ("vllm", {"cudagraph-mode": "none"}, "launches without CUDA graphs"),
+        ("vllm", {"cudagraph-mode": "full_and_piecewise"}, None),
         ("sglang", {"max-lora-rank": "16"}, "LoRA adapters (their time is not counted)"),
         ("vllm", {"block-size": "32"}, None),
     ],

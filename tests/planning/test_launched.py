@@ -38,6 +38,17 @@ def test_a_step_without_graphs_takes_as_long_as_launching_its_kernels(
     assert eager > step(name, devices, dtype=dtype)
 
 
+def test_compiled_steps_without_graphs_are_launched_faster_than_eager_ones() -> None:
+    modes: list[dict[str, Any]] = [
+        {},
+        {"cudagraph_mode": "none"},
+        {"cudagraph_mode": "none", "enforce_eager": True},
+        {"enforce_eager": True},
+    ]
+    graphs, compiled, both, eager = (step("qwen3-0.6b", "h100", **mode) for mode in modes)
+    assert graphs < compiled < eager == both
+
+
 def test_a_step_that_computes_for_longer_does_not_wait_for_launches() -> None:
     assert step("llama-3.1-8b", "h100", 512, enforce_eager=True) == step("llama-3.1-8b", "h100", 512)
 

@@ -26,8 +26,9 @@ def with_launches(case: Case, weights: ModelWeights, model: SpeedModel) -> Speed
         counts = counts._replace(launches=counts.launches - fused)
     if engine.adapter_kernels is not None and has_adapters(case.settings):
         counts = counts.with_adapters(_adapters(case, weights, AdapterKernels(*engine.adapter_kernels)))
-    if engine.eager_option in case.settings:
-        seconds = max(engine.eager_launch_seconds, constants.prompt_launch_seconds)
+    eager = engine.eager_launches(case.settings)
+    if eager is not None:
+        seconds = max(eager, constants.prompt_launch_seconds)
         constants = constants._replace(decode_launch_seconds=seconds, prompt_launch_seconds=seconds)
     is_same = counts is model.counts and constants is model.constants
     return model if is_same else SpeedModel(counts, model.gpu, constants)

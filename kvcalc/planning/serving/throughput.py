@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from kvcalc.engines.options import unfitted_options
+from kvcalc.engines.options import untimed
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
@@ -230,7 +230,7 @@ def unfitted_of(case: Case, speed: Speed, batch_size: int) -> list[str]:
     No measurement in the fit drafted tokens.
     """
     found = outside(speed.model, speed.regime, speed.weight_dtype, batch_size)
-    found += unfitted_options(case.question.engine, case.question.engine_settings or {})
+    found += untimed(case.question.engine, case.question.engine_settings or {})
     return found if case.question.speculative is None else [*found, "drafted tokens"]
 
 
