@@ -180,7 +180,15 @@ _LONG_OF_AMD = (1.33, 0.0)
 # two RTX PRO 6000 without it 25 % (LLMServingSim): 2.3 is between them. Four and eight RTX PRO 6000 reach 47 and 38 %
 # there, and eight 35 to 65 % on six more machines (voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md). Four L40S in two
 # sockets reach 12 %, but eight need at least 30 % for NVIDIA's published rates (TensorRT-LLM 0.17, perf-overview.md).
-_PCIE = {"blackwell-rtx": (4.4e-6, 4.1e-6, 2.3, 0.1), "": (4.9e-6, 3.8e-6, 2.3, 0.3)}
+# From three devices on, engines leave PCIe to NCCL (vLLM's custom_all_reduce.py), which copies through host memory
+# unless a PCIe switch joins the devices (ncclTopoCheckP2p, src/graph/paths.cc). Servers for data centre cards have
+# switches. GeForce cards are in machines without: four reach 16 %, as NCCL's four L40S in two sockets do (the same
+# tables). Four RTX 5090, on PCIe 5.0, reach 56 % (NVIDIA/nccl#1639).
+_ON_HOST_BRIDGES = (4.9e-6, 3.8e-6, 2.3, 1.95)
+_PCIE = {
+    "blackwell-rtx": (4.4e-6, 4.1e-6, 2.3, 0.1), "ampere-half": _ON_HOST_BRIDGES, "ada-half": _ON_HOST_BRIDGES,
+    "": (4.9e-6, 3.8e-6, 2.3, 0.3),
+}  # fmt: skip
 # The attention of one sequence and KV head in a layer, from the same tables.
 _HEAD_SECONDS = {"hopper": 24e-9, "blackwell": 10e-9, "ampere-hbm": 33e-9, "ada": 20e-9, "blackwell-rtx": 18e-9}
 # Reading and multiplying on kinds of devices without serving points: (read, multiply). Full rates are from the same
@@ -317,9 +325,10 @@ class Model:
 
     def fixed(self, engine: str, kind: str) -> dict[str, Any]:
         """The constants that kernel tables determine."""
+        pcie = _PCIE.get(kind, _PCIE.get(kinds_of(kind)[-1], _PCIE[""]))
         *_, kind = kinds_of(kind)
         links = _LINKS.get(kind, _LINKS["hopper"])
-        linked, pcie = links.get(engine, links[""]), _PCIE.get(kind, _PCIE[""])
+        linked = links.get(engine, links[""])
         long = _LONG_OF_AMD if kind.startswith("cdna") else _LONG.get(kind, _LONG["hopper"])
         return {
             "all_reduce_seconds": linked[0], "all_reduce_device_seconds": linked[1], "link_overhead": 1 / linked[2],

@@ -89,7 +89,7 @@ class Fitted:
         for key, model in self.models.items():
             if engine in model.engines:
                 found |= model.values(self.theta[key], engine, labels)
-        return {name: found[name] for name in Constants._fields}
+        return {name: found[name] for name in Constants._fields if name not in Constants._field_defaults}
 
     def constants_of(self, row: Row) -> Constants:
         labels = model_of(row.engine).labels_of(row)

@@ -72,7 +72,10 @@ class Engine(ABC):
     configs through Transformers' classes (`ModelSpec.with_its_classes`). `by_type` has the module (in this
     folder) and the class for types of models with rules of their own. `loads_towers` is whether it loads the vision and
     audio towers of a checkpoint, `pads_weights` whether the sizes to which its kernels pad weights are known, and
-    `lora_option` is its option for the number of LoRA adapters on a device.
+    `lora_option` is its option for the number of LoRA adapters on a device, and `adapter_kernels` what their kernels
+    cost (`throughput.adapters.AdapterKernels`; None: not known). `fused_experts` are types of
+    experts and kinds of devices for which its kernels take fewer launches, the first release, and how many fewer.
+    `eager_launch_seconds` is the host's time to launch a small kernel if nothing is compiled (`eager_launches`).
     `smaller_types` are the usual types of weights, best first, with the least bits that a weight takes.
     `largest_share` is its option for the share of a device's memory, with the largest share in published recipes.
     `limits_concurrency` is whether the concurrency that it prints is at most the requests that run.
@@ -127,6 +130,9 @@ class Engine(ABC):
     loads_towers = True
     pads_weights = False
     lora_option: str | None = None
+    adapter_kernels: tuple[int, float, float] | None = None
+    fused_experts: tuple[tuple[str, str, str, int], ...] = ()
+    eager_launch_seconds = 0.0
     largest_share: tuple[str, str] | None = None
     smaller_types: tuple[tuple[str, float], ...] = (("fp8", 8.0), ("int4", 4.0))
     reserves_running = False  # whether it keeps memory for every request that may run, whatever runs
@@ -210,6 +216,14 @@ class Engine(ABC):
     def replica_settings(cls, settings: Mapping[str, str], replicas: int) -> Mapping[str, str]:
         """The settings of one DP rank, from settings that count for all `replicas` together."""
         return settings
+
+    @classmethod
+    def eager_launches(cls, settings: Mapping[str, str]) -> float | None:
+        """The host's least seconds to launch a small kernel of a decode step without CUDA graphs. None with graphs.
+
+        It never takes less than in a step with prompts, which is no graph either.
+        """
+        return None
 
     def rules_used(self, asked: RequestedRelease) -> str | None:
         """The release whose rules count for another release that was asked for. None if they are its own rules.

@@ -50,6 +50,7 @@ class Constants(NamedTuple):
       scheduler.
     - prompt_launch_seconds: the host's time to launch a small kernel of a step that computes prompts, which is not in a
       CUDA graph. A prompt that the device computes sooner waits for it.
+    - decode_launch_seconds: the same for a step that only decodes. It is 0 unless that is not in a CUDA graph either.
     - first_seconds: how much longer the first step of a benchmark takes, whose clients all start together.
       cold_seconds: the same on a server that has just started.
     """
@@ -90,6 +91,7 @@ class Constants(NamedTuple):
     prompt_launch_seconds: float
     first_seconds: float
     cold_seconds: float
+    decode_launch_seconds: float = 0.0
 
 
 class Regime(NamedTuple):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kvcalc.records import NamedTuple
+from kvcalc.throughput.choices import distinct_experts, largest_normal
 from kvcalc.throughput.constants import BUSY_SEQUENCES, Constants
-from kvcalc.throughput.counts import distinct_experts, largest_normal
 from kvcalc.throughput.links import (
     NCCL_SECONDS,
     NETWORK_OVERHEAD,

@@ -6,8 +6,6 @@ cost of a step with any batch and context is then a sum over a few rows.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from math import erf
 from typing import TYPE_CHECKING
 
 from kvcalc.memory.dtypes import Dtype
@@ -18,15 +16,14 @@ from kvcalc.model.caches import HEADS_CACHES, Cache, RecurrentState, most_read
 from kvcalc.model.spec import ModelSpec
 from kvcalc.model.tensors import EMBEDDING, HEAD, LINEAR, LOOKUP, ROUTER, Block, ModelWeights, Weight
 from kvcalc.records import NamedTuple
+from kvcalc.throughput.choices import distinct_experts
 from kvcalc.throughput.constants import weight_class
 from kvcalc.throughput.launches import count_launches, is_output
 
 if TYPE_CHECKING:
     from kvcalc.memory.quantization.schemes import Scheme
     from kvcalc.memory.reads import Reads
-
-
-_NORMAL_END, _NORMAL_STEP = 8.0, 0.1  # standard deviations
+    from kvcalc.throughput.adapters import Adapters
 
 
 class Layout(NamedTuple):
@@ -63,27 +60,6 @@ class Matrices(NamedTuple):
     kind: str
     bytes: int
     elements: int
-
-
-def distinct_experts(experts: float, read: float, tokens: float) -> float:
-    """The expected number of distinct experts in one layer for `tokens` tokens: E (1 - (1 - k/E)^n).
-
-    Every token chooses `read` of the `experts` with equal probability. All may be arrays.
-    """
-    missed: float = (1.0 - read / experts) ** tokens
-    return experts * (1.0 - missed)
-
-
-@lru_cache(maxsize=256)
-def largest_normal(number: int) -> float:
-    """The mean of the largest of `number` standard normal variables: 0 for 1, 0.56 for 2, 1.03 for 4, 1.42 for 8."""
-    if number == 1:
-        return 0.0
-    # The mean of a variable is the integral of P(X > x) over x > 0, less that of P(X < x) over x < 0.
-    points = [_NORMAL_STEP * (i + 0.5) for i in range(round(_NORMAL_END / _NORMAL_STEP))]
-    below = [((1 + erf(x / 2**0.5)) / 2) ** number for x in points]
-    above = [((1 - erf(x / 2**0.5)) / 2) ** number for x in points]
-    return _NORMAL_STEP * (sum(1 - chance for chance in below) - sum(above))
 
 
 class Experts(NamedTuple):
@@ -125,7 +101,8 @@ class Counts(NamedTuple):
     `launches` is the fixed cost of the kernels of a step (`kvcalc.throughput.launches`). `kv_heads` is the number of KV
     heads that one token adds on the rank, over all layers (MLA: none). `reads` is what a step reads of the rank's
     cache. `moved` is the number of activations of one token inside attention and MLPs that the products of all dense
-    layers read or write. Tensor-parallel ranks divide them, but not the hidden states.
+    layers read or write. Tensor-parallel ranks divide them, but not the hidden states. `launches` includes those of
+    `adapters`, if the server has any.
     """
 
     num_layers: int
@@ -141,6 +118,11 @@ class Counts(NamedTuple):
     reads: Reads
     layout: Layout
     moved: float = 0.0
+    adapters: Adapters | None = None
+
+    def with_adapters(self, adapters: Adapters) -> Counts:
+        """The same model on a server with LoRA adapters."""
+        return self._replace(adapters=adapters, launches=self.launches + adapters.launches)
 
     def kv_read_bytes(self, context_tokens: float) -> float:
         """Bytes of cache that one decode step of one sequence reads on the rank in all layers (`decode_read_bytes`)."""

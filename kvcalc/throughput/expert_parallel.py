@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import exp, expm1, sqrt
 from typing import TYPE_CHECKING
 
-from kvcalc.throughput.counts import largest_normal
+from kvcalc.throughput.choices import largest_normal
 from kvcalc.throughput.hardware import node_devices
 from kvcalc.throughput.links import nodes
 

@@ -44,7 +44,7 @@ class Factors(NamedTuple):
 
 
 SCALED: Mapping[str, tuple[str, ...]] = {
-    "step": ("kernel_seconds", "step_seconds"),
+    "step": ("kernel_seconds", "step_seconds", "decode_launch_seconds"),
     "sequence": ("sequence_seconds", "busy_sequence_seconds", "head_seconds"),
     "prefill": (
         "compute_overhead", "attention_compute_overhead", "prefill_attention_overhead", "activation_passes",

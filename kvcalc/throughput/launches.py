@@ -42,6 +42,16 @@ def count_launches(spec: ModelSpec, weights: ModelWeights, is_quantized: Callabl
     return found
 
 
+def dense_products(block: Block) -> int:
+    """The products of one layer with weights that every token is multiplied with."""
+    return len({_product(w) for w in block.weights if w.read and w.role == LINEAR and w.copies == 1})
+
+
+def _product(weight: Weight) -> tuple[str, int, bool]:
+    """What is the same for all weights whose products with one input are one product."""
+    return weight.name.rpartition(".")[0], weight.columns, is_output(weight.name)
+
+
 def _of_layer(block: Block, is_quantized: Callable[[Block, Weight], bool]) -> int:
     """The kernels of one layer of a block besides its mixers' own."""
     found = 0
@@ -56,14 +66,13 @@ def _of_layer(block: Block, is_quantized: Callable[[Block, Weight], bool]) -> in
                 found += _EXPERTS + (_QUANTIZED_EXPERTS if is_quantized(block, weight) else 0)
         elif weight.role == LINEAR:
             parent, _, leaf = weight.name.rpartition(".")
-            writes = is_output(weight.name)
-            product = (parent, weight.columns, writes)
+            product = _product(weight)
             if product in products:
                 continue
             products.add(product)
             found += 1 + (_QUANTIZED if is_quantized(block, weight) else 0)
             if leaf.startswith(_GATES):
                 found += 1
-            if writes and "shared" in parent:
+            if is_output(weight.name) and "shared" in parent:
                 found += _SHARED
     return found

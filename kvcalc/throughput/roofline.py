@@ -7,7 +7,7 @@ The time of a step is the sum of
     attention    (read cache, scores), and the scores of prompts
     all-reduces  two per layer: latency, and bytes over the link and between nodes; all-to-alls if there are DP
                  ranks
-    launches     per kernel, per step, per sequence
+    launches     per kernel, per step, per sequence; without CUDA graphs, at least the host's time to launch them
 In a step that does both, the tokens of decoding requests and of prompts are multiplied with the same matrices, which
 are read once. A pair (a, b) overlaps as (a^p + b^p)^(1/p). Every overhead is a factor of at least 1, so no result is
 faster than the ideal roofline.
@@ -88,6 +88,8 @@ class SpeedModel:
         self.attention_flops = matrix_flops(gpu, "bf16")
         self.times = times_of(counts, gpu)
         self.costs = costs_of(self.times, constants)
+        launching = constants.decode_launch_seconds * counts.launches
+        self.host_launch_seconds = launching + constants.step_seconds if launching else 0.0
         self._asked: tuple[float, Pair] = (-1.0, (0.0, 0.0))
         is_split = self.layout.data_parallel_size > 1
         self.exchange = ExpertExchange(counts, gpu, link_bytes_per_second) if is_split else None
@@ -114,7 +116,13 @@ class SpeedModel:
             compute += b
         kv, scores = _overlap(*pairs[-1], power)
         compute += scores
+        if self.counts.adapters is not None:
+            overhead += self.counts.adapters.seconds(local, self.bandwidth)
         seconds = weights + kv + compute + overhead + communication
+        # Without a CUDA graph, the device waits for the host if that launches the kernels more slowly than they run.
+        wait = self.host_launch_seconds - seconds
+        if wait > 0:
+            seconds, overhead = self.host_launch_seconds, overhead + wait
         return Step(seconds, weights, kv, compute, overhead, communication)
 
     def host_seconds(self, batch: float, context_tokens: float, query_tokens: int = 1) -> float:

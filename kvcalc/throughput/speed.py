@@ -85,6 +85,10 @@ def outside(model: SpeedModel, regime: Regime, weight_dtype: str, batch: float) 
         found.append("decode context parallelism")
     if model.host is not None:
         found.append("models with a part in host memory")
+    if model.host_launch_seconds:
+        found.append("launches without CUDA graphs")
+    if model.counts.adapters is not None:
+        found.append("LoRA adapters")
     if link is not None and layout.devices > link.devices:
         found.append(f"more than the {link.devices} devices that {link.name} connects")
     return found

@@ -74,7 +74,7 @@ def rows_of(data: ModuleType) -> list[Any]:
 def constants(parameters: ModuleType, row: Any, theta: Any) -> Constants:
     model = parameters.SERVERS
     found = model.first_token.likely() | model.values(theta, row.engine, model.labels_of(row))
-    return Constants(**{name: found[name] for name in Constants._fields})
+    return Constants(**{name: found[name] for name in Constants._fields if name in found})
 
 
 def seconds(row: Any, c: Constants, replaced: float) -> float:

@@ -156,13 +156,15 @@ def test_a_confidence_needs_the_lengths_of_requests(words: tuple[str, ...], kvca
 @pytest.mark.parametrize(
     ("engine", "settings", "said"),
     [
-        ("vllm", {"enforce-eager": True}, "launches without CUDA graphs (their time is not counted)"),
-        ("vllm", {"max-loras": "2", "max-lora-rank": "16"}, "LoRA adapters (their time is not counted)"),
+        ("vllm", {"enforce-eager": True}, "launches without CUDA graphs"),
+        ("vllm", {"max-loras": "2", "max-lora-rank": "16"}, "LoRA adapters"),
+        ("vllm", {"cudagraph-mode": "none"}, "launches without CUDA graphs"),
+        ("vllm", {"cudagraph-mode": "full_and_piecewise"}, None),
         ("sglang", {"max-lora-rank": "16"}, "LoRA adapters (their time is not counted)"),
         ("vllm", {"block-size": "32"}, None),
     ],
 )
-def test_an_option_whose_time_is_not_counted_says_so_and_is_judged_by_a_wider_range(
+def test_an_option_that_no_measurement_has_says_so_and_is_judged_by_a_wider_range(
     engine: str, settings: dict[str, Any], said: str | None
 ) -> None:
     speed = kvcalc.SpeedQuestion(input_tokens=1024, output_tokens=200, concurrency=4)

@@ -13,6 +13,7 @@ from kvcalc.throughput import constants
 from kvcalc.throughput.constants import Constants, constants_kind, device_kind, load_constants, regions, weight_class
 from kvcalc.throughput.hardware import all_gpus, find_gpu
 from kvcalc.throughput.speed import hide_wide_ranges, known_range
+from tests.conftest import ROOT
 
 with open(constants.__file__.replace("constants.py", "constants.json"), encoding="utf-8") as file:
     TABLE: dict[str, Any] = json.load(file)
@@ -127,3 +128,19 @@ def test_the_screen_says_that_a_range_is_not_known(kvcalc: Any) -> None:
     assert serving["ttft_high_seconds"] is None
     assert serving["tpot_low_seconds"] < serving["tpot_seconds"] < serving["tpot_high_seconds"]
     assert "range unknown" in kvcalc(*words, "--format", "human").out
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm@0.13", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("name", ["rtx-3090", "rtx-4090"])
+def test_geforce_cards_beyond_two_reduce_through_host_memory(engine: str, name: str) -> None:
+    """NCCL uses no P2P between more than two devices on host bridges (ncclTopoCheckP2p, src/graph/paths.cc).
+
+    Two cards reach as much of PCIe as others do. Four reach as much as NCCL does with four L40S in two sockets.
+    """
+    tables = json.loads((ROOT / "benchmarks" / "results" / "kernel_tables.json").read_text())["collectives"]
+    (row,) = (row for row in tables["rows"]["l40s nccl 2.27.3"] if row[:3] == ["all_reduce", "NCCL", 4])
+    card, server = (load_constants(engine, find_gpu(gpu))[0] for gpu in (name, "l40s"))
+    assert card.pcie_overhead == server.pcie_overhead
+    four = card.pcie_overhead + 2 * card.pcie_overhead_per_device
+    assert 1 / four == pytest.approx(row[tables["columns"].index("link_share")], rel=0.02)
+    assert four > 2 * (server.pcie_overhead + 2 * server.pcie_overhead_per_device)

@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 
+from kvcalc.throughput.choices import distinct_experts, largest_normal
 from kvcalc.throughput.costs import ExpertTimes, busiest_rank
-from kvcalc.throughput.counts import Counts, bytes_of, distinct_experts, largest_normal
+from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.expert_parallel import ExpertExchange, busiest_share, ranks_reached, ranks_with_prompts
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.links import link_bytes_per_second

@@ -129,6 +129,13 @@ class Vllm(Engine):
         self.of_any_length = (in_flight, batched, self.states.kept, self.token_ranks)
 
     @classmethod
+    def eager_launches(cls, settings: Mapping[str, str]) -> float | None:
+        """--enforce-eager also turns compilation off. Without that, only the graphs are off (CUDAGraphMode.NONE)."""
+        if "enforce-eager" in settings:
+            return cls.eager_launch_seconds
+        return 0.0 if settings.get("cudagraph-mode") == "none" else None
+
+    @classmethod
     def context_defaults(cls, given: Mapping[str, str], defaults: Mapping[str, str], tokens: int) -> dict[str, str]:
         """Without chunked prefill, a step has room for the context (EngineArgs, engine/arg_utils.py)."""
         if "no-enable-chunked-prefill" not in given or STEP in given:

@@ -246,13 +246,13 @@ def adapter_buffers(case: Case) -> tuple[tuple[str, int], ...]:
 def _elements(weights: ModelWeights, size: int, hidden: int) -> int:
     """The elements of A and B for one adapter of rank 1, on one rank."""
     return sum(
-        len(block.numbers) * sum(w.copies * _sides(w, size, hidden) for w in block.weights if w.role == LINEAR)
+        len(block.numbers) * sum(w.copies * lora_dims(w, size, hidden) for w in block.weights if w.role == LINEAR)
         for block in weights.blocks
         if "{" in block.prefix
     )
 
 
-def _sides(weight: Weight, size: int, hidden: int) -> int:
+def lora_dims(weight: Weight, size: int, hidden: int) -> int:
     """The inputs and the outputs of a layer on one of `size` ranks."""
     if weight.split == WHOLE or size == 1:
         return weight.columns + weight.rows

@@ -12,6 +12,7 @@ from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
 from kvcalc.planning.cases.layout import layout_of
 from kvcalc.planning.device.weights import stored_weights
+from kvcalc.planning.serving.launched import with_launches
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.constants import Regime, described_source, device_kind, has_constants, regions, weight_class
 from kvcalc.throughput.power import energy_per_token
@@ -297,7 +298,7 @@ def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
     found, regime = speed_model(
         case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, layout
     )
-    return Speed(found, regime, stored.name)
+    return Speed(with_launches(case, stored.weights, found), regime, stored.name)
 
 
 def _with_other_parts(case: Case, speed: Speed) -> Speed | str:
