@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvcalc.throughput.hardware import Gpu
 
 _FILES, _SERVER, _APPLE = "llama.cpp", "vllm", "mlx"
+_ON_DEVICES = (_SERVER, _APPLE, _FILES)  # the preferred one first
 
 
 def engine_on(name: str, spec: ModelSpec, gpu: Gpu | None, dtype: str | None) -> str:
@@ -33,7 +34,7 @@ def default_engine(spec: ModelSpec, gpu: Gpu | None, dtype: str | None) -> str:
     """The engine for a model on a kind of device. `dtype` is the requested type of the weights.
 
     - A GGUF file, a name of ollama or a type of llama.cpp's files: llama.cpp. A checkpoint of MLX: mlx.
-    - Else vllm or mlx, whichever runs on the device; a device of an unknown class counts as one of vllm's.
+    - Else vllm or mlx, whichever runs on the device; a class of devices that no engine names counts as vllm's.
     - Else llama.cpp.
     - The formulas alone, without a device or if none of these engines runs the model.
     """
@@ -50,7 +51,7 @@ def _preferred(spec: ModelSpec, gpu: Gpu, dtype: str | None) -> list[str]:
     if kind in MLX_TYPES or _is_of_mlx(spec):
         return [_APPLE]
     return [
-        name for name in (_SERVER, _APPLE, _FILES)
+        name for name in _ON_DEVICES
         if gpu.vendor not in FACTS[name].get("refused_vendors", ()) and _has_kernels(name, gpu.device_class)
     ]  # fmt: skip
 
@@ -64,8 +65,9 @@ def _is_of_mlx(spec: ModelSpec) -> bool:
 
 
 def _has_kernels(name: str, device_class: str | None) -> bool:
-    classes = FACTS[name].get("device_classes")
-    return classes is None or (device_class is None and name == _SERVER) or device_class in classes
+    """Whether the engine runs on a class of devices. One that no engine names is new, or has a plugin of vLLM."""
+    is_new = not any(device_class in FACTS[other]["device_classes"] for other in _ON_DEVICES)
+    return device_class in FACTS[name]["device_classes"] or (is_new and name == _SERVER)
 
 
 @remembered

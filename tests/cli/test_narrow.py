@@ -126,3 +126,10 @@ def test_the_screens_of_a_newcomer_are_the_golden_ones(columns: int) -> None:
     from tests import newcomer
 
     assert newcomer.path_of(columns).read_text() == newcomer.golden(columns), "python -m tests.newcomer --write"
+
+
+def test_the_first_screens_of_a_newcomer_are_the_golden_ones() -> None:
+    from tests import newcomer
+
+    assert len(newcomer.FIRST) == 40
+    assert (newcomer.FOLDER / "first.txt").read_text() == newcomer.first(), "python -m tests.newcomer --write"

@@ -45,7 +45,7 @@ def test_the_answer_is_that_of_the_context_with_a_note() -> None:
     found = auto()
     tokens = found["workload"]["context_tokens"]
     assert {**found, "warnings": []} == {**at(tokens), "warnings": []}
-    assert f"--context auto is {tokens:,} tokens: the longest context that fits and leaves 1.00 GiB" in texts(found)[0]
+    assert f"the context is {tokens:,} tokens: the longest context that fits and leaves 1.00 GiB" in texts(found)[0]
     document = fit(kvcalc.load_model("llama-3.1-8b"), find_devices("rtx-4090"), engine="llama.cpp", fits_context=True)
     assert document["workload"]["context_tokens"] == tokens
 
@@ -65,7 +65,7 @@ def test_the_shortest_context_is_kept_if_the_model_does_not_fit() -> None:
     assert any("-ngl auto also moves layers" in text for text in texts(found))
     moved = auto(gpu="rtx-3060", settings={"n-gpu-layers": "auto", "fit-ctx": "8192"})
     assert (moved["workload"]["context_tokens"], moved["fit"]["fits"]) == (8192, True)
-    assert any("--context auto is 8,192 tokens" in text for text in texts(moved))
+    assert any("the context is 8,192 tokens" in text for text in texts(moved))
     assert moved["fit"]["host"]["host_layers"] > 0
 
 
@@ -143,4 +143,4 @@ def test_the_note_does_not_say_that_the_host_has_room() -> None:
     )
     assert not found["fit"]["fits"]
     (text,) = [note["text"] for note in found["warnings"] if note["code"] == "auto-context"]
-    assert text == "--context auto is 131,072 tokens: the model's maximum fits on the device"
+    assert text == "the context is 131,072 tokens: the model's maximum fits on the device"

@@ -35,7 +35,7 @@ def _question(model: str, gpu: str, **fields: Any) -> Question:
         ("unsloth/Qwen3-8B-GGUF:Q4_K_M", "h100", "llama.cpp"),
         ("mlx-community/Qwen3-8B-4bit", "m4-max", "mlx"),
         ("qwen3-0.6b", "tpu-v5e", "logical"),
-        ("qwen3-0.6b", "gaudi3", "logical"),
+        ("qwen3-0.6b", "gaudi3", "vllm"),  # with its plugin
         ("zaya1-8b", "h100", "logical"),  # vLLM's layout of it is not modelled
     ],
 )

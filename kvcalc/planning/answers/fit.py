@@ -106,8 +106,18 @@ def answer_server(
 
             offload = suggest(case)
     if case.engine_class.has_server:
-        found.document["server"] = describe_server(case, found, smallest, offload, lifts_limit)
+        found = _with_server(found, describe_server(case, found, smallest, offload, lifts_limit))
     return found, smallest, offload
+
+
+def _with_server(found: Answer, server: documents.Server) -> Answer:
+    """The estimate with its server. A verdict that the memory leaves open says what these notes say."""
+    found.document["server"] = server
+    if server["starts"] is not None:
+        return found
+    notes = [note for note in found.notes if note.part != "fit" or note.code not in ("tight", "may-fit")]
+    found.document["warnings"] = describe_notes(notes)
+    return found._replace(notes=tuple(notes))
 
 
 def _smallest(case: Case) -> documents.SmallestLayout | None:

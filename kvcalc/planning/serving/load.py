@@ -90,7 +90,7 @@ def _with_auto_context(case: Case) -> tuple[Case, Note]:
     tokens = _longest(case.at(how.most_tokens, how.sequences), how.margin_bytes)
     if tokens < longest:
         tokens = max(tokens - tokens % how.step_tokens, how.least_tokens)
-    text = f"--context auto is {tokens:,} tokens: "
+    text = f"the context is {tokens:,} tokens: "
     if tokens == longest:
         # The server measures the devices only, so the host's part may still be too large.
         text += "the model's maximum fits" + ("" if case.engine.placement is None else " on the device")
