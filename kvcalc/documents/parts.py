@@ -312,7 +312,7 @@ class Fit(TypedDict):
     memory sets no limit"""
     sure_context_tokens: Whole | None
     """the longest context that can be used at this batch with the least free memory of the range; null if that range is
-    not known, or if every device has a budget of its own"""
+    not known"""
     max_batch_size: Whole | None
     """at this context, and no more than the engine runs at once; null if neither memory nor the engine sets a limit"""
     memory_batch_size: Whole | None

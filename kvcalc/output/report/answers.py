@@ -39,7 +39,7 @@ def answer_of(document: Document, kind: str) -> Answer:
 
 def _estimate(document: Document) -> Answer:
     cache, fit, weights = document["kv_cache"], document["fit"], document["weights"]
-    verdict, tone = verdict_of(fit)
+    verdict, tone = verdict_of(document)
     sections = []
     if fit is not None:
         sections.append(memory_section(fit))

@@ -28,7 +28,15 @@ from kvcalc.output.human.layouts import (
 )
 from kvcalc.output.report.load import load_section
 from kvcalc.output.report.page import Answer, Section, code, paragraph
-from kvcalc.output.report.parts import Document, facts_of, memory_section, subtitle_of, table_of, warnings_of
+from kvcalc.output.report.parts import (
+    Document,
+    facts_of,
+    memory_section,
+    subtitle_of,
+    table_of,
+    verdict_of,
+    warnings_of,
+)
 
 
 def plan(document: Document) -> Answer:
@@ -174,13 +182,7 @@ def check(document: Document) -> Answer:
     known = [(name, ", ".join(words)) for name, words in left if words]
     if known:
         sections.append(Section("Options of the command", [facts_of(known)]))
-    verdict, tone = "It starts.", "good"
-    if not document["starts"]:
-        may = "may not start" if document["starts"] is None else "does not start"
-        verdict, tone = f"It {may}: {document['reason']}.", "bad"
-    elif capacity is not None:
-        meets = f" within {targets_text(targets)}" if targets and targets_text(targets) else ""
-        verdict = f"It starts, and sustains {requests_per_second(capacity['requests_per_second'])}{meets}."
+    verdict, tone = verdict_of(document, targets_text(targets) if targets else "")
     title = " ".join(filter(None, (command["service"], document["model"]["name"])))
     return Answer(title, subtitle_of(document), verdict, tone, sections, warnings_of(document))
 

@@ -19,6 +19,7 @@ from kvcalc.output.human.figures import (
     span,
     split,
 )
+from kvcalc.output.human.server import headline
 from kvcalc.output.human.speed import name_of_part
 from kvcalc.output.report.charts import bar
 from kvcalc.output.report.page import Section, Table, facts, figure
@@ -65,14 +66,14 @@ def subtitle_of(document: Document) -> str:
     return ", ".join(filter(None, parts))
 
 
-def verdict_of(fit: Document | None) -> tuple[str, str]:
-    """Whether it fits, in words, and the tone."""
+def verdict_of(document: Document, within: str = "") -> tuple[str, str]:
+    """The first line of the screen about a server, and its tone. Empty if it is not known whether the model fits."""
+    fit, server = document["fit"], document["server"]
     if fit is None:
         return "", "plain"
-    if not fit["fits"]:
-        return "It does not fit.", "bad"
-    words = "It fits" if fit["verdict"] == "fits" else "It fits, but the margin is within the error of the estimate"
-    return f"{words}: {room(fit['kv_cache_memory_bytes'])} per device for the KV cache.", "good"
+    is_good = fit["fits"] if server is None else server["starts"]
+    tone = "plain" if is_good is None else "good" if is_good else "bad"
+    return f"{headline(document, within)}.", tone
 
 
 def memory_section(fit: Document) -> Section:

@@ -12,11 +12,9 @@ from kvcalc.planning.cases.layout import count_replicas
 from kvcalc.planning.device.budget import WEIGHTS, Budget, free_range, weights_line
 from kvcalc.planning.device.capacity import (
     NO_LIMIT,
-    Limits,
     capacity,
     context_notes,
     least,
-    longest_context,
     max_running_requests,
     too_many_to_start,
 )
@@ -69,7 +67,7 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     """The `fit` part of a document, for one device. Its parts add up to `device_bytes`."""
     device_bytes = found.case.devices.gpu.memory_bytes
     limits: list[Note] = []
-    of_devices = _limits_of_devices(found) if found.devices else None
+    of_devices = (found.longest_context(), found.running_limit()) if found.devices else None
     fit = capacity(found.case, found.pool_bytes, limits, found.pool_shrinkage, of_devices)
     fit["devices"] = [room.describe(number) for number, room in enumerate(found.devices)] or None
     if found.host is not None:
@@ -118,23 +116,13 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     return fit
 
 
-def _limits_of_devices(found: Budget) -> Limits:
-    """The limits of all devices, each with its own layers."""
-    from kvcalc.planning.device.split import largest_batch_of, longest_context_of
-
-    tokens = found.case.workload.context_tokens
-    return longest_context_of(found.devices), largest_batch_of(found.devices, tokens)
-
-
 def _add_range(found: Budget, fit: documents.Fit, notes: list[Note]) -> None:
     """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range goes below 0."""
     low, high = free_range(found, fit["free_bytes"])
     if low is None:
         return
     fit["free_low_bytes"], fit["free_high_bytes"] = low, high
-    if not found.devices:
-        sure = longest_context(found.case, found.pool_bytes - fit["free_bytes"] + low, found.pool_shrinkage)
-        fit["sure_context_tokens"] = least(sure, fit["max_context_tokens"])
+    fit["sure_context_tokens"] = least(found.longest_context(fit["free_bytes"] - low), fit["max_context_tokens"])
     if not fit["fits"] and high is not None and high >= 0 and weights_line(found).low is not None:
         text = f"it may fit: the estimated parts may take up to {format_size(high - fit['free_bytes'])} less"
         notes.append(Note("fit", "may-fit", text))

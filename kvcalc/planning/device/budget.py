@@ -13,7 +13,7 @@ from kvcalc.model.memo import remembered, remembered_of_two
 from kvcalc.model.spec import ModelSpec, all_caches, has_states
 from kvcalc.planning.cases.case import Case
 from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
-from kvcalc.planning.device.capacity import PoolShrinkage, largest_batch, least
+from kvcalc.planning.device.capacity import PoolShrinkage, largest_batch, least, longest_context
 from kvcalc.planning.device.device_weights import DeviceWeights, device_weights, file_excess, row_sizes, stage_sizes
 from kvcalc.records import NamedTuple
 from kvcalc.releases import release_of
@@ -69,6 +69,17 @@ class Budget(NamedTuple):
             return largest_batch_of(self.devices, tokens)
         found = largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
         return found if self.host is None else least(found, self.host.largest_batch(tokens))
+
+    def longest_context(self, margin_bytes: int = 0) -> int | None:
+        """The longest context of the case's batch that leaves `margin_bytes` free on every device.
+
+        None if memory sets no limit. The host's memory does not count.
+        """
+        if self.devices:
+            from kvcalc.planning.device.split import longest_context_of
+
+            return longest_context_of(self.devices, margin_bytes)
+        return longest_context(self.case, self.pool_bytes - margin_bytes, self.pool_shrinkage)
 
     @property
     def pool_shrinkage(self) -> PoolShrinkage | None:

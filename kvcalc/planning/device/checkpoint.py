@@ -9,6 +9,7 @@ from kvcalc.errors import KvcalcError
 from kvcalc.memory.dtypes import parse_dtype, parse_weight_dtype
 from kvcalc.model.drafting import EAGLE, EAGLE1, MTP, Speculation, reads_cache
 from kvcalc.model.files import expanded
+from kvcalc.model.memo import remembered
 from kvcalc.model.presets import Preset, find_preset, names_of
 from kvcalc.model.resolve import find_published
 from kvcalc.model.spec import ModelSpec
@@ -96,6 +97,7 @@ def _holds_weights(folder: str) -> bool:
         return False
 
 
+@remembered
 def _repository(spec: ModelSpec) -> str | None:
     """The repository on the Hub that was asked for, or None.
 

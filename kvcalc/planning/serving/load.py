@@ -10,7 +10,6 @@ from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.notes import Note
 from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.planning.device.budget import budget
-from kvcalc.planning.device.capacity import longest_context
 from kvcalc.planning.serving.admission import most_at_once, wanted_requests
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.releases import release_of
@@ -110,10 +109,5 @@ def _longest(case: Case, margin: int) -> int:
     found = budget(case)
     if isinstance(found, str):
         raise ModelError(f"{case.spec.name}: --context auto: it is not known what fits: {found}", "give --context N")
-    if found.devices:
-        from kvcalc.planning.device.split import longest_context_of
-
-        longest = longest_context_of(found.devices, margin)
-    else:
-        longest = longest_context(case, found.pool_bytes - margin, found.pool_shrinkage)
+    longest = found.longest_context(margin)
     return case.workload.context_tokens if longest is None else min(case.workload.context_tokens, longest)
