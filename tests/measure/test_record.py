@@ -211,7 +211,7 @@ def test_bytes_that_differ_make_no_record(kvcalc: Any, tmp_path: Path, monkeypat
         ('{"a": NaN}', "NaN is not a number"),
         ("[]", "not a record of kvcalc measure"),
         ("{}", "not a record of kvcalc measure"),
-        (json.dumps({**DOCUMENT, "schema_version": 3}), "schema_version is 3, expected 2"),
+        (json.dumps({**DOCUMENT, "schema_version": 4}), "schema_version is 4, expected 3"),
         (json.dumps({**DOCUMENT, "runs": {}}), "not a record"),
         (json.dumps({**DOCUMENT, "runs": [1]}), "runs.0 is not a run"),
         (json.dumps({**DOCUMENT, "runs": [{"attention": 3}]}), "runs.0 is not a run"),

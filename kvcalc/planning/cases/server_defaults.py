@@ -5,6 +5,8 @@ from __future__ import annotations
 from kvcalc.engines import context_limits, engine_class
 from kvcalc.engines.declarations import OPTIONS
 from kvcalc.errors import UsageError
+from kvcalc.model.spec import weights_of
+from kvcalc.model.variants import WhatIf
 from kvcalc.question.question import Question
 from kvcalc.releases import release_of
 from kvcalc.units import parse_tokens
@@ -39,6 +41,10 @@ def with_context(question: Question) -> Question:
         return question._replace(context_tokens=parse_tokens(given, engine.context_option or ""))
     default, _ = context_limits(question.engine, question.model)
     if default is None:
+        return question
+    # Without the bytes of the weights it is not known what fits.
+    is_known = question.what_if == WhatIf() and weights_of(question.model) is not None
+    if engine.chooses_context and not is_known:
         return question
     if not engine.chooses_context:
         return question._replace(context_tokens=default)

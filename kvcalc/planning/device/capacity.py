@@ -170,15 +170,19 @@ def longest_context(
 
 
 def _longest_running(case: Case, kv_memory_bytes: int, longest: int | None) -> int | None:
-    """The longest context, up to `longest`, with which the engine runs the batch. None if there is no limit."""
+    """The longest context, up to `longest`, with which the engine runs the batch.
+
+    None if there is no limit, as far as the case's own context shows.
+    """
 
     def is_too_long(tokens: int) -> bool:
         most = max_running_requests(case, kv_memory_bytes, tokens)
         return most is not None and most < case.workload.batch_size
 
-    if longest == 0 or not is_too_long(longest or 1):
+    most = case.workload.context_tokens if longest is None else longest
+    if most == 0 or not is_too_long(most):
         return longest
-    return 0 if longest is None else kv_cache.most_that_fit(lambda tokens: int(is_too_long(tokens)), 0, longest)
+    return kv_cache.most_that_fit(lambda tokens: int(is_too_long(tokens)), 0, most)
 
 
 def largest_batch(

@@ -213,7 +213,12 @@ def test_a_command_breaks_between_its_words_alone(kvcalc: Any, tmp_path: Path) -
 def test_a_check_has_the_rate_and_the_curve_around_it(kvcalc: Any, tmp_path: Path) -> None:
     cells, document = texts_of(kvcalc, tmp_path, "check")
     found = f"{document['capacity']['requests_per_second']:.3g} requests per second"
-    assert {f"vllm 0.33.0 starts, and sustains {found} within TTFT p99 <= 1 s.", found, "limit 1 s (p99)", "largest"} <= cells
+    assert {
+        f"vllm 0.33.0 starts, and sustains {found} within TTFT p99 <= 1 s.",
+        found,
+        "limit 1 s (p99)",
+        "largest",
+    } <= cells
     assert "judged at 80% confidence, the upper end of the range" in cells
     human = kvcalc(*QUESTIONS["check"], "--format", "human").out
     assert found in human
