@@ -223,7 +223,7 @@ class Calls(Expander):
         for before in range(min(len(words), _MOST_BEFORE) if place is None else place):
             program, rest = os.path.basename(words[before]), command._replace(words=words[before:])
             if sets_variables(words, before):
-                return self._start(with_environment(rest)) if len(rest.words) > 1 else RUNS
+                return self.start(with_environment(rest)) if len(rest.words) > 1 else RUNS
             if is_shell(words, before):
                 return self._shell(rest)
             if (manifest := self._manifest(program, words[before + 1 :])) is not None:
@@ -238,7 +238,7 @@ class Calls(Expander):
                 return self._shell(command._replace(words=["bash", "-c", text], environment={}))
             if program == "uvx" and words[before + 1 :] != (plain := without_release(words[before + 1 :])):
                 released = packages_in([word for word in words[before + 1 :] if word not in plain])
-                return self._start(command._replace(words=plain, packages={**command.packages, **released}))
+                return self.start(command._replace(words=plain, packages={**command.packages, **released}))
         if place is None and (command.image is None or command.is_program):
             return RUNS
         texts = {name: shown(text) for name, text in command.environment.items()}

@@ -108,7 +108,10 @@ def ways_through(run: Callable[[Way], list[Command]], budget: Budget) -> list[li
     ways, arms = list[list[Command]](), list[int]()
     while True:
         way = Way(arms, budget)
-        ways.append(run(way))
+        try:
+            ways.append(run(way))
+        except RecursionError:  # an expression or an expansion, which `enter` does not count
+            raise too_large("expressions are nested too deeply") from None
         while way.taken and way.taken[-1][0] + 1 == way.taken[-1][1]:
             way.taken.pop()
         if not way.taken:
