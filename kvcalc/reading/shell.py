@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
@@ -127,7 +128,7 @@ class Shell(Calls):
                 if status == SUCCEEDS:
                     return self._all(body)
                 if status != FAILS:
-                    return self._fork([lambda: self._all(body), lambda: run_from(place)])
+                    return self._fork([partial(self._all, body), partial(run_from, place)])
             return SUCCEEDS
 
         return run_from(0)
