@@ -248,7 +248,10 @@ class Shell(Calls):
         after: list[tuple[str, Node]] = []
         more: list[str] = []
         pipes: list[Node] = []
-        for redirect in (*redirects, *(part for one in redirects for part in one.children_by_field_name("redirect"))):
+        for redirect in (
+            *redirects,
+            *(part for outer in redirects for part in outer.children_by_field_name("redirect")),
+        ):
             target, kind = redirect.child_by_field_name("destination"), redirect.type
             if kind == "herestring_redirect":
                 self.stdin = self.text(redirect.named_children[-1]) + "\n"
@@ -304,11 +307,11 @@ class Shell(Calls):
         assignments = list(children_of(node, "variable_assignment"))
         if not words:
             return self._all(assignments)
-        own: dict[str, str] = {}
+        assigned: dict[str, str] = {}
         for assignment in assignments:
             name, value = assignment.child_by_field_name("name"), assignment.child_by_field_name("value")
-            own[text_of(name or assignment)] = self.text(value)
-        return self.call(words, own)
+            assigned[text_of(name or assignment)] = self.text(value)
+        return self.call(words, assigned)
 
     def _at_variable_assignments(self, node: Node) -> int:
         return self._all(named(node))
