@@ -344,7 +344,7 @@ class Live(TypedDict):
 
     source: str
     """the file, or the address without credentials"""
-    engine: Literal["vllm", "sglang"]
+    engine: str
     model: str | None
     """the name under which the model is served"""
     ranks: Count

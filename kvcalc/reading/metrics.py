@@ -7,13 +7,13 @@ may have besides.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from math import isfinite
-from time import monotonic
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
-from kvcalc.errors import RunError, UsageError
+from kvcalc.errors import KvcalcError, RunError, UsageError
 from kvcalc.model.files import read_stdin, read_text
 from kvcalc.records import NamedTuple
 
@@ -25,6 +25,8 @@ _ESCAPE = re.compile(r"\\(.)")
 _LARGEST_PAGE, _LONGEST_LINE = 16 << 20, 1 << 16
 # The longest wait for a server, and for its whole page.
 _TIMEOUT_SECONDS, _PAGE_SECONDS = 5.0, 15.0
+_SIGNS = ":/?#[]@!$&'()*+,;=%~"  # of an address (RFC 3986)
+_RUNS = "is this the address of the server, and does it run?"
 
 
 class Sample(NamedTuple):
@@ -62,6 +64,9 @@ def read_metrics(source: str, hint: str | None = None) -> str:
     """
     if "://" in source:
         return _page(source, hint)
+    if source != "-" and not os.path.lexists(source):
+        told = source.rpartition("@")[2]  # an address without its scheme may have a password
+        raise UsageError(f"{told}: no such file", "the address of a server begins with http:// or https://")
     return read_stdin(_LARGEST_PAGE) if source == "-" else read_text(source, _LARGEST_PAGE)
 
 
@@ -79,27 +84,51 @@ def _address(url: str) -> tuple[str, str, str | None]:
         raise UsageError("the address of a server is not valid", "http://localhost:8000/metrics") from None
     if parts.scheme not in ("http", "https"):
         raise UsageError(f"{parts.scheme[:20]!a}: only http and https are read", "http://localhost:8000/metrics")
-    if not host.isascii() or not host.isprintable() or not host or " " in host:
-        raise UsageError("the address has no valid host", "http://localhost:8000/metrics")
+    # A password with a slash would be a part of the path, which is printed.
+    if not host or not host.isascii() or not host.isprintable() or " " in host or "@" in parts.path:
+        raise UsageError("the address has no valid host", "write / and @ in a password as %2F and %40")
     place = (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
     path = parts.path if parts.path not in ("", "/") else "/metrics"
     shown = urlunsplit((parts.scheme, place, path, "", ""))
     credentials = parts.netloc.rpartition("@")[0]
-    return shown, urlunsplit((parts.scheme, place, path, parts.query, "")), credentials or None
+    address = quote(urlunsplit((parts.scheme, place, path, parts.query, "")), safe=_SIGNS, errors="replace")
+    return shown, address, credentials or None
 
 
 def _page(url: str, hint: str | None) -> str:
+    """The text at an address, within `_PAGE_SECONDS`: the names of hosts are looked up without a limit of their own."""
+    from threading import Thread
+
+    outcome = list["str | KvcalcError"]()
+
+    def read() -> None:
+        try:
+            outcome.append(_downloaded(url, hint))
+        except KvcalcError as error:
+            outcome.append(error)
+
+    thread = Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(_PAGE_SECONDS)
+    if not outcome:
+        raise RunError(f"{_address(url)[0]}: no whole page after {_PAGE_SECONDS:g} s", _RUNS)
+    if isinstance(outcome[0], KvcalcError):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _downloaded(url: str, hint: str | None) -> str:
     """The text at an address. Redirections are not followed, so nothing is read or sent elsewhere."""
     from base64 import b64encode
     from http.client import HTTPException
     from urllib import request
     from urllib.error import HTTPError
-    from urllib.parse import quote, unquote
+    from urllib.parse import unquote
 
     shown, address, credentials = _address(url)
-    page_request = request.Request(quote(address, safe=":/?#[]@!$&'()*+,;=%~"), headers={"Accept": "text/plain"})  # noqa: S310
+    page_request = request.Request(address, headers={"Accept": "text/plain"})  # noqa: S310 - http or https
     if credentials is not None:
-        login = b64encode(unquote(credentials).encode()).decode()
+        login = b64encode(unquote(credentials).encode(errors="replace")).decode()
         page_request.add_header("Authorization", f"Basic {login}")
     opener = request.OpenerDirector()
     for handler in (
@@ -107,24 +136,18 @@ def _page(url: str, hint: str | None) -> str:
         request.HTTPDefaultErrorHandler(),
     ):  # fmt: skip
         opener.add_handler(handler)
-    end, pieces, size = monotonic() + _PAGE_SECONDS, list[bytes](), 0
     try:
         with opener.open(page_request, timeout=_TIMEOUT_SECONDS) as answer:
-            while piece := answer.read1(1 << 16):
-                pieces.append(piece)
-                size += len(piece)
-                if size > _LARGEST_PAGE:
-                    raise RunError(f"{shown}: more than {_LARGEST_PAGE:,} bytes, which no metrics have")
-                if monotonic() > end:
-                    raise RunError(f"{shown}: the page takes more than {_PAGE_SECONDS:.0f} s")
+            data: bytes = answer.read(_LARGEST_PAGE + 1)
     except HTTPError as error:
         with error:
             needs_login = error.code in (401, 403)
             told = f"{shown}: the server answers with HTTP {error.code}"
             raise RunError(told, "http://USER:PASSWORD@HOST:PORT/metrics" if needs_login else hint) from None
-    except (OSError, HTTPException, UnicodeError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         cause = "no answer" if isinstance(reason, TimeoutError) else getattr(reason, "strerror", None)
-        told = f"{shown}: {cause or 'no valid answer'}"
-        raise RunError(told, "is this the address of the server, and does it run?") from None
-    return b"".join(pieces).decode(errors="replace")
+        raise RunError(f"{shown}: {cause or 'no valid answer'}", _RUNS) from None
+    if len(data) > _LARGEST_PAGE:
+        raise RunError(f"{shown}: more than {_LARGEST_PAGE:,} bytes, which no metrics have")
+    return data.decode(errors="replace")

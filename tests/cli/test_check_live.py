@@ -68,7 +68,8 @@ def test_sglang_and_its_ranks(kvcalc: Any) -> None:
     ("words", "status", "told"),
     [
         ((*VLLM, *saved("sglang-0.5.9")), 2, "the metrics of SGLang, and the command is that of vLLM"),
-        ((*VLLM, "--live", "nowhere.txt"), 2, "nowhere.txt: No such file"),
+        ((*VLLM, "--live", "nowhere.txt"), 2, "nowhere.txt: no such file"),
+        ((*VLLM, "--live", "user:secret@localhost:8000"), 2, "localhost:8000: no such file the address of a server"),
         ((*VLLM, "--live", "file:///etc/hosts"), 2, "only http and https"),
         ((*VLLM, "--live", "http://user:secret@127.0.0.1:1/?secret"), 1, "http://127.0.0.1:1/metrics: "),
         ((*VLLM, "--requests-per-second", "3"), 2, "is the rate of the server in --live"),

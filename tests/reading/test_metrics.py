@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -111,8 +113,6 @@ def test_a_server_without_the_page(status: int, headers: dict[str, str], told: s
 
 
 def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
     monkeypatch.setattr(metrics, "_TIMEOUT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -124,17 +124,36 @@ def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         read_metrics("http://no-such-host.invalid")
 
 
-def test_a_server_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_PAGE_SECONDS", -1.0)
-    with serving() as (place, _), pytest.raises(RunError, match="takes more than"):
-        read_metrics(f"http://{place}")
+@pytest.mark.parametrize("beginning", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def test_a_server_that_never_ends(monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
+    """It sends a little before every timeout."""
+    monkeypatch.setattr(metrics, "_PAGE_SECONDS", 0.3)
+    is_over = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(beginning)
+            while not is_over.wait(0.05):
+                connection.sendall(beginning or b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,))
+        thread.start()
+        try:
+            with pytest.raises(RunError, match="no whole page after"):
+                read_metrics(f"http://127.0.0.1:{server.getsockname()[1]}")
+        finally:
+            is_over.set()
+            thread.join()
 
 
 @pytest.mark.parametrize(
     "url",
     ["file:///etc/passwd", "ftp://host/metrics", "://", "http://", "http:///metrics", "http://host:port/",
      "http://user:secret@host:99999/", "http://[::1/", "http://h\u00f6st/", "http://a b/", "gopher://x",
-     "http://user:secret@/x", "http://host\x00/", "http://" + "a" * 100 + "/"],
+     "http://user:secret@/x", "http://host/secret@x", "http://a\ud800/", "http://host\x00/",
+     "http://" + "a" * 100 + "/"],
 )  # fmt: skip
 def test_another_address_is_refused(url: str) -> None:
     with pytest.raises(KvcalcError) as raised:

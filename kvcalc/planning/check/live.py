@@ -209,7 +209,7 @@ def compare(
             "high": prediction.high, "remark": remark,
         })  # fmt: skip
     return {
-        "source": metrics.source, "engine": cast(Any, metrics.engine), "model": metrics.model, "ranks": metrics.ranks,
+        "source": metrics.source, "engine": metrics.engine, "model": metrics.model, "ranks": metrics.ranks,
         "rows": rows, "differs": list(_differences(document, metrics)),
     }  # fmt: skip
 
