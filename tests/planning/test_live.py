@@ -31,7 +31,7 @@ def answered(**more: Any) -> Any:
     }  # fmt: skip
     requests = {"input_tokens": 2000, "output_tokens": 250, "max_requests": 64, "memory_requests": 200}
     engine = {
-        "kv_cache_tokens": 450_000, "num_gpu_blocks": 28_000, "gpu_memory_utilization": 0.92,
+        "data_parallel_size": 1, "kv_cache_tokens": 450_000, "num_gpu_blocks": 28_000, "gpu_memory_utilization": 0.92,
         "enable_prefix_caching": True,
     }  # fmt: skip
     return {"engine": engine, "fit": fit, "requests": requests, "command": {"copies": 1}, **more}
@@ -135,6 +135,14 @@ def test_without_lengths_the_memory_is_compared() -> None:
     assert [by_name[name]["predicted"] for name in ("cache_usage", "prefix_hit_rate", "input_tokens")] == [None] * 3
     assert by_name["ttft_mean_seconds"]["remark"] == "needs a rate"
     assert live["differs"] == ["--gpu-memory-utilization is 0.85 there, and 0.92 in the command"]
+
+
+def test_a_page_of_one_rank_of_two() -> None:
+    document = answered()
+    document["engine"]["data_parallel_size"] = 2
+    by_name = rows(document, "vllm:num_requests_running 25\nvllm:kv_cache_usage_perc 0.2\n")
+    assert by_name["running_requests"]["predicted"] == 32
+    assert by_name["cache_usage"]["predicted"] == pytest.approx(0.25)
 
 
 def test_what_a_difference_means() -> None:

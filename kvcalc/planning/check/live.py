@@ -221,6 +221,8 @@ def _predicted(
     """The predictions by the names of their rows. A row without one is only shown."""
     engine: Any = document["engine"]
     fit, requests, copies = document["fit"], document["requests"], document["command"]["copies"]
+    # Behind an outer load balancer, every rank is a server of its own, with a page of its own.
+    shown = copies * min(1.0, metrics.ranks / (engine["data_parallel_size"] * copies))
     predicted = {name: Prediction(value, value * value / high, high) for name, (value, high) in times.items()}
     tokens, blocks = engine.get("kv_cache_tokens"), engine.get("num_gpu_blocks")
     for name, size in (("cache_tokens", tokens), ("cache_blocks", blocks and blocks * metrics.ranks)):
@@ -228,13 +230,13 @@ def _predicted(
             predicted[name] = _with_range(size, fit)
     running = fit["max_batch_size"] if requests is None else requests["max_requests"]
     if running is not None:
-        predicted["running_requests"] = Prediction(running * copies)
+        predicted["running_requests"] = Prediction(running * shown)
     if requests is not None:
         predicted["input_tokens"] = Prediction(requests["input_tokens"])
         predicted["output_tokens"] = Prediction(requests["output_tokens"])
         predicted["prefix_hit_rate"] = Prediction(prefix_hit_rate or 0.0)
         if requests["memory_requests"] and "running_requests" in values:
-            share = values["running_requests"] / (requests["memory_requests"] * copies)
+            share = values["running_requests"] / (requests["memory_requests"] * shown)
             predicted["cache_usage"] = Prediction(min(1.0, share))
     return predicted
 
