@@ -143,7 +143,7 @@ def prints(words: Sequence[str], files: Mapping[str, str], stdin: str | None) ->
         paths = [word for word in arguments if not word.startswith("-") or word == "-"]
         texts = [file_text(path, files) if path != "-" else stdin for path in paths] if paths else [stdin]
         return None if None in texts else "".join(text or "" for text in texts)
-    if program == "seq" and all(re.fullmatch(r"-?\d{1,6}", word) for word in arguments):
+    if program == "seq" and arguments and all(re.fullmatch(r"-?\d{1,6}", word) for word in arguments):
         ends = [int(word) for word in arguments]
         first, step, last = (1, 1, *ends) if len(ends) == 1 else (ends[0], ends[1] if ends[2:] else 1, ends[-1])
         numbers = range(first, last + (1 if step > 0 else -1), step or 1)

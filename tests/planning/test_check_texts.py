@@ -139,6 +139,10 @@ def _nested_merges(levels: int) -> str:
         f"A=$(({'1+' * 3000}1))\n{SERVE}",
         f"A={'${A:-' * 3000}{'}' * 3000}\n{SERVE}",
         f"if test {'! ' * 3000}x; then {SERVE}; fi",
+        f"{SERVE} " + "${A##*serve " * 40_000,
+        f"{SERVE} " + "a | " * 100_000,
+        f"{SERVE} " + "a \\\n| " * 50_000,
+        f"{SERVE} " + "!$" * 200_000,
         f"services: {{v: {{image: '{IMAGE}', command: [--model, 0x{'f' * 4000}]}}}}",
     ],
     ids=lambda text: text[:20],
@@ -175,6 +179,15 @@ def test_an_error_about_words_of_several_lines_is_one_line(text: str) -> None:
     with pytest.raises(KvcalcError) as raised:
         server.read()
     assert len(raised.value.message.splitlines()) == len(str(raised.value).splitlines()) == 1
+
+
+def test_rows_of_a_table_are_no_pipeline() -> None:
+    table = "| option | meaning |\n" * 2000
+    assert servers_in(f"cat > table.md <<'EOF'\n{table}EOF\n{SERVE} -tp 2")[0].words[-2:] == ["-tp", "2"]
+
+
+def test_a_sequence_without_numbers() -> None:
+    assert servers_in(f"seq # two\n{SERVE}")[0].words == [LLAMA]
 
 
 def test_aliases_of_a_manifest_are_read() -> None:
