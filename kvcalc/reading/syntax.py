@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 _LONGEST, _MOST_REPAIRS = 1 << 19, 40
-# A text up to this many bytes is parsed in less than a tenth of a second, whatever it is; and the bytes of a piece.
-_SHORT, _PIECE = 1 << 13, 1 << 12
+# A text up to this many bytes is parsed within half a second, whatever it is; and the bytes of a piece of a longer one.
+_SHORT, _PIECE = 1 << 15, 1 << 9
+_BRACKETS, _MOST_BRACKETS = re.compile(rb"[({`)}]|\$[\"']"), 5000
 _PIPES, _MOST_PIPES, _BLANKS = (b"|", b"`"), 500, re.compile(rb"[ \t\r]+\n")
 _PIPELINE_END = re.compile(rb"(?<![\\|&])\n|(?<!\\)\n(?=[ \t]*\|)")
 _HERE_DOCUMENT = re.compile(rb"<<-?[ \t]*(['\"]?)(\w+)\1")
@@ -45,7 +46,7 @@ def parse(text: str, budget: Budget) -> Script:
     # A backslash before spaces at a line's end continues no line: it is an argument. The grammar overlooks it.
     text = _SPACE_ARGUMENT.sub("' '", _NO_TEXT.sub("", text))
     data, skipped = text.encode(errors="surrogateescape"), list[str]()
-    _check_pipelines(data)
+    _check_depth(data)
     for repairs in range(_MOST_REPAIRS):
         root = _root(data, budget)
         if not root.has_error:
@@ -68,8 +69,9 @@ def parse(text: str, budget: Budget) -> Script:
 def _root(data: bytes, budget: Budget) -> Node:
     """The tree of a text. A long one is first parsed with a quarter of the time that is left, after which it ends.
 
-    The parser takes time in proportion to the square of a hostile text, and stops for no limit: its callback for that
-    is a crash before tree-sitter 0.26.1. A tree of pieces has no text of its own, so the text is then parsed as one.
+    The parser takes time in proportion to the square of a hostile text, minutes for 500 KB of `== `, and stops for no
+    limit: its callback for that is a crash before tree-sitter 0.26.1. The one for pieces never frees them, so texts of
+    the usual length are parsed at once.
     """
     if len(data) > _SHORT:
         now = process_time()
@@ -79,13 +81,15 @@ def _root(data: bytes, budget: Budget) -> Node:
     return _parser().parse(data).root_node
 
 
-def _check_pipelines(data: bytes) -> None:
-    """Raise UsageError (exit 2) for a pipeline of too many programs.
+def _check_depth(data: bytes) -> None:
+    """Raise UsageError (exit 2) for a text with too many brackets, or a pipeline of too many programs.
 
-    If something is wrong in it, the parser takes memory in proportion to their square, 1.7 GB for 4,000, and the same
-    for as many backticks. Programs on several lines are joined by a sign at the end of a line; a line that begins with
-    one is a row of a table.
+    If something is wrong behind them, the parser takes time and memory in proportion to the square of those that it
+    has not closed: 1.7 GB for 4,000 programs or backticks, 550 MB for 8,000 times `$"(`. Programs on several lines are
+    joined by a sign at the end of a line; a line that begins with one is a row of a table.
     """
+    if len(_BRACKETS.findall(data)) > _MOST_BRACKETS:
+        raise too_large(f"a script has at most {_MOST_BRACKETS:,} brackets")
     if sum(map(data.count, _PIPES)) > _MOST_PIPES:
         for pipeline in _PIPELINE_END.split(_BLANKS.sub(b"\n", data)):
             if sum(map(pipeline.count, _PIPES)) > _MOST_PIPES:

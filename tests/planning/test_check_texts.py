@@ -143,6 +143,8 @@ def _nested_merges(levels: int) -> str:
         f"{SERVE} " + "a | " * 100_000,
         f"{SERVE} " + "a \\\n| " * 50_000,
         f"{SERVE} " + "!$" * 200_000,
+        f"{SERVE} " + "== " * 150_000,
+        f"{SERVE} " + '$"( & ' * 30_000,
         f"services: {{v: {{image: '{IMAGE}', command: [--model, 0x{'f' * 4000}]}}}}",
     ],
     ids=lambda text: text[:20],
