@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _LONGEST, _MOST_REPAIRS = 1 << 19, 40
 # A text up to this many bytes is parsed within half a second, whatever it is; and the bytes of a piece of a longer one.
-_SHORT, _PIECE = 1 << 15, 1 << 9
+_SHORT, _PIECE = 1 << 14, 1 << 9
 _BRACKETS, _MOST_BRACKETS = re.compile(rb"[({`)}]|\$[\"']"), 5000
 _PIPES, _MOST_PIPES, _BLANKS = (b"|", b"`"), 500, re.compile(rb"[ \t\r]+\n")
 _PIPELINE_END = re.compile(rb"(?<![\\|&])\n|(?<!\\)\n(?=[ \t]*\|)")
@@ -47,8 +47,9 @@ def parse(text: str, budget: Budget) -> Script:
     text = _SPACE_ARGUMENT.sub("' '", _NO_TEXT.sub("", text))
     data, skipped = text.encode(errors="surrogateescape"), list[str]()
     _check_depth(data)
+    _check_speed(data, budget)
     for repairs in range(_MOST_REPAIRS):
-        root = _root(data, budget)
+        root = _parser().parse(data).root_node
         if not root.has_error:
             return Script(root, skipped)
         budget.check_time()
@@ -66,19 +67,18 @@ def parse(text: str, budget: Budget) -> Script:
     raise UsageError("the text is not a shell script", "paste the command of the server alone")
 
 
-def _root(data: bytes, budget: Budget) -> Node:
-    """The tree of a text. A long one is first parsed with a quarter of the time that is left, after which it ends.
+def _check_speed(data: bytes, budget: Budget) -> None:
+    """Parse a long text with a quarter of the time that is left, after which it ends. UsageError (exit 2) if it does.
 
-    The parser takes time in proportion to the square of a hostile text, minutes for 500 KB of `== `, and stops for no
+    The parser takes time in proportion to the square of a hostile text, minutes for 500 KB of `<<<`, and stops for no
     limit: its callback for that is a crash before tree-sitter 0.26.1. The one for pieces never frees them, so texts of
-    the usual length are parsed at once.
+    the usual length are only parsed as a whole.
     """
     if len(data) > _SHORT:
         now = process_time()
         end = now + (budget.end - now) / 4
         _parser().parse(lambda offset, _: data[offset : offset + _PIECE] if process_time() < end else b"")
         budget.check_time(end)
-    return _parser().parse(data).root_node
 
 
 def _check_depth(data: bytes) -> None:
