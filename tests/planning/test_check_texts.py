@@ -188,6 +188,11 @@ def test_rows_of_a_table_are_no_pipeline() -> None:
     assert servers_in(f"cat > table.md <<'EOF'\n{table}EOF\n{SERVE} -tp 2")[0].words[-2:] == ["-tp", "2"]
 
 
+@pytest.mark.parametrize("name", ["0", "00", "9" * 5000])
+def test_parameters_that_no_script_has(name: str) -> None:
+    assert servers_in(f"set --\nA=${{{name}}}\n{SERVE}")[0].words == [LLAMA]
+
+
 def test_a_sequence_without_numbers() -> None:
     assert servers_in(f"seq # two\n{SERVE}")[0].words == [LLAMA]
 
