@@ -14,13 +14,16 @@ _MOST_NAMES = 2000
 
 
 class KvcalcError(Exception):
-    """An error with a one-line message. `hint` is the next command or value to try, or None."""
+    """An error with a one-line message. `hint` is the next command or value to try, or None.
+
+    Spaces replace the line breaks of a text from outside.
+    """
 
     exit_code = 1
 
     def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = " ".join(message.splitlines())
+        super().__init__(self.message)
         self.hint = hint
 
 

@@ -305,6 +305,7 @@ def test_every_option_the_manual_names_exists() -> None:
         "--detail",
         "--fit",
         "--dp-size",
+        "--enable-metrics",
         "--enable-prefill-cp",
         "--data-parallel-size-local",
         "--kv-offloading-size",

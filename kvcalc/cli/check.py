@@ -71,14 +71,18 @@ def check(ctx: typer.Context) -> None:
     llama.cpp or mlx_lm.server.
     """
     from kvcalc.cli.counting_bar import counting_bar, of_all_runs
+    from kvcalc.cli.live import live_metrics, live_part
     from kvcalc.planning.check.answer import runs
 
     given = ctx.params
     output = output_of(given, "check")
     check_report(given)
     servers = _servers(ctx.meta["kvcalc.command"], given["file"], given["release"])
-    if given["report"] is not None and len(servers) > 1:
-        raise UsageError(f"--report shows one server, and there are {len(servers)}", "check one of the commands alone")
+    for option in ("report", "live"):
+        if given[option] is not None and len(servers) > 1:
+            told = f"--{option} is for one server, and there are {len(servers)}"
+            raise UsageError(told, "check one of the commands alone")
+    metrics = live_metrics(given, servers[0])
     shown = _shown_targets(given)
     failed: Optional[KvcalcError] = None
     starts = True
@@ -88,6 +92,8 @@ def check(ctx: typer.Context) -> None:
                 document = answer(given, server, progress=of_all_runs(progress))
                 if given["advise"]:
                     document["advice"] = _advice(given, server, document)
+                if metrics is not None:
+                    document["live"] = live_part(given, server, document, metrics, _speed_of(given))
         except KvcalcError as error:
             refusal = error.document if isinstance(error, DoesNotFitError) else None
             if refusal is not None:

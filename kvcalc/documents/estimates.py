@@ -362,6 +362,42 @@ class Advice(TypedDict):
     """null if no change gains anything"""
 
 
+class LiveRow(TypedDict):
+    """one figure of a running server, beside the prediction"""
+
+    name: Literal[
+        "running_requests", "waiting_requests", "cache_usage", "cache_tokens", "cache_blocks", "prefix_hit_rate",
+        "finished_requests", "preemptions", "input_tokens", "output_tokens", "ttft_mean_seconds", "tpot_mean_seconds",
+    ]  # fmt: skip
+    """requests, tokens and seconds are numbers, usage and hit rate are shares; cache_tokens are those of one rank, and
+    cache_blocks those of all; times, lengths, hit rate and preemptions are since the server started"""
+    server: Amount
+    """what the server shows"""
+    predicted: Amount | None
+    """of running_requests, what fits at once; of cache_usage, at most; null without a prediction"""
+    low: Amount | None
+    """the lower end of the range of the prediction; null if it is not known"""
+    high: Amount | None
+    remark: str
+    """how it compares, or what it means"""
+
+
+class Live(TypedDict):
+    """what a running server measures, beside the prediction for its command"""
+
+    source: str
+    """the file, or the address without credentials"""
+    engine: str
+    model: str | None
+    """the name under which the model is served"""
+    ranks: Count
+    """replicas behind the server, each with its own cache"""
+    rows: list[LiveRow]
+    """the figures that the server shows"""
+    differs: list[str]
+    """options whose value the server shows, and which have another in the command"""
+
+
 class Check(FitDocument):
     """kvcalc check: whether the command of a server starts, and what load it sustains"""
 
@@ -376,6 +412,8 @@ class Check(FitDocument):
     """null without the lengths of requests, if it does not start, or if the speed is not known"""
     advice: Advice | None
     """null if it is not asked for"""
+    live: NotRequired[Live]
+    """with --live"""
 
 
 class CheckRefusal(Document):

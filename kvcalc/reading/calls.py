@@ -67,16 +67,16 @@ class Calls(Expander):
         texts, self.output = self.output, before
         return None if None in texts else "".join(text or "" for text in texts)
 
-    def call(self, words: list[str], own: Mapping[str, str]) -> int:
-        """Run a command with variables of its own."""
+    def call(self, words: list[str], assigned: Mapping[str, str]) -> int:
+        """Run a command with the variables that are assigned before it."""
         self.way.budget.spend(0, commands=1)
         name, state = words[0], self.state
         builtin = getattr(self, f"_run_{_METHODS.get(name, name)}", None)
         if name not in state.functions and builtin is None:
-            return self._program(words, own)
-        before, exported = {key: state.variables.get(key) for key in own}, state.exported
-        state.variables |= own
-        state.exported = exported | own.keys() if own else exported
+            return self._program(words, assigned)
+        before, exported = {key: state.variables.get(key) for key in assigned}, state.exported
+        state.variables |= assigned
+        state.exported = exported | assigned.keys() if assigned else exported
         if name not in state.functions:
             status = int(builtin(words[1:])) if builtin is not None else RUNS
         else:
@@ -87,7 +87,7 @@ class Calls(Expander):
             self.state.positional, self.state.local = outer, scope
             self.state.stop = "" if self.state.stop == "return" else self.state.stop
         self.state.variables |= before
-        self.state.exported = exported if own else self.state.exported
+        self.state.exported = exported if assigned else self.state.exported
         return status
 
     def _run_set(self, words: list[str]) -> int:
@@ -181,7 +181,7 @@ class Calls(Expander):
             self.way.budget.spend(len(text))
             files[path] = text
 
-    def _program(self, words: list[str], own: Mapping[str, str]) -> int:
+    def _program(self, words: list[str], assigned: Mapping[str, str]) -> int:
         """A program that is no part of the shell."""
         name = os.path.basename(words[0])
         for package, release in installed(words).items():
@@ -195,7 +195,7 @@ class Calls(Expander):
             return SUCCEEDS
         if name in QUERIES and not (name == "command" and words[1:2] != ["-v"]):
             return OPEN
-        environment = {**self.state.environment(), **own}
+        environment = {**self.state.environment(), **assigned}
         self.way.budget.spend(sum(map(len, environment)))
         command = self.around._replace(
             words=words, environment=environment, files=self.state.files, is_closed=self.state.is_closed,
@@ -223,7 +223,7 @@ class Calls(Expander):
         for before in range(min(len(words), _MOST_BEFORE) if place is None else place):
             program, rest = os.path.basename(words[before]), command._replace(words=words[before:])
             if sets_variables(words, before):
-                return self._start(with_environment(rest)) if len(rest.words) > 1 else RUNS
+                return self.start(with_environment(rest)) if len(rest.words) > 1 else RUNS
             if is_shell(words, before):
                 return self._shell(rest)
             if (manifest := self._manifest(program, words[before + 1 :])) is not None:
@@ -238,7 +238,7 @@ class Calls(Expander):
                 return self._shell(command._replace(words=["bash", "-c", text], environment={}))
             if program == "uvx" and words[before + 1 :] != (plain := without_release(words[before + 1 :])):
                 released = packages_in([word for word in words[before + 1 :] if word not in plain])
-                return self._start(command._replace(words=plain, packages={**command.packages, **released}))
+                return self.start(command._replace(words=plain, packages={**command.packages, **released}))
         if place is None and (command.image is None or command.is_program):
             return RUNS
         texts = {name: shown(text) for name, text in command.environment.items()}

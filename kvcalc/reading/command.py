@@ -67,9 +67,9 @@ class Budget:
         self.commands = self.characters = 0
         self.end = process_time() + _MOST_SECONDS
 
-    def check_time(self) -> None:
-        """Raise UsageError (exit 2) if reading the text takes too long."""
-        if process_time() > self.end:
+    def check_time(self, end: float | None = None) -> None:
+        """Raise UsageError (exit 2) if reading the text takes too long. `end` is the limit of a part of it."""
+        if process_time() > (self.end if end is None else end):
             raise too_large(f"reading takes at most {_MOST_SECONDS:g} s")
 
     def spend(self, characters: int, commands: int = 0) -> None:
@@ -108,7 +108,10 @@ def ways_through(run: Callable[[Way], list[Command]], budget: Budget) -> list[li
     ways, arms = list[list[Command]](), list[int]()
     while True:
         way = Way(arms, budget)
-        ways.append(run(way))
+        try:
+            ways.append(run(way))
+        except RecursionError:  # an expression or an expansion, which `enter` does not count
+            raise too_large("expressions are nested too deeply") from None
         while way.taken and way.taken[-1][0] + 1 == way.taken[-1][1]:
             way.taken.pop()
         if not way.taken:

@@ -26,14 +26,14 @@ def in_container(command: Command, program: str) -> Command:
     Raises UsageError (exit 2) for an option without its value, or without an image.
     """
     words = list(command.words)
-    own, unread, entry, devices = dict[str, str](), list[str](), None, None
+    variables, unread, entry, devices = dict[str, str](), list[str](), None, None
     for option, value in _options(words, program):
         if option in ("-e", "--env"):
             name, equals, text = value.partition("=")
             if equals or name in command.environment:
-                own[name] = text if equals else command.environment[name]
+                variables[name] = text if equals else command.environment[name]
         elif option == "--env-file":
-            own = {**variables_of_file(value, command.files, unread), **own}
+            variables = {**variables_of_file(value, command.files, unread), **variables}
         elif option == "--entrypoint":
             entry = [value] if value else []  # an empty one starts the words
         elif option == "--gpus":
@@ -45,7 +45,7 @@ def in_container(command: Command, program: str) -> Command:
     image, *rest = words
     number = int(devices) if devices is not None and devices.isdecimal() and len(devices) < 7 else None
     return command._replace(
-        words=[*(entry or ()), *rest], environment=own, image=image if program == "run" else None,
+        words=[*(entry or ()), *rest], environment=variables, image=image if program == "run" else None,
         is_program=entry is not None or program == "exec", num_devices=number, unread=tuple(unread), is_closed=False,
     )  # fmt: skip
 

@@ -50,13 +50,13 @@ def interpolated(text: str, variables: Mapping[str, str], *, unset: str | None =
     def value(match: re.Match[str]) -> str:
         if match[1]:
             return "$"
-        known = variables.get(match[2] or match[3])
-        has_value = bool(known) if match[4] else known is not None
+        assigned = variables.get(match[2] or match[3])
+        has_value = bool(assigned) if match[4] else assigned is not None
         if match[5] == "+":
             return match[6] if has_value else ""
         if match[5] == "-" and not has_value:
             return match[6]
-        return known if known is not None else unknown(match[0]) if unset is None else unset
+        return assigned if assigned is not None else unknown(match[0]) if unset is None else unset
 
     for _ in range(3):  # a default may have a variable with a default
         if "${" not in text or _VARIABLE.search(text) is None:
@@ -205,7 +205,11 @@ def _of_chart(row: Mapping[str, Any]) -> Command:
     if _within(row, "lmcacheConfig", "enabled"):
         words += ["--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}']
     image = ":".join(written(row.get(key)) for key in ("repository", "tag") if row.get(key))
-    environment = {str(one["name"]): written(one.get("value")) for one in _rows(row.get("env")) if "name" in one}
+    environment = {
+        str(variable["name"]): written(variable.get("value"))
+        for variable in _rows(row.get("env"))
+        if "name" in variable
+    }
     return Command(
         words, environment, {}, image or None, name=row.get("name") and str(row["name"]),
         num_devices=_number(row.get("requestGPU")),

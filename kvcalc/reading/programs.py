@@ -58,12 +58,12 @@ def with_environment(command: Command) -> Command:
         program = os.path.basename(words.pop(0))
     removes = program == "sudo"
     values = _SUDO_VALUES if program == "sudo" else _ENV_VALUES
-    own: dict[str, str] = {}
+    variables: dict[str, str] = {}
     while words:
         word = words.pop(0)
         assigned = _ASSIGNMENT.fullmatch(word)
         if assigned is not None:
-            own[assigned[1]] = assigned[2]
+            variables[assigned[1]] = assigned[2]
             continue
         if not word.startswith("-"):
             words.insert(0, word)
@@ -80,7 +80,8 @@ def with_environment(command: Command) -> Command:
         elif option in ("-E", "--preserve-env"):
             removes = False
     # sudo gives the program few of the caller's variables (env_reset in sudoers).
-    return command._replace(words=words, environment={**({} if removes else environment), **own}, is_closed=is_closed)
+    environment = {**({} if removes else environment), **variables}
+    return command._replace(words=words, environment=environment, is_closed=is_closed)
 
 
 def sets_variables(words: Sequence[str], place: int) -> bool:
@@ -142,7 +143,7 @@ def prints(words: Sequence[str], files: Mapping[str, str], stdin: str | None) ->
         paths = [word for word in arguments if not word.startswith("-") or word == "-"]
         texts = [file_text(path, files) if path != "-" else stdin for path in paths] if paths else [stdin]
         return None if None in texts else "".join(text or "" for text in texts)
-    if program == "seq" and all(re.fullmatch(r"-?\d{1,6}", word) for word in arguments):
+    if program == "seq" and arguments and all(re.fullmatch(r"-?\d{1,6}", word) for word in arguments):
         ends = [int(word) for word in arguments]
         first, step, last = (1, 1, *ends) if len(ends) == 1 else (ends[0], ends[1] if ends[2:] else 1, ends[-1])
         numbers = range(first, last + (1 if step > 0 else -1), step or 1)

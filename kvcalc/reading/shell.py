@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
@@ -112,26 +113,25 @@ class Shell(Calls):
         self.output = None if printed is None else [*printed, *(output or ())]
         return status
 
-    def _branch(self, status: int, yes: Callable[[], int], no: Callable[[], int]) -> int:
-        if status in (FAILS, SUCCEEDS):
-            return yes() if status == SUCCEEDS else no()
-        return self._fork([yes, no])
-
     def _at_if_statement(self, node: Node) -> int:
         clauses = [node, *children_of(node, *_CLAUSES)]
 
-        def arm(place: int) -> int:
-            if place == len(clauses):
-                return SUCCEEDS
-            parts = [part for part in clauses[place].children if part.type not in _CLAUSES]
-            then = next((number for number, part in enumerate(parts) if part.type == "then"), 0)
-            body = [part for part in parts[then + 1 :] if part.is_named]
-            if clauses[place].type == "else_clause":
-                return self._all(body)
-            status = self._all(part for part in parts[1:then] if part.is_named)
-            return self._branch(status, lambda: self._all(body), lambda: arm(place + 1))
+        def run_from(place: int) -> int:
+            for clause in clauses[place:]:
+                place += 1
+                parts = [part for part in clause.children if part.type not in _CLAUSES]
+                then = next((number for number, part in enumerate(parts) if part.type == "then"), 0)
+                body = [part for part in parts[then + 1 :] if part.is_named]
+                if clause.type == "else_clause":
+                    return self._all(body)
+                status = self._all(part for part in parts[1:then] if part.is_named)
+                if status == SUCCEEDS:
+                    return self._all(body)
+                if status != FAILS:
+                    return self._fork([partial(self._all, body), partial(run_from, place)])
+            return SUCCEEDS
 
-        return arm(0)
+        return run_from(0)
 
     def _at_case_statement(self, node: Node) -> int:
         value, items = self.text(node.child_by_field_name("value")), list(children_of(node, "case_item"))
@@ -248,7 +248,10 @@ class Shell(Calls):
         after: list[tuple[str, Node]] = []
         more: list[str] = []
         pipes: list[Node] = []
-        for redirect in (*redirects, *(part for one in redirects for part in one.children_by_field_name("redirect"))):
+        for redirect in (
+            *redirects,
+            *(part for outer in redirects for part in outer.children_by_field_name("redirect")),
+        ):
             target, kind = redirect.child_by_field_name("destination"), redirect.type
             if kind == "herestring_redirect":
                 self.stdin = self.text(redirect.named_children[-1]) + "\n"
@@ -304,11 +307,11 @@ class Shell(Calls):
         assignments = list(children_of(node, "variable_assignment"))
         if not words:
             return self._all(assignments)
-        own: dict[str, str] = {}
+        assigned: dict[str, str] = {}
         for assignment in assignments:
             name, value = assignment.child_by_field_name("name"), assignment.child_by_field_name("value")
-            own[text_of(name or assignment)] = self.text(value)
-        return self.call(words, own)
+            assigned[text_of(name or assignment)] = self.text(value)
+        return self.call(words, assigned)
 
     def _at_variable_assignments(self, node: Node) -> int:
         return self._all(named(node))

@@ -74,7 +74,7 @@ class State:
     def value(self, name: str) -> Value:
         """The value of a variable or of a positional parameter. Raises KeyError if it is not known."""
         if name in ("@", "*") or name.isdecimal():
-            if self.positional is None or name == "0":
+            if self.positional is None or not name.strip("0") or len(name) > 6:
                 raise KeyError(name)
             place = int(name) - 1 if name.isdecimal() else 0
             if name in ("@", "*"):

@@ -69,6 +69,7 @@ class Expander(ABC):
             parts = re.split(self._separators(), value) if is_split and isinstance(value, str) else value
             if isinstance(parts, str):
                 word = (word or "") + parts
+                self._check_length(word)
                 continue
             for place, part in enumerate(parts):
                 if place and word is not None:
@@ -83,9 +84,13 @@ class Expander(ABC):
         separators = self.state.variables.get("IFS", " \t\n")
         return f"[{re.escape(separators)}]+" if isinstance(separators, str) and separators else "(?!)"
 
-    def _bounded(self, word: str) -> str:
+    @staticmethod
+    def _check_length(word: str) -> None:
         if len(word) > LONGEST_WORD:
             raise too_large(f"a word has at most {LONGEST_WORD:,} characters")
+
+    def _bounded(self, word: str) -> str:
+        self._check_length(word)
         self.way.budget.spend(len(word))
         return word
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvcalc import check
-from kvcalc.errors import DoesNotFitError, UsageError
+from kvcalc.errors import DoesNotFitError, KvcalcError, UsageError
 from kvcalc.planning.check.servers import servers_in
 from kvcalc.writing.shell import join, split
 
@@ -133,6 +133,18 @@ def _nested_merges(levels: int) -> str:
         f"a: &a [*a]\nservices: {{v: {{image: '{IMAGE}', command: *a}}}}",
         '{"a":' * 3000,
         "[" * 3000 + "]" * 3000,
+        "env -i " * 3000 + SERVE,
+        "exec " * 3000 + SERVE,
+        'if [ "$B" ]; then N=1; ' + 'elif "$B" ]; then N=1; ' * 3000 + f"fi\n{SERVE}",
+        f"A=$(({'1+' * 3000}1))\n{SERVE}",
+        f"A={'${A:-' * 3000}{'}' * 3000}\n{SERVE}",
+        f"if test {'! ' * 3000}x; then {SERVE}; fi",
+        f"{SERVE} " + "${A##*serve " * 40_000,
+        f"{SERVE} " + "a | " * 100_000,
+        f"{SERVE} " + "a \\\n| " * 50_000,
+        f"{SERVE} " + "!$" * 200_000,
+        f"{SERVE} " + "== " * 150_000,
+        f"{SERVE} " + '$"( & ' * 30_000,
         f"services: {{v: {{image: '{IMAGE}', command: [--model, 0x{'f' * 4000}]}}}}",
     ],
     ids=lambda text: text[:20],
@@ -155,6 +167,34 @@ def test_texts_without_a_bound_are_refused(text: str) -> None:
 @pytest.mark.timeout(20)
 def test_a_long_text_with_unclosed_quotes_ends(text: str) -> None:
     assert servers_in(text + f"\n\"'\n{SERVE}")[0].words == [LLAMA]
+
+
+def test_a_long_chain_of_conditions_is_no_deep_one() -> None:
+    chain = "".join(f"elif [ $A = x{place} ]; then N=1; " for place in range(2000))
+    (server,) = servers_in(f"A=y\nif [ $A = x ]; then N=1; {chain}else N=2; fi\n{SERVE} -tp $N")
+    assert server.words[-2:] == ["-tp", "2"]
+
+
+@pytest.mark.parametrize("text", [f"{SERVE} 'a\nb'", f"{SERVE} --kv-cache-dtype 'a\r\n$X'", f"{SERVE} --x '\u2028'"])
+def test_an_error_about_words_of_several_lines_is_one_line(text: str) -> None:
+    (server,) = servers_in(text)
+    with pytest.raises(KvcalcError) as raised:
+        server.read()
+    assert len(raised.value.message.splitlines()) == len(str(raised.value).splitlines()) == 1
+
+
+def test_rows_of_a_table_are_no_pipeline() -> None:
+    table = "| option | meaning |\n" * 2000
+    assert servers_in(f"cat > table.md <<'EOF'\n{table}EOF\n{SERVE} -tp 2")[0].words[-2:] == ["-tp", "2"]
+
+
+@pytest.mark.parametrize("name", ["0", "00", "9" * 5000])
+def test_parameters_that_no_script_has(name: str) -> None:
+    assert servers_in(f"set --\nA=${{{name}}}\n{SERVE}")[0].words == [LLAMA]
+
+
+def test_a_sequence_without_numbers() -> None:
+    assert servers_in(f"seq # two\n{SERVE}")[0].words == [LLAMA]
 
 
 def test_aliases_of_a_manifest_are_read() -> None:

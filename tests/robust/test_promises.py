@@ -26,6 +26,7 @@ COMMANDS = (
     ("audit", str(ROOT / "tests/logs/vllm.log")), ("score", str(ROOT / "tests/logs/vllm-bench.json"), "--gpu", "h100"),
     ("models", "check", "MODEL/config.json"), ("estimate", "nope"), ("completion", "bash"),
     ("prefix", str(ROOT / "tests/traces/files/mooncake.jsonl"), "MODEL", "--gpu", "h100"),
+    ("check", "vllm serve qwen3-8b", "--gpu", "h100", "--live", str(ROOT / "tests/planning/live/vllm-0.33.0.txt")),
 )  # fmt: skip
 
 

@@ -240,6 +240,10 @@ def render_check(document: documents.Check, console: Console, within: str = "") 
         from kvcalc.output.human.advice import print_advice
 
         print_advice(document, document["advice"], console)
+    if "live" in document:
+        from kvcalc.output.human.live import print_live
+
+        print_live(document["live"], console)
 
 
 def _lengths(requests: documents.CheckRequests) -> str:
