@@ -18,8 +18,8 @@ BF16 = DTYPES["bf16"]
 FACTS = {
     "at", "attended", "auto_context", "block_tokens", "check_auto_context", "check_context", "check_encoder",
     "check_ranks", "check_start", "context_defaults", "cut", "default_block", "device_defaults", "device_settings",
-    "divide_cache", "divide_rows", "divides_tokens", "eager_launches", "entries", "entry_sizes", "kept", "known_releases",
-    "kv_dtype",
+    "divide_cache", "divide_rows", "divides_tokens", "eager_launches", "entries", "entry_sizes", "kept",
+    "known_releases", "kv_dtype",
     "loaded_tables", "lookahead_tokens", "needed_context", "pool_limit", "prompt_division", "prompt_ranks_in",
     "prompt_settings", "replica_settings", "reserve", "reuse", "role_in", "rules_used", "split_layers", "stage_bounds",
     "weight_dtype", "device_stages", "disaggregation", "draft_tables", "schedule", "weight_padding",
