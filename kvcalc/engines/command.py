@@ -102,11 +102,11 @@ class Layout(NamedTuple):
     ) -> list[str]:
         """The flags of vLLM and SGLang for a checkpoint and this layout, without the engine's own options.
 
-        `sizes` are the names for the first four fields. One pipeline stage needs no flag. `more` are the flags for
+        `sizes` are the names for the first four fields. One rank and one stage need no flag. `more` are the flags for
         DP ranks. `cache_types` has the engine's names of the cache's types that are not its default.
         """
         known = [(name, size) for name, size in zip(sizes, self) if size is not None]
-        given = [(name, str(size)) for name, size in known if name != sizes[1] or size != 1]
+        given = [(name, str(size)) for name, size in known if name not in sizes[:2] or size != 1]
         flags = [] if checkpoint.revision is None else ["--revision", checkpoint.revision]
         flags += [word for pair in given for word in pair] + [*more]
         flags += [] if checkpoint.torch_dtype is None else ["--dtype", checkpoint.torch_dtype]

@@ -103,6 +103,24 @@ def test_the_keys_stand_in_the_documents_order(kvcalc: Any) -> None:
     assert list(json.loads(out)) == list(kvcalc("estimate", "llama-3-8b", "--json").json)
 
 
+def test_an_estimate_counts_as_a_benchmark_does() -> None:
+    load = b'{"model": "llama-3-8b", "gpu": "h100", "input_tokens": 1000, "output_tokens": 100, "concurrency": 4%s}\n'
+    lines = load % b"" + load % b', "benchmark": true' + load % b', "benchmark": false'
+    plain, same, other = map(json.loads, spawn("batch", stdin=lines).out.splitlines())
+    assert same == plain
+    assert plain["throughput"]["serving"]["ttft_seconds"] > 0
+    assert other["error"]["message"].startswith("benchmark: an estimate counts from the first request")
+
+
+def test_a_line_without_a_context_is_no_line_with_the_context_of_another() -> None:
+    """A line is answered from an earlier one that differs in its counts alone."""
+    line = b'{"model": "qwen3:32b", "gpu": "rtx-4090"%s}\n'
+    lines = line % b"" + line % b', "context": 8192' + line % b""
+    first, second, third = map(json.loads, spawn("batch", stdin=lines).out.splitlines())
+    assert first == third
+    assert [one["workload"]["context_tokens"] for one in (first, second)] == [16640, 8192]
+
+
 def test_one_value_of_each_answer() -> None:
     lines = GOOD + b'\n{"model": "nope"}\n{"model": "llama-7b", "context": 1}\n'
     result = spawn("batch", "--get", "kv_cache.total_bytes", stdin=lines)

@@ -145,7 +145,7 @@ def test_lists_variables_and_vllms_own_types() -> None:
     settings = {"kv-cache-dtype-skip-layers": "0,sliding_window", "pp-layer-partition": "30,50"}
     layout = Layout(1, 2, 8192, 64, "nvfp4", settings)
     assert join(words_of("vllm", Checkpoint("a/b", None, None), layout)) == (
-        "VLLM_PP_LAYER_PARTITION=30,50 vllm serve a/b --tensor-parallel-size 1 --pipeline-parallel-size 2 "
+        "VLLM_PP_LAYER_PARTITION=30,50 vllm serve a/b --pipeline-parallel-size 2 "
         "--max-model-len 8192 --max-num-seqs 64 --kv-cache-dtype nvfp4 --kv-cache-dtype-skip-layers 0 sliding_window"
     )
 
@@ -229,7 +229,7 @@ def test_vllms_replicas_over_several_machines() -> None:
 def test_vllms_names_for_the_types_of_a_cache(kv_dtype: str, named: str | None) -> None:
     """CacheDType (config/cache.py). The type of the model is the default."""
     words = words_of("vllm", Checkpoint("a/b"), Layout(1, 1, 8192, 64, kv_dtype, {}))
-    assert words[9:] == ([] if named is None else ["--kv-cache-dtype", named])
+    assert words[7:] == ([] if named is None else ["--kv-cache-dtype", named])
 
 
 def test_vllms_graphs_are_in_an_object_and_the_number_of_drafts_in_another() -> None:
@@ -238,7 +238,7 @@ def test_vllms_graphs_are_in_an_object_and_the_number_of_drafts_in_another() -> 
     layout = Layout(1, 1, 8192, 64, "bf16", settings)
     words = words_of("vllm", Checkpoint("a/b"), layout)
     assert (words[-2], json.loads(words[-1])) == ("--compilation-config", {"cudagraph_mode": "FULL_DECODE_ONLY"})
-    assert len(words) == 11
+    assert len(words) == 9
     for method, name in (("eagle", "eagle3"), ("eagle1", "eagle"), ("dflash", "dflash")):
         words = words_of("vllm", Checkpoint("a/b"), layout._replace(drafting=Drafting(method, 5, "a/head")))
         asked = {"method": name, "model": "a/head", "num_speculative_tokens": 5}
@@ -363,7 +363,7 @@ def test_the_options_of_trtllm_serve() -> None:
     # Without settings for a file there is none. Whole copies behind one server do not exist.
     plain = Layout(1, 1, 8192, 64, "bf16", {})
     assert join(words_of("tensorrt-llm", Checkpoint("a/b"), plain)) == (
-        "trtllm-serve a/b --tp_size 1 --max_seq_len 8192 --max_batch_size 64"
+        "trtllm-serve a/b --max_seq_len 8192 --max_batch_size 64"
     )
     assert start_command("tensorrt-llm").words(Checkpoint("a/b"), plain._replace(has_copies=True)) is None
 

@@ -49,7 +49,8 @@ class Command(StartCommand):
         replicas = layout.data_parallel_size
         words = ["trtllm-serve", checkpoint.name]
         words += [] if checkpoint.revision is None else ["--revision", checkpoint.revision]
-        words += ["--tp_size", str(layout.tensor_parallel_size * replicas)]
+        if layout.tensor_parallel_size * replicas > 1:
+            words += ["--tp_size", str(layout.tensor_parallel_size * replicas)]
         if layout.pipeline_parallel_size > 1:
             words += ["--pp_size", str(layout.pipeline_parallel_size)]
         if layout.expert_parallel_size > 1:

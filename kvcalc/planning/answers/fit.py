@@ -41,17 +41,17 @@ def fit(question: Question, lifts_limit: bool = False) -> documents.FitDocument:
     """
     try:
         with documented_refusals():
-            found, smallest, offload = answer_server(make_case(question), lifts_limit)
+            estimate, smallest, offload = answer_server(make_case(question), lifts_limit)
     except LayoutError as error:
         if " does not start" not in error.message:
             raise
         refused = DoesNotFitError(error.message, error.hint)
         refused.document = error.document
         raise refused from None
-    fit_of(found.document)
-    taken = {key: value for key, value in found.document.items() if key in _TAKEN}
+    fit_of(estimate.document)
+    taken = {key: value for key, value in estimate.document.items() if key in _TAKEN}
     # The fit document has no throughput, so it has no notes about it.
-    notes = [note for note in found.notes if note.part != "throughput"]
+    notes = [note for note in estimate.notes if note.part != "throughput"]
     document = {**taken, "smallest": smallest, "offload": offload, "warnings": describe_notes(notes)}
     return cast("documents.FitDocument", document)
 
@@ -94,10 +94,10 @@ def answer_server(
     """The estimate of a case on devices with its server, and what makes the model fit if it does not."""
     question = as_started(case.question, case.workload.context_tokens)
     case = at_load(case if question is case.question else make_case(question))
-    found = answer_case(case)
-    fit = found.document["fit"]
+    estimate = answer_case(case)
+    fit = estimate.document["fit"]
     if fit is None:
-        return found, None, None
+        return estimate, None, None
     smallest = offload = None
     if not fit["fits"]:
         smallest = _smallest(case)
@@ -106,18 +106,18 @@ def answer_server(
 
             offload = suggest(case)
     if case.engine_class.has_server:
-        found = _with_server(found, describe_server(case, found, smallest, offload, lifts_limit))
-    return found, smallest, offload
+        estimate = _with_server(estimate, describe_server(case, estimate, smallest, offload, lifts_limit))
+    return estimate, smallest, offload
 
 
-def _with_server(found: Answer, server: documents.Server) -> Answer:
+def _with_server(estimate: Answer, server: documents.Server) -> Answer:
     """The estimate with its server. A verdict that the memory leaves open says what these notes say."""
-    found.document["server"] = server
+    estimate.document["server"] = server
     if server["starts"] is not None:
-        return found
-    notes = [note for note in found.notes if note.part != "fit" or note.code not in ("tight", "may-fit")]
-    found.document["warnings"] = describe_notes(notes)
-    return found._replace(notes=tuple(notes))
+        return estimate
+    notes = [note for note in estimate.notes if note.part != "fit" or note.code not in ("tight", "may-fit")]
+    estimate.document["warnings"] = describe_notes(notes)
+    return estimate._replace(notes=tuple(notes))
 
 
 def _smallest(case: Case) -> documents.SmallestLayout | None:

@@ -35,14 +35,14 @@ _OPTION = re.compile(r"(?:use )?(--[a-z0-9-]+) ([\w.]+)")
 
 
 def describe_server(
-    case: Case, found: Answer, smallest: documents.SmallestLayout | None, offload: documents.HostOffload | None,
+    case: Case, estimate: Answer, smallest: documents.SmallestLayout | None, offload: documents.HostOffload | None,
     lifts_limit: bool = False,
 ) -> documents.Server:  # fmt: skip
     """The `server` part for a case and its estimate. `lifts_limit` is whether it takes contexts beyond the model's.
 
     `smallest` and `offload` are what `planning.answers.fit` suggests if the workload does not fit.
     """
-    document: Any = found.document
+    document: Any = estimate.document
     refused = refused_start(case, document, lifts_limit)
     starts, reason = (False, refused.reason) if refused is not None else starts_within(case, document["fit"])
     changes = [] if starts else list(_changes(case.question, document, refused, smallest, offload))
@@ -113,7 +113,7 @@ def _changes(
     names = () if reader is None else tuple(reader.fields.values())
     tokens = fit["sure_context_tokens"] or fit["max_context_tokens"]
     option = engine_class(question.engine).context_option
-    if tokens and question.context_tokens and option:
+    if option and question.context_tokens and tokens and tokens < document["workload"]["context_tokens"]:
         # The slots of llama.cpp have one option together.
         yield {"option": option, "value": str(tokens * question.batch_size)}
     if reader is not None and "kv_dtype" in names and document["kv_cache"]["dtype"] != _SMALLER_CACHE:
@@ -192,18 +192,18 @@ def _one_user(case: Case, longest: int | None) -> documents.OneUser | None:
     alone = speed and speed._replace(input_tokens=None, output_tokens=None, concurrency=None)
     try:
         single = make_case(case.question._replace(context_tokens=tokens, batch_size=1, speed=alone, serves=None))
-        found = describe_throughput(single, [])
+        step = describe_throughput(single, [])
     except KvcalcError:
         return None
-    if found is None:
+    if step is None:
         return None
-    each = found["tokens_per_second_per_sequence"] * found["decode_step_seconds"]
-    low, high = (None if end is None else end / each for end in (found["low_seconds"], found["high_seconds"]))
+    tokens_of_step = step["tokens_per_second_per_sequence"] * step["decode_step_seconds"]
+    low, high = (None if end is None else end / tokens_of_step for end in (step["low_seconds"], step["high_seconds"]))
     return {
         "context_tokens": tokens,
-        "tpot_seconds": found["decode_step_seconds"] / each,
+        "tpot_seconds": step["decode_step_seconds"] / tokens_of_step,
         "tpot_low_seconds": low,
         "tpot_high_seconds": high,
-        "prefill_seconds": found["prefill_seconds"],
-        "tokens_per_second": found["tokens_per_second_per_sequence"],
+        "prefill_seconds": step["prefill_seconds"],
+        "tokens_per_second": step["tokens_per_second_per_sequence"],
     }
