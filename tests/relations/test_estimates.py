@@ -144,6 +144,8 @@ def test_limits_are_exact(pytestconfig: pytest.Config) -> None:
         fit, text = document["fit"], str(question)
         if fit is None:
             continue
+        if question.asked["engine"].startswith("sglang") and document["model"]["attention"] == "none":
+            continue  # another context is another server, whose pool has the tokens of one request (--context-length)
         for limit, key, bound in (
             ("memory_context_tokens", "context_tokens", 2**62),
             ("max_batch_size", "batch_size", 2**31 - 1),
