@@ -38,10 +38,10 @@ import kvcalc
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.serving.load import at_load
 from kvcalc.planning.serving.throughput import describe_throughput
 from kvcalc.releases import Release, parse_release
+from kvcalc.server.case import make_case
 
 TARGET = Path(__file__).resolve().parent / "results" / "peers.json"
 BEGIN = "<!-- peers: python benchmarks/peers.py --data FOLDER --peer PYTHON --docs docs/concepts/throughput.md -->"

@@ -18,9 +18,9 @@ from kvcalc.engines.sglang.reserve import reserve as sglang
 from kvcalc.engines.tensorrt_llm.settings import STEP_TOKENS
 from kvcalc.engines.vllm import reserve as vllm
 from kvcalc.memory.sharding import Width
-from kvcalc.planning.cases.case import make_case
-from kvcalc.planning.device.budget import Budget, budget
 from kvcalc.question.question import Question
+from kvcalc.server.budget import Budget, budget
+from kvcalc.server.case import make_case
 from kvcalc.throughput.hardware import Devices, find_gpu, own_gpu
 
 GIB = 2**30

@@ -42,7 +42,7 @@ PARTS = (
     "kvcalc/throughput/costs.py",
     "kvcalc/throughput/roofline.py",
     "kvcalc/memory/sharding.py",
-    "kvcalc/planning/device",
+    "kvcalc/server",
     "kvcalc/engines",
     "kvcalc/engines/llama_cpp",
     "kvcalc/engines/mlx",
@@ -55,7 +55,7 @@ PARTS = (
     "kvcalc/planning/plan",
     "kvcalc/planning/plan/disaggregated",
     "kvcalc/planning/prefix",
-    "kvcalc/planning/reuse",
+    "kvcalc/server/reuse",
     "kvcalc/simulation",
 )
 # Tests of these folders start processes, need a GPU, or run torch's modules.

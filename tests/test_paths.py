@@ -15,9 +15,9 @@ import kvcalc
 from kvcalc.model.drafting import Speculation
 from kvcalc.model.memo import forget
 from kvcalc.model.variants import WhatIf
-from kvcalc.planning.cases.case import make_case
 from kvcalc.question.fields import FIELDS
 from kvcalc.question.question import CacheReuse, ImagesAsked, Question, SpeedQuestion
+from kvcalc.server.case import make_case
 from kvcalc.throughput.hardware import find_devices
 from tests.test_borders import MODULES, PACKAGE, SOURCES, name_of
 
@@ -74,7 +74,7 @@ def test_a_question_passes_few_modules_on_its_way_to_a_case(name: str) -> None:
     make_case(Question(kvcalc.load_model(model), **fields))  # imports everything
     forget()
     given, running = modules_of(Question(kvcalc.load_model(model), **fields))
-    assert {"kvcalc.planning.cases.case", "kvcalc.planning.cases.resolve"} <= given
+    assert {"kvcalc.server.case", "kvcalc.server.resolve"} <= given
     assert len(given) <= GIVEN, sorted(given)
     assert len(running) <= most, sorted(running)
 

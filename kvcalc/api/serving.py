@@ -14,8 +14,8 @@ from kvcalc.question.question import DEFAULT_CONFIDENCE, SpeedQuestion
 if TYPE_CHECKING:
     from kvcalc.documents import Check, Plan, Simulate
     from kvcalc.model.drafting import Speculation
-    from kvcalc.planning.cases.lengths import Lengths
     from kvcalc.question.question import CacheReuse, ImagesAsked
+    from kvcalc.question.request_lengths import Lengths
     from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.throughput.hardware import Devices, Gpu
 
@@ -102,9 +102,9 @@ def plan(
     other arguments are those of `estimate` and the options of the command.
     """
     from kvcalc.planning.answers.axis import parse_engines
-    from kvcalc.planning.cases.lengths import drawn_lengths, one_length
     from kvcalc.planning.plan.document import plan as ask
     from kvcalc.planning.plan.targets import Targets, check_percentiles
+    from kvcalc.question.request_lengths import drawn_lengths, one_length
     from kvcalc.throughput.hardware import find_gpu
 
     if trace is None and (concurrency is None) == (requests_per_second is None):
@@ -289,10 +289,10 @@ def check(
     names one. `weights_bytes` replaces the counted weights on a device. With `input_tokens` and `output_tokens`, the
     document has the largest rate that keeps the limits, which are those of `plan`.
     """
-    from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask
     from kvcalc.planning.check.servers import choose_server
     from kvcalc.planning.plan.targets import Targets, check_percentiles
+    from kvcalc.question.request_lengths import one_length
     from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.throughput.hardware import find_devices
 

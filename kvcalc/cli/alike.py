@@ -12,8 +12,8 @@ from kvcalc.limits import most_of
 from kvcalc.records import NamedTuple
 
 if TYPE_CHECKING:
-    from kvcalc.planning.cases.case import Case
     from kvcalc.question.question import Question
+    from kvcalc.server.case import Case
 
 # The fields that may differ, if they are plain whole numbers up to these.
 _COUNTS = {name: most_of(name) for name in ("context", "batch", "input_tokens", "output_tokens", "concurrency")}
@@ -62,7 +62,7 @@ class Cases:
         like = self._kept.get(fields.key)
         if like is None:
             return None
-        from kvcalc.planning.cases.case import case_like
+        from kvcalc.server.case import case_like
 
         count, speed = fields.counts.get, like.question.speed
         if speed is not None:
@@ -78,7 +78,7 @@ class Cases:
         Not if it has a count in another form (as a text, or under another name), or if other counts change more of the
         case than its workload.
         """
-        from kvcalc.planning.cases.case import is_reusable
+        from kvcalc.server.case import is_reusable
 
         if not is_reusable(question) or _counts_of(question) != {"batch": 1, **fields.counts}:
             return

@@ -175,7 +175,7 @@ class Questions:
             return self._answer_command(fields)
         from kvcalc.cli.estimate import answer
         from kvcalc.planning.answers.document import document_of
-        from kvcalc.planning.cases.case import make_case
+        from kvcalc.server.case import make_case
 
         fields = _of_a_benchmark(fields)
         parts = split(fields)

@@ -120,8 +120,8 @@ def answer(
     given: Mapping[str, Any], server: "Server", progress: Any = None, least_rate: Optional[float] = None
 ) -> "documents.Check":
     """The document that answers the parameters of the command for one server."""
-    from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.check.answer import check as ask
+    from kvcalc.question.request_lengths import one_length
     from kvcalc.simulation.planned import PlannedLoad
 
     lengths = [value_of(given, name) for name in ("input_tokens", "output_tokens")]
@@ -191,7 +191,7 @@ def _speed_of(given: Mapping[str, Any]) -> "SpeedQuestion":
 
 def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.Check") -> dict[str, Any]:
     """The targets, and the times over the rate around the largest one, for the report. Empty without lengths."""
-    from kvcalc.planning.cases.lengths import one_length
+    from kvcalc.question.request_lengths import one_length
     from kvcalc.simulation.load_curve import curve_of_server, question_of_command
     from kvcalc.simulation.planned import PlannedLoad
 

@@ -49,8 +49,8 @@ def _times(
     given: Mapping[str, Any], server: "Server", document: "documents.Check", speed: "SpeedQuestion"
 ) -> Union["Times", str]:
     """The mean times at the rate of the server, and the upper ends of their ranges; or why they are not predicted."""
-    from kvcalc.planning.cases.lengths import one_length
     from kvcalc.planning.plan.targets import Targets
+    from kvcalc.question.request_lengths import one_length
     from kvcalc.simulation.load_curve import question_of_command
     from kvcalc.simulation.planned import PlannedLoad
 

@@ -14,9 +14,9 @@ from kvcalc.question.fields import OPTIONS as OF_FIELDS
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
-    from kvcalc.planning.cases.layout import Devices, Gpu
-    from kvcalc.planning.cases.lengths import Lengths
     from kvcalc.planning.plan.targets import Targets
+    from kvcalc.question.request_lengths import Lengths
+    from kvcalc.server.layout import Devices, Gpu
     from kvcalc.simulation.planned import PlannedLoad
 
     _Pairs = Callable[[], Iterable[tuple[int, int]]]
@@ -105,11 +105,11 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     """
     from kvcalc.errors import KvcalcError
     from kvcalc.planning.answers.estimate import answer as answer_of
-    from kvcalc.planning.cases.case import make_case
-    from kvcalc.planning.cases.layout import Devices, find_gpu
     from kvcalc.planning.check.servers import servers_of_words
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.planning.plan.traffic import kept_tokens
+    from kvcalc.server.case import make_case
+    from kvcalc.server.layout import Devices, find_gpu
     from kvcalc.simulation.load_curve import curve_of_server, question_of_command
     from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.writing import shell
@@ -177,7 +177,7 @@ def _of_emitted(given: Mapping[str, Any], kind: Optional[str], *, is_default: bo
 def _lengths_of(given: Mapping[str, Any]) -> "tuple[Lengths, Optional[_Pairs]]":
     """The lengths of the requests, and a function for those of each request. None if all are alike."""
     from kvcalc.model.files import read_text
-    from kvcalc.planning.cases.lengths import MAX_LENGTHS_BYTES, drawn_lengths, one_length, pairs_of, parse_lengths
+    from kvcalc.question.request_lengths import MAX_LENGTHS_BYTES, drawn_lengths, one_length, pairs_of, parse_lengths
 
     prompt, answer = (value_of(given, name) for name in ("input_tokens", "output_tokens"))
     if given["lengths"] is not None:

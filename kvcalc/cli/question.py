@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from kvcalc.model.variants import WhatIf
     from kvcalc.output.sink import Output
     from kvcalc.planning.calibration import Calibration
-    from kvcalc.planning.cases.layout import Devices, Figures
     from kvcalc.question.question import CacheReuse, ImagesAsked, Question, Serves, SpeedQuestion
+    from kvcalc.server.layout import Devices, Figures
 
 _Parsed = TypeVar("_Parsed")
 _Given = Mapping[str, Any]
@@ -243,7 +243,7 @@ def _speculation_of(given: _Given, load: Callable[[str], ModelSpec]) -> Speculat
         return None
     from kvcalc.model.drafting import SAME_METHODS, Speculation
     from kvcalc.model.resolve import find_drafter
-    from kvcalc.planning.drafting import check_speculation
+    from kvcalc.server.drafting import check_speculation
 
     method, colon, number = text.strip().casefold().partition(":")
     if not colon:
@@ -339,7 +339,7 @@ def devices_of(given: _Given) -> Devices | None:
                     f"{option} needs a device", "name one with --gpu h100, or describe one with --gpu-memory 80GB"
                 )
         return None
-    from kvcalc.planning.cases.layout import choose_devices
+    from kvcalc.server.layout import choose_devices
 
     if given["gpu"] is not None and "," in given["gpu"]:
         raise UsageError(
@@ -354,7 +354,7 @@ def kinds_of(names: Sequence[str], given: _Given) -> list[Devices]:
     figures = _figures_of(given)
     if not names and not any(figures):
         return []
-    from kvcalc.planning.cases.layout import choose_kinds
+    from kvcalc.server.layout import choose_kinds
 
     return choose_kinds(names, figures, _local_devices)
 

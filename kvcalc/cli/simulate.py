@@ -101,7 +101,7 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
         return None
     if transfer is None:
         raise UsageError("--prefill-replicas needs the link between the instances", "--transfer-bandwidth nvlink")
-    from kvcalc.planning.cases.layout import find_gpu
+    from kvcalc.server.layout import find_gpu
     from kvcalc.simulation.pools import Prefills
 
     tensor, attention, experts = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         def apply(self, case: Any, speed: Any) -> Any:
             """The `Speed` of a `Case` with the constants that the measurements determine.
 
-            The types are those of `planning.cases.case` and `planning.serving.throughput`, which need this module.
+            The types are those of `server.case` and `planning.serving.throughput`, which need this module.
             """
 
     class Serves(Protocol):

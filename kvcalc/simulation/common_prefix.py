@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from kvcalc.engines.prefixes import Prefixes
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.question.question import CacheReuse, Question
+from kvcalc.server.case import Case, make_case
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.scheduler import Scheduler
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from kvcalc.errors import KvcalcError
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case
 from kvcalc.planning.serving.admission import accept_prompts
 from kvcalc.planning.serving.served import Served
 from kvcalc.question.fields import IN_TURN
 from kvcalc.question.lengths import lengths_of
+from kvcalc.server.case import Case
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.load import Load, requests_of
 from kvcalc.simulation.loads.requests import Request

@@ -7,10 +7,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.notes import Note
-from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan.targets import Pools, Simulated, Targets
 from kvcalc.question.lengths import Distribution, lengths_of
 from kvcalc.question.question import Question
+from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.recorded import Recording, record

@@ -20,8 +20,7 @@ from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.answers.fit_part import describe_hardware
-from kvcalc.planning.cases.case import Case
+from kvcalc.planning.answers.gpus import describe_hardware
 from kvcalc.planning.plan.disaggregated.instances import (
     buffer_bytes,
     handover_seconds,
@@ -38,6 +37,7 @@ from kvcalc.question.fields import IN_TURN
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.case import Case
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, repeat_prompts, share_prefix
 from kvcalc.simulation.coupled import Coupled, Link, Progress
 from kvcalc.simulation.loads.load import Load

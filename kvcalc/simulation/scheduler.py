@@ -11,12 +11,12 @@ from kvcalc.engines.engine import Engine
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case
-from kvcalc.planning.cases.dp_attention import whole_copies
-from kvcalc.planning.device.budget import budget
-from kvcalc.planning.device.capacity import too_many_to_start
 from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
+from kvcalc.server.budget import budget
+from kvcalc.server.capacity import too_many_to_start
+from kvcalc.server.case import Case
+from kvcalc.server.dp_attention import whole_copies
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
@@ -130,7 +130,7 @@ def scheduler_of(
         running = running if slots is None else max(1, min(running, slots))
     else:
         if drafted is not None:
-            from kvcalc.planning.drafting import slots_of
+            from kvcalc.server.drafting import slots_of
 
             lookahead = slots_of(drafted, case.engine, serves_requests=True)
             longest_tokens += 2 * checked + lookahead

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.answers.fit_part import describe_hardware
-from kvcalc.planning.cases.case import Case
-from kvcalc.planning.cases.layout import count_replicas
-from kvcalc.planning.cases.resolve import with_engine
+from kvcalc.planning.answers.gpus import describe_hardware
 from kvcalc.planning.serving.admission import accept_prompts, check_serves
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.fields import IN_TURN
 from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.case import Case
+from kvcalc.server.layout import count_replicas
+from kvcalc.server.resolve import with_engine
 from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, repeat_prompts, share_prefix
 from kvcalc.simulation.coupled import Progress
 from kvcalc.simulation.loads.arrivals import Arrivals
@@ -74,7 +74,7 @@ def _simulated(
     check_reuse(question)
     (case, prefixes), longest = case_of(question), question.context_tokens or longest_of(requests)
     if case.engine.placement is not None:
-        from kvcalc.planning.device.offload import place_layers
+        from kvcalc.server.offload import place_layers
 
         case = place_layers(case)
     notes = [*case.notes, *of_load]

@@ -11,7 +11,7 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.dtypes import MLX_TYPES, parse_dtype, parse_weight_dtype
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.device.weights import describe_weights
+from kvcalc.server.weights import describe_weights
 
 # Per layer: q and o 512 x 512, k and v 128 x 512, gate, up and down 1024 x 512. Embedding and head 1000 x 512.
 LAYER, TABLE, NORMS = 2 * 512 * 512 + 2 * 128 * 512 + 3 * 1024 * 512, 1000 * 512, 5 * 512

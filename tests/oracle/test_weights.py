@@ -362,7 +362,7 @@ def test_every_counted_family_is_compared() -> None:
     # no class in Transformers, and are compared with published checkpoints (tests/model/test_towers.py). Nor have the
     # types of tests/model/test_published_sizes.py, and LLaDA 2 and Spark 2.5, which are read as vLLM's and SGLang's
     # classes. Apertus 1.5 is in Transformers since 5.24: its class has as many parameters, 18,482,836 for the config in
-    # tests/model/type_bytes.jsonl. Gemma 4's drafter is no model of its own (tests/planning/test_drafting.py).
+    # tests/model/type_bytes.jsonl. Gemma 4's drafter is no model of its own (tests/server/test_drafting.py).
     assert counted - compared - NOT_COUNTED == {
         "apertus1p5_text", "baichuan", "bailing_moe", "bailing_moe_v2", "chatglm", "deepseek", "exaone",
         "gemma4_assistant", "hyperclovax", "internlm", "internlm2", "kimi_k2", "llada2_moe", "llama_bidirec", "llava",

@@ -10,14 +10,14 @@ import pytest
 import kvcalc
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.answers.estimate import answer_case
-from kvcalc.planning.cases.case import make_case
-from kvcalc.planning.cases.lengths import lengths_of_pairs, one_length
-from kvcalc.planning.device.budget import budget
 from kvcalc.planning.plan import traffic as traffic_module
 from kvcalc.planning.plan.shapes import Shape, all_shapes, stage_shapes
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Probe, Traffic, probe
 from kvcalc.question.question import CacheReuse, Question
+from kvcalc.question.request_lengths import lengths_of_pairs, one_length
+from kvcalc.server.budget import budget
+from kvcalc.server.case import make_case
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.conftest import ROOT
 

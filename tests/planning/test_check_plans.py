@@ -11,13 +11,13 @@ import kvcalc
 from kvcalc.engines import start_command
 from kvcalc.errors import KvcalcError
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.cases.lengths import lengths_of_pairs
 from kvcalc.planning.check.answer import check, runs
 from kvcalc.planning.check.servers import Server, servers_in
 from kvcalc.planning.manifests import emit
 from kvcalc.planning.plan.document import plan
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.question.question import Question
+from kvcalc.question.request_lengths import lengths_of_pairs
 from kvcalc.throughput.hardware import find_devices, find_gpu
 
 MODELS = (

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 import kvcalc
-from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.disaggregated.instances import transfer_bytes
 from kvcalc.planning.plan.disaggregated.matching import Load, Pair
 from kvcalc.planning.plan.disaggregated.platforms import join_caches, joined_kinds
@@ -19,6 +18,7 @@ from kvcalc.planning.plan.disaggregated.split import TwoPools
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
 from kvcalc.question.question import Question
+from kvcalc.question.request_lengths import one_length
 from kvcalc.throughput.hardware import find_gpu
 from tests.test_schema import check
 

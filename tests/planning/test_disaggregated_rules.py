@@ -12,8 +12,6 @@ import pytest
 import kvcalc
 from kvcalc.engines import disaggregation_of
 from kvcalc.errors import LayoutError, ModelError, UsageError
-from kvcalc.planning.cases.case import make_case
-from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.disaggregated import search
 from kvcalc.planning.plan.disaggregated.instances import HANDOVER_SECONDS, decode_instance, prefill_instance, sent_of
 from kvcalc.planning.plan.disaggregated.matching import Load, Times
@@ -25,6 +23,8 @@ from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble
 from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.request_lengths import one_length
+from kvcalc.server.case import make_case
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from kvcalc.throughput.power import mean_watts
 

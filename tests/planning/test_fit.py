@@ -9,7 +9,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.planning.cases.layout import lay_out
+from kvcalc.server.layout import lay_out
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
 from tests.conftest import loaded
 from tests.documents import estimate, fit, texts

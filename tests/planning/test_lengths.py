@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.cases.lengths import drawn_lengths, one_length, parse_lengths
+from kvcalc.question.request_lengths import drawn_lengths, one_length, parse_lengths
 
 
 def test_like_requests_hold_all_of_themselves() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import DoesNotFitError, GpuError, ModelError, UsageError
-from kvcalc.planning.cases.lengths import Lengths, one_length
 from kvcalc.planning.plan.document import ROW, Targets, _full_notes, parse_price, plan, refuse_empty
 from kvcalc.planning.plan.replicas import as_many_devices
 from kvcalc.planning.plan.traffic import Platform, _why_not, seconds_text
 from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.request_lengths import Lengths, one_length
 from kvcalc.throughput.hardware import Devices, Gpu, find_devices, find_gpu
 from tests.conftest import loaded
 from tests.documents import estimate, texts

@@ -14,7 +14,6 @@ import kvcalc
 from kvcalc.engines import command_key
 from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
 from kvcalc.model.resolve import load_model
-from kvcalc.planning.cases.lengths import Lengths, drawn_lengths
 from kvcalc.planning.plan import finalists, pareto
 from kvcalc.planning.plan import replicas as one_pool
 from kvcalc.planning.plan.disaggregated.split import TwoPools
@@ -35,6 +34,7 @@ from kvcalc.planning.plan.traffic import (
     too_slow,
 )
 from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.question.request_lengths import Lengths, drawn_lengths
 from kvcalc.throughput.hardware import find_gpu
 
 Range = tuple[float | None, float | None]

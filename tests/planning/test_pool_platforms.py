@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.disaggregated.platforms import Link, PoolPlatforms, joined_kinds
 from kvcalc.planning.plan.disaggregated.rows import _in_order
 from kvcalc.planning.plan.disaggregated.split import describe_energy
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform
+from kvcalc.question.request_lengths import one_length
 from kvcalc.throughput.hardware import find_gpu
 from kvcalc.throughput.power import kwh_per_million, mean_watts
 

@@ -14,11 +14,11 @@ import pytest
 
 import kvcalc as api
 from kvcalc.errors import KvcalcError, UsageError
-from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.prefix import KNEE_SHARE, Sizes, prefix_curve
 from kvcalc.planning.prefix.cost import PrefillTime, Prices, parse_memory_price, prefill_time
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
+from kvcalc.server.case import make_case
 from kvcalc.throughput.hardware import Devices, find_devices
 from tests.test_schema import check
 from tests.traces.test_reuse import LruCache, Prompt, best_hits, tree_of_prompts

@@ -16,9 +16,9 @@ from kvcalc.errors import KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import Speculation
 from kvcalc.model.hf_config import read_config
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.document import Targets, plan
 from kvcalc.question.question import Question
+from kvcalc.question.request_lengths import one_length
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.documents import estimate
 

@@ -9,10 +9,10 @@ from kvcalc.model.hf_config import read_config
 from kvcalc.model.memo import forget
 from kvcalc.model.resolve import load_model
 from kvcalc.planning.answers.estimate import answer
-from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.device.budget import Budget, budget
-from kvcalc.planning.device.capacity import largest_batch, max_running_requests
 from kvcalc.question.question import Question, SpeedQuestion
+from kvcalc.server.budget import Budget, budget
+from kvcalc.server.capacity import largest_batch, max_running_requests
+from kvcalc.server.case import Case, make_case
 from kvcalc.throughput.hardware import find_devices
 
 # Full attention, a latent, windows beside full attention, and states.

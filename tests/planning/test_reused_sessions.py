@@ -14,9 +14,9 @@ import kvcalc
 from kvcalc.engines import load_engine
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.memory.dtypes import DTYPES
-from kvcalc.planning.reuse import prefix_hit_notes
-from kvcalc.planning.reuse.document import Store, _computed_again
 from kvcalc.question.question import CacheReuse, SpeedQuestion
+from kvcalc.server.reuse import prefix_hit_notes
+from kvcalc.server.reuse.document import Store, _computed_again
 from tests.documents import estimate, texts
 
 ROW, GIB = 2 * 32 * 8 * 128 * 2, 2**30

@@ -13,9 +13,9 @@ import pytest
 import kvcalc
 from kvcalc.errors import KvcalcError, LayoutError, ModelError, UsageError
 from kvcalc.model.drafting import Speculation
-from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.document import Targets, plan
 from kvcalc.question.question import Question
+from kvcalc.question.request_lengths import one_length
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.documents import estimate
 

@@ -9,12 +9,12 @@ import pytest
 
 import kvcalc
 from kvcalc.engines import engine_class
-from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.replicas import OnePool, devices_then_speed, find_layouts, shapes_of, smallest
 from kvcalc.planning.plan.shapes import Shape, all_shapes, expert_shapes, usual_shapes
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.plan.traffic import Platform, Traffic
 from kvcalc.question.question import Question
+from kvcalc.question.request_lengths import one_length
 from kvcalc.throughput.hardware import find_gpu
 
 H100, GB200, MI300X = (find_gpu(name) for name in ("h100", "gb200", "mi300x"))

@@ -10,11 +10,11 @@ import kvcalc
 from kvcalc.engines import disaggregation_of
 from kvcalc.model.drafting import Speculation
 from kvcalc.planning.answers.estimate import answer
-from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import of_release, servers_in
-from kvcalc.planning.device.budget import Budget, budget
-from kvcalc.planning.device.capacity import fitting_batch, largest_batch, max_running_requests
+from kvcalc.server.budget import Budget, budget
+from kvcalc.server.capacity import fitting_batch, largest_batch, max_running_requests
+from kvcalc.server.case import make_case
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import at_night
 

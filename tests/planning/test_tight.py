@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import kvcalc
-from kvcalc.planning.cases.lengths import one_length
 from kvcalc.planning.plan.document import Targets, plan
 from kvcalc.question.question import Question
+from kvcalc.question.request_lengths import one_length
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.documents import estimate
 

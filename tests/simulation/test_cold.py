@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 import kvcalc
-from kvcalc.planning.cases.case import make_case
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
+from kvcalc.server.case import make_case
 from kvcalc.simulation import scheduler as scheduler_module
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request

@@ -145,9 +145,9 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
 
 def test_a_step_takes_as_long_as_that_of_the_replica_with_most_work() -> None:
     """If all replicas have the same work, it is the step of `estimate`."""
-    from kvcalc.planning.cases.case import make_case
     from kvcalc.planning.serving.throughput import Speed, speed_of
     from kvcalc.question.question import Question
+    from kvcalc.server.case import make_case
     from kvcalc.simulation.replicas.times import ModelTimes
 
     case = make_case(

@@ -9,7 +9,7 @@ from kvcalc.memory.kv_cache import decode_read_bytes, on_device
 from kvcalc.memory.weights import count_parameters
 from kvcalc.model.resolve import load_model
 from kvcalc.model.spec import has_cross_attention, weights_of
-from kvcalc.planning.device.weights import stored_weights
+from kvcalc.server.weights import stored_weights
 from kvcalc.throughput.counts import Experts, Matrices, bytes_of, count
 from tests.rows import every_row
 from tests.throughput.conftest import MakeCounts, formula_reads, stored

@@ -16,10 +16,10 @@ from kvcalc.memory.workload import BEYOND_MODEL, ENCODER_AS_CONTEXT
 from kvcalc.model.spec import period
 from kvcalc.notes import Note
 from kvcalc.planning.answers.figures import FIGURES, cache_figures
-from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.device.capacity import max_running_requests, starts
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
+from kvcalc.server.capacity import max_running_requests, starts
+from kvcalc.server.case import Case, make_case
 
 NUMBERS = ("context_tokens", "batch_size", *FIGURES)
 SPEED = (
@@ -186,7 +186,7 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
     memory = question.kv_memory_bytes
     if question.devices is None:
         return found if memory is None else _with_memory(found, case, lambda tokens, batch: memory)
-    from kvcalc.planning.device.budget import budget
+    from kvcalc.server.budget import budget
 
     divided = budget(case)
     if isinstance(divided, str):
@@ -194,7 +194,7 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
         return found
     memory_at: Callable[[int, int], int] = divided.pool_at
     if divided.devices:
-        from kvcalc.planning.device.split import memory_of_devices
+        from kvcalc.server.split import memory_of_devices
 
         memory_at = memory_of_devices(case, divided.devices)
     host_fits = None if divided.host is None else divided.host.fits
@@ -261,7 +261,7 @@ def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[in
         rate = batch * model.tokens_per_step / step
         cached = hit_rate * tokens
         if asked.reuse is not None:
-            from kvcalc.planning.reuse import cached_tokens
+            from kvcalc.server.reuse import cached_tokens
 
             cached = cached_tokens(asked.reuse, hit_rate, tokens, case.allocation, case.share, case.workload.kv_dtype)
         return step, *known_range(shortest, step * high), rate, model.prefill(tokens, batch, cached).seconds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcalc.planning.answers.estimate import answer, answer_asked
-from kvcalc.planning.cases.case import Case, make_case
 from kvcalc.question.question import Question
+from kvcalc.server.case import Case, make_case
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

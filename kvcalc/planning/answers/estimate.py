@@ -16,12 +16,12 @@ from kvcalc.model.spec import ModelSpec
 from kvcalc.model.variants import WhatIf, layer_parameters, side_by_side
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.figures import CacheFigures, cache_figures, describe_formulas
-from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.device.capacity import capacity
-from kvcalc.planning.device.weights import describe_weights
 from kvcalc.question.question import CacheReuse, Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.capacity import capacity
+from kvcalc.server.case import Case, make_case
+from kvcalc.server.weights import describe_weights
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -76,9 +76,10 @@ def answer_case(case: Case) -> Answer:
         if kv_memory_bytes is not None:
             fit = capacity(case, kv_memory_bytes, notes)
     else:
-        from kvcalc.planning.answers.fit_part import describe_fit, describe_hardware
-        from kvcalc.planning.device.budget import budget
+        from kvcalc.planning.answers.gpus import describe_hardware
         from kvcalc.planning.serving.throughput import describe_throughput
+        from kvcalc.server.budget import budget
+        from kvcalc.server.fit import describe_fit
 
         hardware = describe_hardware(case)
         found = budget(case)
@@ -96,7 +97,7 @@ def answer_case(case: Case) -> Answer:
                 notes += larger_share_notes(case)
     speculative = None
     if case.question.speculative is not None:
-        from kvcalc.planning.drafting.document import describe_speculative
+        from kvcalc.planning.answers.speculative import describe_speculative
 
         speculative = describe_speculative(case, served)
     figures = cache_figures(case)
@@ -124,7 +125,7 @@ def _add_reuse(
     case: Case, reuse: CacheReuse, served: Case, document: documents.Estimate, notes: list[Note]
 ) -> None:  # fmt: skip
     """Add the parts about a cache that is used again. Seconds are those of `served`."""
-    from kvcalc.planning.reuse.document import describe_reuse
+    from kvcalc.server.reuse.document import describe_reuse
 
     model, throughput = None, document["throughput"]
     if throughput is not None:
@@ -147,7 +148,7 @@ def _describe_workload(case: Case) -> documents.Workload:
     hits = speed.prefix_hit_rate if speed is not None and speed.prefix_hit_rate else None
     images = None
     if case.question.images is not None:
-        from kvcalc.planning.cases.images import describe_images
+        from kvcalc.server.images import describe_images
 
         loads_tower = "language-model-only" not in case.settings
         step = case.engine.settings.get("max_num_batched_tokens") if loads_tower else None

@@ -11,8 +11,8 @@ from kvcalc.memory.curves import SizedCache, sized_caches, stored_sequence_bytes
 from kvcalc.memory.dtypes import Dtype
 from kvcalc.model.caches import HEADS_CACHES, CompressedAttention, HeadsCache, RecurrentState
 from kvcalc.model.spec import ModelSpec
-from kvcalc.planning.cases.case import Case
 from kvcalc.records import NamedTuple
+from kvcalc.server.case import Case
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

@@ -11,13 +11,12 @@ from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
 from kvcalc.notes import describe_notes
 from kvcalc.planning.answers.estimate import Answer, answer, answer_case, fit_of
 from kvcalc.planning.answers.server_part import changes_in, describe_server
-from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.cases.layout import over_machines
-from kvcalc.planning.cases.server_defaults import as_started
-from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.load import at_load
 from kvcalc.question.question import Question
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.budget import budget
+from kvcalc.server.case import Case, make_case
+from kvcalc.server.layout import as_started, over_machines
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -102,7 +101,7 @@ def answer_server(
     if not fit["fits"]:
         smallest = _smallest(case)
         if case.engine.placement_options is not None:
-            from kvcalc.planning.device.offload import suggest
+            from kvcalc.server.offload import suggest
 
             offload = suggest(case)
     if case.engine_class.has_server:

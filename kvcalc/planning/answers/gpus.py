@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcalc.errors import UsageError, nearest
 from kvcalc.model.memo import remembered
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.case import Case
+from kvcalc.server.layout import count_replicas
 from kvcalc.throughput.hardware import Gpu, all_gpus, find_gpu
 from kvcalc.units import format_size
 
@@ -70,6 +72,13 @@ def describe_gpu(gpu: Gpu, more: Mapping[str, Any]) -> dict[str, Any]:
         "flops_per_second": dict(gpu.flops_per_second),
         "interconnect": None if link is None else dict(link),
     }
+
+
+def describe_hardware(case: Case) -> documents.Hardware:
+    """The `hardware` part of a document: the figures of one device, and the number of devices."""
+    gpu, number = case.devices
+    of_question = {"num_devices": number, "replicas": count_replicas(number, case.workload)}
+    return cast("documents.Hardware", describe_gpu(gpu, of_question))
 
 
 @remembered

@@ -17,10 +17,10 @@ from kvcalc.model.presets import Preset, check_name, find_preset, list_presets, 
 from kvcalc.model.resolve import spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.device.weights import describe_weights
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.weights import describe_weights
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -190,7 +190,7 @@ def _growth(spec: ModelSpec, workload: Workload) -> tuple[int, int]:
     if curve is not None:
         return curve.growth_at(workload.context_tokens)
     from kvcalc.planning.answers.figures import cache_figures
-    from kvcalc.planning.cases.case import make_case
+    from kvcalc.server.case import make_case
 
     figures = cache_figures(make_case(Question(spec)))
     return figures.bytes_per_token, figures.fixed_bytes_per_sequence

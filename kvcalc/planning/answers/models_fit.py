@@ -15,10 +15,10 @@ from kvcalc.model.spec import ModelSpec, weights_of
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import Answer, answer
 from kvcalc.planning.answers.served_context import served_context
-from kvcalc.planning.cases.resolve import with_engine
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.resolve import with_engine
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents

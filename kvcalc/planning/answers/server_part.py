@@ -16,12 +16,11 @@ from kvcalc.engines.command import Layout
 from kvcalc.errors import KvcalcError
 from kvcalc.model.variants import WhatIf
 from kvcalc.planning.answers.estimate import Answer, answer
-from kvcalc.planning.answers.refused_start import Refused, refused_start
-from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
 from kvcalc.planning.serving.throughput import describe_throughput
 from kvcalc.question.question import Question
-from kvcalc.units import format_size
+from kvcalc.server.case import Case, make_case
+from kvcalc.server.checkpoint import checkpoint_of, drafting_of
+from kvcalc.server.starts import Refused, refused_start, starts_within
 from kvcalc.writing.shell import join
 
 if TYPE_CHECKING:
@@ -54,50 +53,6 @@ def describe_server(
         "one_user": None if starts is False else _one_user(case, document["fit"]["max_context_tokens"]),
     }
     return cast("documents.Server", described)
-
-
-def starts_within(case: Case, fit: documents.Fit) -> tuple[bool | None, str | None]:
-    """Whether the server starts by its memory, None if its range has both, and why it does not.
-
-    An engine that `starts_short` needs memory for one token, and others for a request of their whole context.
-    """
-    engine, workload = case.engine_class, case.workload
-    if engine.starts_short:
-        if fit["max_context_tokens"] != 0:
-            return True, None
-        tokens, batch = 1, workload.data_parallel_size
-    else:
-        tokens = workload.context_tokens
-        batch = workload.batch_size if engine.allocates_slots else workload.data_parallel_size
-    needed = case.needed_bytes(tokens, workload.attention_batch(batch))
-    free = fit["kv_cache_memory_bytes"] - needed
-    if engine.allocates_slots:  # also on other devices and in host memory
-        free = fit["free_bytes"] if fit["fits"] else min(fit["free_bytes"], -1)
-    low, high = (
-        free if end is None else free + end - fit["free_bytes"]
-        for end in (fit["free_low_bytes"], fit["free_high_bytes"])
-    )
-    if low >= 0:
-        return True, None
-    if free >= 0:
-        text = f"the estimated parts may take up to {format_size(free - low)} more, and "
-        return None, text + f"{format_size(free, capacity=True)} is free"
-    reason = _shortage(fit, tokens, needed, free)
-    if high < 0:
-        return False, reason
-    return None, f"{reason}; the estimated parts may take up to {format_size(high - free)} less"
-
-
-def _shortage(fit: documents.Fit, tokens: int, needed: int, free: int) -> str:
-    memory = fit["kv_cache_memory_bytes"]
-    if memory <= 0:
-        return (
-            f"the weights and the reserve leave no memory for the cache: {format_size(-free)} more is needed per device"
-        )
-    if fit["devices"] is not None or fit["host"] is not None:
-        return f"{tokens:,} tokens need {format_size(-free)} more on the fullest device"
-    available = format_size(memory, capacity=True)
-    return f"{tokens:,} tokens need {format_size(needed)} per device, and {available} is available"
 
 
 def _changes(
@@ -161,7 +116,7 @@ def start_words(case: Case) -> str | None:
     default, _ = context_limits(question.engine, question.model)
     context = question.context_tokens or workload.context_tokens
     is_default = context == default and not case.engine_class.chooses_context
-    from kvcalc.planning.cases.dp_attention import whole_copies
+    from kvcalc.server.dp_attention import whole_copies
 
     layout = Layout(
         workload.tensor_parallel_size, workload.pipeline_parallel_size, None if is_default else context,

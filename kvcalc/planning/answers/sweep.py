@@ -23,10 +23,10 @@ from kvcalc.planning.answers.axis import Axis
 from kvcalc.planning.answers.combination import COLUMNS, Combination, Row, combine
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
 from kvcalc.planning.answers.served_context import common_context
-from kvcalc.planning.cases.case import context_decides
 from kvcalc.question.question import Question, setting_texts
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.case import context_decides
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -267,7 +267,7 @@ def _layouts(gpus: Sequence[Gpu | Devices], sizes: Axis | None, question: Questi
             if gpu is None:
                 yield question._replace(tensor_parallel_size=size or 1)
                 continue
-            from kvcalc.planning.cases.layout import lay_out
+            from kvcalc.server.layout import lay_out
             from kvcalc.throughput.hardware import Devices
 
             devices = gpu if isinstance(gpu, Devices) else Devices(gpu, 1)

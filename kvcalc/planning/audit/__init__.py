@@ -19,12 +19,12 @@ from kvcalc.model.resolve import find_published, spec_of
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.audit.parts import describe_parts
-from kvcalc.planning.cases.resolve import computed
 from kvcalc.planning.logs import read_log
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.releases import parse_release
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.resolve import computed
 from kvcalc.units import parse_vllm_integer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from kvcalc.engines.log_lines import Log, Printed, Record, parse_printed
 from kvcalc.engines.reserve import ACTIVATION, RESERVE
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.planning.answers.estimate import answer
-from kvcalc.planning.device.budget import WEIGHTS
+from kvcalc.server.budget import WEIGHTS
 from kvcalc.throughput.hardware import Devices, own_gpu
 from kvcalc.units import format_size
 

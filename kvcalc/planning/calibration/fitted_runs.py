@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import UsageError
 from kvcalc.planning.calibration.measured import compared_seconds, predicted_seconds
-from kvcalc.planning.cases.case import Case
-from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.throughput import Speed, describe_speed, speed_of
 from kvcalc.records import NamedTuple
+from kvcalc.server.budget import budget
+from kvcalc.server.case import Case
 from kvcalc.throughput.bench_results import Point
 from kvcalc.throughput.factor_fit import Fit, Observation
 from kvcalc.throughput.factors import Factors, scaled

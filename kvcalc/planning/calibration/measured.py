@@ -9,12 +9,12 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.resolve import find_published
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.cases.layout import count_replicas
 from kvcalc.planning.serving.load import at_load
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.releases import split_engine
+from kvcalc.server.case import Case, make_case
+from kvcalc.server.layout import count_replicas
 from kvcalc.throughput.bench_results import Measured, Point
 from kvcalc.throughput.hardware import Devices, find_devices
 

@@ -12,11 +12,11 @@ from kvcalc.model.drafting import WITH_DRAFT_MODEL, Speculation
 from kvcalc.model.resolve import find_drafter, find_published, load_model
 from kvcalc.model.spec import ModelSpec, with_config
 from kvcalc.notes import Note
-from kvcalc.planning.cases.dp_attention import most_experts
-from kvcalc.planning.cases.layout import needed_devices
-from kvcalc.planning.cases.resolve import with_device
 from kvcalc.question.fields import FIELDS
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
+from kvcalc.server.dp_attention import most_experts
+from kvcalc.server.layout import needed_devices
+from kvcalc.server.resolve import with_device
 from kvcalc.throughput.hardware import Devices
 
 _FLOATS = ("bf16", "fp16", "fp32")

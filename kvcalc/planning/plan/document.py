@@ -14,10 +14,6 @@ from kvcalc.errors import DoesNotFitError, KvcalcError, SettingError, UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
-from kvcalc.planning.cases.dp_attention import WHOLE_COPIES
-from kvcalc.planning.cases.lengths import Lengths
-from kvcalc.planning.device.checkpoint import checkpoint_of, drafting_of
-from kvcalc.planning.drafting import describe_asked
 from kvcalc.planning.plan.confirm import find_confirmed
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
 from kvcalc.planning.plan.replicas import OnePool
@@ -33,7 +29,11 @@ from kvcalc.planning.plan.traffic import (
 )
 from kvcalc.planning.serving.admission import check_serves
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
+from kvcalc.question.request_lengths import Lengths
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.checkpoint import checkpoint_of, drafting_of
+from kvcalc.server.dp_attention import WHOLE_COPIES
+from kvcalc.server.drafting import describe_asked
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu
 from kvcalc.writing.shell import join
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from kvcalc.engines import engine_class
 from kvcalc.model.spec import windows
-from kvcalc.planning.cases.dp_attention import most_experts
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
+from kvcalc.server.dp_attention import most_experts
 from kvcalc.throughput.hardware import Gpu, joined_devices
 
 if TYPE_CHECKING:

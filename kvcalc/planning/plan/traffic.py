@@ -16,17 +16,17 @@ from kvcalc.errors import ModelError
 from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer, answer_case
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
-from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.cases.dp_attention import most_experts, whole_copies
-from kvcalc.planning.cases.lengths import Lengths
-from kvcalc.planning.device.budget import Budget, budget, free_range
-from kvcalc.planning.device.capacity import holds
-from kvcalc.planning.device.weights import TOWER_NOT_COUNTED
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
 from kvcalc.planning.serving.throughput import describe_serving, speed_of
 from kvcalc.question.question import Question
+from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
+from kvcalc.server.budget import Budget, budget, free_range
+from kvcalc.server.capacity import holds
+from kvcalc.server.case import Case, make_case
+from kvcalc.server.dp_attention import most_experts, whole_copies
+from kvcalc.server.weights import TOWER_NOT_COUNTED
 from kvcalc.throughput.hardware import Devices, Gpu
 from kvcalc.throughput.speed import hide_wide_ranges
 from kvcalc.units import format_size
@@ -282,7 +282,7 @@ def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief
 
     case = make_case(replica._replace(speed=served))
     if case.engine.placement is not None:
-        from kvcalc.planning.device.offload import place_layers
+        from kvcalc.server.offload import place_layers
 
         case = place_layers(case)
     held = kept_tokens(case, lengths.held_tokens, traffic.context_for(kind.engine))

@@ -11,8 +11,7 @@ from kvcalc.errors import UsageError
 from kvcalc.memory.workload import BEYOND_MODEL
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import BAD_ROWS, Note, describe_notes
-from kvcalc.planning.answers.fit_part import describe_hardware
-from kvcalc.planning.cases.case import Case, make_case
+from kvcalc.planning.answers.gpus import describe_hardware
 from kvcalc.planning.prefix.cost import PrefillTime, Prices, block_bytes, prefill_time, prefixes_of
 from kvcalc.planning.prefix.rows import (
     Profile,
@@ -24,11 +23,12 @@ from kvcalc.planning.prefix.rows import (
     describe_trace,
     profile,
 )
-from kvcalc.planning.reuse import check_tiers
-from kvcalc.planning.reuse.document import check_engine_tiers
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.case import Case, make_case
+from kvcalc.server.reuse import check_tiers
+from kvcalc.server.reuse.document import check_engine_tiers
 from kvcalc.traces import read_trace
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.engines.rounding import ceil_div
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case
-from kvcalc.planning.reuse import check_caching
-from kvcalc.planning.reuse.document import store_of
 from kvcalc.records import NamedTuple
+from kvcalc.server.case import Case
+from kvcalc.server.reuse import check_caching
+from kvcalc.server.reuse.document import store_of
 
 if TYPE_CHECKING:
     from kvcalc.throughput.roofline import SpeedModel

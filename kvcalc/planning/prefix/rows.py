@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcalc.engines.reuse import CPU, DISK
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case
-from kvcalc.planning.device.budget import Budget, budget
 from kvcalc.planning.prefix.cost import BlockBytes, PrefillTime, Prices
-from kvcalc.planning.reuse import tier_rate
 from kvcalc.records import NamedTuple
+from kvcalc.server.budget import Budget, budget
+from kvcalc.server.case import Case
+from kvcalc.server.reuse import tier_rate
 from kvcalc.traces import Trace
 from kvcalc.traces.reuse import LruStack, NotAPrefixError
 from kvcalc.traces.reuse_counts import Reuse

@@ -10,10 +10,10 @@ from kvcalc.engines.scheduler import NewTokenRatio
 from kvcalc.errors import UsageError
 from kvcalc.model.spec import windows
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case
-from kvcalc.planning.device.budget import Budget, budget
-from kvcalc.planning.device.capacity import least, max_running_requests
 from kvcalc.records import NamedTuple
+from kvcalc.server.budget import Budget, budget
+from kvcalc.server.capacity import least, max_running_requests
+from kvcalc.server.case import Case
 from kvcalc.throughput.scheduling import StepRules
 
 # The most requests considered of an engine without a limit.

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from kvcalc.engines.options import SettingsReader, has_adapters
 from kvcalc.model.tensors import LINEAR
-from kvcalc.planning.device.device_weights import lora_dims
 from kvcalc.releases import parse_release, release_of
+from kvcalc.server.device_weights import lora_dims
 from kvcalc.throughput.adapters import AdapterKernels, Adapters, adapted_products
 from kvcalc.throughput.roofline import SpeedModel
 
 if TYPE_CHECKING:
     from kvcalc.model.tensors import ModelWeights
-    from kvcalc.planning.cases.case import Case
+    from kvcalc.server.case import Case
 
 _ELEMENT_BYTES = 2
 

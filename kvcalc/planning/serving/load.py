@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.device.budget import budget
 from kvcalc.planning.serving.admission import most_at_once, wanted_requests
 from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.releases import release_of
+from kvcalc.server.budget import budget
+from kvcalc.server.case import Case, make_case
 
 
 def at_load(case: Case) -> Case:
@@ -25,7 +25,7 @@ def at_load(case: Case) -> Case:
     if case.question.fits_context:
         case, chosen = _with_auto_context(case)
     if case.engine.placement is not None:
-        from kvcalc.planning.device.offload import place_layers
+        from kvcalc.server.offload import place_layers
 
         case = place_layers(case)
     if chosen is not None:

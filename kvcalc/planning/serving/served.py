@@ -12,8 +12,6 @@ from typing import Any
 
 from kvcalc.engines.scheduler import NewTokenRatio, Schedule
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case
-from kvcalc.planning.device.budget import Budget, budget
 from kvcalc.planning.serving.admission import (
     accept_prompts,
     most_at_once,
@@ -23,6 +21,8 @@ from kvcalc.planning.serving.admission import (
     wanted_requests,
 )
 from kvcalc.records import NamedTuple
+from kvcalc.server.budget import Budget, budget
+from kvcalc.server.case import Case
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.serving import Serving, serve
 

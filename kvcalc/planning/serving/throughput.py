@@ -8,12 +8,12 @@ from kvcalc.engines.options import untimed
 from kvcalc.model.memo import remembered_of_two
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.cases.case import Case
-from kvcalc.planning.cases.dp_attention import spread_of, whole_copies
-from kvcalc.planning.cases.layout import layout_of
-from kvcalc.planning.device.weights import stored_weights
 from kvcalc.planning.serving.launched import with_launches
 from kvcalc.records import NamedTuple
+from kvcalc.server.case import Case
+from kvcalc.server.dp_attention import spread_of, whole_copies
+from kvcalc.server.layout import layout_of
+from kvcalc.server.weights import stored_weights
 from kvcalc.throughput.constants import Regime, described_source, device_kind, has_constants, regions, weight_class
 from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step
@@ -53,7 +53,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput |
     full length.
     """
     if whole_copies(case.spec, case.workload):
-        from kvcalc.planning.device.copies import of_all_copies, one_copy
+        from kvcalc.server.copies import of_all_copies, one_copy
 
         found = describe_throughput(one_copy(case), notes)
         return None if found is None else of_all_copies(case, found)
@@ -256,7 +256,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
         workload.expert_parallel_size, case.engine.token_ranks, workload.prompt_ranks, *sorted(case.settings.items()),
     )  # fmt: skip
     if asked.speculative is not None:
-        from kvcalc.planning.drafting.drafter import key_of
+        from kvcalc.server.drafting.drafter import key_of
 
         key += key_of(asked.speculative)
     known = _speeds_of(case.model, case.spec)
@@ -321,11 +321,11 @@ def _with_other_parts(case: Case, speed: Speed) -> Speed | str:
 
 def _around(case: Case, stored: StoredWeights, model: SpeedModel) -> SpeedModel | str:
     if case.engine.placement is not None:
-        from kvcalc.planning.device.host import hosted
+        from kvcalc.server.host import hosted
 
         model = hosted(case, case.engine.placement, stored, model)
     if case.question.speculative is None:
         return model
-    from kvcalc.planning.drafting.drafter import speed_of_drafting
+    from kvcalc.server.drafting.drafter import speed_of_drafting
 
     return speed_of_drafting(case, model)

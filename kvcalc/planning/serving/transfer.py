@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
-from kvcalc.planning.cases.case import Case
-from kvcalc.planning.reuse import prompt_tokens_of
+from kvcalc.server.case import Case
+from kvcalc.server.reuse import prompt_tokens_of
 from kvcalc.throughput.links import link_bytes_per_second as bytes_per_second_to_peers
 from kvcalc.units import network_bytes_per_second, network_names
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.errors import UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.cases.lengths import Lengths, lengths_of_pairs
+from kvcalc.question.request_lengths import Lengths, lengths_of_pairs
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import answered
 from kvcalc.traces import TraceRequest

@@ -11,9 +11,6 @@ from kvcalc.engines.rounding import round_up
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.planning.answers.estimate import Answer, answer_case
-from kvcalc.planning.cases.case import Case, make_case
-from kvcalc.planning.device.budget import Budget, budget
-from kvcalc.planning.device.capacity import fitting_batch, largest_batch, least, max_running_requests
 from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
@@ -22,6 +19,9 @@ from kvcalc.planning.serving.throughput import Speed, speed_of, unfitted_of
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.search import largest_where
+from kvcalc.server.budget import Budget, budget
+from kvcalc.server.capacity import fitting_batch, largest_batch, least, max_running_requests
+from kvcalc.server.case import Case, make_case
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.serving import host_wait

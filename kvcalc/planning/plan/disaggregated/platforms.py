@@ -14,11 +14,11 @@ from itertools import permutations
 from typing import cast
 
 from kvcalc.errors import KvcalcError, UsageError
-from kvcalc.planning.cases.case import Case
 from kvcalc.planning.plan.replicas import more_devices
 from kvcalc.planning.plan.traffic import Platform
 from kvcalc.planning.serving.transfer import NVLINK, PCIE, link_bytes_per_second
 from kvcalc.records import NamedTuple
+from kvcalc.server.case import Case
 from kvcalc.throughput.hardware import Gpu
 
 # A machine has at most this many devices, which PCIe connects.

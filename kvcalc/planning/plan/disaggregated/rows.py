@@ -15,8 +15,6 @@ from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
-from kvcalc.planning.cases.dp_attention import most_experts
-from kvcalc.planning.device.checkpoint import drafting_of
 from kvcalc.planning.plan.disaggregated.instances import Instance, buffer_tokens
 from kvcalc.planning.plan.disaggregated.matching import Load
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms, joined_kinds, same_kind
@@ -43,6 +41,8 @@ from kvcalc.planning.plan.traffic import (
 from kvcalc.planning.serving.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
+from kvcalc.server.checkpoint import drafting_of
+from kvcalc.server.dp_attention import most_experts
 from kvcalc.throughput.speed import known_range
 from kvcalc.writing.shell import join
 

@@ -6,13 +6,13 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from kvcalc.planning.answers.estimate import Answer
-from kvcalc.planning.cases.lengths import Lengths
 from kvcalc.planning.plan.disaggregated.instances import Instance
 from kvcalc.planning.plan.disaggregated.matching import Load, Match, Pair, Times
 from kvcalc.planning.plan.disaggregated.platforms import PoolPlatforms
 from kvcalc.planning.plan.targets import Pools, Simulated, Simulates, Targets
 from kvcalc.planning.plan.traffic import Traffic
 from kvcalc.question.question import Question
+from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.power import kwh_per_million, mean_watts

@@ -1,1 +1,0 @@
-"""What one device holds: weights, cache, reserve and host memory, and what fits beside them."""

@@ -1,0 +1,192 @@
+"""The `fit` part of a document: what a device holds, line by line, and whether the question fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from kvcalc.engines.reserve import ACTIVATION, RESERVE, Held
+from kvcalc.notes import Note
+from kvcalc.server.budget import WEIGHTS, Budget, free_range, weights_line
+from kvcalc.server.capacity import (
+    NO_LIMIT,
+    capacity,
+    context_notes,
+    least,
+    max_running_requests,
+    too_many_to_start,
+)
+from kvcalc.units import format_size
+
+if TYPE_CHECKING:
+    import kvcalc.documents as documents
+    from kvcalc.server.host import Host
+
+KV_CACHE = "kv_cache"
+
+
+# Less of the cache is not worth a remark.
+_LEAST_SHARE = 20
+
+
+def _doubts(found: Budget, fit: documents.Fit) -> list[Note]:
+    """Notes about weights that may be larger than counted, and about memory that only a first start counts."""
+    notes = []
+    more, free = found.weights.most_more_bytes, fit["free_bytes"]
+    if fit["fits"] and free is not None and more > free:
+        text = (
+            f"attention and shared experts may stay in 16 bits and take up to {format_size(more)} more per device, but "
+        )
+        text += f"{format_size(free, capacity=True)} is free; --weights-memory SIZE takes what a server printed"
+        notes.append(Note("fit", "modules-not-counted", text))
+    first = found.reserve.first_start_bytes
+    if first * _LEAST_SHARE > found.pool_bytes > 0:
+        text = f"a first start, which compiles, keeps {format_size(first)} from the cache; a start that finds the "
+        text += f"compiled code, or --kv-cache-memory-bytes {found.pool_bytes + first}, gives it to the cache"
+        notes.append(Note("fit", "first-start", text))
+    graphs = found.reserve.graph_bytes
+    if graphs * _LEAST_SHARE > found.pool_bytes > 0:
+        text = f"an estimate of the CUDA graphs keeps {format_size(graphs)} from the cache; --graph-estimate 0 "
+        text += (
+            "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0) gives it to the cache, and the graphs use the unused share"
+        )
+        notes.append(Note("fit", "graph-estimate", text))
+    return notes
+
+
+def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
+    """The `fit` part of a document, for one device. Its parts add up to `device_bytes`."""
+    device_bytes = found.case.devices.gpu.memory_bytes
+    limits: list[Note] = []
+    of_devices = (found.longest_context(), found.running_limit()) if found.devices else None
+    fit = capacity(found.case, found.pool_bytes, limits, found.pool_shrinkage, of_devices)
+    fit["devices"] = [room.describe(number) for number, room in enumerate(found.devices)] or None
+    if found.host is not None:
+        tokens = found.case.workload.context_tokens
+        longest = least(fit["memory_context_tokens"], found.host.longest_context())
+        fit["max_context_tokens"] = least(longest, found.case.spec.max_position_embeddings)
+        fit["memory_context_tokens"] = longest
+        largest = found.host.largest_batch(tokens)
+        fit["max_batch_size"] = least(fit["max_batch_size"], largest)
+        fit["memory_batch_size"] = least(fit["memory_batch_size"], largest)
+        limits = context_notes(longest)
+    notes += limits
+    held = found.reserve.held
+    left = device_bytes - (found.weights.bytes or 0) - found.reserve.held_bytes()
+    unused = left - found.pool_bytes
+    drafts, others = found.weights.draft_bytes, found.weights.others
+    lines = [weights_line(found)]
+    lines += [Held(WEIGHTS, "draft weights", drafts)] if drafts else []
+    lines += [Held(WEIGHTS, name, size) for name, size in others]
+    lines += [Held(KV_CACHE, "KV cache", fit["kv_cache_bytes"])]
+    lines += [part for part in held if part.kind == ACTIVATION]
+    lines += [part for part in held if part.kind == RESERVE]
+    if unused:
+        lines.append(Held(RESERVE, f"not used for the cache (1 - {found.reserve.share:g} of the free memory)", unused))
+    lines.append(Held("free", "free", fit["free_bytes"]))
+    fit.update({
+        "device_bytes": device_bytes,
+        "weights_bytes": found.weights.bytes,
+        "weights_replicated_bytes": found.weights.replicated_bytes,
+        "activation_bytes": sum(part.bytes for part in held if part.kind == ACTIVATION),
+        "reserve_bytes": sum(part.bytes for part in held if part.kind == RESERVE) + unused,
+        "kv_cache_memory_bytes": found.pool_bytes,
+        "lines": [_describe_line(line) for line in lines],
+    })  # fmt: skip
+    if found.towers is not None:
+        notes += found.towers.notes
+    notes += _doubts(found, fit)
+    _add_range(found, fit, notes)
+    too_many = too_many_to_start(found.case, found.pool_bytes)
+    if fit["fits"] and too_many is not None:
+        notes.append(Note("fit", "start-limit", too_many.refusal(found.case.engine.title)))
+    if not fit["fits"]:
+        notes.append(Note("fit", "does-not-fit", _verdict(found, fit)))
+    if found.host is not None:
+        _add_host(found.host, fit, notes)
+    return fit
+
+
+def _add_range(found: Budget, fit: documents.Fit, notes: list[Note]) -> None:
+    """Add the 80 % range of the free memory to `fit`, and the verdict `tight` if the range goes below 0."""
+    low, high = free_range(found, fit["free_bytes"])
+    if low is None:
+        return
+    fit["free_low_bytes"], fit["free_high_bytes"] = low, high
+    fit["sure_context_tokens"] = least(found.longest_context(fit["free_bytes"] - low), fit["max_context_tokens"])
+    if not fit["fits"] and high is not None and high >= 0 and weights_line(found).low is not None:
+        text = f"it may fit: the estimated parts may take up to {format_size(high - fit['free_bytes'])} less"
+        notes.append(Note("fit", "may-fit", text))
+    if not fit["fits"] or low >= 0:
+        return
+    more = fit["free_bytes"] - low
+    if found.case.question.serves_requests:
+        # With less memory, more requests wait. The fit is tight only if not even one request is sure to run.
+        workload, allocation = found.case.workload, found.case.allocation
+        one = allocation.batch_bytes(found.case.share, workload.kv_dtype, workload.context_tokens, 1)
+        if found.pool_bytes - more >= one:
+            return
+    fit["verdict"] = "tight"
+    text = f"tight: the estimated parts may take up to {format_size(more)} more, and "
+    text += f"{format_size(fit['free_bytes'], capacity=True)} is free; --strict exits with code 4"
+    notes.append(Note("fit", "tight", text))
+
+
+def _add_host(host: Host, fit: documents.Fit, notes: list[Note]) -> None:
+    """Add the part of the model in host memory to `fit`, and notes if it does not fit or is not checked."""
+    fit["host"] = described = host.describe()
+    shortage = host.shortage()
+    if shortage is not None:
+        fit.update({"fits": False, "verdict": "does_not_fit"})
+        notes.append(Note("fit", "does-not-fit-host", shortage))
+    if described["kv_cache_bytes"] and host.placement.host_memory_bytes is None:
+        notes[:] = [note for note in notes if note.code != NO_LIMIT]
+        text = "a part of the cache is in host memory, which is not checked: --host-memory SIZE checks it"
+        notes.append(Note("fit", "host-not-checked", text))
+
+
+def _describe_line(line: Held) -> documents.Held:
+    """A line of `fit.lines`. Cache and weights without a range are exact. The other parts are estimates."""
+    kind, name, size, low, high = line
+    is_estimated = kind not in (WEIGHTS, KV_CACHE) or low is not None
+    return {
+        "kind": cast(Any, kind), "name": name, "bytes": size, "estimated": is_estimated, "low_bytes": low,
+        "high_bytes": high,
+    }  # fmt: skip
+
+
+def _verdict(found: Budget, fit: documents.Fit) -> str:
+    """Why the model does not fit, and the longest context that does. vLLM's start-up check reports the same."""
+    if found.pool_bytes <= 0:
+        kept = format_size(found.reserve.held_bytes())
+        return (
+            "no memory is left for the cache: "
+            f"the weights take {format_size(found.weights.bytes or 0)} of the device's "
+            f"{format_size(found.case.devices.gpu.memory_bytes, capacity=True)}, and {kept} is reserved"
+        )
+    case, workload = found.case, found.case.workload
+    too_many = too_many_to_start(case, found.pool_bytes)
+    if too_many is not None and not too_many.is_default:
+        return too_many.refusal(case.engine.title)
+    tokens = f"{workload.context_tokens:,} tokens"
+    most = max_running_requests(case, found.pool_bytes, workload.context_tokens)
+    if fit["free_bytes"] >= 0 and most is not None and most < workload.batch_size:
+        asked = "request" if workload.batch_size == 1 else "requests"
+        option = case.engine.running_option
+        raises = f" (--{option} sets it)" if option and most == max_running_requests(case, None) else ""
+        return f"{workload.batch_size:,} {asked} of {tokens}: {case.engine.name} runs at most {most:,} at once{raises}"
+    one = case.needed_bytes(workload.context_tokens, 1)
+    memory = format_size(found.pool_bytes, capacity=True)
+    if one > found.pool_bytes:
+        longest = fit["memory_context_tokens"] if workload.attention_batch(workload.batch_size) == 1 else None
+        option, needed = case.engine.context_option, f"{format_size(one)} of cache per device"
+        tried = f"; the longest context that fits is {longest:,}" if longest else ""
+        tried += f": {option} {longest}" if longest and option else ""
+        stops = "" if case.engine.starts_short else f"{case.engine.title} does not start: "
+        return f"{stops}one request of {tokens} needs {needed}, but only {memory} is available{tried}"
+    replicas = workload.data_parallel_size
+    divided = f" over {replicas} DP ranks" if replicas > 1 else ""
+    together = case.needed_bytes(workload.context_tokens, workload.attention_batch(workload.batch_size))
+    return (
+        f"{workload.batch_size:,} requests of {tokens}{divided} need {format_size(together)} of cache per "
+        f"device, but only {memory} is available; the largest batch that fits is {fit['max_batch_size']:,}"
+    )
