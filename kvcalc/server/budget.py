@@ -21,7 +21,6 @@ from kvcalc.units import format_size
 
 if TYPE_CHECKING:
     from kvcalc.server.host import Host
-    from kvcalc.server.split import Room
     from kvcalc.server.weights import LoadedTowers
 
 WEIGHTS = "weights"
@@ -46,9 +45,18 @@ class Budget(NamedTuple):
     pool_bytes: int
     offered_bytes: int
     host: Host | None = None
-    devices: tuple[Room, ...] = ()
+    devices: tuple[Budget, ...] = ()
     towers: LoadedTowers | None = None
     unused_bytes: int = 0
+
+    def cache_bytes(self) -> int:
+        """The bytes of the cache of the case's own workload."""
+        workload = self.case.workload
+        return self.case.cache_bytes(workload.context_tokens, workload.batch_size)
+
+    def free_bytes(self) -> int:
+        """The free memory beside that cache. It may be negative."""
+        return self.pool_bytes - self.cache_bytes()
 
     def pool_at(self, tokens: int, sequences: int) -> int:
         """The memory for the cache at another context and batch. Some engines reserve more for longer prompts."""
@@ -64,9 +72,7 @@ class Budget(NamedTuple):
         """
         tokens = self.case.workload.context_tokens if tokens is None else tokens
         if self.devices:
-            from kvcalc.server.split import largest_batch_of
-
-            return largest_batch_of(self.devices, tokens)
+            return least(*(device.running_limit(tokens) for device in self.devices))
         found = largest_batch(self.case, self.pool_bytes, tokens, self.pool_shrinkage)
         return found if self.host is None else least(found, self.host.largest_batch(tokens))
 
@@ -76,9 +82,7 @@ class Budget(NamedTuple):
         None if memory sets no limit. The host's memory does not count.
         """
         if self.devices:
-            from kvcalc.server.split import longest_context_of
-
-            return longest_context_of(self.devices, margin_bytes)
+            return least(*(device.longest_context(margin_bytes) for device in self.devices))
         return longest_context(self.case, self.pool_bytes - margin_bytes, self.pool_shrinkage)
 
     @property
@@ -248,8 +252,6 @@ def _has_own_layers(case: Case) -> bool:
 
 def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budget | str:
     """The budgets of devices with layers of their own. `weights` are those of all layers together."""
-    from kvcalc.server.split import Room
-
     asked, workload = case.question, case.workload
     rows = case.engine.divide_rows(case.spec, case.devices.gpu, workload.pipeline_parallel_size)
     if isinstance(rows, str):
@@ -260,15 +262,11 @@ def _budget_of_devices(case: Case, weights: DeviceWeights, tables: bool) -> Budg
         return sizes
 
     tokens, sequences = workload.context_tokens, workload.batch_size
-    found = [
+    devices = tuple(
         _limited(_divide(device, weights._replace(bytes=size), tokens, sequences))
         for device, size in zip(case.of_devices(), sizes)
-    ]
-    rooms = tuple(
-        Room(one.case, size, one.pool_bytes, one.pool_at, one.pool_shrinkage) for one, size in zip(found, sizes)
     )
-    fullest = min(range(len(rooms)), key=lambda number: rooms[number].free_bytes())
-    return found[fullest]._replace(devices=rooms)
+    return min(devices, key=Budget.free_bytes)._replace(devices=devices)
 
 
 def _shares_memory(case: Case) -> bool:

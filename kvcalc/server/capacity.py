@@ -148,20 +148,13 @@ def context_notes(longest: int | None) -> list[Note]:
     return [Note("fit", NO_LIMIT, "memory does not limit the context: the cache no longer grows with it")]
 
 
-def longest_context(
-    case: Case, kv_memory_bytes: int, pool_shrinkage: PoolShrinkage | None = None, at_most: int | None = None
-) -> int | None:
-    """The longest context of the case's batch whose cache fits in `kv_memory_bytes`. None if memory sets no limit.
-
-    `at_most` is a limit that is known already. If it fits, nothing longer is tried.
-    """
+def longest_context(case: Case, kv_memory_bytes: int, pool_shrinkage: PoolShrinkage | None = None) -> int | None:
+    """The longest context of the case's batch whose cache fits in `kv_memory_bytes`. None if memory sets no limit."""
     spec, workload = case.spec, case.workload
     batch = workload.attention_batch(workload.batch_size)
     if not starts(case, kv_memory_bytes):
         return 0
     needed = _needed(case, pool_shrinkage)
-    if at_most is not None and period(spec) == 1 and (not at_most or needed(at_most, batch) <= kv_memory_bytes):
-        return at_most
     if pool_shrinkage is None and not case.encoder_follows_context:
         found = case.allocation.longest_context(case.share, workload.kv_dtype, batch, kv_memory_bytes)
     else:

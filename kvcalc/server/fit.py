@@ -59,7 +59,7 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     limits: list[Note] = []
     of_devices = (found.longest_context(), found.running_limit()) if found.devices else None
     fit = capacity(found.case, found.pool_bytes, limits, found.pool_shrinkage, of_devices)
-    fit["devices"] = [room.describe(number) for number, room in enumerate(found.devices)] or None
+    fit["devices"] = [_describe_device(*device) for device in enumerate(found.devices)] or None
     if found.host is not None:
         tokens = found.case.workload.context_tokens
         longest = least(fit["memory_context_tokens"], found.host.longest_context())
@@ -104,6 +104,20 @@ def describe_fit(found: Budget, notes: list[Note]) -> documents.Fit:
     if found.host is not None:
         _add_host(found.host, fit, notes)
     return fit
+
+
+def _describe_device(number: int, device: Budget) -> documents.DeviceShare:
+    """A row of `fit.devices`. A device without layers may have the output."""
+    layers = device.case.share.layers
+    return {
+        "device": number,
+        "first_layer": min((group.first for group in layers), default=None),
+        "last_layer": max((group.last for group in layers), default=None),
+        "weights_bytes": device.weights.bytes or 0,
+        "kv_cache_bytes": device.cache_bytes(),
+        "free_bytes": device.free_bytes(),
+        "fits": device.free_bytes() >= 0,
+    }
 
 
 def _add_range(found: Budget, fit: documents.Fit, notes: list[Note]) -> None:

@@ -194,9 +194,12 @@ def _combine(found: Combination, question: Question, largest_batch: int, notes: 
         return found
     memory_at: Callable[[int, int], int] = divided.pool_at
     if divided.devices:
-        from kvcalc.server.split import memory_of_devices
 
-        memory_at = memory_of_devices(case, divided.devices)
+        def memory_at(tokens: int, batch: int) -> int:
+            """The memory in which the largest cache of a device fits if all of them fit."""
+            margins = (each.pool_at(tokens, batch) - each.case.cache_bytes(tokens, batch) for each in divided.devices)
+            return case.cache_bytes(tokens, batch) + min(margins)
+
     host_fits = None if divided.host is None else divided.host.fits
     return _with_memory(found, case, memory_at, host_fits)._replace(speed=_speed_of(case, largest_batch, notes))
 
