@@ -481,12 +481,23 @@ def test_each_change_alone_lets_the_server_start_and_a_smaller_one_does_not(
     ],
 )
 def test_the_tag_of_an_image_is_a_release_a_day_or_the_newest(image: str, release: str | None) -> None:
-    programs = {"nvcr.io/nvidia/tensorrt-llm": "trtllm-serve x/y", "nvcr.io/nvidia/vllm": "vllm serve x/y"}
-    command = next((command for name, command in programs.items() if image.startswith(name)), "--model x/y")
+    programs = {
+        "nvcr.io/nvidia/tensorrt-llm": "trtllm-serve x/y", "nvcr.io/nvidia/vllm": "vllm serve x/y",
+        "rocm/vllm": "vllm serve x/y", "lmsysorg/sglang": "sglang serve --model-path x/y",
+    }  # fmt: skip
+    command = next((command for name, command in programs.items() if name in image), "--model x/y")
     (server,) = servers_in(f"docker run --gpus all {image} {command}")
     engine = server.reader.engine
     place = release_of(engine if server.release is None else f"{engine}@{server.release}")
     assert place == (None if release is None else release_of(f"{engine}@{release}"))
+
+
+@pytest.mark.parametrize("image", ["lmsysorg/sglang:v0.5.9", "rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210"])
+def test_an_image_that_starts_no_server_by_itself_needs_a_program(image: str) -> None:
+    """Their entrypoints run the words of the container as a command (docker/Dockerfile of both projects)."""
+    with pytest.raises(UsageError, match="starts no server by itself") as error:
+        servers_in(f"docker run --gpus all {image} --model-path Qwen/Qwen3-8B")
+    assert "before the options" in (error.value.hint or "")
 
 
 @pytest.mark.parametrize(

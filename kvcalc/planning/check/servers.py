@@ -180,6 +180,11 @@ def _server_of(command: Command) -> list[Server]:
         place = program_end(reader, words)
         if place is None and (image is None or command.is_program or not _is_image(reader.words.images, image)):
             continue
+        if place is None and image is not None and not _is_image(reader.words.entrypoints, image):
+            program = " ".join(reader.programs[0])
+            program = program if "." not in program else f"python3 -m {program}"
+            text = f"{image[:60]} starts no server by itself, so its options are no command"
+            raise UsageError(text, f"put {program} before the options")
         numbers = (command.num_devices, _launched_devices(words[: place or 0]), _visible_devices(command.environment))
         release = _stated(reader, command.packages) or _release(reader, image)
         fault = command.fault or next(filter(None, map(_mistyped, words[place or 0 :])), "")
