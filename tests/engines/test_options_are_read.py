@@ -274,7 +274,7 @@ def test_code_reads_settings_by_names_that_are_declared(folder: str) -> None:
     ]
     wrong = [(file, name) for file, name in found if "-" in name and name not in option_names()]
     assert not wrong
-    assert len(found) > {"engines": 80, "planning": 10, "server": 5}.get(folder, -1)
+    assert len(found) > {"engines": 80, "planning": 10, "server": 1}.get(folder, -1)
 
 
 @pytest.mark.parametrize(

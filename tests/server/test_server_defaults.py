@@ -99,6 +99,8 @@ def test_a_refusal_is_a_document() -> None:
         assert error.document is not None
         assert error.document["starts"] is False
         assert error.document["reason"] == error.message
+    document: Any = refused.value.document
+    assert [change["option"] for change in document["try"]] == ["--tp", "--ep"]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -46,6 +46,8 @@ _RENAMED = {
 }  # fmt: skip
 # Notes that are merged into one, by code.
 _TOO_LARGE = "does-not-fit"
+# Notes about memory lines that a row does not show.
+_OF_LINES = ("first-start", "graph-estimate")
 _FIGURES = [(part, key, _RENAMED.get(f"{part}.{key}", key)) for part, keys in _TAKEN.items() for key in keys]
 
 
@@ -216,7 +218,7 @@ def _notes(rows: Sequence[Row], answers: Sequence[Answer | KvcalcError]) -> list
     for row, one in zip(rows, answers):
         notes = (Note("models", "refused", one.message),) if isinstance(one, KvcalcError) else one.notes
         gpu = None if row.devices is None else row.devices.gpu
-        about_row = [RowNote(_words(row), note, gpu) for note in notes]
+        about_row = [RowNote(_words(row), note, gpu) for note in notes if note.code not in _OF_LINES]
         found += [about for about in about_row if about.note.code != _TOO_LARGE]
         too_large += [about for about in about_row if about.note.code == _TOO_LARGE]
     if len(too_large) > 1:

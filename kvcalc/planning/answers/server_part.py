@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SMALLER_CACHE = "fp8"
 # One user's speed is that of an ordinary chat, whatever the server's longest context is.
 _USUAL_CONTEXT = 4096
-_OPTION = re.compile(r"(?:use )?(--[a-z0-9-]+) ([\w.]+)")
+_OPTION = re.compile(r"(--[a-z0-9-]+) ([\w.]+)")
 
 
 def describe_server(
@@ -91,9 +91,9 @@ def _changes(
 
 
 def changes_in(hint: str | None) -> list[documents.ServerChange]:
-    """The option and the value that a hint names, if it names one option."""
-    named = _OPTION.fullmatch(hint or "")
-    return [] if named is None else [{"option": named[1], "value": named[2]}]
+    """The options and values that a hint names, if it names nothing else: `use --tp 2 or --ep 4`."""
+    named = [_OPTION.fullmatch(words) for words in (hint or "").removeprefix("use ").split(" or ")]
+    return [{"option": one[1], "value": one[2]} for one in named if one is not None] if all(named) else []
 
 
 @cache
