@@ -1,4 +1,4 @@
-"""`kvcalc fit`: does it fit, and what are the longest context and the largest batch?"""
+"""`kvcalc fit`: does it fit, how fast is it, and how is it started?"""
 
 import typer
 
@@ -11,9 +11,9 @@ app = typer.Typer(add_completion=False, context_settings={"help_option_names": [
 
 @app.command(cls=o.taking(*o.declared("fit")))
 def fit(ctx: typer.Context, model: o.RequiredModel) -> None:
-    """Check whether a model fits on a device, and show the limits.
+    """Check whether a model's server starts on a device.
 
-    The limits are the longest context and the largest batch that fit.
+    It also shows one user's speed, the command, and the longest context and the largest batch that fit.
     """
     from kvcalc.planning.answers.fit import fit as ask
     from kvcalc.planning.answers.fit import has_workload, is_refused

@@ -111,7 +111,7 @@ def test_help_is_shown_whatever_else_is_typed(kvcalc: Any) -> None:
         result = kvcalc("estimate", *words, "--help")
         assert (result.status, result.err) == (0, "")
         assert "Settings of" not in result.out.replace("--engine NAME", "")
-    assert kvcalc("fit", "--help").out.startswith("Check whether a model fits")
+    assert kvcalc("fit", "--help").out.startswith("Check whether a model's server")
 
 
 def test_brackets_in_a_text_are_kept(kvcalc: Any) -> None:
