@@ -40,15 +40,13 @@ def _doubts(found: Budget, fit: documents.Fit) -> list[Note]:
         notes.append(Note("fit", "modules-not-counted", text))
     first = found.reserve.first_start_bytes
     if first * _LEAST_SHARE > found.pool_bytes > 0:
-        text = f"a first start, which compiles, keeps {format_size(first)} from the cache; a start that finds the "
-        text += f"compiled code, or --kv-cache-memory-bytes {found.pool_bytes + first}, gives it to the cache"
+        text = f"a first start, which compiles, keeps {format_size(first)} from the cache; "
+        text += f"--kv-cache-memory-bytes {found.pool_bytes + first} gives it back"
         notes.append(Note("fit", "first-start", text))
     graphs = found.reserve.graph_bytes
     if graphs * _LEAST_SHARE > found.pool_bytes > 0:
-        text = f"an estimate of the CUDA graphs keeps {format_size(graphs)} from the cache; --graph-estimate 0 "
-        text += (
-            "(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0) gives it to the cache, and the graphs use the unused share"
-        )
+        text = f"an estimate of the CUDA graphs keeps {format_size(graphs)} from the cache; "
+        text += "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 (--graph-estimate 0) gives it back"
         notes.append(Note("fit", "graph-estimate", text))
     return notes
 
