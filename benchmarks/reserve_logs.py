@@ -123,7 +123,7 @@ def _sglang_log(row: dict[str, str]) -> Log:
     gpu, ranks = find_gpu(row["device"]), int(row["tp"])
     memory = gpu.memory_bytes / GIB
     before = row["before"] or (float(row["loaded"]) + float(row["pool"])) / float(row["share"])
-    question = parts.Question(
+    question = parts.ReserveInputs(
         memory_bytes=gpu.memory_bytes, width=Width(0, 0, 0, 0, False), ranks=ranks, context_tokens=1, batch_size=1,
         settings={}, has_fast_links=gpu.interconnect is not None,
         shares_memory=(gpu.memory_type or "").startswith("LPDDR"),
@@ -158,7 +158,7 @@ def _tensorrt_llm_log(row: dict[str, str]) -> Log:
 
 
 def _llama_cpp_log(row: dict[str, str]) -> Log:
-    question = parts.Question(
+    question = parts.ReserveInputs(
         memory_bytes=0, width=Width(int(row["elements"]), int(row["hidden"]), int(row["vocab"]), 0, False),
         ranks=int(row["devices"] or 1), context_tokens=int(row["context"]), batch_size=1,
         settings={"ubatch-size": row["ubatch"], "parallel": row["outputs"] or "1"},

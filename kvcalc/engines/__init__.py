@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvcalc.engines.command import StartCommand
     from kvcalc.engines.engine import Engine, Resolved
     from kvcalc.engines.log import LogReader
-    from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reserve import Reserve, ReserveInputs
     from kvcalc.engines.scheduler import Disaggregation
     from kvcalc.model.spec import ModelSpec
     from kvcalc.notes import Note
@@ -119,7 +119,7 @@ def engines_that(have: Callable[[type[Engine]], object]) -> list[str]:
     return [name for name in ENGINES if have(engine_class(name))]
 
 
-def reserve_of(engine: Engine, question: Question) -> Reserve:
+def reserve_of(engine: Engine, question: ReserveInputs) -> Reserve:
     """The memory that `engine` does not give to the cache. Raises UsageError (exit 2) for a setting out of range."""
     found = engine.reserve(question)
     if question.is_apple:

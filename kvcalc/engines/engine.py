@@ -38,7 +38,7 @@ from kvcalc.releases import Release, RequestedRelease, dates_of, parse_release
 if TYPE_CHECKING:
     from kvcalc.engines.placement import Placement, PlacementOptions
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reserve import Reserve, ReserveInputs
     from kvcalc.engines.reuse import Reuse
     from kvcalc.engines.scheduler import Disaggregation, Schedule
     from kvcalc.engines.starts import Start
@@ -233,7 +233,7 @@ class Engine(ABC):
         own = self.version
         return None if own is None or asked.text.removeprefix("v") == own.split()[-1] else own
 
-    def reserve(self, question: Question) -> Reserve:
+    def reserve(self, question: ReserveInputs) -> Reserve:
         """The memory that the engine does not give to the cache. UsageError (exit 2) for a setting out of range.
 
         That is the function `reserve` of the module `reserve` in the engine's folder, unless the class has its own.
@@ -605,7 +605,7 @@ class NoCache(Engine):
 
     of: type[Engine]
 
-    def reserve(self, question: Question) -> Reserve:
+    def reserve(self, question: ReserveInputs) -> Reserve:
         return self.of.reserve(self, question)
 
     def stage_bounds(self, num_layers: int, stages: int) -> Bounds:

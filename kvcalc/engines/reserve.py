@@ -44,7 +44,7 @@ class Held(NamedTuple):
         return self._replace(low=self.bytes, high=self.bytes)
 
 
-class Question(NamedTuple):
+class ReserveInputs(NamedTuple):
     """A device's memory, the workload on it, and the engine's own settings (option name to text).
 
     `ranks` is the number of devices of one replica. `is_latent` is true for an MLA model, `is_apple` if macOS manages

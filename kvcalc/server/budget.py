@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.engines import reserve_of
 from kvcalc.engines.options import has_adapters
-from kvcalc.engines.reserve import RESERVE, Held, Question, Reserve
+from kvcalc.engines.reserve import RESERVE, Held, Reserve, ReserveInputs
 from kvcalc.errors import LayoutError
 from kvcalc.model.caches import IndexerKeys, RecurrentState
 from kvcalc.model.memo import remembered, remembered_of_two
@@ -292,7 +292,7 @@ def _divide(
     replicas = workload.data_parallel_size
     # Whole copies exchange nothing, so each is like a server of its own.
     copies = replicas if whole_copies(spec, workload) else 1
-    question = Question(
+    question = ReserveInputs(
         memory_bytes=gpu.memory_bytes,
         width=weights.width,
         ranks=workload.num_devices // copies,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvcalc.engines import engine_class, load_engine, reserve_of
-from kvcalc.engines.reserve import GIB, MIB, Question
+from kvcalc.engines.reserve import GIB, MIB, ReserveInputs
 from kvcalc.engines.sglang.settings import steps_by_memory
 from kvcalc.errors import UsageError
 from kvcalc.memory.sharding import Width
@@ -25,7 +25,7 @@ MEMORY = 80 * GIB
 
 
 def ask(engine: str, width: Width = LLAMA_8B, **changes: Any) -> Any:
-    question = Question(MEMORY, width, 1, 4096, 1, {})
+    question = ReserveInputs(MEMORY, width, 1, 4096, 1, {})
     settings = {
         **engine_class(engine).device_settings(
             changes.get("memory_bytes", MEMORY), "h100-sxm", "hopper", changes.get("release"), {}
@@ -272,7 +272,7 @@ def test_gemma_4_on_two_arc_pro_b70() -> None:
 
 
 def test_every_dp_rank_gathers_the_tokens_of_the_others() -> None:
-    one = Question(MEMORY, LLAMA_8B, 1, 4096, 1, {})
+    one = ReserveInputs(MEMORY, LLAMA_8B, 1, 4096, 1, {})
     for replicas in (1, 2, 8):
         found = one._replace(dp_ranks=replicas).step_activations(1000)
         assert found - one.step_activations(1000) == 1000 * (replicas - 1) * 4096 * 2
@@ -611,7 +611,7 @@ def test_the_mask_of_llama_cpp_has_the_cells_of_all_slots_that_share_a_stream() 
 
     def cells(batch: int, build: int | None = None, **settings: str) -> int:
         given = {name.replace("_", "-"): text for name, text in {"flash_attn": "off", **settings}.items()}
-        asked = Question(
+        asked = ReserveInputs(
             MEMORY, LLAMA_2_7B, 1, 1 << 20, batch, given, num_heads=32,
             release=None if build is None else Release.of(build),
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from kvcalc.engines.llama_cpp.settings import Settings, parse_settings
-from kvcalc.engines.reserve import ACTIVATION, Held, Question, Reserve
+from kvcalc.engines.reserve import ACTIVATION, Held, Reserve, ReserveInputs
 from kvcalc.releases import Release
 
 _FP32, _FP16 = 4, 2
@@ -20,7 +20,7 @@ _COPIES = 4
 _LOW, _HIGH = 0.58, 2.18
 
 
-def reserve(question: Question) -> Reserve:
+def reserve(question: ReserveInputs) -> Reserve:
     """A compute buffer for one micro-batch. llama.cpp keeps no other reserve.
 
     - In a layer, the buffer holds the mask (a value per token and cell: build_attn_inp_kq_mask, llama-graph.cpp), and

@@ -13,7 +13,7 @@ from kvcalc.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from kvcalc.engines.prefixes import Prefixes
-    from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reserve import Reserve, ReserveInputs
 
 
 class Logical(Engine):
@@ -21,7 +21,7 @@ class Logical(Engine):
 
     name = "logical"
 
-    def reserve(self, question: Question) -> Reserve:
+    def reserve(self, question: ReserveInputs) -> Reserve:
         """No engine: reserve 10% of the device for the software that runs the model, regardless of the model.
 
         vLLM left the same share unused by default until 0.20 (gpu_memory_utilization 0.9).

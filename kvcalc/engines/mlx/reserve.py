@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvcalc.engines.declarations import types_of
 from kvcalc.engines.mlx.models import CONTIGUOUS_STATES_SINCE, rotates
 from kvcalc.engines.options import SettingsReader
-from kvcalc.engines.reserve import ACTIVATION, MIB, Held, Question, Reserve
+from kvcalc.engines.reserve import ACTIVATION, MIB, Held, Reserve, ReserveInputs
 from kvcalc.errors import UsageError
 from kvcalc.model.caches import RecurrentState
 from kvcalc.model.mixers.attention import Attention
@@ -24,7 +24,7 @@ _SCORE_BYTES, _MASK_BYTES = 2, 1
 _BUFFERS, _BUFFER_OPERATIONS, _BUFFER_BYTES = 11, 40, 40 * MIB
 
 
-def reserve(question: Question) -> Reserve:
+def reserve(question: ReserveInputs) -> Reserve:
     """The activations of one step of a prompt. The share that macOS reserves is added for every engine.
 
     MLX wires memory up to Metal's recommendedMaxWorkingSetSize (wired_limit, mlx_lm/generate.py) and reuses freed
@@ -51,7 +51,7 @@ def reserve(question: Question) -> Reserve:
     return Reserve(held, {}, varies=True)
 
 
-def _scores(question: Question, spec: ModelSpec, step: int) -> int:
+def _scores(question: ReserveInputs, spec: ModelSpec, step: int) -> int:
     """The bytes of the largest array of scores, and of its mask."""
     largest = 0
     for group in spec.layers:
@@ -67,14 +67,14 @@ def _scores(question: Question, spec: ModelSpec, step: int) -> int:
     return question.batch_size * largest
 
 
-def _keys(mixer: Attention, question: Question, spec: ModelSpec, step: int) -> int:
+def _keys(mixer: Attention, question: ReserveInputs, spec: ModelSpec, step: int) -> int:
     """The tokens whose keys a step reads. A rotating cache is longer than its window by the step, but for a token."""
     if mixer.window is None or not rotates(spec):
         return question.context_tokens
     return min(question.context_tokens, mixer.window + step - 1)
 
 
-def _convolution_inputs(question: Question, spec: ModelSpec, tokens: int) -> int:
+def _convolution_inputs(question: ReserveInputs, spec: ModelSpec, tokens: int) -> int:
     """The bytes of a step's inputs that older releases keep, because a delta net's state is a view of their end.
 
     Source: ml-explore/mlx-lm#1077, in mlx-lm 0.31.2.
@@ -89,7 +89,7 @@ def _convolution_inputs(question: Question, spec: ModelSpec, tokens: int) -> int
     return tokens * channels * 2
 
 
-def _largest_cache(question: Question, spec: ModelSpec) -> int:
+def _largest_cache(question: ReserveInputs, spec: ModelSpec) -> int:
     """The bytes of K and V of one layer, of 16 bits."""
     elements = max((sum(cache.token_rows()) for cache in all_caches(spec) if cache.token_rows()), default=0)
     return question.batch_size * question.context_tokens * elements * 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.engines.options import SettingsReader
-from kvcalc.engines.reserve import ACTIVATION, MIB, RESERVE, Held, Question, Reserve
+from kvcalc.engines.reserve import ACTIVATION, MIB, RESERVE, Held, Reserve, ReserveInputs
 from kvcalc.engines.sglang.share import AITER_TOKENS, LEAST_VISION_FACTOR, share_of
 
 # The driver's context before the weights are loaded, and NCCL with the custom all-reduce, which needs fast links.
@@ -16,7 +16,7 @@ _LOW, _HIGH = 0.52, 2.04
 _EMBEDDINGS_MIB = 100
 
 
-def reserve(question: Question) -> Reserve:
+def reserve(question: ReserveInputs) -> Reserve:
     """The pool takes all free memory except a share of the device, which is for activations and graphs.
 
     Source: _profile_available_bytes (srt/mem_cache/kv_cache_configurator.py), SGLang 0.5.23: the pool is free memory

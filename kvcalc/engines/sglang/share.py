@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from kvcalc.engines.command import DECODE, PREFILL
 from kvcalc.engines.options import SettingsReader
-from kvcalc.engines.reserve import GIB, MIB, NEWEST, Question
+from kvcalc.engines.reserve import GIB, MIB, NEWEST, ReserveInputs
 from kvcalc.engines.sglang.models import MINIMAX_M3
 from kvcalc.engines.sglang.settings import BOTH, steps_by_memory
 from kvcalc.model.drafting import DRAFT, NGRAM
@@ -45,7 +45,7 @@ AITER_TOKENS, _AITER, _AITER_SINCE, _AITER_LATENT_HEADS = 8192, 0.85, Release.of
 _OTHER_KERNELS = ("deepseek_v4", *MINIMAX_M3)
 
 
-def share_of(question: Question, given: SettingsReader) -> float:
+def share_of(question: ReserveInputs, given: SettingsReader) -> float:
     """The share of the memory that was free before the weights were loaded."""
     release = question.release or NEWEST
     share = given.share("mem-fraction-static", _default_share(question, given, release))
@@ -55,7 +55,7 @@ def share_of(question: Question, given: SettingsReader) -> float:
     return round(share * _AITER, 6) if _uses_aiter(question, release) else share
 
 
-def _uses_aiter(question: Question, release: Release) -> bool:
+def _uses_aiter(question: ReserveInputs, release: Release) -> bool:
     if not question.is_amd or release < _AITER_SINCE or question.context_tokens <= AITER_TOKENS:
         return False
     if question.has_sparse_latent or question.model_type in _OTHER_KERNELS:
@@ -63,7 +63,7 @@ def _uses_aiter(question: Question, release: Release) -> bool:
     return not question.is_latent or question.num_heads // question.tensor_parallel_size in _AITER_LATENT_HEADS
 
 
-def _default_share(question: Question, given: SettingsReader, release: Release) -> float:
+def _default_share(question: ReserveInputs, given: SettingsReader, release: Release) -> float:
     """(memory - reserved) / memory in MiB, rounded to three places, and less for a vision tower."""
     if release < _BY_MEMORY:
         share = _oldest_share(question, release)
@@ -78,7 +78,7 @@ def _default_share(question: Question, given: SettingsReader, release: Release) 
     return max(share, 0.001)
 
 
-def _reserved_mib(question: Question, given: SettingsReader, release: Release) -> float:
+def _reserved_mib(question: ReserveInputs, given: SettingsReader, release: Release) -> float:
     """The largest prefill graph has as many tokens as a prefill step. A decode instance computes a token of a request.
 
     Prefill and decode instances have no graphs of the other's steps.
@@ -104,7 +104,7 @@ def _reserved_mib(question: Question, given: SettingsReader, release: Release) -
     return max(reserved, 10 * 1024) if question.memory_bytes > 60 * GIB else reserved
 
 
-def _older_reserved_mib(question: Question, given: SettingsReader, release: Release) -> float:
+def _older_reserved_mib(question: ReserveInputs, given: SettingsReader, release: Release) -> float:
     """Before 0.5.3."""
     memory, ranks = question.memory_bytes / GIB, question.ranks
     found = 32.0 if memory >= 160 else 12 + ranks / 2 if memory >= 90 else 9.5 + ranks / 2
@@ -113,7 +113,7 @@ def _older_reserved_mib(question: Question, given: SettingsReader, release: Rele
     return 1024 * (found + 4 * (question.dp_ranks > 1))
 
 
-def _oldest_share(question: Question, release: Release) -> float:
+def _oldest_share(question: ReserveInputs, release: Release) -> float:
     """Before 0.4.7.post1: by the number of devices, and more where a device has more than 80 GiB."""
     memory, drafts = question.memory_bytes / MIB, question.drafts_by is not None and release >= _DRAFTS_SINCE
     share = next(share for devices, share in _BY_DEVICES if question.ranks >= devices)

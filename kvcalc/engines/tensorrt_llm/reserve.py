@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvcalc.engines.options import SettingsReader
-from kvcalc.engines.reserve import ACTIVATION, Held, Question, Reserve
+from kvcalc.engines.reserve import ACTIVATION, Held, Reserve, ReserveInputs
 from kvcalc.engines.tensorrt_llm.settings import STEP_TOKENS
 
 # The 80 % range of these parts together, as multiples of the estimate. benchmarks/fit_reserve.py computes it from the
@@ -11,7 +11,7 @@ from kvcalc.engines.tensorrt_llm.settings import STEP_TOKENS
 _LOW, _HIGH = 0.94, 2.12
 
 
-def reserve(question: Question) -> Reserve:
+def reserve(question: ReserveInputs) -> Reserve:
     """The cache gets 90% of the memory that is free after the model is loaded and a step has run.
 
     The other 10% is a line of its own in `fit`. Source: KvCacheCreator (tensorrt_llm/_torch/pyexecutor/_util.py) and

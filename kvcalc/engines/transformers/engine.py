@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvcalc.engines.reserve import Question, Reserve
+    from kvcalc.engines.reserve import Reserve, ReserveInputs
 
 from collections.abc import Mapping
 from functools import partial
@@ -80,7 +80,7 @@ class Transformers(Engine):
             )
         _refuse_unheld(spec, kind)
 
-    def reserve(self, question: Question) -> Reserve:
+    def reserve(self, question: ReserveInputs) -> Reserve:
         """`generate` prefills all sequences at once.
 
         It computes only the last token's logits (logits_to_keep = 1), and also holds them in fp32. The only reserve is

@@ -6,7 +6,7 @@ from math import ceil
 
 from kvcalc.engines.options import SettingsReader
 from kvcalc.engines.place import CAPABILITIES, Place
-from kvcalc.engines.reserve import ACTIVATION, CONTEXT, MIB, NEWEST, RESERVE, Held, Question, Reserve
+from kvcalc.engines.reserve import ACTIVATION, CONTEXT, MIB, NEWEST, RESERVE, Held, Reserve, ReserveInputs
 from kvcalc.model.mixers.recurrent import Recurrence
 from kvcalc.releases import Release
 
@@ -79,7 +79,7 @@ _LARGEST_IMAGE_BYTES, _LONG_IMAGE = 315_000, 16_384
 _LONG_VIDEOS, _LONG_VIDEO_TOKENS = (Release.of(0, 11), Release.of(0, 13)), 153_600
 
 
-def reserve(question: Question) -> Reserve:
+def reserve(question: ReserveInputs) -> Reserve:
     """vLLM takes a share of the device and subtracts what a profiling run finds.
 
     The parts are the unused share, the peak of a step, the CUDA context, NCCL and the graphs. Source: request_memory
@@ -181,13 +181,13 @@ def _sparse_workspace(context_tokens: int, release: Release) -> int:
     return factor * context_tokens * 576 * 2
 
 
-def _is_second_runner(question: Question, release: Release) -> bool:
+def _is_second_runner(question: ReserveInputs, release: Release) -> bool:
     if release >= _SECOND_RUNNER:
         return True
     return release >= _DENSE_SECOND_RUNNER and not (question.width.has_experts or question.has_states)
 
 
-def _logit_bytes(given: SettingsReader, release: Release, is_second: bool, question: Question) -> tuple[int, int]:
+def _logit_bytes(given: SettingsReader, release: Release, is_second: bool, question: ReserveInputs) -> tuple[int, int]:
     """The bytes per logit, and those at the low end of the range."""
     sampler = given.optional_choice("flashinfer-sampler")
     if is_second:
@@ -202,7 +202,7 @@ def _logit_bytes(given: SettingsReader, release: Release, is_second: bool, quest
     return likely + checked, low + checked
 
 
-def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> int:
+def _peak(question: ReserveInputs, tokens: int, requests: int, logit_bytes: int) -> int:
     """The peak of the dummy step: that of a layer, of sampling or of the vision tower."""
     width, element = question.width, 2
     row = width.hidden_size * element
@@ -225,7 +225,7 @@ def _peak(question: Question, tokens: int, requests: int, logit_bytes: int) -> i
     return max(layer, sampling, tower)
 
 
-def _delta_net_elements(question: Question) -> tuple[int, int]:
+def _delta_net_elements(question: ReserveInputs) -> tuple[int, int]:
     """The elements that a token takes while a gated delta net prefills: around Triton's kernels, and in them.
 
     Around them are the projections and their contiguous copy, the output of the convolution and its queries, keys and
