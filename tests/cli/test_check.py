@@ -271,7 +271,7 @@ def test_a_manifest_may_have_any_metadata() -> None:
 
 
 def test_a_container_without_a_program_has_that_of_its_image() -> None:
-    images = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang", "ghcr.io/ggml-org/llama.cpp": "llama.cpp"}
+    images = {"vllm/vllm-openai": "vllm", "ghcr.io/ggml-org/llama.cpp": "llama.cpp"}
     for image, engine in images.items():
         (server,) = servers_in(f"services: {{a: {{image: '{image}:latest', command: '--model a/b'}}}}")
         assert server.reader.engine == engine
