@@ -45,7 +45,8 @@ def validate(document: Mapping[str, Any], kind: str) -> None:
 
 # The documents of commands that have more than one.
 _KINDS = {
-    "estimate": ("estimate", "engines"),
+    "estimate": ("estimate", "engines", "server_refusal"),
+    "fit": ("fit", "server_refusal"),
     "batch": ("estimate", "engines", "plan", "simulate", "check", "batch_error"),
     "check": ("check", "check_refusal"),
     "measure": ("measure", "measure_compare", "measure_profile"),

@@ -287,8 +287,8 @@ def command_of(line: Mapping[str, Any]) -> list[str]:
 
 
 def printed(result: Result) -> Any:
-    """What a command line printed, as the answers of a batch are compared."""
-    return json.dumps(result.json) if result.out else refusal_of(result)
+    """What a command line printed, as the answers of a batch are compared: of a refusal, the error."""
+    return json.dumps(result.json) if result.out and result.status != 2 else refusal_of(result)
 
 
 def first_difference(one: Any, other: Any) -> str:
