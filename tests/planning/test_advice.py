@@ -35,7 +35,8 @@ def answered(rate: float | None, free: int = 10, running: int = 16, fitting: int
     capacity = None if rate is None else {"requests_per_second": rate, "max_running_requests": running}
     return {
         "starts": True, "reason": None, "requests": requests, "engine": engine, "capacity": capacity,
-        "command": {"engine": "vllm"}, "fit": {"free_bytes": free, "max_context_tokens": 32768}, **more,
+        "command": {"engine": "vllm"}, "server": {"starts": more.get("starts", True)},
+        "fit": {"fits": True, "verdict": "fits", "free_bytes": free, "max_context_tokens": 32768}, **more,
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from kvcalc.engines.reading import Read, Reader
 from kvcalc.errors import CacheTypeError, DoesNotFitError, LayoutError, ModelError, UsageError
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.estimate import answer
-from kvcalc.planning.answers.fit import fit
+from kvcalc.planning.answers.fit import fit, is_refused
 from kvcalc.planning.answers.server_part import changes_in
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import Server
@@ -107,9 +107,8 @@ def _checked(
         verdict["reason"] += (
             f", unless --{smaller} makes the weights small enough, which is not counted (--weights-memory SIZE)"
         )
-    starts = verdict["starts"]
     capacity = requests = None
-    if runs({"starts": starts, **found}) and input_tokens is not None and output_tokens is not None:
+    if runs(found) and input_tokens is not None and output_tokens is not None:
         context = found["workload"]["context_tokens"]
         question = _serving(question, input_tokens + output_tokens, context)
         requests = _requests(question, input_tokens, output_tokens, context)
@@ -121,7 +120,7 @@ def _checked(
     document = {
         "schema_version": SCHEMA_VERSION,
         "command": _command(server, read),
-        "starts": starts,
+        "starts": verdict["starts"],
         "reason": verdict["reason"],
         "requests": requests,
         "capacity": capacity,
@@ -134,7 +133,7 @@ def _checked(
 
 def runs(document: Any, strict: bool = False) -> bool:
     """Whether the server of a check starts by the estimate, or with `strict` in the whole range of its free memory."""
-    return bool(document["starts"] or (document["starts"] is None and document["fit"]["fits"] and not strict))
+    return not is_refused(document, has_workload=False, strict=strict)
 
 
 def _command(server: Server, read: Read | None) -> documents.ServerCommand:
