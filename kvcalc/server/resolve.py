@@ -290,4 +290,7 @@ def notes_of(
     if spec.is_encoder and engine.is_formula:
         text = "these bytes follow from the formula, but they last for one forward pass only and engines keep none"
         notes.append(Note("kv_cache", "encoder", f"{spec.name} is an encoder: {text}"))
+    elif spec.is_encoder:
+        text = f"its tokens attend to all others in one forward pass, and {engine.title} keeps no K and V"
+        notes.append(Note("kv_cache", "encoder", f"{spec.name}: {text}"))
     return tuple(notes)

@@ -246,7 +246,9 @@ def test_no_cache_for_a_decoder_that_reads_later_tokens() -> None:
     both_ways = kvcalc.read_config({**QWEN2, "is_causal": False}, "x", "x")
     named = kvcalc.read_config({**QWEN2, "architectures": ["Qwen2BidirectionalModel"]}, "x", "x")
     assert kvcalc.estimate(causal, engine="vllm")["kv_cache"]["total_bytes"] > 0
-    assert kvcalc.estimate(both_ways, engine="vllm")["kv_cache"]["total_bytes"] == 0
+    document = kvcalc.estimate(both_ways, engine="vllm")
+    assert document["kv_cache"]["total_bytes"] == 0
+    assert "attend to all others in one forward pass, and vLLM keeps no K and V" in str(document["warnings"])
     assert kvcalc.estimate(named, engine="vllm")["kv_cache"]["total_bytes"] == 0
     # SGLang's class does not read the key, and its pool has rows for every token.
     assert kvcalc.estimate(both_ways, engine="sglang")["kv_cache"]["total_bytes"] > 0

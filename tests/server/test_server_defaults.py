@@ -8,6 +8,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import DoesNotFitError, LayoutError
+from kvcalc.output.human.server import headline
 from kvcalc.planning.answers.document import estimate
 from kvcalc.planning.answers.fit import fit, has_workload, is_refused
 from kvcalc.question.question import Question
@@ -79,6 +80,17 @@ def test_what_does_not_start_as_typed_says_what_does() -> None:
     shorter: Any = fit(_question("llama-3.1-8b", "l4", context_tokens=int(first["value"])))
     assert shorter["server"]["starts"] is True
     assert shorter["server"]["one_user"]["tokens_per_second"] > 0
+
+
+def test_an_encoder_starts_without_a_cache() -> None:
+    """0 bytes have a reason, and the memory that is left is not said to be for a cache."""
+    document: Any = fit(_question("bert-base", "h100"))
+    assert document["fit"]["kv_cache_bytes"] == 0
+    assert headline(document).endswith("GiB per device free, no KV cache")
+    assert "vLLM keeps no K and V" in str(document["warnings"])
+    decoder: Any = fit(_question("qwen3-8b", "h100"))
+    assert headline(decoder).endswith("GiB per device for the KV cache")
+    assert "keeps no K and V" not in str(decoder["warnings"])
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

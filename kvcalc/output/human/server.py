@@ -23,9 +23,11 @@ def headline(document: Any, within: str = "") -> Text:
     start, so their line says whether the workload fits.
     """
     fit, server = document["fit"], document["server"]
-    memory = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
+    size = format_size(max(fit["kv_cache_memory_bytes"], 0), capacity=True)
+    # An engine keeps none for an encoder.
+    memory = f"{size} per device for the KV cache" if fit["kv_cache_bytes"] else f"{size} per device free, no KV cache"
     if server is None:
-        return Text.assemble(_VERDICTS[fit["verdict"]], f": {memory} per device for the KV cache")
+        return Text.assemble(_VERDICTS[fit["verdict"]], f": {memory}")
     name, changes = f"{short_name(document['engine'])} ", _changes(server)
     if server["starts"] is None:
         also = f"; starts with {changes}" if changes else ""
@@ -40,7 +42,7 @@ def headline(document: Any, within: str = "") -> Text:
         return Text.assemble(name, ("starts", "bold green"), *load)
     if not fit["fits"]:
         return Text.assemble(name, ("starts", "bold green"), f"; {_room(document)}")
-    return Text.assemble(name, ("starts", "bold green"), f": {memory} per device for the KV cache")
+    return Text.assemble(name, ("starts", "bold green"), f": {memory}")
 
 
 def short_name(engine: Any) -> str:
