@@ -1,4 +1,4 @@
-"""The engine of a question that names none: what people start on a device with a kind of checkpoint.
+"""The default engine: the one that people usually start for a kind of checkpoint on a device.
 
 An engine's `engine.yaml` says on which classes of devices it runs (`device_classes`), and this module the order in
 which engines are preferred.
@@ -18,16 +18,20 @@ from kvcalc.model.memo import remembered
 from kvcalc.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from kvcalc.throughput.hardware import Gpu
+    from kvcalc.throughput.hardware import Devices, Gpu
 
 _FILES, _SERVER, _APPLE = "llama.cpp", "vllm", "mlx"
 _ON_DEVICES = (_SERVER, _APPLE, _FILES)  # the preferred one first
 
 
-def engine_on(name: str, spec: ModelSpec, gpu: Gpu | None, dtype: str | None) -> str:
-    """The engine's name in lower case, or the default one for `auto`."""
+def engine_on(name: str, spec: ModelSpec, kind: Gpu | Devices | None, dtype: str | None) -> str:
+    """The engine's name in lower case, or for `auto` the default one on a kind of device."""
     name = name.casefold()
-    return default_engine(spec, gpu, dtype) if name == AUTO_ENGINE else name
+    if name != AUTO_ENGINE:
+        return name
+    from kvcalc.throughput.hardware import Devices
+
+    return default_engine(spec, kind.gpu if isinstance(kind, Devices) else kind, dtype)
 
 
 def default_engine(spec: ModelSpec, gpu: Gpu | None, dtype: str | None) -> str:
@@ -75,8 +79,6 @@ def _runs(spec: ModelSpec, name: str) -> bool:
     """Whether the engine is known to run the model. It may refuse the model for another reason, which is then said."""
     try:
         load_engine(name, spec)
-    except ModelError:
-        return False
-    except KvcalcError:
-        return True
+    except KvcalcError as error:
+        return not isinstance(error, ModelError)
     return True

@@ -18,7 +18,7 @@ ADAPTER_OPTIONS = ("max-loras", "max-loras-per-batch", "max-lora-rank")
 NO_ENGINE = "logical"
 """What stands for the formulas alone, in place of an engine."""
 AUTO_ENGINE = "auto"
-"""The engine of a question that names none: the one that people start (`default_engine`)."""
+"""Stands for the default engine (`default_engine`) in a question that names none."""
 
 
 def has_adapters(settings: Mapping[str, str]) -> bool:

@@ -85,7 +85,7 @@ def divide_weights(weights: ModelWeights, num_layers: int, placement: Placement)
     device: list[Block] = []
     host: list[Block] = []
     for block in weights.blocks:
-        if "{" not in block.prefix:
+        if not block.in_layers:
             _add(device if has_output else host, block, block.numbers, [w for w in block.weights if not _is_table(w)])
             _add(host, block, block.numbers, [w for w in block.weights if _is_table(w)])
             continue

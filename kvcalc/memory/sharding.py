@@ -124,7 +124,7 @@ def stage_weights(weights: ModelWeights, bounds: Bounds) -> list[ModelWeights]:
         is_last = place == len(bounds) - 1
         blocks = []
         for block in weights.blocks:
-            if "{" in block.prefix:
+            if block.in_layers:
                 numbers = [number for number in block.numbers if first <= number and (is_last or number <= last)]
                 if numbers:
                     blocks.append(Block(block.prefix, numbers, block.weights))
@@ -146,7 +146,7 @@ def width_of(weights: ModelWeights, size: int) -> Width:
     hidden = weights.embedding.columns
     widest, layers, has_experts, streams = 0, 0, False, 1
     for block in weights.blocks:
-        if "{" not in block.prefix:
+        if not block.in_layers:
             continue
         layers = max(layers, max(block.numbers, default=-1) + 1)
         modules: dict[str, list[int]] = {}

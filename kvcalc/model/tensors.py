@@ -70,6 +70,11 @@ class Block:
         self.numbers = numbers
         self.weights = weights
 
+    @property
+    def in_layers(self) -> bool:
+        """Whether it is a part of layers, not of what is around them."""
+        return "{" in self.prefix
+
     def __eq__(self, other: object) -> bool:
         """Compare `numbers` by value, because it may be a list or a range."""
         if not isinstance(other, Block):

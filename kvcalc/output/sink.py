@@ -83,7 +83,7 @@ class Output(NamedTuple):
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Print the document of a server that its engine refuses to start, and let the error pass."""
+        """Print the document of an error about a server that its engine refuses to start, and raise the error again."""
         try:
             yield
         except (DoesNotFitError, LayoutError) as error:

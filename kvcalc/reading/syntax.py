@@ -84,9 +84,9 @@ def _check_speed(data: bytes, budget: Budget) -> None:
 def _check_depth(data: bytes) -> None:
     """Raise UsageError (exit 2) for a text with too many brackets, or a pipeline of too many programs.
 
-    If something is wrong behind them, the parser takes time and memory in proportion to the square of those that it
-    has not closed: 1.7 GB for 4,000 programs or backticks, 550 MB for 8,000 times `$"(`. Programs on several lines are
-    joined by a sign at the end of a line; a line that begins with one is a row of a table.
+    With a syntax error after them, the parser's time and memory grow with the square of the number that are still
+    open: 1.7 GB for 4,000 programs or backticks, 550 MB for 8,000 times `$"(`. Programs on several lines are joined by
+    a sign at the end of a line; a line that begins with one is a row of a table.
     """
     if len(_BRACKETS.findall(data)) > _MOST_BRACKETS:
         raise too_large(f"a script has at most {_MOST_BRACKETS:,} brackets")

@@ -148,6 +148,14 @@ def context_notes(longest: int | None) -> list[Note]:
     return [Note("fit", NO_LIMIT, "memory does not limit the context: the cache no longer grows with it")]
 
 
+def usable_context(fit: documents.Fit) -> int | None:
+    """The longest context that fits in the whole range of the free memory, or else by the estimate.
+
+    None if memory sets no limit, and neither does the model.
+    """
+    return fit["sure_context_tokens"] or fit["max_context_tokens"]
+
+
 def longest_context(case: Case, kv_memory_bytes: int, pool_shrinkage: PoolShrinkage | None = None) -> int | None:
     """The longest context of the case's batch whose cache fits in `kv_memory_bytes`. None if memory sets no limit."""
     spec, workload = case.spec, case.workload

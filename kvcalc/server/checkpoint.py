@@ -129,7 +129,7 @@ def _of_same_weights(spec: ModelSpec, names: list[str]) -> str | None:
         return of.named_dtype, of.quantization, of.torch_dtype, of.max_position_embeddings
 
     published = ((name, find_published(name)) for name in names)
-    return next((name for name, one in published if one is None or facts(one) == facts(spec)), None)
+    return next((name for name, of in published if of is None or facts(of) == facts(spec)), None)
 
 
 def _preset_of(spec: ModelSpec) -> Preset | None:

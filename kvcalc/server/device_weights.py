@@ -248,7 +248,7 @@ def _elements(weights: ModelWeights, size: int, hidden: int) -> int:
     return sum(
         len(block.numbers) * sum(w.copies * lora_dims(w, size, hidden) for w in block.weights if w.role == LINEAR)
         for block in weights.blocks
-        if "{" in block.prefix
+        if block.in_layers
     )
 
 

@@ -29,10 +29,9 @@ def with_engine(question: Question) -> Question:
     """The question with the name of its engine in lower case, or with the one that people start on its devices."""
     engine = question.engine.casefold()
     if engine == AUTO_ENGINE:
-        from kvcalc.engines.default_engine import default_engine
+        from kvcalc.engines.default_engine import engine_on
 
-        gpu = None if question.devices is None else question.devices.gpu
-        engine = default_engine(question.model, gpu, question.dtype)
+        engine = engine_on(engine, question.model, question.devices, question.dtype)
     return question if engine == question.engine else question._replace(engine=engine)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvcalc.engines import context_limits
 from kvcalc.records import NamedTuple
-from kvcalc.server.capacity import too_many
+from kvcalc.server.capacity import too_many, usable_context
 from kvcalc.server.case import Case
 from kvcalc.units import format_size
 
@@ -38,7 +38,7 @@ def refused_start(case: Case, document: documents.Estimate, lifts_limit: bool) -
     if not engine.limit_variable or lifts_limit or longest is None or tokens <= longest:
         return None
     text = f"{tokens:,} tokens are beyond the model's {longest:,}, which {engine.title} refuses without "
-    usable = min(longest, (fit and (fit["sure_context_tokens"] or fit["max_context_tokens"])) or 0)
+    usable = min(longest, (fit and usable_context(fit)) or 0)
     change = (engine.context_option or "", str(usable)) if usable and engine.context_option else None
     return Refused(f"{text}{engine.limit_variable}=1", change)
 

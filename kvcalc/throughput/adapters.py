@@ -64,5 +64,5 @@ def adapted_products(weights: ModelWeights) -> int:
         len(block.numbers)
         * (dense_products(block) + sum(2 for w in block.weights if w.copies > 1 and is_output(w.name)))
         for block in weights.blocks
-        if any(w.role == LINEAR for w in block.weights) and "{" in block.prefix
+        if any(w.role == LINEAR for w in block.weights) and block.in_layers
     )

@@ -34,7 +34,7 @@ def step_of(engine: str, entry: Mapping[str, Any], release: Release | None) -> S
     steps = entry.get("steps", ())
     if not steps and "since" not in entry:
         return Step(entry, None)
-    place = step_at([_first(engine, step.get("since")) for step in (entry, *steps)], release)
+    place = step_at([first_release(engine, step.get("since")) for step in (entry, *steps)], release)
     found: dict[str, Any] = {name: part for name, part in entry.items() if name not in _OF_A_STEP}
     for step in steps[: place or 0]:
         found = {**found, **{name: _changed(found.get(name), step[name]) for name in step if name not in _OF_A_STEP}}
@@ -49,8 +49,8 @@ def _changed(part: Any, change: Any) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _first(engine: str, since: str | None) -> Release:
-    """The first release of a step: 0.14 is 0.14.0 here. ValueError if it has no place, so it cannot be chosen."""
+def first_release(engine: str, since: str | None) -> Release:
+    """The release since which something counts: 0.14 is 0.14.0 here. ValueError if it has no place in the history."""
     if since is None:
         return Release.of(0)._replace(phase=-99)
     release = parse_release(engine, since).release

@@ -37,12 +37,8 @@ def headline(document: Any, within: str = "") -> Text:
             return Text.assemble(name, ("does not start", "bold red"), f": {server['reason']}")
         verdict = ("does not start as typed", "bold red")
         return Text.assemble(name, verdict, f" ({server['reason']}); starts with {changes}")
-    load = _load(document, within)
-    if load is not None:
-        return Text.assemble(name, ("starts", "bold green"), *load)
-    if not fit["fits"]:
-        return Text.assemble(name, ("starts", "bold green"), f"; {_room(document)}")
-    return Text.assemble(name, ("starts", "bold green"), f": {memory}")
+    rest = _load(document, within) or [f": {memory}" if fit["fits"] else f"; {_room(document)}"]
+    return Text.assemble(name, ("starts", "bold green"), *rest)
 
 
 def short_name(engine: Any) -> str:
@@ -83,12 +79,12 @@ def print_server(document: Any, console: Console, *, with_command: bool = True) 
     server = document["server"]
     if server is None:
         return
-    one = server["one_user"]
-    if one is not None:
-        low, high = one["tpot_low_seconds"], one["tpot_high_seconds"]
+    speed = server["one_user"]
+    if speed is not None:
+        low, high = speed["tpot_low_seconds"], speed["tpot_high_seconds"]
         ranged = f"{rate(1 / high)} to {rate(1 / low)}" if low and high else UNKNOWN_RANGE
-        text = f"  {rate(one['tokens_per_second'])} tokens/s ({ranged}) at {count(one['context_tokens'])} tokens; "
-        text += f"prompt {duration(one['prefill_seconds'])}"
+        text = f"  {rate(speed['tokens_per_second'])} tokens/s ({ranged}) at {count(speed['context_tokens'])} tokens; "
+        text += f"prompt {duration(speed['prefill_seconds'])}"
         console.print(Text.assemble(("one user", "bold"), text))
     if with_command and server["command"] is not None:
         first, *more = folded(_with_change(server), console.width - 10)

@@ -98,8 +98,8 @@ def compare(
 
     `loaded` are the models (`load_each`), and `question` is asked about each of them with the row's engine, devices
     and attention. Its settings may be those of several engines; each engine takes its own. All rows have the same
-    context: with serving options one request's tokens, and by default the shortest of the models' default contexts or,
-    on devices, of those that the rows' servers have and hold.
+    context: one request's tokens with serving options, else the shortest context that all rows' servers allow and can
+    hold, or without devices the shortest of the models' default contexts.
 
     A row that is refused has the reason and the exit code that estimate would return. If all rows are refused, the
     first refusal is raised. An unknown engine raises UsageError (exit 2).
@@ -166,7 +166,7 @@ def _rows(
         for kind in attentions:
             for engine in engines:
                 for each in devices:
-                    name = engine_on(engine, model, None if each is None else each.gpu, dtype)
+                    name = engine_on(engine, model, each, dtype)
                     yield Row(model.name, model, kind, name, each)
 
 

@@ -129,19 +129,19 @@ def _best(one: _Candidate, question: Question, memory: int, max_weights_bytes: i
     Without a context, a usual one must fit, and the answer has the longest one that does.
     """
     smallest: int | None = None
+    usual = resolve_context(one.spec, question.context_tokens)[0]
     for dtype, least in _types(one, question, memory):
         if smallest is not None and least >= smallest:
             continue
-        asked = question._replace(model=one.spec, dtype=dtype)
-        usual = resolve_context(one.spec, question.context_tokens)[0]
-        found = answer(asked._replace(context_tokens=usual))
+        of_type = question._replace(model=one.spec, dtype=dtype)
+        found = answer(of_type._replace(context_tokens=usual))
         held = found.document["weights"]["bytes"]
         if held is None or (smallest is not None and held >= smallest):
             continue
         smallest = held
         if found.fit["fits"] and (max_weights_bytes is None or held <= max_weights_bytes):
-            tokens = served_context(asked) if question.context_tokens is None else usual
-            return answer(asked._replace(context_tokens=tokens)) if tokens > usual else found
+            tokens = served_context(of_type) if question.context_tokens is None else usual
+            return answer(of_type._replace(context_tokens=tokens)) if tokens > usual else found
     return None
 
 

@@ -1,4 +1,4 @@
-"""The context of a list's rows if nothing says one: what their servers have and hold."""
+"""The default context of a list's rows: the longest one that their servers allow and can hold."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kvcalc.errors import KvcalcError
 from kvcalc.planning.answers.estimate import answer
 from kvcalc.question.question import Question
+from kvcalc.server.capacity import usable_context
 
 
 def common_context(questions: Iterable[Question], default_tokens: int) -> int:
@@ -24,5 +25,5 @@ def served_context(question: Question) -> int:
     except KvcalcError:
         return 0
     tokens, fit = document["workload"]["context_tokens"], document["fit"]
-    longest = fit and (fit["sure_context_tokens"] or fit["max_context_tokens"])
+    longest = fit and usable_context(fit)
     return min(tokens, longest) if longest else tokens

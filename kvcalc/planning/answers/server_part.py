@@ -18,6 +18,7 @@ from kvcalc.model.variants import WhatIf
 from kvcalc.planning.answers.estimate import Answer, answer
 from kvcalc.planning.serving.throughput import describe_throughput
 from kvcalc.question.question import Question
+from kvcalc.server.capacity import usable_context
 from kvcalc.server.case import Case, make_case
 from kvcalc.server.checkpoint import checkpoint_of, drafting_of
 from kvcalc.server.starts import Refused, refused_start, starts_within
@@ -66,7 +67,7 @@ def _changes(
             yield {"option": refused.change[0], "value": refused.change[1]}
         return
     names = () if reader is None else tuple(reader.fields.values())
-    tokens = fit["sure_context_tokens"] or fit["max_context_tokens"]
+    tokens = usable_context(fit)
     option = engine_class(question.engine).context_option
     if option and question.context_tokens and tokens and tokens < document["workload"]["context_tokens"]:
         # The slots of llama.cpp have one option together.
@@ -92,8 +93,8 @@ def _changes(
 
 def changes_in(hint: str | None) -> list[documents.ServerChange]:
     """The options and values that a hint names, if it names nothing else: `use --tp 2 or --ep 4`."""
-    named = [_OPTION.fullmatch(words) for words in (hint or "").removeprefix("use ").split(" or ")]
-    return [{"option": one[1], "value": one[2]} for one in named if one is not None] if all(named) else []
+    matches = [_OPTION.fullmatch(words) for words in (hint or "").removeprefix("use ").split(" or ")]
+    return [{"option": match[1], "value": match[2]} for match in matches if match is not None] if all(matches) else []
 
 
 @cache

@@ -245,13 +245,10 @@ def _platforms(
     engines: Sequence[str], gpus: Sequence[Gpu | Devices], spec: ModelSpec, dtype: str | None
 ) -> dict[str, list[Gpu | Devices]]:
     """The engines by name, each with the kinds of device on which it runs (`engine_on`)."""
-    from kvcalc.throughput.hardware import Gpu
-
     platforms: dict[str, list[Gpu | Devices]] = {}
     for engine in engines:
         for kind in gpus:
-            gpu = kind if isinstance(kind, Gpu) else kind.gpu
-            platforms.setdefault(engine_on(engine, spec, gpu, dtype), []).append(kind)
+            platforms.setdefault(engine_on(engine, spec, kind, dtype), []).append(kind)
         if not gpus:
             platforms[engine_on(engine, spec, None, dtype)] = []
     return platforms

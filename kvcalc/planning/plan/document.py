@@ -94,8 +94,8 @@ def plan(
     prices = prices or {}
     dtypes = [None] if question.dtype is None else [name.strip() for name in question.dtype.split(",")]
     kinds = [
-        _kind(one, max_devices, _engine_on(one, engine, question, dtype), prices)._replace(dtype=dtype)
-        for one in gpus for engine in engines for dtype in dtypes
+        _kind(kind, max_devices, engine_on(engine, question.model, kind, dtype), prices)._replace(dtype=dtype)
+        for kind in gpus for engine in engines for dtype in dtypes
     ]  # fmt: skip
     _check(kinds, prices, targets)
     settings = setting_texts(question.engine_settings or {})
@@ -352,11 +352,6 @@ ROW = (
     "cost_per_million_output_tokens", "cost_per_million_tokens", "watts", "kwh_per_million_output_tokens",
     *map(command_key, SERVERS),
 )  # fmt: skip
-
-
-def _engine_on(kind: Gpu | Devices, engine: str, question: Question, dtype: str | None) -> str:
-    """The engine's name, or the one that people start on a kind of device."""
-    return engine_on(engine, question.model, kind.gpu if isinstance(kind, Devices) else kind, dtype)
 
 
 def _search_or_refuse(

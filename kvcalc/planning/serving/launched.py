@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from kvcalc.engines.options import SettingsReader, has_adapters
 from kvcalc.model.tensors import LINEAR
-from kvcalc.releases import parse_release, release_of
+from kvcalc.releases import release_of
 from kvcalc.server.device_weights import lora_dims
 from kvcalc.throughput.adapters import AdapterKernels, Adapters, adapted_products
 from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.steps import first_release
 
 if TYPE_CHECKING:
     from kvcalc.model.tensors import ModelWeights
@@ -40,8 +41,7 @@ def _fused_launches(case: Case, model: SpeedModel) -> int:
     types = {matrices.kind for experts in counts.experts for matrices in experts.matrices}
     saved = 0
     for kind, device_class, since, launches in case.engine_class.fused_experts:
-        first = parse_release(case.engine_name, since).release
-        is_in_use = first is None or release is None or release >= first.first_patch()
+        is_in_use = release is None or release >= first_release(case.engine_name, since)
         if is_in_use and kind in types and device_class == model.gpu.device_class:
             saved += counts.moe_layers * launches
     return saved
@@ -54,16 +54,16 @@ def _adapters(case: Case, weights: ModelWeights, kernels: AdapterKernels) -> Ada
     bytes_per_element = given.count("max-lora-rank") * _ELEMENT_BYTES
     dense, experts = 0, dict[tuple[int, int], int]()
     for block in weights.blocks:
-        if "{" not in block.prefix:
+        if not block.in_layers:
             continue
         for weight in block.weights:
             if weight.role == LINEAR and weight.read:
-                held = len(block.numbers) * weight.copies * lora_dims(weight, size, hidden) * bytes_per_element
+                size_bytes = len(block.numbers) * weight.copies * lora_dims(weight, size, hidden) * bytes_per_element
                 if weight.copies == 1:
-                    dense += held
+                    dense += size_bytes
                 else:
                     key = weight.copies, min(weight.read, weight.copies)
-                    experts[key] = experts.get(key, 0) + held
+                    experts[key] = experts.get(key, 0) + size_bytes
     slots = given.count(str(case.engine_class.lora_option))
-    rows = tuple((*key, float(held)) for key, held in experts.items())
+    rows = tuple((*key, float(total)) for key, total in experts.items())
     return Adapters(kernels, slots, adapted_products(weights), float(dense), rows)
