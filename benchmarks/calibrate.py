@@ -21,10 +21,10 @@ from statistics import mean, median
 from typing import Any
 
 from kvcalc.model.resolve import load_model
+from kvcalc.planning.answers.throughput import describe_throughput
 from kvcalc.planning.calibration import Calibration
 from kvcalc.planning.calibration.fitted_runs import Run
 from kvcalc.planning.calibration.measured import Given, case_of_run, predicted_seconds
-from kvcalc.planning.serving.throughput import describe_throughput
 from kvcalc.throughput.bench_results.point import Measured, Point
 from kvcalc.throughput.hardware import find_devices
 

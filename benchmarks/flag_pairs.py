@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from kvcalc.errors import KvcalcError
+from kvcalc.planning.answers.simulate import simulate
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import of_release, servers_in
 from kvcalc.question.lengths import lengths_of
 from kvcalc.question.question import SpeedQuestion
 from kvcalc.simulation.loads.load import Load
-from kvcalc.simulation.simulate import simulate
 from kvcalc.throughput.hardware import find_devices
 from kvcalc.writing.shell import join
 

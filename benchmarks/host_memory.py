@@ -13,9 +13,9 @@ from statistics import median
 from typing import NamedTuple
 
 import kvcalc
-from kvcalc.planning.serving.throughput import speed_of
 from kvcalc.question.question import Question
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import speed_of
 from kvcalc.throughput import host
 from kvcalc.throughput.hardware import Devices, Gpu, find_gpu, own_gpu
 from kvcalc.throughput.host import HostedModel

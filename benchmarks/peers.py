@@ -38,8 +38,8 @@ import kvcalc
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.serving.load import at_load
-from kvcalc.planning.serving.throughput import describe_throughput
+from kvcalc.planning.answers.load import at_load
+from kvcalc.planning.answers.throughput import describe_throughput
 from kvcalc.releases import Release, parse_release
 from kvcalc.server.case import make_case
 

@@ -35,7 +35,7 @@ SEARCHES = (
 
 def seconds_of(model: str, devices: tuple[str, ...], options: str, repeats: int) -> float:
     """The median of the CPU seconds of one plan."""
-    modules = "kvcalc.api.serving, kvcalc.planning.plan.document, kvcalc.simulation.planned"
+    modules = "kvcalc.api.serving, kvcalc.planning.plan.document, kvcalc.planning.plan.planned"
     start = f"import {modules}; kvcalc.load_model({model!r})"
     ask = (
         f"{start}; kvcalc.plan({model!r}, {devices!r}, input_tokens=2048, output_tokens=500, requests_per_second=20.0"

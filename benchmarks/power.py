@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import mean, quantiles
 
 import kvcalc
-from kvcalc.planning.serving.throughput import speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import speed_of
 from kvcalc.throughput.hardware import Devices, find_gpu
 from kvcalc.throughput.power import energy_per_token
 

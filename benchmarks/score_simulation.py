@@ -20,10 +20,10 @@ from throughput_data import Row, data_folder, read_rows
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.serving.load import at_load
-from kvcalc.planning.serving.throughput import Speed, speed_of
+from kvcalc.planning.answers.load import at_load
 from kvcalc.releases import parse_release
 from kvcalc.server.case import Case, make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.times import ModelTimes

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 from kvcalc.cli.batch import Questions
 from kvcalc.cli.question import question_of
 from kvcalc.errors import KvcalcError
-from kvcalc.planning.serving.admission import most_at_once, running_requests, step_rules, wanted_requests
-from kvcalc.planning.serving.load import at_load
-from kvcalc.planning.serving.throughput import Speed, speed_of
+from kvcalc.planning.answers.load import at_load
+from kvcalc.planning.closed_form.running import running_requests, step_rules
 from kvcalc.releases import Release, parse_release
+from kvcalc.server.admission import most_at_once, wanted_requests
 from kvcalc.server.budget import budget
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.constants import constants_kind, device_kind, weight_class
 from kvcalc.throughput.roofline import SpeedModel
 from kvcalc.throughput.scheduling import StepRules

@@ -17,9 +17,9 @@ from kvcalc.memory.workload import bind_workload, resolve_workload
 from kvcalc.model.caches import CompressedAttention, CrossAttention, RecurrentState
 from kvcalc.model.drafting import Speculation
 from kvcalc.model.spec import all_caches
-from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import loaded, preset_names
 from tests.documents import estimate

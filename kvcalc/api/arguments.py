@@ -102,11 +102,6 @@ def _check_fields(function: str, name: str, record: Any, used: Sequence[str], na
 def asked(given: Mapping[str, Any]) -> Question:
     """The question with the arguments of a function, which are among its `locals()`."""
     fields = {name: given[name] for name in Question._fields if name in given}
-    speed = fields.get("speed")
-    if speed is not None and speed.is_drawn:
-        from kvcalc.simulation.drawn import serve_drawn
-
-        fields["serves"] = serve_drawn
     return Question(**{**fields, "model": model_of(given["model"])})
 
 

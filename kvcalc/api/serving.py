@@ -14,9 +14,9 @@ from kvcalc.question.question import DEFAULT_CONFIDENCE, SpeedQuestion
 if TYPE_CHECKING:
     from kvcalc.documents import Check, Plan, Simulate
     from kvcalc.model.drafting import Speculation
+    from kvcalc.planning.plan.planned import PlannedLoad
     from kvcalc.question.question import CacheReuse, ImagesAsked
     from kvcalc.question.request_lengths import Lengths
-    from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.throughput.hardware import Devices, Gpu
 
 
@@ -117,7 +117,7 @@ def plan(
     simulation: PlannedLoad | None = None
     pairs: list[tuple[int, int]] | None = None
     if trace is not None:
-        from kvcalc.simulation.planned import planned_trace
+        from kvcalc.planning.plan.planned import planned_trace
 
         simulation = planned_trace(trace, trace_format, scale_rate, requests)
         lengths, targets = simulation.lengths, simulation.rated(targets)
@@ -146,7 +146,7 @@ def plan(
 def _at_random(
     lengths: Lengths, pairs: Sequence[tuple[int, int]] | None, burstiness: float, seed: int, requests: int | None = None
 ) -> PlannedLoad:
-    from kvcalc.simulation.planned import PlannedLoad
+    from kvcalc.planning.plan.planned import PlannedLoad
 
     return PlannedLoad(lengths, pairs, burstiness, seed, requests)
 
@@ -191,6 +191,9 @@ def simulate(
     router: str = "round-robin",
     cold: bool | None = None,
     benchmark: bool = False,
+    users: int | None = None,
+    think_seconds: float | None = None,
+    sessions: str | None = None,
     seed: int = 0,
     max_ttft_seconds: float | None = None,
     max_tpot_seconds: float | None = None,
@@ -221,11 +224,12 @@ def simulate(
 ) -> Simulate:
     """The document of `kvcalc simulate`: percentiles of the times that clients see, goodput, and the state over time.
 
-    Give one of `requests_per_second`, `concurrency` and `trace`, the path of a file. Lengths are numbers, or
-    distributions as on the command line: `"uniform:100..2000"`. With `distinct_prompts`, request i has prompt i % N.
+    Give one of `requests_per_second`, `concurrency`, `users` with `think_seconds`, and `trace`, the path of a file.
+    Lengths are means, or distributions as on the command line: `"fixed:1000"`. With `sessions`, such as
+    `"turns:8,growth:1500"`, requests are the turns of sessions. With `distinct_prompts`, request i has prompt i % N.
     `router` says which replica gets a request. `devices` may be a name: `"h100x4"`. `cold` is whether
-    the server has just started; by default only a short benchmark of clients finds such a server. Times leave out the
-    first request of each client, unless `benchmark` is true. With
+    the server has just started; by default only a short benchmark of clients finds such a server. Times are those of
+    the steady state, unless `benchmark` is true. With
     `prefill_replicas`, prompts are computed on instances of their own, on the kind of device `prefill_gpu` if it is
     another one, and `transfer` is the link to those that answer: bytes per second of one device, or a name such as
     `infiniband-400g`. The times of all steps are multiplied by `step_factor`. `context_tokens` is the longest request
@@ -234,10 +238,11 @@ def simulate(
     """
     from functools import partial
 
+    from kvcalc.planning.answers.simulate import simulate as simulate_replicas
     from kvcalc.question.lengths import lengths_of
+    from kvcalc.question.sessions import parse_sessions
     from kvcalc.simulation.loads.load import Load
     from kvcalc.simulation.results import Limits
-    from kvcalc.simulation.simulate import simulate as simulate_replicas
     from kvcalc.throughput.hardware import find_devices, find_gpu
 
     ask: Callable[..., Simulate] = simulate_replicas
@@ -249,12 +254,13 @@ def simulate(
     load = Load(
         lengths_of(prompt_tokens, "prompt_tokens"), lengths_of(answer_tokens, "answer_tokens"), requests_per_second,
         concurrency, burstiness, rows, trace, scale_rate, requests, seed, cold, distinct_prompts=distinct_prompts,
-        router=router, is_benchmark=benchmark,
+        router=router, is_benchmark=benchmark, users=users, think_time=think_seconds,
+        sessions=None if sessions is None else parse_sessions(sessions, "sessions"),
     )  # fmt: skip
     question = asked({**locals(), "devices": find_devices(devices) if isinstance(devices, str) else devices})
     limits = Limits(max_ttft_seconds, max_tpot_seconds)
     if prefill_replicas is not None and transfer is not None:
-        from kvcalc.simulation.pools import Prefills, simulate_pools
+        from kvcalc.planning.answers.simulate_pools import Prefills, simulate_pools
 
         prefills = Prefills(
             prefill_replicas, transfer, prefill_tensor_parallel_size, prefill_data_parallel_size,
@@ -291,9 +297,9 @@ def check(
     """
     from kvcalc.planning.check.answer import check as ask
     from kvcalc.planning.check.servers import choose_server
+    from kvcalc.planning.plan.planned import PlannedLoad
     from kvcalc.planning.plan.targets import Targets, check_percentiles
     from kvcalc.question.request_lengths import one_length
-    from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.throughput.hardware import find_devices
 
     if (input_tokens is None) != (output_tokens is None):

@@ -177,7 +177,6 @@ class Questions:
         from kvcalc.planning.answers.document import document_of
         from kvcalc.server.case import make_case
 
-        fields = _of_a_benchmark(fields)
         parts = split(fields)
         case = None if parts is None else self.models.cases.find(parts)
         if case is None:
@@ -241,15 +240,6 @@ class Questions:
         if given.get("model") == "-":
             raise UsageError("model '-': stdin is already used for the questions", "give the path of a config.json")
         return given
-
-
-def _of_a_benchmark(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of an estimate without `benchmark`, whose times are always those that a benchmark's client counts."""
-    if "benchmark" not in fields:
-        return fields
-    if fields["benchmark"] is not True:
-        raise UsageError("benchmark: an estimate counts from the first request, as a benchmark does", "write true")
-    return {field: value for field, value in fields.items() if field != "benchmark"}
 
 
 class Parameter(NamedTuple):

@@ -121,8 +121,8 @@ def answer(
 ) -> "documents.Check":
     """The document that answers the parameters of the command for one server."""
     from kvcalc.planning.check.answer import check as ask
+    from kvcalc.planning.plan.planned import PlannedLoad
     from kvcalc.question.request_lengths import one_length
-    from kvcalc.simulation.planned import PlannedLoad
 
     lengths = [value_of(given, name) for name in ("input_tokens", "output_tokens")]
     if (lengths[0] is None) != (lengths[1] is None):
@@ -191,9 +191,9 @@ def _speed_of(given: Mapping[str, Any]) -> "SpeedQuestion":
 
 def _curve_of(given: Mapping[str, Any], server: "Server", document: "documents.Check") -> dict[str, Any]:
     """The targets, and the times over the rate around the largest one, for the report. Empty without lengths."""
+    from kvcalc.planning.plan.load_curve import curve_of_server, question_of_command
+    from kvcalc.planning.plan.planned import PlannedLoad
     from kvcalc.question.request_lengths import one_length
-    from kvcalc.simulation.load_curve import curve_of_server, question_of_command
-    from kvcalc.simulation.planned import PlannedLoad
 
     capacity, devices = document["capacity"], devices_of(given)
     if capacity is None or devices is None or not capacity["requests_per_second"]:

@@ -49,10 +49,10 @@ def _times(
     given: Mapping[str, Any], server: "Server", document: "documents.Check", speed: "SpeedQuestion"
 ) -> Union["Times", str]:
     """The mean times at the rate of the server, and the upper ends of their ranges; or why they are not predicted."""
+    from kvcalc.planning.plan.load_curve import question_of_command
+    from kvcalc.planning.plan.planned import PlannedLoad
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.question.request_lengths import one_length
-    from kvcalc.simulation.load_curve import question_of_command
-    from kvcalc.simulation.planned import PlannedLoad
 
     lengths = [value_of(given, name) for name in ("input_tokens", "output_tokens")]
     rate, capacity, devices = value_of(given, "requests_per_second"), document["capacity"], devices_of(given)

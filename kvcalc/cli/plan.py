@@ -14,10 +14,10 @@ from kvcalc.question.fields import OPTIONS as OF_FIELDS
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
+    from kvcalc.planning.plan.planned import PlannedLoad
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.question.request_lengths import Lengths
     from kvcalc.server.layout import Devices, Gpu
-    from kvcalc.simulation.planned import PlannedLoad
 
     _Pairs = Callable[[], Iterable[tuple[int, int]]]
 
@@ -106,12 +106,12 @@ def _curve_of(given: Mapping[str, Any], document: "documents.Plan") -> dict[str,
     from kvcalc.errors import KvcalcError
     from kvcalc.planning.answers.estimate import answer as answer_of
     from kvcalc.planning.check.servers import servers_of_words
+    from kvcalc.planning.plan.load_curve import curve_of_server, question_of_command
+    from kvcalc.planning.plan.planned import PlannedLoad
     from kvcalc.planning.plan.targets import Targets
     from kvcalc.planning.plan.traffic import kept_tokens
     from kvcalc.server.case import make_case
     from kvcalc.server.layout import Devices, find_gpu
-    from kvcalc.simulation.load_curve import curve_of_server, question_of_command
-    from kvcalc.simulation.planned import PlannedLoad
     from kvcalc.writing import shell
 
     best = document["best"]
@@ -219,7 +219,7 @@ def _simulation_of(
 
 
 def _load_of(given: Mapping[str, Any], pairs: "Optional[_Pairs]", lengths: "Lengths") -> "PlannedLoad":
-    from kvcalc.simulation.planned import PlannedLoad
+    from kvcalc.planning.plan.planned import PlannedLoad
 
     burstiness, seed, number = (value_of(given, name) for name in ("burstiness", "seed", "requests"))
     each = None if pairs is None else list(pairs())
@@ -232,7 +232,7 @@ _SAID = ("concurrency", "requests_per_second", "input_tokens", "output_tokens", 
 
 def _load_of_trace(given: Mapping[str, Any], targets: "Targets") -> "tuple[PlannedLoad, Targets]":
     """The requests of --trace, and the targets with its rate. Raises UsageError (exit 2)."""
-    from kvcalc.simulation.planned import planned_trace
+    from kvcalc.planning.plan.planned import planned_trace
 
     for name in _SAID:
         if given[name] != (OF_FIELDS[name].default if name in OF_FIELDS else None):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvcalc.model.variants import WhatIf
     from kvcalc.output.sink import Output
     from kvcalc.planning.calibration import Calibration
-    from kvcalc.question.question import CacheReuse, ImagesAsked, Question, Serves, SpeedQuestion
+    from kvcalc.question.question import CacheReuse, ImagesAsked, Question, SpeedQuestion
     from kvcalc.server.layout import Devices, Figures
 
 _Parsed = TypeVar("_Parsed")
@@ -138,7 +138,6 @@ def question_of(given: _Given, model_of: ModelOf | None = None, own: str = "") -
         "engine_settings": settings_of(given),
         "devices": devices_of(left),
         "speed": speed,
-        "serves": _serves(speed),
         "what_if": what_if,
         "speculative": _speculation_of(left, lambda name: find(name, WhatIf(), {}, False)[0]),
         "fits_context": fits_context,
@@ -207,16 +206,9 @@ def _speed_of(left: _Given, given: _Given) -> SpeedQuestion | None:
         values["calibration"] = calibration
     if "confidence" in values and not any(given.get(name) for name in ("input_tokens", "lengths", "trace")):
         raise UsageError("--confidence needs --input-tokens and --output-tokens", "it is about the times of requests")
+    if given.get("benchmark"):
+        values["benchmark"] = True
     return SpeedQuestion(**values) if values else None
-
-
-def _serves(speed: SpeedQuestion | None) -> Serves | None:
-    """What serves the requests of a load whose lengths are drawn."""
-    if speed is None or not speed.is_drawn:
-        return None
-    from kvcalc.simulation.drawn import serve_drawn
-
-    return serve_drawn
 
 
 def _images_of(given: _Given) -> ImagesAsked | None:

@@ -13,9 +13,9 @@ from kvcalc.question.fields import FIELDS
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
-    from kvcalc.simulation.load_curve import Row
+    from kvcalc.planning.answers.simulate_pools import Prefills
+    from kvcalc.planning.plan.load_curve import Row
     from kvcalc.simulation.loads.load import Load
-    from kvcalc.simulation.pools import Prefills
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -43,13 +43,13 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
     """The document that answers the parameters of the command."""
     from functools import partial
 
+    from kvcalc.planning.answers.simulate import simulate
     from kvcalc.simulation.results import Limits
-    from kvcalc.simulation.simulate import simulate
 
     prefills = _prefills_of(given)
     ask: Callable[..., documents.Simulate] = simulate
     if prefills is not None:
-        from kvcalc.simulation.pools import simulate_pools
+        from kvcalc.planning.answers.simulate_pools import simulate_pools
 
         ask = partial(simulate_pools, prefills=prefills)
     return ask(
@@ -65,15 +65,16 @@ def answer(given: Mapping[str, Any], model_of: Optional[ModelOf] = None, progres
 
 def _curve_of(given: Mapping[str, Any], report: Any) -> "list[Row]":
     """The times over the load, for the report. Empty if the load is too small to be divided."""
-    from kvcalc.simulation.load_curve import curve_of_simulation
+    from kvcalc.planning.plan.load_curve import curve_of_simulation
 
     done = 0
 
     def ask(share: float) -> "documents.Simulate":
         nonlocal done
         scaled = dict(given)
-        if given["concurrency"] is not None:
-            scaled["concurrency"] = str(max(1, round(share * value_of(given, "concurrency"))))
+        clients = next((name for name in ("concurrency", "users") if given[name] is not None), None)
+        if clients is not None:
+            scaled[clients] = str(max(1, round(share * value_of(given, clients))))
         else:
             name = "scale_rate" if given["trace"] is not None else "requests_per_second"
             scaled[name] = f"{share * (value_of(given, name) or 1.0):.6g}"
@@ -86,7 +87,7 @@ def _curve_of(given: Mapping[str, Any], report: Any) -> "list[Row]":
     if given["trace"] == "-":
         return []  # stdin has been read
     try:
-        return curve_of_simulation(ask, is_open=given["concurrency"] is None)
+        return curve_of_simulation(ask, is_open=given["concurrency"] is given["users"] is None)
     except KvcalcError:
         return []
 
@@ -101,8 +102,8 @@ def _prefills_of(given: Mapping[str, Any]) -> "Optional[Prefills]":
         return None
     if transfer is None:
         raise UsageError("--prefill-replicas needs the link between the instances", "--transfer-bandwidth nvlink")
+    from kvcalc.planning.answers.simulate_pools import Prefills
     from kvcalc.server.layout import find_gpu
-    from kvcalc.simulation.pools import Prefills
 
     tensor, attention, experts = (
         value_of(given, f"prefill_{kind}_parallel_size") for kind in ("tensor", "data", "expert")
@@ -151,4 +152,7 @@ def _load_of(given: Mapping[str, Any]) -> "Load":
         distinct_prompts=value_of(given, "distinct_prompts"),
         router=value_of(given, "router"),
         is_benchmark=bool(given["benchmark"]),
+        users=value_of(given, "users"),
+        think_time=value_of(given, "think_seconds"),
+        sessions=value_of(given, "sessions"),
     )

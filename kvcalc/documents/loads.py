@@ -534,11 +534,19 @@ class SimulateEngine(TypedDict):
 class SimulateLoad(TypedDict):
     """the requests"""
 
-    arrivals: Literal["poisson", "gamma", "closed_loop", "trace"]
+    arrivals: Literal["poisson", "gamma", "closed_loop", "users", "trace"]
     requests_per_second: Amount | None
     burstiness: Amount | None
     """shape of the gamma distribution of the times between arrivals; 1 is a Poisson process"""
     concurrency: Count | None
+    """requests in flight: clients that send the next one as soon as they have an answer"""
+    users: Count | None
+    """clients that think before they send the next request"""
+    think_seconds: Amount | None
+    """mean time that a client thinks; null if requests have times of their own"""
+    session_turns: Count | None
+    session_growth_tokens: Count | None
+    """how much longer the context of a turn is than that of the turn before"""
     trace: str | None
     scale_rate: Amount | None
     """the times between the arrivals of the trace are divided by it"""
@@ -546,7 +554,7 @@ class SimulateLoad(TypedDict):
     is_cold: bool
     """whether the server has just started, so that its first step takes longer"""
     is_benchmark: bool
-    """whether times count the first request of each client"""
+    """whether times count all requests from the first one on"""
     distinct_prompts: Count | None
     """so many prompts are sent in turn; null if each is sent once"""
     router: Literal["round-robin", "random", "least-loaded", "prefix-aware"]
@@ -576,7 +584,7 @@ class SimulateResults(TypedDict):
     """from the first arrival to the last answer"""
     requests: Count
     counted_requests: Count
-    """requests whose times count: without the first of each client, unless load.is_benchmark"""
+    """requests whose times count: without those of the warm-up, unless load.is_benchmark or a trace"""
     requests_per_second: Amount
     tokens_per_second: Amount
     """tokens of answers"""
@@ -585,8 +593,6 @@ class SimulateResults(TypedDict):
     good_requests: Whole | None
     """counted requests that meet the limits; null without limits"""
     goodput_requests_per_second: Amount | None
-    steady_ttft_seconds: Amount | None
-    """mean time to first token without the first request of each client; null without --concurrency"""
     mean_running_requests: Amount
     mean_waiting_requests: Amount
     busy_share: Amount

@@ -501,12 +501,16 @@ class Serving(TypedDict):
     input_tokens: Count
     """mean tokens of a prompt"""
     output_tokens: Count
-    input_lengths: str | None
-    """distribution from which simulated requests were drawn, such as fixed:1000; null for the closed form, whose
-    lengths vary by about a third"""
-    output_lengths: str | None
+    input_lengths: str
+    """distribution of the prompts: a number is the mean of lengths that vary by a third, fixed:1000 are equal"""
+    output_lengths: str
+    longest_tokens: Count
+    """prompt and answer of the longest request: the 99.9th percentile of both"""
     concurrency: Count
     """concurrent requests; if not given, as many as run at once"""
+    is_benchmark: bool
+    """whether times count all requests from the first one on, as a benchmark's client does, or those of the steady
+    state"""
     running_requests: Count
     """mean number of requests in the batch; the others wait. More than batch_size if the engine does not reserve the
     whole answer"""
@@ -520,17 +524,12 @@ class Serving(TypedDict):
     tpot_judged_seconds: Positive
     """the time at this confidence, with which kvcalc plan and kvcalc check compare a limit"""
     ttft_seconds: Positive
-    """mean time to first token of a benchmark with 15 requests per client, which all start at once, on a server that
-    has run before"""
+    """mean time to first token"""
     ttft_low_seconds: Positive | None
     """80% range"""
     ttft_high_seconds: Positive | None
     ttft_judged_seconds: Positive
     """the same for the time to first token"""
-    steady_ttft_seconds: Positive
-    """mean time to first token of a load that has run for long"""
-    random_ttft_seconds: Positive
-    """the same if as many requests a second arrive at random instead of from clients"""
     tokens_per_second: Positive
     """output tokens per second of all requests"""
     tokens_per_second_low: Positive | None

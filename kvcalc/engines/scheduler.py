@@ -1,6 +1,6 @@
 """How an engine's scheduler works: which requests start, what a step computes, and what happens in a full cache.
 
-`Engine.schedule` gives the facts. The closed form (`kvcalc.planning.serving.served`) and the simulation
+`Engine.schedule` gives the facts. The closed form (`kvcalc.planning.closed_form.served`) and the simulation
 (`kvcalc.simulation`) read the same ones, and know no engine. The sources are in the engines' own modules.
 """
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvcalc.errors import UsageError, nearest
 from kvcalc.model.presets import shipped_mapping
+from kvcalc.question.sessions import parse_sessions
 from kvcalc.units import (
     check_count,
     check_text,
@@ -73,6 +74,11 @@ def _check_router(value: object, name: str) -> None:
 def _parse_router(text: str, option: str) -> str:
     _check_router(text.casefold(), option)
     return text.casefold()
+
+
+def _check_sessions(value: object, name: str) -> None:
+    check_text(value, name)
+    parse_sessions(str(value), name)
 
 
 def _parse_share(text: str, option: str) -> float:
@@ -150,11 +156,6 @@ def _check_request_tokens(value: object, name: str) -> None:
         _parse_request_tokens(value, name)
     else:
         check_count(value, name)
-
-
-def _check_function(value: object, name: str) -> None:
-    if not callable(value):
-        raise UsageError(f"{name} {shown(value)}: must be a function")
 
 
 def _check_list(check: Check) -> Check:
@@ -261,6 +262,7 @@ TYPES = {
     "bytes": ValueType(_count(0).check, parse_size), "bytes_per_second": ValueType(_COUNT.check, parse_bandwidth),
     "flops": ValueType(_COUNT.check, parse_flops), "number": ValueType(_POSITIVE, parse_rate),
     "seconds": ValueType(_POSITIVE, parse_seconds), "price": ValueType(_CHECK_PRICE),
+    "sessions": ValueType(_check_sessions, parse_sessions),
     "length": ValueType(_POSITIVE, lambda text, option: _number_in(text, option, "2.4")),
     "confidence": ValueType(_check_confidence, _parse_confidence),
     "share": ValueType(_number(0, 1, "a number of at least 0 and below 1"), _parse_share),
@@ -284,7 +286,7 @@ TYPES = {
     # Models, devices and records.
     "model": ValueType(lambda value, name: None if isinstance(value, str) else _check_model(value, name)),
     "model_spec": ValueType(_check_model), "devices": ValueType(check_devices),
-    "calibration": ValueType(_check_calibration), "function": ValueType(_check_function),
+    "calibration": ValueType(_check_calibration),
     "speed": ValueType(_check_record("question.question", "SpeedQuestion")),
     "images": ValueType(_check_record("question.question", "ImagesAsked")),
     "reuse": ValueType(_check_record("question.question", "CacheReuse")),

@@ -1,15 +1,13 @@
 """The lengths of prompts and answers: a number, or a distribution from which requests are drawn.
 
-In `kvcalc simulate` a number is the length of every request. Elsewhere it is the mean of lengths that vary by about a
-third, as in most benchmarks, which a closed form answers. `fixed:1000` says that all lengths are equal. Lengths end at
-their 99.9th percentile, so that a server can be started for the longest one.
+A number is the mean of lengths that vary by a third, as most benchmarks' do. `fixed:1000` says that all lengths are
+equal. Lengths end at their 99.9th percentile, so that a server can be started for the longest one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import islice
 from math import ceil, exp, log, sqrt
 from random import Random
 
@@ -23,29 +21,34 @@ Draw = Callable[[Random], int]
 _EXAMPLE = "write 1000, fixed:1000, uniform:100..2000, or lognormal:1000,0.5 (the mean, and its relative deviation)"
 # A length is cut here, so that a wide distribution does not draw one that no model has.
 _LONGEST = 2**27
-# The 99.9th percentile of a normal distribution in standard deviations, and the deviation of lengths with a mean only.
+# The 99.9th percentile of a normal distribution in standard deviations, and the deviation of lengths with a mean only,
+# relative to how much longer than one token they are.
 _UPPER_END, _DEVIATION = 3.0902, 1 / 3
 
 
 class Distribution(NamedTuple):
-    """A distribution of lengths as it was written, its mean, its longest length, and how to draw from it."""
+    """A distribution of lengths as it was written, its mean, its longest and shortest length, and how to draw from it.
+
+    `text` is what `--input-tokens` takes.
+    """
 
     text: str
     mean_tokens: float
     longest_tokens: int
     draw: Draw
+    shortest_tokens: int = 1
 
 
 def longest_of_mean(mean_tokens: int) -> int:
     """The longest of lengths that vary around a mean by a third, as a normal distribution does."""
-    return ceil(mean_tokens * (1 + _UPPER_END * _DEVIATION))
+    return mean_tokens + ceil((mean_tokens - 1) * _UPPER_END * _DEVIATION)
 
 
 def lengths_of(tokens: int | str | None, name: str) -> Distribution | None:
     """The distribution of a number or of text (`parse_distribution`). None if there is none."""
     if isinstance(tokens, int):
         check_count(tokens, name)
-        return _fixed(tokens)
+        return _around(tokens)
     return None if tokens is None else parse_distribution(tokens, name)
 
 
@@ -55,10 +58,10 @@ def parse_distribution(text: str, option: str) -> Distribution:
     UsageError (exit 2) for anything else.
     """
     if isinstance(text, Number):
-        return _fixed(parse_tokens(text, option))
+        return _around(parse_tokens(text, option))
     kind, colon, rest = text.strip().partition(":")
     if not colon:
-        return _fixed(parse_tokens(text, option))
+        return _around(parse_tokens(text, option))
     if kind == "fixed":
         return _fixed(parse_tokens(rest, option))._replace(text=text)
     if kind == "uniform":
@@ -80,26 +83,29 @@ def drawn(prompt: Distribution, answer: Distribution, seed: int) -> Iterator[tup
 
 
 @lru_cache(maxsize=64)
-def longest_of(prompt: int | str, answer: int | str, number: int) -> int:
-    """The tokens of the longest of the first `number` requests that `kvcalc simulate` draws by default."""
-    first, second = _known(prompt), _known(answer)
-    return max(map(sum, islice(drawn(first, second, 0), number)))
-
-
-@lru_cache(maxsize=64)
-def _known(tokens: int | str) -> Distribution:
+def known_lengths(tokens: int | str) -> Distribution:
     """The distribution of a value that has already been checked."""
-    return _fixed(tokens) if isinstance(tokens, int) else parse_distribution(tokens, "tokens")
+    return _around(tokens) if isinstance(tokens, int) else parse_distribution(tokens, "tokens")
+
+
+def _around(mean: int) -> Distribution:
+    """Lengths that vary by a third. One token is the shortest answer, so a mean of one is that of equal lengths."""
+    deviation, longest = (mean - 1) * _DEVIATION, longest_of_mean(mean)
+
+    def draw(random: Random) -> int:
+        return min(max(1, round(random.gauss(mean, deviation))), longest)
+
+    return Distribution(str(mean), mean, longest, draw)
 
 
 def _fixed(tokens: int) -> Distribution:
-    return Distribution(str(tokens), tokens, tokens, lambda _: tokens)
+    return Distribution(f"fixed:{tokens}", tokens, tokens, lambda _: tokens, tokens)
 
 
 def _uniform(low: int, high: int, text: str, option: str) -> Distribution:
     if low > high:
         raise UsageError(f"{option} {text[:60]!a}: the first length is longer than the second", _EXAMPLE)
-    return Distribution(text, (low + high) / 2, high, lambda random: random.randint(low, high))
+    return Distribution(text, (low + high) / 2, high, lambda random: random.randint(low, high), low)
 
 
 def _lognormal(mean: int, spread: float, text: str) -> Distribution:

@@ -20,14 +20,8 @@ if TYPE_CHECKING:
         def apply(self, case: Any, speed: Any) -> Any:
             """The `Speed` of a `Case` with the constants that the measurements determine.
 
-            The types are those of `server.case` and `planning.serving.throughput`, which need this module.
+            The types are those of `server.case` and `planning.answers.throughput`, which need this module.
             """
-
-    class Serves(Protocol):
-        """Serves a load whose lengths are drawn (`simulation.drawn`)."""
-
-        def __call__(self, case: Any, model: Any, notes: list[Any], /) -> Any:
-            """The `Served` of a `Case` with a `SpeedModel`, or None, with a note, if it is not known."""
 
 
 DEFAULT_CONFIDENCE = 80
@@ -38,8 +32,10 @@ class SpeedQuestion(NamedTuple):
     """The options for throughput, in addition to the workload.
 
     With `input_tokens` and `output_tokens`, requests are served, `concurrency` of them at once (None: as many as fit).
-    A length is the mean of lengths that vary by about a third, or the text of a distribution such as `fixed:1000`
-    (`kvcalc.question.lengths`), whose requests are simulated; a number beside a distribution is fixed too.
+    A length is the mean of lengths that vary by a third, or the text of a distribution such as `fixed:1000`
+    (`kvcalc.question.lengths`). With `benchmark`, times are those that a benchmark's client counts from its first
+    request on, else those of the steady state. `closed_form` takes those of the closed form, which searches and fits
+    ask again and again; nothing else may.
     `prefix_hit_rate` is the share of a prompt's tokens that the prefix cache has, from 0 to below 1.
     `expert_parallel_size` is by default all devices of a stage if there are DP ranks, else 1. `confidence` is the
     percentage with which a time is to be at most the one that is judged (`throughput.speed.judged_factor`).
@@ -52,6 +48,8 @@ class SpeedQuestion(NamedTuple):
     calibration: Calibrates | None = None
     prefix_hit_rate: float = 0.0
     confidence: int = DEFAULT_CONFIDENCE
+    benchmark: bool = False
+    closed_form: bool = False
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -64,25 +62,24 @@ class SpeedQuestion(NamedTuple):
         return _mean_of(self.output_tokens)
 
     @property
-    def is_drawn(self) -> bool:
-        """Whether a length is a distribution, from which requests are drawn."""
-        return isinstance(self.input_tokens, str) or isinstance(self.output_tokens, str)
-
-    @property
     def request_tokens(self) -> int | None:
-        """The tokens of a request, prompt and answer together, or of the longest one that is drawn.
+        """The mean tokens of a request, prompt and answer together, or those of the longest of a distribution.
 
         None if no requests are served.
         """
         prompt, answer = self.input_tokens, self.output_tokens
-        if prompt is None or answer is None:
-            return None
         if isinstance(prompt, int) and isinstance(answer, int):
             return prompt + answer
-        from kvcalc.question.lengths import longest_of
-        from kvcalc.throughput.serving import default_requests
+        return self.longest_tokens
 
-        return longest_of(prompt, answer, default_requests(self.concurrency))
+    @property
+    def longest_tokens(self) -> int | None:
+        """The tokens of the longest request that a server must take. None if no requests are served."""
+        if self.input_tokens is None or self.output_tokens is None:
+            return None
+        from kvcalc.question.lengths import known_lengths
+
+        return sum(known_lengths(tokens).longest_tokens for tokens in (self.input_tokens, self.output_tokens))
 
 
 class CacheReuse(NamedTuple):
@@ -122,9 +119,8 @@ class Question(NamedTuple):
     answer of one request, and `batch_size` follows from the requests. `engine_settings` maps the engine's own options
     to their text; a flag may be True or False. `what_if` replaces the model's attention. `speculative` says how tokens
     are drafted, or is None if they are not. `data_parallel_size` is the number of DP ranks. With
-    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.serving.load`). `reuse`
+    `fits_context` the context is the longest one that fits, as the engine chooses it (`planning.answers.load`). `reuse`
     says how a cache is used again, and `images` are those in every request, whose tokens are a part of the context.
-    `serves` answers a load whose lengths are drawn.
     """
 
     model: ModelSpec
@@ -147,7 +143,6 @@ class Question(NamedTuple):
     fits_context: bool = False
     reuse: CacheReuse | None = None
     images: ImagesAsked | None = None
-    serves: Serves | None = None
 
     @property
     def serves_requests(self) -> bool:

@@ -165,6 +165,21 @@ def as_started(question: Question, context_tokens: int) -> Question:
     return question._replace(engine_settings={**settings, option: str(context_tokens)})
 
 
+def server_context(question: Question, context_tokens: int) -> int:
+    """The context of the server that is started for the requests of a question, which have `context_tokens` tokens.
+
+    That is the longest request, and at most what the server takes. Without requests, it is `context_tokens`.
+    """
+    longest = None if question.speed is None else question.speed.longest_tokens
+    if longest is None or longest <= context_tokens:
+        return context_tokens
+    option = _counted_option(question)
+    given, (_, limit) = (question.engine_settings or {}).get(option), context_limits(question.engine, question.model)
+    if given is not None:
+        limit = parse_tokens(given, option)
+    return longest if limit is None else max(context_tokens, min(longest, limit))
+
+
 def _counted_option(question: Question) -> str:
     """The engine's option for the context if kvcalc has it as a setting of the engine, else nothing."""
     option = (engine_class(question.engine).context_option or "").removeprefix("--")

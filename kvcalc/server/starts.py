@@ -8,6 +8,7 @@ from kvcalc.engines import context_limits
 from kvcalc.records import NamedTuple
 from kvcalc.server.capacity import too_many, usable_context
 from kvcalc.server.case import Case
+from kvcalc.server.layout import server_context
 from kvcalc.units import format_size
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def refused_start(case: Case, document: documents.Estimate, lifts_limit: bool) -
     if too_large is not None:
         return Refused(too_large.reason, (f"--{too_large.option}", str(too_large.limit)))
     _, longest = context_limits(question.engine, question.model)
-    tokens = case.workload.context_tokens
+    tokens = server_context(question, case.workload.context_tokens)
     if not engine.limit_variable or lifts_limit or longest is None or tokens <= longest:
         return None
     text = f"{tokens:,} tokens are beyond the model's {longest:,}, which {engine.title} refuses without "
@@ -54,7 +55,7 @@ def starts_within(case: Case, fit: documents.Fit) -> tuple[bool | None, str | No
             return True, None
         tokens, batch = 1, workload.data_parallel_size
     else:
-        tokens = workload.context_tokens
+        tokens = server_context(case.question, workload.context_tokens)
         batch = workload.batch_size if engine.allocates_slots else workload.data_parallel_size
     needed = case.needed_bytes(tokens, workload.attention_batch(batch))
     free = fit["kv_cache_memory_bytes"] - needed

@@ -1,19 +1,32 @@
-"""Requests whose prompts begin with the same tokens, such as a system prompt (`--prefix-tokens`), or are sent again."""
+"""Requests whose prompts begin with the same tokens (`--prefix-tokens`), are sent again, or are turns of sessions.
+
+Each way says how the blocks of a request are named as it is sent, so that the cache finds what it has of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import count
 
 from kvcalc.engines.prefixes import Prefixes
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.notes import Note
 from kvcalc.question.question import CacheReuse, Question
+from kvcalc.records import NamedTuple
 from kvcalc.server.case import Case, make_case
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.loads.supply import Name
 from kvcalc.simulation.scheduler import Scheduler
 
-# The most names of a prefix. They are looked up again and again.
-_MOST_NAMES = 512
+# The most names of a whole prompt, and of a prefix of which shorter prompts have a part. They are looked up again and
+# again.
+_MOST_NAMES, _PARTS = 512, 64
+
+
+class Named(NamedTuple):
+    """How requests are named, and the tokens in a named block, or None if they share no blocks."""
+
+    name: Name
+    block_tokens: int | None
 
 
 def check_reuse(question: Question) -> None:
@@ -34,7 +47,14 @@ def check_no_names(named_tokens: int | None) -> None:
         raise UsageError("--prefix-tokens: the trace says which blocks prompts share", "leave it out")
 
 
-def case_of(question: Question) -> tuple[Case, Prefixes | None]:
+class CommonPrefix(NamedTuple):
+    """The tokens with which all requests begin, and what the engine finds of them."""
+
+    tokens: int
+    prefixes: Prefixes
+
+
+def case_of(question: Question) -> tuple[Case, CommonPrefix | None]:
     """The case of one request, which has its whole cache itself, and what is found of a common prefix if there is one.
 
     The notes are those with the common prefix. Raises UsageError (exit 2) if the engine finds no prefixes, or if no
@@ -43,70 +63,106 @@ def case_of(question: Question) -> tuple[Case, Prefixes | None]:
     case = make_case(question)
     if question.reuse is None:
         return case, None
-    return make_case(question._replace(reuse=None))._replace(notes=case.notes), case.prefixes()
+    prefix = CommonPrefix(question.reuse.prefix_tokens, case.prefixes())
+    return make_case(question._replace(reuse=None))._replace(notes=case.notes), prefix
 
 
-def repeat_prompts(
-    question: Question, scheduler: Scheduler, requests: Sequence[Request], distinct: int, replicas: int,
-    notes: list[Note],
-) -> int | None:  # fmt: skip
-    """Name the blocks of prompts that are sent again: request i has prompt i % `distinct`, and goes to replica i % n.
+def name_repeated(
+    question: Question, scheduler: Scheduler, longest_prompt: int, distinct: int, replicas: int, notes: list[Note]
+) -> Named | None:
+    """Prompts that are sent again: request i has prompt i % `distinct`, and goes to replica i % `replicas`.
 
-    Returns the tokens in a named block, or None. What the engine finds of a prompt that it has computed is its rule for
-    a common prefix. If requests do not share blocks, each of them holds all of its cache itself, and finds its prompt
-    if the replica has had it. Slots find it if there is one for each prompt, because the oldest is given up.
+    What the engine finds of a prompt that it has computed is its rule for a common prefix. If requests do not share
+    blocks, each of them holds all of its cache itself, and finds its prompt if the replica has had it. Slots find it if
+    there is one for each prompt, because the oldest is given up.
     """
-    longest = max(request.prompt_tokens for request in requests)
-    try:
-        prefixes = make_case(question._replace(reuse=CacheReuse(longest))).prefixes()
-    except KvcalcError as error:
-        notes.append(Note("load", "not-shared", f"prompts that are sent again are not found: {error.message}"))
+    what = "prompts that are sent again are not found"
+    prefixes = _prefixes_of(question, longest_prompt, what, notes)
+    if prefixes is None:
         return None
-    block = scheduler.pool.block_tokens or 1
-    size = block * -(-longest // (block * _MOST_NAMES))
-    why, slots = scheduler.cannot_share(size), scheduler.rules.max_running
+    size, slots = _block_of(scheduler, longest_prompt), scheduler.rules.max_running
+    why = scheduler.cannot_share(size)
     if scheduler.rules.schedule.has_slots and distinct > slots:
-        text = f"prompts that are sent again are not found: {distinct:,} prompts take turns in {slots:,} slots"
-        notes.append(Note("load", "not-shared", text))
+        notes.append(Note("load", "not-shared", f"{what}: {distinct:,} prompts take turns in {slots:,} slots"))
         return None
     if why is not None and prefixes.shares_memory:
-        text = f"every request finds its prompt, but holds all of its cache itself: {why}"
-        notes.append(Note("load", "not-shared", text))
-    known = set[tuple[int, int]]()
-    for place, request in enumerate(requests):
+        notes.append(_holds_all("its prompt", why))
+    known, places = set[tuple[int, int]](), count()
+
+    def name(request: Request) -> None:
         found, own = prefixes.found(request.prompt_tokens), request.number % distinct
+        key = own, next(places) % replicas
         if why is None:
             request.names = tuple(range(own * _MOST_NAMES, own * _MOST_NAMES + found // size))
-        elif (own, place % replicas) in known:
+        elif key in known:
             request.given_tokens = request.cached_tokens = min(found, request.prompt_tokens - 1)
-        known.add((own, place % replicas))
-    return size if why is None else None
+        known.add(key)
+
+    return Named(name, size if why is None else None)
 
 
-def share_prefix(
-    prefixes: Prefixes, scheduler: Scheduler, requests: Sequence[Request], prefix_tokens: int, notes: list[Note]
-) -> int | None:
-    """Name the blocks that all `requests` have in common. Returns the tokens in a named block, or None.
+def name_sessions(question: Question, scheduler: Scheduler, longest_tokens: int, notes: list[Note]) -> Named | None:
+    """The turns of sessions: each finds what the cache still has of the session so far, its answers included."""
+    what = "what a turn repeats of its session is not found"
+    prefixes = _prefixes_of(question, longest_tokens, what, notes)
+    size = _block_of(scheduler, longest_tokens)
+    why = None if prefixes is None else scheduler.cannot_share(size)
+    if why is not None:
+        notes.append(Note("load", "not-shared", f"{what}: {why}"))
+
+    def name(request: Request) -> None:
+        if prefixes is None or why is not None:
+            request.names = ()
+            return
+        (session,) = request.names
+        first = session * _MOST_NAMES
+        request.names = tuple(range(first, first + prefixes.found(request.total_tokens) // size))
+
+    return Named(name, None if prefixes is None or why is not None else size)
+
+
+def _prefixes_of(question: Question, longest: int, what: str, notes: list[Note]) -> Prefixes | None:
+    """What the engine finds of a common prefix of up to `longest` tokens. None, with a note, if it finds none."""
+    try:
+        return make_case(question._replace(reuse=CacheReuse(longest))).prefixes()
+    except KvcalcError as error:
+        notes.append(Note("load", "not-shared", f"{what}: {error.message}"))
+        return None
+
+
+def _block_of(scheduler: Scheduler, tokens: int, most: int = _MOST_NAMES) -> int:
+    """The tokens in a named block, so that `tokens` tokens have at most `most` names."""
+    block = scheduler.pool.block_tokens or 1
+    return block * -(-tokens // (block * most))
+
+
+def _holds_all(what: str, why: str) -> Note:
+    return Note("load", "not-shared", f"every request finds {what}, but holds all of its cache itself: {why}")
+
+
+def name_prefix(prefix: CommonPrefix, scheduler: Scheduler, shortest_prompt: int, notes: list[Note]) -> Named | None:
+    """The prefix that all requests have in common. None if the engine finds nothing of it.
 
     The cache is empty at the start, so the first requests compute the prefix. What is named is kept once. If requests
     do not share blocks, each of them finds the prefix, and holds all of its cache itself.
     """
+    prefix_tokens, prefixes = prefix
     found, size = prefixes.found, prefixes.found(prefix_tokens)
     if not size:
         return None
-    if min(request.prompt_tokens for request in requests) < size:
-        # Shorter prompts have a part of the prefix: whole blocks of it, or 1 / _MOST_NAMES if its blocks are more.
-        block = scheduler.pool.block_tokens
-        size = block * -(-size // (block * _MOST_NAMES))
+    if shortest_prompt < size:
+        # Shorter prompts have a part of the prefix.
+        size = _block_of(scheduler, size, _PARTS)
     why = scheduler.cannot_share(size)
-    for request in requests:
+    if why is not None and prefixes.shares_memory:
+        notes.append(_holds_all("the common prefix", why))
+
+    def name(request: Request) -> None:
         common = found(min(prefix_tokens, request.prompt_tokens))
         if why is None:
             request.names = tuple(range(common // size))
         else:
             request.given_tokens = max(request.given_tokens, min(common, request.prompt_tokens - 1))
             request.cached_tokens = request.given_tokens
-    if why is not None and prefixes.shares_memory:
-        text = f"every request finds the common prefix, but holds all of its cache itself: {why}"
-        notes.append(Note("load", "not-shared", text))
-    return size if why is None else None
+
+    return Named(name, size if why is None else None)

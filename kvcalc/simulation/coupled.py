@@ -15,15 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 
 from kvcalc.records import NamedTuple
+from kvcalc.simulation.fleet import Fleet, Progress
 from kvcalc.simulation.loads.arrivals import Arrivals
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.loads.supply import Supply
 from kvcalc.simulation.replicas.pool import PoolError
+from kvcalc.simulation.replicas.replica import Replica
 from kvcalc.simulation.replicas.server import Server
-
-Progress = Callable[[int, int], None]
 
 
 class Sending(NamedTuple):
@@ -59,20 +61,21 @@ _COMPUTED, _ANSWERED, _READY = range(3)
 _RECOUNT_EVERY = 4096
 
 
-class Coupled:
-    """`requests`, numbered from 0, on both pools. With a `concurrency`, clients send them, else they have times.
+class Coupled(Fleet):
+    """The requests of a load on both pools. `clients` send them after answers, else they have times.
 
     `prefills` and `decodes` make the servers of a pool with these inboxes. After `run`, `prompts`, `sent` and `answers`
-    are what happened on the prefill instances, between them and on the decode instances. A request in `requests` is
-    only the question; its `arrival` is set in a closed loop.
+    are what happened on the prefill instances, between them and on the decode instances, numbered from 0 in the order
+    in which they were asked. A request of the load is only the question; its `arrival` is set in a closed loop.
     """
 
     def __init__(
-        self, requests: Sequence[Request], prefills: tuple[int, Callable[[Arrivals], Server]],
-        decodes: tuple[int, Callable[[Arrivals], Server]], link: Link, concurrency: int | None = None,
+        self, supply: Supply, prefills: tuple[int, Callable[[Arrivals], Server]],
+        decodes: tuple[int, Callable[[Arrivals], Server]], link: Link, clients: int | None = None,
     ) -> None:  # fmt: skip
-        self._requests, self._link, self._is_closed = requests, link, concurrency is not None
+        self._supply, self._link, self._is_closed = supply, link, clients is not None
         self._events: list[_Event] = []
+        self._asked: list[Request] = []
         self.prefills, self.decodes = (
             [make(Inbox(self._events, order)) for _ in range(number)]
             for order, (number, make) in ((_COMPUTED, prefills), (_ANSWERED, decodes))
@@ -80,17 +83,26 @@ class Coupled:
         self.prompts: list[Request] = []
         self.sent: list[Sending] = []
         self.answers: list[Request] = []
+        self._ended: list[Request] = []
         self._senders, self._receivers = [0.0] * len(self.prefills), [0.0] * len(self.decodes)
         # Decode instances first: of two events at the same time, an answer comes before the next request of a client.
         self._servers = [*self.decodes, *self.prefills]
         self._times = [inf] * len(self._servers)
-        for request in requests if concurrency is None else requests[:concurrency]:
-            self._ask(request)
+        for request in islice(supply, 1 if clients is None else clients):
+            self._expect(request)
 
-    def run(self, progress: Progress | None = None) -> None:
-        """Run until every request has its answer. PoolError if one is lost, or if blocks are."""
+    @property
+    def ranks(self) -> Sequence[Replica]:
+        return [rank for server in self.decodes for rank in server.ranks]
+
+    @property
+    def ended(self) -> Sequence[Request]:
+        return self._ended
+
+    def run(self, number: int | None, progress: Progress | None = None) -> None:
+        """Run until so many requests have their answers. PoolError if one is lost, or if blocks are."""
         events, times, rounds = self._events, self._times, 0
-        while True:
+        while number is None or len(self._ended) < number:
             first = min(times)
             if events and events[0][0] <= first:
                 self._handle(*heappop(events))
@@ -104,11 +116,12 @@ class Coupled:
             if rounds % _RECOUNT_EVERY == 0:
                 self._check()
                 if progress is not None:
-                    progress(sum(server.finished for server in self.decodes), len(self._requests))
-        for server in self.prefills:
-            server.free_sent(inf)
+                    progress(len(self._ended), number or self._supply.number or 0)
+        if number is None:
+            for server in self.prefills:
+                server.free_sent(inf)
+            check_conservation(self._asked, self.sent, self.answers)
         self._check()
-        check_conservation(self._requests, self.sent, self.answers)
 
     def _check(self) -> None:
         for server in self._servers:
@@ -117,30 +130,40 @@ class Coupled:
     def _retime(self, place: int) -> None:
         self._times[place] = self._servers[place].next_event()
 
+    def _expect(self, request: Request) -> None:
+        heappush(self._events, (request.arrival, _READY, request.number, request))
+
     def _ask(self, request: Request) -> None:
         """A client sends a request to the next prefill instance."""
-        number = len(self.prompts)
+        number = request.number = len(self.prompts)
+        self._asked.append(request)
         self.prompts.append(
             Request(number, request.arrival, request.prompt_tokens, 1, request.cached_tokens, request.names)
         )
         place = number % len(self.prefills)
         self.prefills[place].arrivals.add(self.prompts[-1])
         self._retime(len(self.decodes) + place)
+        later = None if self._is_closed else next(self._supply, None)
+        if later is not None:
+            self._expect(later)
 
     def _handle(self, now: float, order: int, number: int, request: Request) -> None:
         if order == _COMPUTED:
             self._send(request)
-        elif order == _ANSWERED and self._is_closed:
-            # The client gets the answer later than the engine has it, by the host time of both instances.
-            ready = now + request.lag + self.prompts[number].lag
-            heappush(self._events, (ready, _READY, number, request))
-        elif order == _READY and len(self.prompts) < len(self._requests):
-            following = self._requests[len(self.prompts)]
-            following.arrival = now
-            self._ask(following)
+        elif order == _READY:
+            self._ask(request)
+        else:
+            prompt = self.prompts[number]
+            _join(prompt, request)
+            self._ended.append(request)
+            following = self._asked[number].following(self._supply if self._is_closed else None)
+            if following is not None:
+                # The client gets the answer later than the engine has it, by the host time of both instances.
+                following.arrival += now + request.lag
+                self._expect(following)
 
     def _send(self, prompt: Request) -> None:
-        asked, place = self._requests[prompt.number], len(self.sent) % len(self.decodes)
+        asked, place = self._asked[prompt.number], len(self.sent) % len(self.decodes)
         sender, num_bytes = prompt.number % len(self.prefills), self._link.bytes_of(prompt.prompt_tokens)
         start = max(prompt.finish or 0.0, self._senders[sender], self._receivers[place])
         end = start + num_bytes / self._link.bytes_per_second
@@ -152,6 +175,13 @@ class Coupled:
         self.answers.append(Request(asked.number, end, tokens, asked.answer_tokens, tokens - 1))
         self.decodes[place].arrivals.add(self.answers[-1])
         self._retime(place)
+
+
+def _join(prompt: Request, answer: Request) -> None:
+    """Add what happened on the prefill instance to a request that was answered."""
+    answer.arrival, answer.started, answer.found_tokens = prompt.arrival, prompt.started, prompt.found_tokens
+    answer.lag += prompt.lag
+    answer.preemptions += prompt.preemptions
 
 
 def check_conservation(requests: Sequence[Request], sent: Sequence[Sending], answers: Sequence[Request]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.records import NamedTuple
@@ -19,10 +19,23 @@ if TYPE_CHECKING:
 _ROWS = 60
 
 
-# Replicas do not keep up if requests wait in the queue for this share of the run on average. In a queue that grows
-# without end, the mean wait is half of the time that the replicas take longer than the arrivals. In one that does not,
-# it is that of a few requests, and a run has at least a thousand.
-_BACKLOG = 0.01
+class Outcome(NamedTuple):
+    """The requests that have ended, in the order of time. Times count from the `first` to before the `last` one.
+
+    `is_steady` is whether all clients are there in that time. `refused` requests can never run.
+    """
+
+    requests: Sequence[Request]
+    first: int
+    last: int
+    ranks: Sequence[Replica]
+    is_steady: bool
+    refused: int = 0
+
+    @property
+    def counted(self) -> Sequence[Request]:
+        """The requests whose times count."""
+        return self.requests[self.first : self.last]
 
 
 class Limits(NamedTuple):
@@ -32,44 +45,25 @@ class Limits(NamedTuple):
     max_tpot_seconds: float | None = None
 
 
-def counted(requests: Sequence[Request], load: Load) -> Sequence[Request]:
-    """The requests whose times count: all, or without the first one of each client, which are sent together at 0.
-
-    If no client sends a second one, all count.
-    """
-    later = [request for request in requests if request.arrival > 0] if load.leaves_out_first else []
-    return later or requests
-
-
-def describe_times(
-    requests: Sequence[Request], replicas: Sequence[Replica], load: Load
-) -> list[documents.SimulateTime]:
+def describe_times(outcome: Outcome) -> list[documents.SimulateTime]:
     """One row per time: to the first token, per output token of a request, between tokens, whole, and in the queue.
 
     Times between tokens are those of all requests.
     """
-    gaps, judged = TokenGaps(), counted(requests, load)
-    for replica in replicas:
-        gaps.merge(replica.gaps)
-    tpots = [time for request in judged if (time := tpot_of(request)) is not None]
+    gaps, requests, counted = TokenGaps(), outcome.requests, outcome.counted
+    for rank in outcome.ranks:
+        gaps.merge(rank.gaps)
     spent = sum((request.finish or 0.0) - (request.first_token or 0.0) for request in requests)
     return [
-        _row("ttft", [ttft_of(request) for request in judged]),
-        _row("tpot", tpots),
+        *(_row(metric, [*times_of(metric, counted)]) for metric in ("ttft", "tpot")),
         _time("itl", spent / gaps.tokens if gaps.tokens else None, gaps.percentile, gaps.longest or None),
-        _row("e2e", [e2e_of(request) for request in judged]),
-        _row("queue", [_since(request, request.started) for request in judged]),
+        *(_row(metric, [*times_of(metric, counted)]) for metric in ("e2e", "queue")),
     ]
 
 
 def ttft_of(request: Request) -> float:
     """The seconds until the client has the first token."""
     return _since(request, request.first_token) + request.lag
-
-
-def mean_ttft(requests: Sequence[Request]) -> float:
-    """The mean seconds until the clients have the first tokens."""
-    return sum(map(ttft_of, requests)) / len(requests)
 
 
 def e2e_of(request: Request) -> float:
@@ -84,6 +78,21 @@ def tpot_of(request: Request) -> float | None:
     return (request.finish - request.first_token) / (request.answer_tokens - 1)
 
 
+def queue_of(request: Request) -> float:
+    """The seconds until the request first runs."""
+    return _since(request, request.started)
+
+
+_TIMES: dict[str, Callable[[Request], float | None]] = {
+    "ttft": ttft_of, "tpot": tpot_of, "e2e": e2e_of, "queue": queue_of,
+}  # fmt: skip
+
+
+def times_of(metric: str, requests: Iterable[Request]) -> Iterator[float]:
+    """The times of requests: `ttft`, `tpot`, `e2e` or `queue`. Answers of one token have no time per output token."""
+    return (time for time in map(_TIMES[metric], requests) if time is not None)
+
+
 def is_good(request: Request, limits: Limits) -> bool:
     """Whether a request meets all limits."""
     tpot = tpot_of(request) or 0.0
@@ -92,35 +101,74 @@ def is_good(request: Request, limits: Limits) -> bool:
     )
 
 
-def describe_results(
-    requests: Sequence[Request], replicas: Sequence[Replica], limits: Limits, load: Load
-) -> documents.SimulateResults:
-    """The `results` part of the document. In a closed loop, clients send their first requests together, at 0."""
-    is_closed_loop, judged = load.concurrency is not None, counted(requests, load)
-    first = min(request.arrival for request in requests)
-    seconds = max(request.arrival + e2e_of(request) for request in requests) - first
-    good = sum(is_good(request, limits) for request in judged) if any(limit is not None for limit in limits) else None
-    pools = [replica.pool for replica in replicas]
-    mean_wait = sum(_since(request, request.started) for request in requests) / len(requests)
-    later = [ttft_of(request) for request in requests if request.arrival > 0] if is_closed_loop else []
+class Rates(NamedTuple):
+    """Requests and output tokens per second."""
+
+    requests: float
+    tokens: float
+
+
+def rates_of(outcome: Outcome, load: Load) -> Rates:
+    """What the servers achieve.
+
+    In a steady closed loop, it follows from the times by Little's law, which is more exact than a count. Otherwise it
+    is that of the time from the last answer that does not count to the last one.
+    """
+    counted, clients = outcome.counted, load.clients
+    tokens = sum(request.answer_tokens for request in counted)
+    if outcome.is_steady and clients is not None:
+        seconds = (sum(times_of("e2e", counted)) + load.think_seconds * len(counted)) / clients
+    else:
+        before = outcome.requests[: outcome.first]
+        seconds = _end(counted) - (_end(before) if before else _begin(counted))
+    return Rates(len(counted) / seconds, tokens / seconds)
+
+
+def _begin(requests: Sequence[Request]) -> float:
+    return min(request.arrival for request in requests)
+
+
+def _end(requests: Sequence[Request]) -> float:
+    return max(request.arrival + e2e_of(request) for request in requests)
+
+
+def describe_results(outcome: Outcome, limits: Limits, load: Load) -> documents.SimulateResults:
+    """The `results` part of the document."""
+    requests, counted, ranks = outcome.requests, outcome.counted, outcome.ranks
+    seconds, rates = _end(requests) - _begin(requests), rates_of(outcome, load)
+    good = sum(is_good(request, limits) for request in counted) if any(limit is not None for limit in limits) else None
+    pools = [rank.pool for rank in ranks]
+    running = sum((request.finish or 0.0) - (request.started or 0.0) for request in counted)
     return {
         "duration_seconds": seconds,
         "requests": len(requests),
-        "counted_requests": len(judged),
-        "requests_per_second": len(requests) / seconds,
-        "tokens_per_second": sum(request.answer_tokens for request in requests) / seconds,
-        "keeps_up": is_closed_loop or mean_wait <= _BACKLOG * seconds,
+        "counted_requests": len(counted),
+        "requests_per_second": rates.requests,
+        "tokens_per_second": rates.tokens,
+        "keeps_up": load.clients is not None or keeps_up(requests),
         "good_requests": good,
-        "goodput_requests_per_second": None if good is None else good / len(judged) * len(requests) / seconds,
-        "steady_ttft_seconds": sum(later) / len(later) if later else None,
-        "mean_running_requests": sum(replica.timeline.running_seconds for replica in replicas) / seconds,
-        "mean_waiting_requests": mean_wait * len(requests) / seconds,
-        "busy_share": sum(replica.timeline.busy_seconds for replica in replicas) / (seconds * len(replicas)),
-        "preemptions": sum(replica.preemptions for replica in replicas),
+        "goodput_requests_per_second": None if good is None else good / len(counted) * rates.requests,
+        "mean_running_requests": running / len(counted) * rates.requests,
+        "mean_waiting_requests": sum(map(queue_of, counted)) / len(counted) * rates.requests,
+        "busy_share": sum(rank.timeline.busy_seconds for rank in ranks)
+        / sum(rank.now if outcome.is_steady else seconds for rank in ranks),
+        "preemptions": sum(rank.preemptions for rank in ranks),
         "preempted_requests": sum(request.preemptions > 0 for request in requests),
         "cached_tokens": sum(request.found_tokens for request in requests),
         "most_used_blocks": max(pool.most_used for pool in pools) if pools[0].capacity is not None else None,
     }
+
+
+# Servers do not keep up if requests wait in the queue for this share of the run on average. In a queue that grows
+# without end, the mean wait is half of the time that the servers take longer than the arrivals. In one that does not,
+# it is that of a few requests, and a run has at least a thousand.
+_BACKLOG = 0.01
+
+
+def keeps_up(requests: Sequence[Request]) -> bool:
+    """Whether the queue of requests that arrive whatever happens does not grow without end."""
+    waits = sum(map(queue_of, requests)) / len(requests)
+    return waits <= _BACKLOG * (_end(requests) - _begin(requests))
 
 
 def describe_timeline(replicas: Sequence[Replica]) -> list[documents.SimulateState]:

@@ -8,15 +8,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+from itertools import islice
 from math import inf
 from random import Random
 
 from kvcalc.question.fields import AT_RANDOM, IN_TURN, ROUTERS
-from kvcalc.simulation.coupled import Inbox, Progress
-from kvcalc.simulation.loads.arrivals import Arrivals
+from kvcalc.simulation.coupled import Inbox
+from kvcalc.simulation.fleet import Fleet, Progress
+from kvcalc.simulation.loads.arrivals import Arrivals, Division
 from kvcalc.simulation.loads.load import split_concurrency
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.loads.supply import Supply
+from kvcalc.simulation.replicas.replica import Replica
 from kvcalc.simulation.replicas.server import Server
 
 _RECOUNT_EVERY = 4096
@@ -105,56 +109,85 @@ def _begins_with(names: Sequence[int], sent: set[int]) -> int:
 _KINDS: dict[str, type[Router]] = dict(zip(ROUTERS, (InTurn, AtRandom, Least, PrefixAware)))
 
 
-def serve(
-    requests: Sequence[Request], number: int, make: Callable[[Arrivals], Server], router: str,
-    seed: int = 0, block_tokens: int | None = None, concurrency: int | None = None, progress: Progress | None = None,
-) -> list[Server]:  # fmt: skip
-    """The replicas, at most `number`, after they have served all `requests`, each sent where the router says.
+def fleet_of(
+    supply: Supply, number: int, make: Callable[[Arrivals], Server], router: str, seed: int = 0,
+    block_tokens: int | None = None, clients: int | None = None,
+) -> Fleet:  # fmt: skip
+    """At most `number` replicas for the requests of a load, each sent where the router says.
 
-    `block_tokens` are the tokens in a named block of the prompts. `progress` is called with the number of finished
-    requests, and of all.
+    `block_tokens` are the tokens in a named block of the prompts. `clients` send requests after answers; without them,
+    requests have times of their own.
     """
     chosen = _KINDS[router](number, seed, block_tokens)
-    is_alone = number == 1 or router == IN_TURN or (router == AT_RANDOM and concurrency is None)
-    if not is_alone:
-        return Routed(requests, number, make, chosen, concurrency).run(progress)
-    # What a replica gets depends on no other one.
-    parts: list[list[Request]] = [[] for _ in range(number)]
-    for request in requests:
-        parts[chosen.choose(request)].append(request)
-    servers = [
-        make(Arrivals(part, clients)) for part, clients in zip(parts, split_concurrency(concurrency, number)) if part
-    ]
-    done = 0
-    for server in servers:
-        server.run(None if progress is None else partial(_report, progress, done, len(requests)))
-        done += server.finished
-    return servers
+    if number == 1 or router == IN_TURN or (router == AT_RANDOM and clients is None):
+        return Alone(supply, number, make, chosen, clients)
+    return Routed(supply, number, make, chosen, clients)
+
+
+class Alone(Fleet):
+    """Replicas of which none sees what the others do: what one gets depends on no other one."""
+
+    def __init__(
+        self, supply: Supply, number: int, make: Callable[[Arrivals], Server], router: Router, clients: int | None
+    ) -> None:
+        division, self._supply = Division(supply, number, router.choose), supply
+        parts = zip(map(division.of, range(number)), split_concurrency(clients, number))
+        inboxes = [Arrivals(requests, each) for requests, each in parts]
+        # What a replica gets of a short trace may be nothing.
+        self.servers = [make(arrivals) for arrivals in inboxes if arrivals.next_arrival is not None]
+
+    @property
+    def ranks(self) -> Sequence[Replica]:
+        return [rank for server in self.servers for rank in server.ranks]
+
+    def run(self, number: int | None, progress: Progress | None = None) -> None:
+        each = None if number is None else -(-number // len(self.servers))
+        for server in self.servers:
+            before, of = self._finished() - server.finished, number or self._supply.number or 0
+            server.run(None if progress is None else partial(_report, progress, before, of), each)
+
+    @property
+    def ended(self) -> Sequence[Request]:
+        if len(self.servers) == 1:
+            return self.servers[0].arrivals.ended
+        ended = [request for server in self.servers for request in server.arrivals.ended]
+        return sorted(ended, key=lambda request: request.finish or 0.0)
+
+    def _finished(self) -> int:
+        return sum(server.finished for server in self.servers)
 
 
 def _report(progress: Progress, before: int, of: int, finished: int) -> None:
     progress(before + finished, of)
 
 
-class Routed:
-    """`requests` on the replicas that `make` makes. With a `concurrency`, clients send them, else they have times."""
+class Routed(Fleet):
+    """Replicas that `make` makes, behind a router that knows all of them."""
 
     def __init__(
-        self, requests: Sequence[Request], number: int, make: Callable[[Arrivals], Server], router: Router,
-        concurrency: int | None = None,
-    ) -> None:  # fmt: skip
-        self._requests, self._router = requests, router
-        first = requests if concurrency is None else requests[:concurrency]
-        self._events = [(request.arrival, _ARRIVES, request.number, request) for request in first]
-        heapify(self._events)
-        self._sent, self._places = len(first), dict[int, int]()
+        self, supply: Supply, number: int, make: Callable[[Arrivals], Server], router: Router, clients: int | None
+    ) -> None:
+        self._supply, self._router, self._is_closed = supply, router, clients is not None
+        self._events: list[tuple[float, int, int, Request]] = []
+        self._places, self._ended = dict[int, int](), list[Request]()
+        first = [*islice(supply, 1 if clients is None else clients)]
         self.replicas = [make(Inbox(self._events, _ANSWERED)) for _ in range(number)]
         self._times = [inf] * number
+        for request in first:
+            self._expect(request)
 
-    def run(self, progress: Progress | None = None) -> list[Server]:
-        """Run until every request has its answer, and return the replicas. PoolError if blocks are lost."""
+    @property
+    def ranks(self) -> Sequence[Replica]:
+        return [rank for replica in self.replicas for rank in replica.ranks]
+
+    @property
+    def ended(self) -> Sequence[Request]:
+        return self._ended
+
+    def run(self, number: int | None, progress: Progress | None = None) -> None:
+        """Run until so many requests have ended. PoolError if blocks are lost."""
         events, times, rounds = self._events, self._times, 0
-        while True:
+        while number is None or len(self._ended) < number:
             first = min(times)
             if events and events[0][0] <= first:
                 self._handle(*heappop(events))
@@ -169,10 +202,12 @@ class Routed:
                 for replica in self.replicas:
                     replica.check()
                 if progress is not None:
-                    progress(sum(replica.finished for replica in self.replicas), len(self._requests))
+                    progress(len(self._ended), number or self._supply.number or 0)
         for replica in self.replicas:
             replica.check()
-        return self.replicas
+
+    def _expect(self, request: Request) -> None:
+        heappush(self._events, (request.arrival, _ARRIVES, request.number, request))
 
     def _handle(self, now: float, order: int, number: int, request: Request) -> None:
         if order == _ARRIVES:
@@ -180,10 +215,13 @@ class Routed:
             self._router.unfinished[place] += 1
             self.replicas[place].arrivals.add(request)
             self._times[place] = self.replicas[place].next_event()
+            later = None if self._is_closed else next(self._supply, None)
+            if later is not None:
+                self._expect(later)
             return
+        self._ended.append(request)
         self._router.unfinished[self._places.pop(number)] -= 1
-        if self._sent < len(self._requests):
-            following = self._requests[self._sent]
-            self._sent += 1
-            following.arrival = now + request.lag
-            heappush(self._events, (following.arrival, _ARRIVES, following.number, following))
+        following = request.following(self._supply if self._is_closed else None)
+        if following is not None:
+            following.arrival += now + request.lag
+            self._expect(following)

@@ -11,8 +11,8 @@ from kvcalc.engines.engine import Engine
 from kvcalc.engines.scheduler import Schedule
 from kvcalc.errors import DoesNotFitError, ModelError, UsageError
 from kvcalc.notes import Note
-from kvcalc.planning.serving.admission import most_at_once
 from kvcalc.records import NamedTuple
+from kvcalc.server.admission import most_at_once
 from kvcalc.server.budget import budget
 from kvcalc.server.capacity import too_many_to_start
 from kvcalc.server.case import Case

@@ -1,62 +1,91 @@
-"""How long a simulation runs: with twice as many requests again and again, until its times no longer move.
+"""When the times of a load are known: the warm-up does not count, and a run goes on until their intervals are narrow.
 
-A short run says little about a percentile, and nothing about a queue that grows slowly. The times have settled if those
-of the first half of the requests are close to those of all. A run that ends unsettled has a note.
+The warm-up ends where the standard error of what is left is smallest (MSER-5: White, "An effective truncation heuristic
+for bias reduction in simulation output", Simulation 69:6, 1997, on means of five). The interval of a mean is that of
+the means of batches (Law, "Simulation Modeling and Analysis", 9.5.3). That of a percentile is between the percentiles
+at the ends of the interval of the share of times below it, so that times which depend on each other widen it too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from math import inf, sqrt
 
-from kvcalc.notes import Note, describe_notes
-from kvcalc.simulation.loads.load import MEANS_AND_P99, Load, Statistic
+from kvcalc.records import NamedTuple
+from kvcalc.simulation.loads.load import Statistic
 from kvcalc.simulation.loads.requests import Request
-from kvcalc.simulation.results import counted, e2e_of, percentile, tpot_of, ttft_of
+from kvcalc.simulation.results import percentile, times_of
 
-if TYPE_CHECKING:
-    import kvcalc.documents as documents
-
-# How much the mean and a percentile of a settled time may move, as shares of it.
+# Half of the width that the interval of a mean and of a percentile may have, as a share of it.
 _MEAN, _PERCENTILE = 0.02, 0.1
-_TIMES = {"ttft": ttft_of, "tpot": tpot_of, "e2e": e2e_of}
-# The largest number of requests if none is given.
-_MOST = 16_000
-
-Run = Callable[[Load], "tuple[documents.Simulate, Sequence[Request]]"]
-"""Simulates a load. Returns the document, and the requests that were served in the order in which they were sent."""
+_BATCHES = 20
+# Student's t for 95 % and one degree of freedom less than there are batches.
+_T = 2.093
+_AVERAGED = 5
 
 
-def simulate_settled(load: Load, run: Run) -> documents.Simulate:
-    """The document of a load with as many requests as settle its times, or with those that it says itself."""
-    document, requests = run(load)
-    if load.trace is not None or load.num_requests is not None or load.is_benchmark:
-        return document
-    number = load.first_number
-    while document["results"]["keeps_up"] and (moved := largest_move(counted(requests, load), load.settling)) > 1:
-        if 2 * number > _MOST:
-            text = (
-                f"the times still move after {number:,} requests: means by up to {_MEAN * moved:.0%}, or percentiles "
-                f"by up to {_PERCENTILE * moved:.0%}; --requests {2 * number} simulates more"
-            )
-            return {**document, "warnings": [*document["warnings"], *describe_notes([Note("load", "unsettled", text)])]}
-        number *= 2
-        document, requests = run(load._replace(fewest_requests=number))
-    return document
+class Window(NamedTuple):
+    """The first of the requests that count, and the widest interval of their times, relative to what is allowed."""
+
+    first: int
+    widest: float
 
 
-def largest_move(requests: Sequence[Request], settling: Sequence[Statistic] = MEANS_AND_P99) -> float:
-    """How far the times of the first half of the requests are from those of all, as a share of what is allowed."""
-    largest, half = 0.0, len(requests) // 2
-    for metric, at in settling:
-        first, whole = (
-            sorted(time for request in part if (time := _TIMES[metric](request)) is not None)
-            for part in (requests[:half], requests)
-        )
-        if first and whole[-1]:
-            allowed = _MEAN if at is None else _PERCENTILE
-            before, after = (
-                sum(times) / len(times) if at is None else percentile(times, at / 100) for times in (first, whole)
-            )
-            largest = max(largest, abs(before / after - 1) / allowed)
-    return largest
+def window_of(ended: Sequence[Request], statistics: Sequence[Statistic]) -> Window:
+    """What counts of requests in the order in which they ended. The widest interval is infinite if it is not known."""
+    series = {metric: [*times_of(metric, ended)] for metric in dict.fromkeys(metric for metric, _ in statistics)}
+    first = max((warm_up(times) * len(ended) // len(times) for times in series.values() if times), default=0)
+    # If half of them do not count, the rest may be a part of the warm-up too.
+    widest = inf if 2 * first > len(ended) - 4 * _AVERAGED else 0.0
+    for metric, at in statistics:
+        times = series[metric][first * len(series[metric]) // len(ended) :]
+        if times:
+            width = width_of_mean(times) / _MEAN if at is None else width_of_percentile(times, at / 100) / _PERCENTILE
+            widest = max(widest, width)
+    return Window(first, widest)
+
+
+def warm_up(times: Sequence[float]) -> int:
+    """How many of the first times do not count: at most half of them."""
+    means = [sum(times[at : at + _AVERAGED]) for at in range(0, len(times) - _AVERAGED + 1, _AVERAGED)]
+    total = squares = 0.0
+    place, smallest = 0, inf
+    for at in range(len(means) - 1, -1, -1):
+        total, squares, number = total + means[at], squares + means[at] ** 2, len(means) - at
+        error = max(0.0, squares - total * total / number) / number**2
+        if 2 * at <= len(means) and error <= smallest:
+            place, smallest = at, error
+    return place * _AVERAGED
+
+
+def width_of_mean(times: Sequence[float]) -> float:
+    """Half of the width of the interval of the mean, as a share of it."""
+    mean, width = _interval(times)
+    return width / mean if mean else 0.0
+
+
+def width_of_percentile(times: Sequence[float], share: float) -> float:
+    """The same of the time that `share` of the times do not exceed."""
+    ascending = sorted(times)
+    middle = percentile(ascending, share)
+    _, width = _interval([float(time <= middle) for time in times])
+    if share + width > 1:
+        return inf
+    low, high = (percentile(ascending, end) for end in (max(0.0, share - width), share + width))
+    return (high - low) / 2 / middle if middle else 0.0
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of the width of its interval."""
+    mean, means = sum(values) / len(values), [*_means_of_batches(values)]
+    if len(means) < _BATCHES:
+        return mean, inf
+    middle = sum(means) / _BATCHES
+    deviation = sqrt(sum((each - middle) ** 2 for each in means) / (_BATCHES - 1))
+    return mean, _T * deviation / sqrt(_BATCHES)
+
+
+def _means_of_batches(values: Sequence[float]) -> Iterator[float]:
+    size, first = divmod(len(values), _BATCHES)
+    for at in range(first, len(values) if size else 0, max(size, 1)):
+        yield sum(values[at : at + size]) / size

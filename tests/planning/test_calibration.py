@@ -11,11 +11,12 @@ import pytest
 import kvcalc as library
 from kvcalc.errors import UsageError
 from kvcalc.model.resolve import load_model
+from kvcalc.planning.answers.load import at_load
+from kvcalc.planning.answers.throughput import describe_speed
 from kvcalc.planning.calibration import read_calibration
-from kvcalc.planning.serving.load import at_load
-from kvcalc.planning.serving.throughput import Speed, describe_speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.factors import Factors, scaled
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import ROOT

@@ -7,10 +7,10 @@ from math import inf
 from typing import Any
 
 import pytest
+from kvcalc.planning.serving import throughput
 
 import kvcalc
 from kvcalc.planning.plan.disaggregated import instances
-from kvcalc.planning.serving import throughput
 from kvcalc.throughput.speed import judged_factor, range_factors
 from tests.conftest import at_night
 

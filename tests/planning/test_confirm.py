@@ -10,12 +10,12 @@ import pytest
 import kvcalc
 from kvcalc.planning.plan import confirm
 from kvcalc.planning.plan.judge import STATISTICS, Finalist, Judge, Judged
+from kvcalc.planning.plan.planned import PlannedLoad
 from kvcalc.planning.plan.replicas import Found, OnePool
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Simulated, Targets
 from kvcalc.planning.plan.traffic import Trouble
 from kvcalc.question.request_lengths import Lengths
-from kvcalc.simulation.planned import PlannedLoad
 from kvcalc.throughput.serving import requests_per_client
 
 RATE = 10.0

@@ -12,7 +12,7 @@ import yaml
 import kvcalc
 from kvcalc.errors import UsageError
 from kvcalc.planning.plan.disaggregated.instances import Sent, transfer_bytes
-from kvcalc.planning.serving.transfer import link_bytes_per_second
+from kvcalc.server.transfer import link_bytes_per_second
 from kvcalc.throughput.hardware import find_gpu
 
 LINK = "infiniband-400g"  # 50 GB/s

@@ -16,9 +16,9 @@ import kvcalc as api
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.planning.prefix import KNEE_SHARE, Sizes, prefix_curve
 from kvcalc.planning.prefix.cost import PrefillTime, Prices, parse_memory_price, prefill_time
-from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.hardware import Devices, find_devices
 from tests.test_schema import check
 from tests.traces.test_reuse import LruCache, Prompt, best_hits, tree_of_prompts
@@ -133,7 +133,7 @@ def test_what_is_said_of_the_model_is_among_the_warnings(trace: str) -> None:
 
 def test_without_a_known_speed_the_hits_are_counted_all_the_same(trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
-    monkeypatch.setattr("kvcalc.planning.serving.throughput.speed_of", lambda *_: "the reason")
+    monkeypatch.setattr("kvcalc.planning.answers.throughput.speed_of", lambda *_: "the reason")
     found = api.prefix_curve(trace, "llama-3.1-8b", engine="vllm", devices=H100)
     assert (found["prefill"], found["unlimited"]["saved_prefill_seconds"]) == (None, None)
     assert ("throughput", "the reason") in {(warning["part"], warning["text"]) for warning in found["warnings"]}

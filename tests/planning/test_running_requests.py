@@ -8,10 +8,10 @@ import pytest
 
 import kvcalc
 from kvcalc.model.drafting import Speculation
+from kvcalc.planning.answers.simulate import simulate
 from kvcalc.question.lengths import lengths_of
 from kvcalc.question.question import CacheReuse, Question, SpeedQuestion
 from kvcalc.simulation.loads.load import Load
-from kvcalc.simulation.simulate import simulate
 from tests.documents import estimate
 
 # A state in all layers of Qwen3.6-35B-A3B: 30 layers with states of 32 heads of 128 x 128 elements in fp32, and three

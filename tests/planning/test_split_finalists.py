@@ -9,7 +9,7 @@ import pytest
 
 import kvcalc
 from kvcalc.planning.plan.finalists import _larger
-from kvcalc.simulation.planned import PlannedLoad
+from kvcalc.planning.plan.planned import PlannedLoad
 from tests.test_schema import check
 
 MODEL, LINK = "llama-3.1-8b", "infiniband-400g"

@@ -9,10 +9,10 @@ import pytest
 
 import kvcalc
 from kvcalc.model.drafting import Speculation
-from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import CacheReuse, Question, SpeedQuestion
 from kvcalc.server.budget import Budget, budget
 from kvcalc.server.case import Case, make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
 from kvcalc.throughput.hardware import find_devices
 from tests.conftest import loaded

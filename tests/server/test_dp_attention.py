@@ -15,10 +15,10 @@ from kvcalc.engines import ENGINES
 from kvcalc.errors import LayoutError, ModelError, UsageError
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.plan.document import Targets, plan
-from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.question.request_lengths import one_length
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.counts import Counts, bytes_of
 from kvcalc.throughput.hardware import find_devices, find_gpu
 from tests.conftest import loaded

@@ -12,9 +12,9 @@ import kvcalc
 from kvcalc.engines.llama_cpp.placement import parse_placement
 from kvcalc.engines.placement import Placement
 from kvcalc.errors import KvcalcError, ModelError, UsageError
-from kvcalc.planning.serving.throughput import speed_of
 from kvcalc.question.question import Question
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import speed_of
 from kvcalc.throughput.hardware import Devices, find_devices, find_gpu, own_gpu
 from tests.documents import estimate, fit, texts
 

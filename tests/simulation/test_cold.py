@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 import kvcalc
-from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.simulation import scheduler as scheduler_module
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
@@ -36,9 +36,10 @@ def longest_ttft(document: Any) -> float:
     ("asked", "cold"),
     [
         ({"concurrency": 8}, False),
-        ({"concurrency": 8, "num_requests": 80}, True),
-        ({"concurrency": 8, "num_requests": 81}, False),
-        ({"concurrency": 8, "num_requests": 80, "cold": False}, False),
+        ({"concurrency": 8, "num_requests": 80}, False),
+        ({"concurrency": 8, "num_requests": 80, "is_benchmark": True}, True),
+        ({"concurrency": 8, "num_requests": 81, "is_benchmark": True}, False),
+        ({"concurrency": 8, "num_requests": 80, "is_benchmark": True, "cold": False}, False),
         ({"concurrency": 8, "cold": True}, True),
         ({"requests_per_second": 2.0, "num_requests": 10}, False),
         ({"requests_per_second": 2.0, "cold": True}, True),
@@ -82,9 +83,9 @@ def test_clients_that_start_together_wait_for_their_first_step_and_requests_at_r
 def test_a_cold_server_has_the_first_step_that_is_fitted_to_the_99th_percentile(engine: str) -> None:
     """The constant of a warm server is fitted to means, and is no part of it: it may be the longer one."""
     constants, _ = load_constants(engine, find_gpu("h200"))
-    for load in (Load(concurrency=4, num_requests=40), Load(requests_per_second=1.0, cold=True)):
+    for load in (Load(concurrency=4, num_requests=40, is_benchmark=True), Load(requests_per_second=1.0, cold=True)):
         assert load.first_seconds(constants) == constants.cold_seconds
-    assert Load(concurrency=4, num_requests=41).first_seconds(constants) == constants.first_seconds
+    assert Load(concurrency=4, num_requests=41, is_benchmark=True).first_seconds(constants) == constants.first_seconds
     assert Load(concurrency=4, cold=False).first_seconds(constants) == 0
     longer = constants._replace(first_seconds=2 * constants.cold_seconds)
     assert Load(concurrency=4, cold=True).first_seconds(longer) == constants.cold_seconds
@@ -146,7 +147,8 @@ def test_the_command_line_has_both_and_refuses_them_together(run: Any) -> None:
     ).split()
     assert run(*base, "--cold").out.strip() == "true"
     assert run(*base, "--warm", "--requests", "20").out.strip() == "false"
-    assert run(*base, "--requests", "20").out.strip() == "true"
+    assert run(*base, "--requests", "20").out.strip() == "false"
+    assert run(*base, "--requests", "20", "--benchmark").out.strip() == "true"
     refused = run(*base, "--warm", "--cold")
     assert (refused.status, refused.err.splitlines()) == (
         2, ["kvcalc: --cold and --warm cannot be combined", "  use one"]

@@ -17,7 +17,7 @@ LOAD: dict[str, Any] = {"requests_per_second": 12.0, "requests": 300}
 
 
 def simulated(engine: str = "vllm", **more: Any) -> Any:
-    lengths = {"prompt_tokens": PROMPT, "answer_tokens": ANSWER}
+    lengths = {"prompt_tokens": f"fixed:{PROMPT}", "answer_tokens": f"fixed:{ANSWER}"}
     return kvcalc.simulate(MODEL, "h100", engine=engine, **{**lengths, **LOAD, **more})
 
 
@@ -73,7 +73,7 @@ def test_a_higher_hit_rate_is_found_beside_the_prefix() -> None:
 ])  # fmt: skip
 def test_requests_that_share_no_memory_find_the_prefix_and_a_note_says_so(model: str, engine: str, code: str) -> None:
     document = kvcalc.simulate(
-        model, "h100", engine=engine, prompt_tokens=PROMPT, answer_tokens=ANSWER, **LOAD, **prefix(PREFIX)
+        model, "h100", engine=engine, prompt_tokens=f"fixed:{PROMPT}", answer_tokens=f"fixed:{ANSWER}", **LOAD, **prefix(PREFIX)
     )  # fmt: skip
     assert document["results"]["cached_tokens"] == 300 * PREFIX
     assert code in {row["code"] for row in document["warnings"]}
@@ -82,7 +82,7 @@ def test_requests_that_share_no_memory_find_the_prefix_and_a_note_says_so(model:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--prefix-tokens", "4k"), "the prompt has"),
+        (("--prefix-tokens", "8k"), "the prompt has"),
         (("--prefix-tokens", "64", "--engine", "vllm", "--no-enable-prefix-caching"), "caches no prefixes"),
         (("--prefix-tokens", "64", "--engine", "sglang", "--disable-radix-cache"), "caches no prefixes"),
         (("--prefix-hit-rate", "0.5", "--engine", "vllm", "--no-enable-prefix-caching"), "caches no prefixes"),

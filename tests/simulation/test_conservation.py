@@ -22,6 +22,7 @@ from kvcalc.simulation.replicas.routing import RoundRobin
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.replicas.server import Server
 from kvcalc.simulation.scheduler import Scheduler
+from tests.simulation import supply_of
 from tests.simulation.cases import SCHEDULES, PieceTimes
 from tests.simulation.test_lock_step import RankTimes
 
@@ -103,9 +104,8 @@ def test_a_long_simulation_says_how_far_it_is() -> None:
     requests.sort(key=lambda request: request.arrival)
     for number, request in enumerate(requests):
         request.number = number
-    Coupled(requests, (1, replicas(True)), (1, replicas(False)), Link(2**20, lambda tokens: tokens)).run(
-        lambda done, of_all: heard.append((done, of_all))
-    )
+    fleet = Coupled(supply_of(requests), (1, replicas(True)), (1, replicas(False)), Link(2**20, lambda tokens: tokens))
+    fleet.run(None, lambda done, of_all: heard.append((done, of_all)))
     assert len(heard) > 1
     assert heard == sorted(heard)
     assert {of_all for _, of_all in heard} == {3000}

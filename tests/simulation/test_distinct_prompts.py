@@ -12,7 +12,7 @@ from kvcalc.model.drafting import Speculation
 from kvcalc.question.question import CacheReuse, SpeedQuestion
 
 LOAD: dict[str, Any] = {
-    "prompt_tokens": "uniform:400..800", "answer_tokens": 60, "requests_per_second": 10.0, "requests": 200
+    "prompt_tokens": "uniform:400..800", "answer_tokens": "fixed:60", "requests_per_second": 10.0, "requests": 200
 }  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_each_replica_computes_a_prompt_once() -> None:
     """gpt-oss has windows, so its requests share no blocks. Requests go to replicas in turn."""
     for prompts, first in ((4, 4), (3, 6)):  # three prompts come to both replicas
         found = kvcalc.simulate(
-            "gpt-oss-20b", "h100", replicas=2, prompt_tokens=640, answer_tokens=20, requests_per_second=5.0,
+            "gpt-oss-20b", "h100", replicas=2, prompt_tokens="fixed:640", answer_tokens="fixed:20", requests_per_second=5.0,
             requests=40, distinct_prompts=prompts,
         )  # fmt: skip
         each = found["results"]["cached_tokens"] / (40 - first)
@@ -90,7 +90,7 @@ def test_each_replica_computes_a_prompt_once() -> None:
 
 
 def test_a_small_cache_gives_prompts_up() -> None:
-    small: dict[str, Any] = {"prompt_tokens": 800, "kv_memory_bytes": 2 * 2**30, "requests": 300}
+    small: dict[str, Any] = {"prompt_tokens": "fixed:800", "kv_memory_bytes": 2 * 2**30, "requests": 300}
     few, many = (simulated(distinct_prompts=number, **small) for number in (5, 100))
     assert few["results"]["cached_tokens"] == 295 * 784
     assert many["results"]["cached_tokens"] < 0.5 * 200 * 784

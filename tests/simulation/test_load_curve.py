@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from kvcalc import load_model
+from kvcalc.planning.plan.load_curve import curve_of_server, curve_of_simulation
+from kvcalc.planning.plan.planned import PlannedLoad
 from kvcalc.planning.plan.targets import Simulated, Targets
 from kvcalc.question.question import Question
-from kvcalc.simulation.load_curve import curve_of_server, curve_of_simulation
-from kvcalc.simulation.planned import PlannedLoad
 
 TIMES = {"mean": 1.0, "p50": 1.0, "p90": 1.0, "p95": 1.0, "p99": 2.0}
 
@@ -69,7 +69,7 @@ def test_a_simulation_is_asked_for_the_shares_of_its_kind_of_load(
         return {"load": {"concurrency": None, "requests_per_second": 10 * share}}
 
     served = Simulated(dict.fromkeys(("ttft", "tpot", "e2e"), TIMES), 100, 0, 8, None)
-    monkeypatch.setattr("kvcalc.simulation.load_curve.simulated_of", lambda *_, **__: served)
+    monkeypatch.setattr("kvcalc.planning.plan.load_curve.simulated_of", lambda *_, **__: served)
     rows: list[Any] = list(curve_of_simulation(ask, is_open=is_open))
     assert asked == pytest.approx(shares)
     assert [row["load"] for row in rows] == pytest.approx([10 * share for share in shares])

@@ -145,9 +145,9 @@ def test_many_steps_at_once_give_what_single_steps_give(part: int) -> None:
 
 def test_a_step_takes_as_long_as_that_of_the_replica_with_most_work() -> None:
     """If all replicas have the same work, it is the step of `estimate`."""
-    from kvcalc.planning.serving.throughput import Speed, speed_of
     from kvcalc.question.question import Question
     from kvcalc.server.case import make_case
+    from kvcalc.server.speed import Speed, speed_of
     from kvcalc.simulation.replicas.times import ModelTimes
 
     case = make_case(
@@ -193,5 +193,5 @@ def test_waiting_requests_count_more_if_more_than_half_of_the_cache_is_used(
 def test_copies_of_a_model_without_experts_are_replicas() -> None:
     with pytest.raises(UsageError, match="are replicas"):
         kvcalc.simulate(
-            "llama-3.1-8b", "h100x2", data_parallel_size=2, concurrency=4, prompt_tokens=100, answer_tokens=10
+            "llama-3.1-8b", "h100x2", data_parallel_size=2, concurrency=4, prompt_tokens="fixed:100", answer_tokens=10
         )

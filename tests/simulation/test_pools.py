@@ -10,13 +10,14 @@ import pytest
 import kvcalc
 from kvcalc.errors import DoesNotFitError, LayoutError
 from kvcalc.model.drafting import Speculation
+from kvcalc.planning.answers import simulate_pools as pools
+from kvcalc.planning.answers.simulate_pools import Prefills, simulate_pools
 from kvcalc.question.lengths import lengths_of
 from kvcalc.question.question import Question
-from kvcalc.simulation import coupled, pools
+from kvcalc.simulation import coupled
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
-from kvcalc.simulation.pools import Prefills, simulate_pools
-from kvcalc.simulation.results import describe_times, ttft_of
+from kvcalc.simulation.results import Outcome, describe_times, ttft_of
 from tests.conftest import ROOT
 
 LINK = "infiniband-400g"
@@ -34,7 +35,7 @@ def test_the_plan_is_what_the_simulation_plays_out(engine: str, prompt: int, ans
     (row,) = [row for row in document["plans"] if row["disaggregated"]]
     prefill, decode, parts = (row["disaggregated"][name] for name in ("prefill", "decode", "ttft_parts"))
     found: Any = kvcalc.simulate(
-        model, "h100", engine=engine, prompt_tokens=prompt, answer_tokens=answer, requests_per_second=rate,
+        model, "h100", engine=engine, prompt_tokens=f"fixed:{prompt}", answer_tokens=f"fixed:{answer}", requests_per_second=rate,
         requests=3000, tensor_parallel_size=decode["tensor_parallel_size"], replicas=decode["instances"],
         prefill_replicas=prefill["instances"], prefill_tensor_parallel_size=prefill["tensor_parallel_size"],
         transfer=LINK,
@@ -68,14 +69,14 @@ def test_so_is_a_closed_loop_after_its_start(
     prefill, decode = (row["disaggregated"][name] for name in ("prefill", "decode"))
     answers: list[Request] = []
 
-    def describe(found: list[Request], ranks: Any, load: Load) -> Any:
-        answers.extend(found)
-        return describe_times(found, ranks, load)
+    def describe(outcome: Outcome) -> Any:
+        answers.extend(outcome.requests)
+        return describe_times(outcome)
 
     monkeypatch.setattr(pools, "describe_times", describe)
     # The closed form has requests that arrive at random, so answers differ a lot.
     found: Any = kvcalc.simulate(
-        model, gpu, engine=engine, prompt_tokens=lengths[0], answer_tokens=f"lognormal:{lengths[1]},0.7",
+        model, gpu, engine=engine, prompt_tokens=f"fixed:{lengths[0]}", answer_tokens=f"lognormal:{lengths[1]},0.7",
         concurrency=clients, requests=80 * clients, tensor_parallel_size=decode["tensor_parallel_size"],
         data_parallel_size=decode["data_parallel_size"], replicas=decode["instances"],
         prefill_replicas=prefill["instances"], prefill_tensor_parallel_size=prefill["tensor_parallel_size"],
@@ -93,7 +94,7 @@ def test_so_is_a_closed_loop_after_its_start(
 
 def test_requests_that_are_too_long_for_the_cache_are_left_out_of_both_pools() -> None:
     found: Any = kvcalc.simulate(
-        "llama-3.1-8b", "h100", prompt_tokens="uniform:1000..20000", answer_tokens=50, requests_per_second=5,
+        "llama-3.1-8b", "h100", prompt_tokens="uniform:1000..20000", answer_tokens="fixed:50", requests_per_second=5,
         requests=200, kv_memory_bytes=2**30, prefill_replicas=2, transfer=LINK,
     )  # fmt: skip
     refused, served = found["load"]["refused_requests"], found["results"]["requests"]
@@ -101,7 +102,7 @@ def test_requests_that_are_too_long_for_the_cache_are_left_out_of_both_pools() -
     assert refused + served == 200
 
 
-POOLS: dict[str, Any] = {"requests_per_second": 2, "requests": 100, "prompt_tokens": 2048, "answer_tokens": 300,
+POOLS: dict[str, Any] = {"requests_per_second": 2, "requests": 100, "prompt_tokens": "fixed:2048", "answer_tokens": "fixed:300",
                          "prefill_replicas": 2, "transfer": LINK}  # fmt: skip
 
 
@@ -157,9 +158,16 @@ def test_prefill_instances_may_split_every_expert() -> None:
 
 
 def test_tensorrt_llm_has_two_buffers_for_the_transfer_beside_its_blocks() -> None:
-    asked: dict[str, Any] = {"engine": "tensorrt-llm", "requests_per_second": 2, "requests": 20, "answer_tokens": 100}
+    asked: dict[str, Any] = {
+        "engine": "tensorrt-llm",
+        "requests_per_second": 2,
+        "requests": 20,
+        "answer_tokens": "fixed:100",
+    }
     alone, split = (
-        kvcalc.simulate("qwen3-32b", "h100", tensor_parallel_size=2, prompt_tokens=4000, **asked, **more)["engine"]
+        kvcalc.simulate("qwen3-32b", "h100", tensor_parallel_size=2, prompt_tokens="fixed:4000", **asked, **more)[
+            "engine"
+        ]
         for more in ({"replicas": 1}, {"prefill_replicas": 1, "transfer": LINK})
     )
     # A prompt has 125 blocks of 32 tokens, and a buffer one more.
@@ -195,7 +203,7 @@ def test_why_requests_of_a_trace_do_not_share_blocks_is_named() -> None:
 
 
 def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> None:
-    asked = {"requests_per_second": 8, "prompt_tokens": 1000, "answer_tokens": 100, "requests": 50, "gpu": "h100x3",
+    asked = {"requests_per_second": 8, "prompt_tokens": "fixed:1000", "answer_tokens": "fixed:100", "requests": 50, "gpu": "h100x3",
              "prefill_replicas": 2, "transfer_bandwidth": "50GB/s"}  # fmt: skip
     words = [word for name, value in asked.items() for word in (f"--{name.replace('_', '-')}", value)]
     found = kvcalc("simulate", "llama-3.1-8b", *words, "--json").json
@@ -242,7 +250,7 @@ def test_progress_is_told_while_requests_are_answered(monkeypatch: pytest.Monkey
 
 def test_prefill_instances_keep_a_common_prefix() -> None:
     asked: Any = {
-        "prompt_tokens": 4000, "answer_tokens": 50, "requests_per_second": 2.0, "requests": 200,
+        "prompt_tokens": "fixed:4000", "answer_tokens": "fixed:50", "requests_per_second": 2.0, "requests": 200,
         "prefill_replicas": 1, "transfer": LINK,
     }  # fmt: skip
     own, shared = (
@@ -262,8 +270,8 @@ def test_prefill_instances_keep_a_common_prefix() -> None:
 def test_a_limit_of_requests_is_that_of_the_decode_instances() -> None:
     """One card has memory for the states of some hundred requests, so prefill instances start with a lower limit."""
     asked: Any = {
-        "devices": "h100", "engine": "vllm", "engine_settings": {"max-num-seqs": 600}, "prompt_tokens": 500,
-        "answer_tokens": 100, "requests_per_second": 4.0, "requests": 50,
+        "devices": "h100", "engine": "vllm", "engine_settings": {"max-num-seqs": 600}, "prompt_tokens": "fixed:500",
+        "answer_tokens": "fixed:100", "requests_per_second": 4.0, "requests": 50,
     }  # fmt: skip
     with pytest.raises(DoesNotFitError, match="does not start with --max-num-seqs 600"):
         kvcalc.simulate("qwen3.6-27b", tensor_parallel_size=1, **asked)

@@ -11,6 +11,7 @@ import pytest
 
 import kvcalc
 from kvcalc.errors import UsageError
+from kvcalc.planning.answers.simulate import describe_load, simulate
 from kvcalc.question.lengths import lengths_of
 from kvcalc.question.question import Question
 from kvcalc.simulation.loads.arrivals import Arrivals
@@ -21,8 +22,7 @@ from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.replicas.timeline import Sample, TokenGaps
-from kvcalc.simulation.results import Limits, describe_results, describe_timeline, is_good, percentile
-from kvcalc.simulation.simulate import describe_load, simulate
+from kvcalc.simulation.results import Limits, Outcome, describe_results, describe_timeline, is_good, percentile
 from kvcalc.traces.request import TraceRequest
 from tests.simulation.cases import SCHEDULES, PieceTimes, make_case
 
@@ -114,7 +114,8 @@ def test_results_are_counted_from_the_requests() -> None:
         case = make_case(seed)
         case.replica.run()
         requests, replica = case.requests, case.replica
-        found = describe_results(requests, [replica], Limits(), Load())
+        outcome = Outcome(requests, 0, len(requests), [replica], is_steady=False)
+        found = describe_results(outcome, Limits(), Load())
         first, ends = min(one.arrival for one in requests), [(one.finish or 0.0) + one.lag for one in requests]
         seconds = max(ends) - first
         assert found["duration_seconds"] == pytest.approx(seconds)
@@ -126,15 +127,14 @@ def test_results_are_counted_from_the_requests() -> None:
         waits = sum((one.started or 0.0) - one.arrival for one in requests)
         assert found["mean_waiting_requests"] == pytest.approx(waits / seconds)
         assert 0 < found["busy_share"] <= 1.000001
-        half = describe_results(requests, [replica, replica], Limits(), Load())
+        half = describe_results(outcome._replace(ranks=[replica, replica]), Limits(), Load())
         assert half["busy_share"] == pytest.approx(found["busy_share"])
-        assert half["mean_running_requests"] == pytest.approx(2 * found["mean_running_requests"])
         if replica.pool.capacity is not None:
             assert found["most_used_blocks"] == half["most_used_blocks"] == replica.pool.most_used
         assert (found["good_requests"], found["goodput_requests_per_second"]) == (None, None)
         longest = max(one.first_token - one.arrival + one.lag for one in requests if one.first_token is not None)
         for limit, number in ((longest, len(requests)), (0.0, 0)):
-            good = describe_results(requests, [replica], Limits(max_ttft_seconds=limit), Load())
+            good = describe_results(outcome, Limits(max_ttft_seconds=limit), Load())
             assert good["good_requests"] == number
             assert good["goodput_requests_per_second"] == pytest.approx(number / seconds)
         preempted += found["preemptions"] > found["preempted_requests"] > 0
@@ -153,7 +153,13 @@ def test_a_percentile_lies_between_the_two_nearest_values() -> None:
 
 def test_no_mean_is_above_the_longest_time() -> None:
     """All tokens take as long. The sum of their times is rounded up."""
-    words: Any = {"prompt_tokens": 1500, "answer_tokens": 2, "requests": 40, "seed": 55, "concurrency": 1}
+    words: Any = {
+        "prompt_tokens": "fixed:1500",
+        "answer_tokens": "fixed:2",
+        "requests": 40,
+        "seed": 55,
+        "concurrency": 1,
+    }
     found: Any = kvcalc.simulate("gpt-oss-120b", kvcalc.find_devices("mi300x"), engine="vllm", **words)
     for row in found["times"]:
         assert row["mean_seconds"] <= row["max_seconds"]
@@ -186,10 +192,10 @@ def test_the_load_is_described_as_it_was_asked_for_and_as_it_was_drawn() -> None
     kinds = [asked.kind, asked._replace(burstiness=1.0).kind, Load(prompt, answer, concurrency=2).kind]
     assert kinds == ["gamma", "poisson", "closed_loop"]
     requests = [Request(0, 0.0, 120, 50), Request(1, 0.5, 170, 56), Request(2, 0.9, 190, 44)]
-    found = describe_load(asked, requests, 5)
+    found = describe_load(asked, Outcome(requests, 0, 3, [], is_steady=False, refused=5))
     assert (found["prompt_tokens"], found["answer_tokens"]) == ("uniform:100..200", "50")
     assert (found["mean_prompt_tokens"], found["mean_answer_tokens"]) == (160.0, 50.0)
-    assert (found["requests"], found["refused_requests"], found["seed"], found["burstiness"]) == (3, 5, 4, 2.0)
+    assert (found["requests"], found["refused_requests"], found["seed"], found["burstiness"]) == (8, 5, 4, 2.0)
     assert (found["trace"], found["scale_rate"], found["concurrency"]) == (None, None, None)
 
 

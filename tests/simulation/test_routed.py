@@ -13,14 +13,14 @@ import kvcalc
 from kvcalc.question.fields import ROUTERS
 from kvcalc.simulation import routed
 from kvcalc.simulation.loads.arrivals import Arrivals
-from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
 from kvcalc.simulation.replicas.mixed import MixedReplica
 from kvcalc.simulation.replicas.pool import BlockPool
 from kvcalc.simulation.replicas.rules import Rules
 from kvcalc.simulation.replicas.server import Server
-from kvcalc.simulation.results import describe_times
-from kvcalc.simulation.routed import PrefixAware, serve
+from kvcalc.simulation.results import Outcome, describe_times
+from kvcalc.simulation.routed import PrefixAware, fleet_of
+from tests.simulation import supply_of
 from tests.simulation.cases import SCHEDULES, PieceTimes
 
 LOAD: dict[str, Any] = {"prompt_tokens": "lognormal:2000,0.8", "answer_tokens": "lognormal:250,0.8"}
@@ -56,12 +56,11 @@ def test_replicas_that_know_nothing_of_each_other_may_run_one_after_the_other(
 ) -> None:
     """What the simulation of all replicas at once finds if it is used although it is not needed."""
     alone = simulated(router=router, engine=engine, requests_per_second=40.0)
-    serve = routed.Routed
 
-    def together(requests: Any, number: int, make: Any, router: str, seed: int, block: Any, *rest: Any) -> Any:
-        return serve(requests, number, make, routed._KINDS[router](number, seed, block)).run()
+    def together(supply: Any, number: int, make: Any, router: str, seed: int, block: Any, clients: Any) -> Any:
+        return routed.Routed(supply, number, make, routed._KINDS[router](number, seed, block), clients)
 
-    monkeypatch.setattr("kvcalc.simulation.simulate.serve", together)
+    monkeypatch.setattr("kvcalc.simulation.play.fleet_of", together)
     both = simulated(router=router, engine=engine, requests_per_second=40.0)
     for metric in ("ttft", "tpot", "e2e"):
         assert times(both, metric) == pytest.approx(times(alone, metric), rel=1e-9)
@@ -72,11 +71,11 @@ def test_a_client_sends_its_next_request_when_it_has_the_answer(monkeypatch: pyt
     """The client gets an answer by the host time of the request later than the engine has it."""
     served: list[Request] = []
 
-    def describe(requests: list[Request], ranks: Any, load: Load) -> Any:
-        served.extend(requests)
-        return describe_times(requests, ranks, load)
+    def describe(outcome: Outcome) -> Any:
+        served.extend(outcome.requests)
+        return describe_times(outcome)
 
-    monkeypatch.setattr("kvcalc.simulation.simulate.describe_times", describe)
+    monkeypatch.setattr("kvcalc.planning.answers.simulate.describe_times", describe)
     simulated(router=router, concurrency=12, requests=60)
     assert all(request.lag > 0 for request in served)
     ends = {(request.finish or 0.0) + request.lag for request in served}
@@ -94,8 +93,9 @@ def test_a_replica_with_an_answer_that_goes_on_gets_no_other_request() -> None:
 
     for router, numbers in (("least-loaded", [1, 8]), ("round-robin", [4, 5])):
         requests = [Request(0, 0.0, 10, 2000), *(Request(n, 100.0 * n, 10, 2) for n in range(1, 9))]
-        servers = serve(requests, 2, make, router)
-        assert sorted(server.finished for server in servers) == numbers
+        fleet = fleet_of(supply_of(requests), 2, make, router)
+        fleet.run(None)
+        assert sorted(rank.finished for rank in fleet.ranks) == numbers
         assert max(request.finish or 0.0 for request in requests[1:]) < (requests[0].finish or 0.0)
 
 
@@ -114,7 +114,7 @@ def test_blocks_are_added_up_and_progress_is_told_while_replicas_run(monkeypatch
 
         requests = [Request(number, 0.25 * number, 10, 2 + number) for number in range(9)]
         found = told.setdefault(every, [])
-        serve(requests, 2, make, "least-loaded", progress=lambda *done, found=found: found.append(done))
+        fleet_of(supply_of(requests), 2, make, "least-loaded").run(None, lambda *done, found=found: found.append(done))
         assert len(checked) == 2 * (len(found) + 1)
     assert told[2] == told[1][1::2]
     assert told[1] == sorted(told[1])

@@ -77,12 +77,14 @@ def describe_load(load: Mapping[str, Any]) -> str:
         how = f"trace {load['trace']}" + (
             f" at {load['scale_rate']:g} times its rate" if load["scale_rate"] != 1 else ""
         )
+    elif load["arrivals"] == "users":
+        how = f"{count(load['users'])} users, {duration(load['think_seconds'])} between messages"
     elif load["arrivals"] == "closed_loop":
         how = "1 client" if load["concurrency"] == 1 else f"{count(load['concurrency'])} clients"
     else:
         how = requests_per_second(load["requests_per_second"])
         how += "" if load["arrivals"] == "poisson" else f" with burstiness {load['burstiness']:g}"
-    lengths = f"{load['mean_prompt_tokens']:,.0f} tokens in, {load['mean_answer_tokens']:,.0f} out"
+    lengths = lengths_text(load)
     requests = "1 request" if load["requests"] == 1 else f"{count(load['requests'])} requests"
     again = load["distinct_prompts"]
     if again is not None and again < load["requests"]:
@@ -90,6 +92,16 @@ def describe_load(load: Mapping[str, Any]) -> str:
     start = " on a server that has just started" if load["is_cold"] else ""
     kind = ", as a benchmark" if load["is_benchmark"] else ""
     return f"{requests}, {how}, {lengths}{start}{kind}"
+
+
+def lengths_text(load: Mapping[str, Any]) -> str:
+    """The mean lengths of a simulated load, and how they vary."""
+    texts = load["prompt_tokens"], load["answer_tokens"]
+    text = f"{load['mean_prompt_tokens']:,.0f} tokens in, {load['mean_answer_tokens']:,.0f} out"
+    if None not in texts and all(each.isdigit() for each in texts):
+        text = f"{int(texts[0]):,} tokens in, {int(texts[1]):,} out, varying by a third"
+    turns, growth = load["session_turns"], load["session_growth_tokens"]
+    return text if turns is None else f"{text}, sessions of {count(turns)} turns that grow by {growth:,} tokens each"
 
 
 def _prefill(prefill: documents.SimulatePrefill) -> str:
@@ -126,10 +138,8 @@ def describe_state(document: Mapping[str, Any]) -> list[str]:
         whose = " of a replica" if document["hardware"]["replicas"] > 1 else ""
         lines.append(f"at most {used:.0%} of {count(engine['blocks'])} {name}{whose} are used")
     if results["counted_requests"] < results["requests"]:
-        lines.append("times leave out the first request of each client (--benchmark counts it)")
-    elif results["steady_ttft_seconds"] is not None:
-        mean = duration(results["steady_ttft_seconds"])
-        lines.append(f"mean TTFT without the first request of each client: {mean}")
+        first = count(results["requests"] - results["counted_requests"])
+        lines.append(f"times leave out the warm-up, the first {first} requests (--benchmark counts them)")
     if results["preemptions"]:
         lines.append(
             f"{count(results['preempted_requests'])} requests are preempted, {count(results['preemptions'])} times"

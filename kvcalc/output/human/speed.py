@@ -105,15 +105,17 @@ def _serving(serving: documents.Serving, console: Console) -> None:
     console.print()
     requests = f"{count(serving['concurrency'])} requests of {count(serving['input_tokens'])} + "
     requests += f"{count(serving['output_tokens'])} tokens"
-    if serving["input_lengths"] is not None:
-        requests += f", {serving['input_lengths']} + {serving['output_lengths']}, simulated"
+    texts = serving["input_lengths"], serving["output_lengths"]
+    if all(each.isdigit() for each in texts):
+        requests += ", varying by a third"
+    elif not all(each.startswith("fixed:") for each in texts):
+        requests += f", {' + '.join(texts)}"
+    requests += ", from the first request on" if serving["is_benchmark"] else ""
     console.print(Text.assemble(("serving", "bold"), f"  {requests}"))
     table = plain_table("", ">", "")
     spread = _range(serving["tpot_low_seconds"], serving["tpot_high_seconds"])
     table.add_row("  time per output token", duration(serving["tpot_seconds"]), spread)
     spread = _range(serving["ttft_low_seconds"], serving["ttft_high_seconds"])
-    if serving["steady_ttft_seconds"] < 0.95 * serving["ttft_seconds"]:
-        spread += f"; {duration(serving['steady_ttft_seconds'])} in a steady load"
     table.add_row("  time to first token", duration(serving["ttft_seconds"]), spread)
     each = _range(serving["tokens_per_second_low"], serving["tokens_per_second_high"], rate)
     if serving["tokens_per_second_per_device"] != serving["tokens_per_second"]:

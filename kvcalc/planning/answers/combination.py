@@ -226,7 +226,8 @@ def _with_memory(
 
 def _speed_of(case: Case, largest_batch: int, notes: list[Note]) -> Callable[[int, int], Row] | None:
     """The columns of `SPEED` at a context and a batch; None, with a note, if they are not known."""
-    from kvcalc.planning.serving.throughput import speed_of, unfitted_of
+    from kvcalc.planning.answers.throughput import unfitted_of
+    from kvcalc.server.speed import speed_of
     from kvcalc.throughput.constants import batch_region
     from kvcalc.throughput.speed import known_range, range_factors
 

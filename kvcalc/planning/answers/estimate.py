@@ -59,7 +59,7 @@ def answer(question: Question) -> Answer:
 def answer_asked(case: Case) -> Answer:
     """The estimate of a case from `make_case`. With requests to serve, the batch is the number that fits."""
     if case.question.devices is not None:
-        from kvcalc.planning.serving.load import at_load
+        from kvcalc.planning.answers.load import at_load
 
         case = at_load(case)
     return answer_case(case)
@@ -77,7 +77,7 @@ def answer_case(case: Case) -> Answer:
             fit = capacity(case, kv_memory_bytes, notes)
     else:
         from kvcalc.planning.answers.gpus import describe_hardware
-        from kvcalc.planning.serving.throughput import describe_throughput
+        from kvcalc.planning.answers.throughput import describe_throughput
         from kvcalc.server.budget import budget
         from kvcalc.server.fit import describe_fit
 
@@ -92,7 +92,7 @@ def answer_case(case: Case) -> Answer:
             served = case if fit["fits"] else None
             throughput = None if served is None else describe_throughput(served, notes)
             if fit["max_batch_size"] == 0:
-                from kvcalc.planning.serving.load import larger_share_notes
+                from kvcalc.planning.answers.load import larger_share_notes
 
                 notes += larger_share_notes(case)
     speculative = None
@@ -129,13 +129,13 @@ def _add_reuse(
 
     model, throughput = None, document["throughput"]
     if throughput is not None:
-        from kvcalc.planning.serving.throughput import speed_of
+        from kvcalc.server.speed import speed_of
 
         speed = speed_of(served, [])
         model = None if isinstance(speed, str) else speed.model
     document["reuse"] = describe_reuse(case, reuse, document["fit"], model, notes)
     if throughput is not None and reuse.transfer is not None:
-        from kvcalc.planning.serving.transfer import describe_transfer
+        from kvcalc.server.transfer import describe_transfer
 
         serving = throughput["serving"]
         throughput["kv_transfer"] = describe_transfer(case, None if serving is None else serving["ttft_seconds"])

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 from kvcalc.errors import DoesNotFitError, LayoutError, UsageError
 from kvcalc.notes import describe_notes
 from kvcalc.planning.answers.estimate import Answer, answer, answer_case, fit_of
+from kvcalc.planning.answers.load import at_load
 from kvcalc.planning.answers.server_part import changes_in, describe_server
-from kvcalc.planning.serving.load import at_load
 from kvcalc.question.question import Question
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.server.budget import budget
 from kvcalc.server.case import Case, make_case
-from kvcalc.server.layout import as_started, over_machines
+from kvcalc.server.layout import as_started, over_machines, server_context
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
@@ -91,7 +91,7 @@ def answer_server(
     case: Case, lifts_limit: bool = False
 ) -> tuple[Answer, documents.SmallestLayout | None, documents.HostOffload | None]:
     """The estimate of a case on devices with its server, and what makes the model fit if it does not."""
-    question = as_started(case.question, case.workload.context_tokens)
+    question = as_started(case.question, server_context(case.question, case.workload.context_tokens))
     case = at_load(case if question is case.question else make_case(question))
     estimate = answer_case(case)
     fit = estimate.document["fit"]

@@ -16,11 +16,12 @@ from kvcalc.engines.command import Layout
 from kvcalc.errors import KvcalcError
 from kvcalc.model.variants import WhatIf
 from kvcalc.planning.answers.estimate import Answer, answer
-from kvcalc.planning.serving.throughput import describe_throughput
+from kvcalc.planning.answers.throughput import describe_throughput
 from kvcalc.question.question import Question
 from kvcalc.server.capacity import usable_context
 from kvcalc.server.case import Case, make_case
 from kvcalc.server.checkpoint import checkpoint_of, drafting_of
+from kvcalc.server.layout import server_context
 from kvcalc.server.starts import Refused, refused_start, starts_within
 from kvcalc.writing.shell import join
 
@@ -115,7 +116,7 @@ def start_words(case: Case) -> str | None:
     if name not in SERVERS or is_hypothetical or question.kv_memory_bytes is not None:
         return None
     default, _ = context_limits(question.engine, question.model)
-    context = question.context_tokens or workload.context_tokens
+    context = server_context(question, question.context_tokens or workload.context_tokens)
     is_default = context == default and not case.engine_class.chooses_context
     from kvcalc.server.dp_attention import whole_copies
 
@@ -147,7 +148,7 @@ def _one_user(case: Case, longest: int | None) -> documents.OneUser | None:
     speed = case.question.speed
     alone = speed and speed._replace(input_tokens=None, output_tokens=None, concurrency=None)
     try:
-        single = make_case(case.question._replace(context_tokens=tokens, batch_size=1, speed=alone, serves=None))
+        single = make_case(case.question._replace(context_tokens=tokens, batch_size=1, speed=alone))
         step = describe_throughput(single, [])
     except KvcalcError:
         return None

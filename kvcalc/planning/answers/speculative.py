@@ -34,7 +34,7 @@ def describe_speculative(case: Case, served: Case | None) -> documents.Speculati
     }
     if served is None:
         return described
-    from kvcalc.planning.serving.throughput import speed_of
+    from kvcalc.server.speed import speed_of
     from kvcalc.throughput.drafting import DraftingModel
 
     speed = speed_of(served, [])

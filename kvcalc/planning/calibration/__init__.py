@@ -29,8 +29,8 @@ from kvcalc.planning.calibration.fitted_runs import (
     without_calibration,
 )
 from kvcalc.planning.calibration.measured import Given, case_of_run, published_model
-from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.server.case import Case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.applied import Applied
 from kvcalc.throughput.bench_results import KNOWN_RESULTS, MAX_RESULT_BYTES, Point, read_results
 from kvcalc.throughput.calibrate import Measured, Record, Records, combine, is_record, read_record

@@ -13,9 +13,9 @@ from kvcalc.errors import KvcalcError, ModelError, UsageError
 from kvcalc.model.resolve import find_published, load_model
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.calibration.measured import Given
-from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.server.case import make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.calibrate import records_in
 from kvcalc.throughput.hardware import Devices, find_devices
 

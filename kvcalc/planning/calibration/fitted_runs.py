@@ -9,11 +9,12 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.errors import UsageError
+from kvcalc.planning.answers.throughput import describe_speed
 from kvcalc.planning.calibration.measured import compared_seconds, predicted_seconds
-from kvcalc.planning.serving.throughput import Speed, describe_speed, speed_of
 from kvcalc.records import NamedTuple
 from kvcalc.server.budget import budget
 from kvcalc.server.case import Case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.bench_results import Point
 from kvcalc.throughput.factor_fit import Fit, Observation
 from kvcalc.throughput.factors import Factors, scaled

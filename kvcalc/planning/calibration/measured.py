@@ -9,7 +9,7 @@ from kvcalc.errors import ModelError, UsageError
 from kvcalc.model.resolve import find_published
 from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.serving.load import at_load
+from kvcalc.planning.answers.load import at_load
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.releases import split_engine

@@ -18,10 +18,10 @@ from kvcalc.planning.calibration import Calibration
 from kvcalc.planning.calibration.attention_rows import attention_rows
 from kvcalc.planning.calibration.fitted_runs import Observed, Run, describe_fit, mean_error, observe
 from kvcalc.planning.calibration.measured import Given, case_of_run, compared_seconds, other_servers, predicted_seconds
-from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
 from kvcalc.server.case import Case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.bench_results import MAX_RESULT_BYTES, Measured, read_results
 from kvcalc.throughput.calibrate import is_record
 from kvcalc.throughput.factor_fit import LEAST_RUNS, fit

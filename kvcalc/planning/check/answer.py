@@ -17,10 +17,10 @@ from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import Server
 from kvcalc.planning.plan.judge import STATISTICS, Judged
 from kvcalc.planning.plan.targets import METRICS, Simulates, Targets
-from kvcalc.planning.serving.admission import serves_nothing
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.releases import release_of
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.admission import serves_nothing
 from kvcalc.throughput.hardware import Devices
 from kvcalc.units import format_size
 

@@ -27,10 +27,10 @@ from kvcalc.planning.plan.traffic import (
     describe_cost,
     grouped_notes,
 )
-from kvcalc.planning.serving.admission import check_serves
 from kvcalc.question.question import Question, SpeedQuestion, setting_texts
 from kvcalc.question.request_lengths import Lengths
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.admission import check_serves
 from kvcalc.server.checkpoint import checkpoint_of, drafting_of
 from kvcalc.server.dp_attention import WHOLE_COPIES
 from kvcalc.server.drafting import describe_asked

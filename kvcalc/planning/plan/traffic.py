@@ -16,9 +16,9 @@ from kvcalc.errors import ModelError
 from kvcalc.notes import Note
 from kvcalc.planning.answers.estimate import Answer, answer_case
 from kvcalc.planning.answers.grouped_notes import RowNote, group_notes
+from kvcalc.planning.answers.throughput import describe_serving
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.targets import Targets
-from kvcalc.planning.serving.throughput import describe_serving, speed_of
 from kvcalc.question.question import Question
 from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
@@ -26,6 +26,7 @@ from kvcalc.server.budget import Budget, budget, free_range
 from kvcalc.server.capacity import holds
 from kvcalc.server.case import Case, make_case
 from kvcalc.server.dp_attention import most_experts, whole_copies
+from kvcalc.server.speed import speed_of
 from kvcalc.server.weights import TOWER_NOT_COUNTED
 from kvcalc.throughput.hardware import Devices, Gpu
 from kvcalc.throughput.speed import hide_wide_ranges
@@ -274,8 +275,9 @@ def probe(traffic: Traffic, kind: Platform, shape: Shape, running: int, is_brief
     lengths, replica = traffic.lengths, replica_of(traffic, kind, shape)
     total = lengths.input_tokens + lengths.output_tokens
     served = replica.speed_asked._replace(
-        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running
-    )
+        input_tokens=lengths.input_tokens, output_tokens=lengths.output_tokens, concurrency=running,
+        closed_form=True,
+    )  # fmt: skip
 
     def answer_of(case: Case, needs_speed: bool) -> Answer:
         return (brief_answer(case, needs_speed) if is_brief else None) or answer_case(case)

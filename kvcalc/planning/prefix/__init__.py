@@ -138,7 +138,7 @@ def _prefill_of(case: Case, found: Profile, notes: list[Note]) -> PrefillTime | 
     """How long prefills take. None, with a note, if the speed is not known or there is no device."""
     if case.question.devices is None:
         return None
-    from kvcalc.planning.serving.throughput import speed_of
+    from kvcalc.server.speed import speed_of
 
     speed = speed_of(case, notes)
     if isinstance(speed, str):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class Request:
     """One request, and what happened to it.
@@ -15,12 +17,15 @@ class Request:
     so far. While it decodes, it holds the cache of `key` + steps tokens, where steps counts the decode steps of the
     replica. Times are those of the engine, in seconds from the start; None until they happen. The client gets every
     token `lag` seconds later.
+
+    The `arrival` of one that a client sends after an answer is the time that the client thinks, until it is sent.
+    `session` are the requests that follow in the same session, or None.
     """
 
     __slots__ = (
         "answer_tokens", "arrival", "cached_tokens", "computed", "extra", "finish", "finish_step", "first_token",
         "found_tokens", "given_tokens", "held", "kept", "key", "lag", "last_token", "names", "number", "outputs",
-        "preemptions", "prompt_tokens", "shared", "started", "target",
+        "preemptions", "prompt_tokens", "session", "shared", "started", "target",
     )  # fmt: skip
 
     def __init__(
@@ -34,6 +39,7 @@ class Request:
         self.target, self.computed, self.outputs, self.held = prompt_tokens, 0, 0, 0
         self.extra = 0
         self.key, self.finish_step, self.preemptions = 0, -1, 0
+        self.session: Iterator[Request] | None = None
         self.started: float | None = None
         self.first_token: float | None = None
         self.last_token: float | None = None
@@ -43,3 +49,8 @@ class Request:
     def total_tokens(self) -> int:
         """The prompt and the whole answer."""
         return self.prompt_tokens + self.answer_tokens
+
+    def following(self, others: Iterator[Request] | None) -> Request | None:
+        """What its client sends next: the next request of its session, or of `others`. None if there is none."""
+        later = self.session or others
+        return None if later is None else next(later, None)

@@ -111,6 +111,9 @@ class Holder(Server):
 
     def _give_back(self, request: Request, named_tokens: int | None = None) -> None:
         if self.prefixes is not None:
-            self.prefixes.release(request, request.computed if named_tokens is None else named_tokens)
+            tokens = request.computed if named_tokens is None else named_tokens
+            if request.session is not None:
+                self.prefixes.add(request, tokens)  # the next turn repeats the answer too
+            self.prefixes.release(request, tokens)
         self.pool.give(request.held)
         request.held = 0

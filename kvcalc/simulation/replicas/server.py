@@ -88,10 +88,10 @@ class Server(ABC):
         for rank in self.ranks:
             rank.timeline, rank.gaps = Timeline(samples=False), TokenGaps(counts=False)
 
-    def run(self, progress: Callable[[int], None] | None = None) -> None:
-        """Run until all requests have finished. `progress` is called with the number of finished requests."""
+    def run(self, progress: Callable[[int], None] | None = None, number: int | None = None) -> None:
+        """Run until `number` requests have finished, or all of them. `progress` is called with how many have."""
         events = 0
-        while self.begin():
+        while (number is None or self.finished < number) and self.begin():
             if self._planned:
                 self.end()
             events += 1

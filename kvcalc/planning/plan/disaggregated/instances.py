@@ -11,17 +11,18 @@ from kvcalc.engines.rounding import round_up
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, ModelError
 from kvcalc.planning.answers.estimate import Answer, answer_case
+from kvcalc.planning.answers.throughput import unfitted_of
 from kvcalc.planning.plan.disaggregated.rates import Decode, Prefill, between_counts
 from kvcalc.planning.plan.shapes import Shape
 from kvcalc.planning.plan.traffic import Platform, Traffic, Trouble, seconds_text
-from kvcalc.planning.serving.admission import most_at_once
-from kvcalc.planning.serving.throughput import Speed, speed_of, unfitted_of
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.search import largest_where
+from kvcalc.server.admission import most_at_once
 from kvcalc.server.budget import Budget, budget
 from kvcalc.server.capacity import fitting_batch, largest_batch, least, max_running_requests
 from kvcalc.server.case import Case, make_case
+from kvcalc.server.speed import Speed, speed_of
 from kvcalc.throughput.constants import Constants
 from kvcalc.throughput.hardware import Devices
 from kvcalc.throughput.serving import host_wait
@@ -306,7 +307,7 @@ def _instance(
 
 
 def sent_of(case: Case, prompt_tokens: int) -> Sent:
-    """The cache of a prompt by the engine's own account, as `planning.serving.transfer` counts it.
+    """The cache of a prompt by the engine's own account, as `server.transfer` counts it.
 
     One tensor-parallel rank has the same layers in all its stages together.
     """

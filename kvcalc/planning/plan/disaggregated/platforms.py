@@ -16,9 +16,9 @@ from typing import cast
 from kvcalc.errors import KvcalcError, UsageError
 from kvcalc.planning.plan.replicas import more_devices
 from kvcalc.planning.plan.traffic import Platform
-from kvcalc.planning.serving.transfer import NVLINK, PCIE, link_bytes_per_second
 from kvcalc.records import NamedTuple
 from kvcalc.server.case import Case
+from kvcalc.server.transfer import NVLINK, PCIE, link_bytes_per_second
 from kvcalc.throughput.hardware import Gpu
 
 # A machine has at most this many devices, which PCIe connects.

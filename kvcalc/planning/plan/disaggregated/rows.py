@@ -38,11 +38,11 @@ from kvcalc.planning.plan.traffic import (
     grouped_notes,
     seconds_text,
 )
-from kvcalc.planning.serving.transfer import check_link
 from kvcalc.question.question import Question
 from kvcalc.records import NamedTuple
 from kvcalc.server.checkpoint import drafting_of
 from kvcalc.server.dp_attention import most_experts
+from kvcalc.server.transfer import check_link
 from kvcalc.throughput.speed import known_range
 from kvcalc.writing.shell import join
 

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.notes import Note
+from kvcalc.planning.answers.simulate import simulate
 from kvcalc.planning.plan.targets import Pools, Simulated, Targets
 from kvcalc.question.lengths import Distribution, lengths_of
 from kvcalc.question.question import Question
@@ -14,7 +15,6 @@ from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.recorded import Recording, record
-from kvcalc.simulation.simulate import simulate
 from kvcalc.traces import read_trace
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class PlannedLoad(NamedTuple):
 
     def run_pools(self, pools: Pools, targets: Targets, num_requests: int, step_factor: float) -> Simulated:
         """See `planning.plan.targets.Simulates`."""
-        from kvcalc.simulation.pools import Prefills, simulate_pools
+        from kvcalc.planning.answers.simulate_pools import Prefills, simulate_pools
 
         other, (prefills, decodes) = pools.prefill, pools.numbers or (1, 1)
         load, is_open = self._load(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kvcalc.model.spec import ModelSpec
 from kvcalc.planning.check.asked import asked_by
 from kvcalc.planning.check.servers import Server
+from kvcalc.planning.plan.planned import PlannedLoad, simulated_of
 from kvcalc.planning.plan.targets import Simulated, Targets
 from kvcalc.question.question import Question, SpeedQuestion
-from kvcalc.simulation.planned import PlannedLoad, simulated_of
 from kvcalc.throughput.hardware import Devices
 
 if TYPE_CHECKING:

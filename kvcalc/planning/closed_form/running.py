@@ -2,65 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import exp, inf, sqrt
 
-from kvcalc.engines import engine_class
 from kvcalc.engines.scheduler import NewTokenRatio
-from kvcalc.errors import UsageError
 from kvcalc.model.spec import windows
-from kvcalc.notes import Note
 from kvcalc.records import NamedTuple
 from kvcalc.server.budget import Budget, budget
-from kvcalc.server.capacity import least, max_running_requests
 from kvcalc.server.case import Case
 from kvcalc.throughput.scheduling import StepRules
 
-# The most requests considered of an engine without a limit.
-_UNLIMITED = 4096
 # The variance of lengths that vary by 30 % around their mean, relative to its square.
 _VARIANCE = 0.3**2 / 3
-
-
-def most_at_once(case: Case, found: Budget | str) -> int:
-    """The most requests that the engine's DP ranks run at once, whatever their lengths.
-
-    `found` is the budget of the case, or the reason if it is not known. For an engine without a limit, it is the most
-    that kvcalc considers. An engine that keeps memory for every request that may run gets the limit that fits.
-    """
-    if case.question.speculative is not None and case.engine.drafts_for_one:
-        return 1
-    limit = max_running_requests(case, None if isinstance(found, str) else found.offered_bytes)
-    if case.engine.reserves_running and not isinstance(found, str):
-        limit = least(limit, found.running_limit())
-    return _UNLIMITED * case.workload.data_parallel_size if limit is None else limit
-
-
-def check_serves(engine: str, settings: Mapping[str, str]) -> None:
-    """Raise UsageError (exit 2) if the settings make a prefill or decode instance, which serves no requests alone."""
-    reason = serves_nothing(engine_class(engine).role_in(settings))
-    if reason is not None:
-        raise UsageError(
-            reason.text, "kvcalc plan --disaggregate and kvcalc simulate --prefill-replicas choose the mode"
-        )
-
-
-def serves_nothing(role: str | None) -> Note | None:
-    """A note that an instance of a role serves no requests alone. None if it has no role."""
-    if role is None:
-        return None
-    return Note("engine", "separate-instance", f"a {role} instance serves no requests alone")
-
-
-def accept_prompts(case: Case, prompt_tokens: int, notes: list[Note]) -> None:
-    """Add a note if the server needs another setting for prompts of `prompt_tokens` tokens.
-
-    Raises LayoutError (exit 2) if the settings that are given make it refuse them.
-    """
-    for name, text in case.engine_class.prompt_settings(case.settings, prompt_tokens).items():
-        if name not in case.settings:
-            why = f"a step of {case.engine_class.title} needs room for a whole prompt of {prompt_tokens:,} tokens"
-            notes.append(Note("engine", "prompt-setting", f"start the server with --{name} {text}: {why}"))
 
 
 def step_rules(case: Case, most: int) -> StepRules | None:
@@ -69,12 +21,6 @@ def step_rules(case: Case, most: int) -> StepRules | None:
     if schedule is None:
         return None
     return schedule.steps(max(1, most // case.workload.data_parallel_size), case.workload.context_tokens)
-
-
-def wanted_requests(case: Case, most: int) -> int:
-    """The requests that the engine runs at once if the cache has room: `most_at_once`, or the concurrency if lower."""
-    question = case.question.speed
-    return most if question is None or question.concurrency is None else min(question.concurrency, most)
 
 
 class Running(NamedTuple):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from kvcalc.errors import KvcalcError, ModelError
 from kvcalc.notes import Note
-from kvcalc.planning.serving.admission import most_at_once, wanted_requests
-from kvcalc.planning.serving.throughput import Speed, speed_of
 from kvcalc.releases import release_of
+from kvcalc.server.admission import most_at_once, wanted_requests
 from kvcalc.server.budget import budget
 from kvcalc.server.case import Case, make_case
+from kvcalc.server.speed import Speed, speed_of
 
 
 def at_load(case: Case) -> Case:

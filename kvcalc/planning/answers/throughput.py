@@ -5,45 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines.options import untimed
-from kvcalc.model.memo import remembered_of_two
-from kvcalc.model.spec import ModelSpec
 from kvcalc.notes import Note
-from kvcalc.planning.serving.launched import with_launches
-from kvcalc.records import NamedTuple
+from kvcalc.server.admission import serves_nothing
 from kvcalc.server.case import Case
-from kvcalc.server.dp_attention import spread_of, whole_copies
-from kvcalc.server.layout import layout_of
-from kvcalc.server.weights import stored_weights
-from kvcalc.throughput.constants import Regime, described_source, device_kind, has_constants, regions, weight_class
+from kvcalc.server.dp_attention import whole_copies
+from kvcalc.server.speed import Speed, speed_of
+from kvcalc.throughput.constants import described_source, device_kind, regions, weight_class
 from kvcalc.throughput.power import energy_per_token
 from kvcalc.throughput.roofline import SpeedModel, Step
 from kvcalc.throughput.speed import (
-    StoredWeights,
     hide_wide_ranges,
     judged_factor,
     outside,
     range_factors,
-    speed_model,
 )
 
 if TYPE_CHECKING:
     import kvcalc.documents as documents
-    from kvcalc.planning.serving.served import Served
-    from kvcalc.throughput.applied import Applied
-    from kvcalc.throughput.counts import Layout
-    from kvcalc.throughput.hardware import Gpu
-
-# The most speeds that are remembered for one model. Each device with figures of its own has another one.
-_MOST_SPEEDS = 256
+    from kvcalc.planning.closed_form.served import ClosedForm
+    from kvcalc.question.question import SpeedQuestion
+    from kvcalc.simulation.served import Served
 
 
-class Speed(NamedTuple):
-    """A SpeedModel, the regime its constants were fitted in, the dtype of the weights, and how it was calibrated."""
-
-    model: SpeedModel
-    regime: Regime
-    weight_dtype: str
-    calibration: Applied | None = None
+OTHER_TTFTS = ("steady_ttft_seconds", "random_ttft_seconds")
 
 
 def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput | None:
@@ -142,19 +126,24 @@ def _serving_in(
 ) -> documents.Serving | None:
     if case.question.speed is None or case.question.speed.request_tokens is None:
         return None
-    # Imported here because most questions are about one step and do not need it.
-    from kvcalc.planning.serving.admission import serves_nothing
-    from kvcalc.planning.serving.served import served
-
     alone = serves_nothing(case.engine.role)
     if alone is not None:
         notes.append(alone)
         return None
-    found = served(case, speed.model, notes)
-    if found is None:
+    load: Served | ClosedForm | None
+    # Imported here because most questions are about one step and do not need it.
+    if case.question.speed.closed_form:
+        from kvcalc.planning.closed_form.served import served
+
+        load = served(case, speed.model, notes)
+    else:
+        from kvcalc.simulation.served import serve_load
+
+        load = serve_load(case, speed.model, notes)
+    if load is None:
         return None
-    first = range_factors(speed.model, speed.regime.ttft_ranges, speed.weight_dtype, found.running, is_outside)
-    return _describe_serving(speed.model, found, factors, first, case.question.speed.confidence)
+    first = range_factors(speed.model, speed.regime.ttft_ranges, speed.weight_dtype, load.running, is_outside)
+    return _describe_serving(speed.model, load, factors, first, case.question.speed)
 
 
 def _describe_host(model: SpeedModel, batch: int, tokens: int, notes: list[Note]) -> documents.HostSpeed | None:
@@ -194,33 +183,37 @@ def _describe_energy(
 
 
 def _describe_serving(
-    model: SpeedModel, load: Served, factors: tuple[float, float], ttft_factors: tuple[float, float], confidence: int
-) -> documents.Serving:
-    found, (low, high) = load.serving, factors
-    return {
-        "input_tokens": load.input_tokens,
-        "output_tokens": load.output_tokens,
-        "input_lengths": load.lengths[0],
-        "output_lengths": load.lengths[1],
-        "concurrency": load.concurrency,
+    model: SpeedModel, load: Served | ClosedForm, factors: tuple[float, float], ttft_factors: tuple[float, float],
+    asked: SpeedQuestion,
+) -> documents.Serving:  # fmt: skip
+    low, high = factors
+    # The closed form knows the times of other arrivals, which are no part of a printed document.
+    others = {key: getattr(load, key) for key in OTHER_TTFTS} if asked.closed_form else {}
+    return {  # type: ignore[typeddict-item]
+        **others,
+        "input_tokens": round(load.prompt.mean_tokens),
+        "output_tokens": round(load.answer.mean_tokens),
+        "input_lengths": load.prompt.text,
+        "output_lengths": load.answer.text,
+        "longest_tokens": load.prompt.longest_tokens + load.answer.longest_tokens,
+        "concurrency": load.clients,
+        "is_benchmark": asked.benchmark,
         "running_requests": round(load.running),
-        "confidence": confidence,
-        "tpot_seconds": found.tpot_seconds,
-        "tpot_low_seconds": found.tpot_seconds * low,
-        "tpot_high_seconds": found.tpot_seconds * high,
-        "tpot_judged_seconds": found.tpot_seconds * judged_factor(high, confidence),
-        "ttft_seconds": found.ttft_seconds,
-        "ttft_low_seconds": found.ttft_seconds * ttft_factors[0],
-        "ttft_high_seconds": found.ttft_seconds * ttft_factors[1],
-        "ttft_judged_seconds": found.ttft_seconds * judged_factor(ttft_factors[1], confidence),
-        "steady_ttft_seconds": found.steady_ttft_seconds,
-        "random_ttft_seconds": found.random_ttft_seconds,
-        "tokens_per_second": found.tokens_per_second,
-        "tokens_per_second_low": found.tokens_per_second / high,
-        "tokens_per_second_high": found.tokens_per_second / low,
-        "tokens_per_second_per_device": found.tokens_per_second / model.layout.devices,
-        "requests_per_second": found.requests_per_second,
-        "prefill_share": found.prefill_share,
+        "confidence": asked.confidence,
+        "tpot_seconds": load.tpot_seconds,
+        "tpot_low_seconds": load.tpot_seconds * low,
+        "tpot_high_seconds": load.tpot_seconds * high,
+        "tpot_judged_seconds": load.tpot_seconds * judged_factor(high, asked.confidence),
+        "ttft_seconds": load.ttft_seconds,
+        "ttft_low_seconds": load.ttft_seconds * ttft_factors[0],
+        "ttft_high_seconds": load.ttft_seconds * ttft_factors[1],
+        "ttft_judged_seconds": load.ttft_seconds * judged_factor(ttft_factors[1], asked.confidence),
+        "tokens_per_second": load.tokens_per_second,
+        "tokens_per_second_low": load.tokens_per_second / high,
+        "tokens_per_second_high": load.tokens_per_second / low,
+        "tokens_per_second_per_device": load.tokens_per_second / model.layout.devices,
+        "requests_per_second": load.requests_per_second,
+        "prefill_share": load.prefill_share,
     }
 
 
@@ -232,100 +225,3 @@ def unfitted_of(case: Case, speed: Speed, batch_size: int) -> list[str]:
     found = outside(speed.model, speed.regime, speed.weight_dtype, batch_size)
     found += untimed(case.question.engine, case.question.engine_settings or {})
     return found if case.question.speculative is None else [*found, "drafted tokens"]
-
-
-@remembered_of_two
-def _speeds_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[Any, ...], tuple[Speed | str, Gpu]]:
-    """The speeds computed so far for this model, and the device of each, so that its id() is not reused."""
-    return {}
-
-
-def speed_of(case: Case, notes: list[Note]) -> Speed | str:
-    """The speed of a case on its device, or the reason if it is not known.
-
-    Cached per model, device, dtypes, layout and the engine's settings, which decide how it stores the cache. Building
-    it takes a millisecond, and a step only microseconds.
-    """
-    asked, workload, gpu = case.question, case.workload, case.devices.gpu
-    if case.engine.settings.get("split_mode") == "row":
-        return "the speed of --split-mode row is not modelled"
-    calibration = None if asked.speed is None else asked.speed.calibration
-    key: tuple[Any, ...] = (
-        asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.engine.placement, calibration,
-        workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.data_parallel_size,
-        workload.expert_parallel_size, case.engine.token_ranks, workload.prompt_ranks, *sorted(case.settings.items()),
-    )  # fmt: skip
-    if asked.speculative is not None:
-        from kvcalc.server.drafting.drafter import key_of
-
-        key += key_of(asked.speculative)
-    known = _speeds_of(case.model, case.spec)
-    kept = known.get(key)
-    if kept is None:
-        kept = _new_speed(case), gpu
-        if len(known) >= _MOST_SPEEDS:
-            known.clear()
-        known[key] = kept
-    found = kept[0]
-    if isinstance(found, Speed) and found.calibration is not None:
-        notes += found.calibration.notes
-    return found
-
-
-def _new_speed(case: Case) -> Speed | str:
-    workload, engine = case.workload, case.engine
-    layout = layout_of(workload)._replace(token_ranks=engine.token_ranks, divides_decode=engine.divides_decode)
-    if workload.attention_copies > 1:
-        layout = layout._replace(spread_names=spread_of(case.spec, engine, workload).names)
-    found = _speed(case, case.devices.gpu, layout)
-    asked = case.question.speed
-    if isinstance(found, Speed) and asked is not None and asked.calibration is not None:
-        found = asked.calibration.apply(case, found)
-    return _with_other_parts(case, found) if isinstance(found, Speed) else found
-
-
-def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
-    spec, workload = case.spec, case.workload
-    if spec.is_encoder:
-        return f"{spec.name} is an encoder and does not decode"
-    if not has_constants(case.question.engine):
-        return f"the speed of {case.engine_name} is not known: nobody has measured it"
-    if not gpu.bandwidth_bytes_per_second or not gpu.flops_per_second:
-        return f"the bandwidth and FLOP/s of {gpu.name} are not known: give --gpu-bandwidth and --flops"
-    stored = stored_weights(case.model, spec, case.question.dtype, workload.model_dtype)
-    if not isinstance(stored, StoredWeights):
-        return stored
-    found, regime = speed_model(
-        case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, layout
-    )
-    return Speed(with_launches(case, stored.weights, found), regime, stored.name)
-
-
-def _with_other_parts(case: Case, speed: Speed) -> Speed | str:
-    """The speed with what runs beside the model on the device: the host's part of it, and what drafts tokens."""
-    if case.engine.placement is None and case.question.speculative is None:
-        return speed
-    stored = stored_weights(case.model, case.spec, case.question.dtype, case.workload.model_dtype)
-    if not isinstance(stored, StoredWeights):
-        return stored
-    models = []
-    for model in (speed.model, *(() if speed.calibration is None else speed.calibration.near)):
-        around = _around(case, stored, model)
-        if isinstance(around, str):
-            return around
-        models.append(around)
-    first, *near = models
-    mark = None if speed.calibration is None else speed.calibration._replace(near=tuple(near))
-    return speed._replace(model=first, calibration=mark)
-
-
-def _around(case: Case, stored: StoredWeights, model: SpeedModel) -> SpeedModel | str:
-    if case.engine.placement is not None:
-        from kvcalc.server.host import hosted
-
-        model = hosted(case, case.engine.placement, stored, model)
-    if case.question.speculative is None:
-        return model
-    from kvcalc.server.drafting.drafter import speed_of_drafting
-
-    return speed_of_drafting(case, model)

@@ -12,19 +12,14 @@ from typing import Any
 
 from kvcalc.engines.scheduler import NewTokenRatio, Schedule
 from kvcalc.notes import Note
-from kvcalc.planning.serving.admission import (
-    accept_prompts,
-    most_at_once,
-    pool_tokens,
-    running_requests,
-    step_rules,
-    wanted_requests,
-)
+from kvcalc.planning.closed_form.running import pool_tokens, running_requests, step_rules
+from kvcalc.question.lengths import Distribution, known_lengths
 from kvcalc.records import NamedTuple
+from kvcalc.server.admission import accept_prompts, most_at_once, wanted_requests
 from kvcalc.server.budget import Budget, budget
 from kvcalc.server.case import Case
 from kvcalc.throughput.roofline import SpeedModel
-from kvcalc.throughput.serving import Serving, serve
+from kvcalc.throughput.serving import serve
 
 # The shortest answer relative to their mean, if lengths vary by 30 %.
 _SHORTEST = 0.7
@@ -33,29 +28,32 @@ _SHORTEST = 0.7
 _FEW = 12
 
 
-class Served(NamedTuple):
-    """The load, and the answer to it. `running` is the mean number of requests that have memory.
+class ClosedForm(NamedTuple):
+    """A load, and the answer to it. `running` is the mean number of requests that have memory.
 
-    `lengths` are the distributions of prompts and answers of a simulated load.
+    `ttft_seconds` is the mean of a benchmark, which counts the first request of each client. `steady_ttft_seconds` is
+    the mean without them, and `random_ttft_seconds` that of requests that arrive at random.
     """
 
-    input_tokens: int
-    output_tokens: int
-    concurrency: int
+    prompt: Distribution
+    answer: Distribution
+    clients: int
     running: float
-    serving: Serving
-    lengths: tuple[str | None, str | None] = (None, None)
+    tpot_seconds: float
+    ttft_seconds: float
+    steady_ttft_seconds: float
+    random_ttft_seconds: float
+    tokens_per_second: float
+    requests_per_second: float
+    prefill_share: float
 
 
-def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
+def served(case: Case, model: SpeedModel, notes: list[Note]) -> ClosedForm | None:
     """The requests of a case at its load. None if it serves none. Adds notes about what only a simulation follows."""
-    question, serves = case.question.speed_asked, case.question.serves
+    question = case.question.speed_asked
     prompt, answer = question.prompt_tokens, question.answer_tokens
     if prompt is None or answer is None:
         return None
-    if serves is not None and question.is_drawn:
-        followed: Served | None = serves(case, model, notes)
-        return followed
     accept_prompts(case, prompt, notes)
     found_budget, schedule = budget(case), case.engine.schedule()
     most = most_at_once(case, found_budget)
@@ -83,7 +81,11 @@ def served(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
     if schedule is None or not schedule.has_slots:
         # Requests wait for steps in slots. Without slots, they do not run before their prompts are computed.
         running = min(running, max(1.0, concurrency - found.queued))
-    return Served(prompt, answer, concurrency, running, found)
+    return ClosedForm(
+        known_lengths(prompt), known_lengths(answer), concurrency, running, found.tpot_seconds, found.ttft_seconds,
+        found.steady_ttft_seconds, found.random_ttft_seconds, found.tokens_per_second, found.requests_per_second,
+        found.prefill_share,
+    )  # fmt: skip
 
 
 class Preemption(NamedTuple):

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from kvcalc.engines import disaggregation_of
 from kvcalc.engines.command import DECODE, PREFILL
-from kvcalc.engines.prefixes import Prefixes
 from kvcalc.engines.scheduler import Disaggregation
 from kvcalc.errors import LayoutError, UsageError
 from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.answers.gpus import describe_hardware
+from kvcalc.planning.answers.simulate import ask_about, describe_engine, describe_load, describe_range
 from kvcalc.planning.plan.disaggregated.instances import (
     buffer_bytes,
     handover_seconds,
@@ -30,35 +30,25 @@ from kvcalc.planning.plan.disaggregated.instances import (
     without_hits,
 )
 from kvcalc.planning.plan.disaggregated.platforms import check_joined
-from kvcalc.planning.serving.admission import accept_prompts
-from kvcalc.planning.serving.throughput import Speed
-from kvcalc.planning.serving.transfer import link_bytes_per_second
 from kvcalc.question.fields import IN_TURN
 from kvcalc.question.question import Question, SpeedQuestion
 from kvcalc.records import NamedTuple
 from kvcalc.schema import SCHEMA_VERSION
+from kvcalc.server.admission import accept_prompts
 from kvcalc.server.case import Case
-from kvcalc.simulation.common_prefix import case_of, check_no_names, check_reuse, repeat_prompts, share_prefix
-from kvcalc.simulation.coupled import Coupled, Link, Progress
+from kvcalc.server.speed import Speed
+from kvcalc.server.transfer import link_bytes_per_second
+from kvcalc.simulation.common_prefix import CommonPrefix, case_of, check_reuse
+from kvcalc.simulation.coupled import Coupled, Link
+from kvcalc.simulation.fleet import Progress, run_load
 from kvcalc.simulation.loads.load import Load
 from kvcalc.simulation.loads.requests import Request
+from kvcalc.simulation.loads.supply import Supply
+from kvcalc.simulation.play import known_speed, named_in, shared_tokens_of
 from kvcalc.simulation.replicas.rules import Lag
 from kvcalc.simulation.replicas.times import ModelTimes
 from kvcalc.simulation.results import Limits, describe_results, describe_timeline, describe_times
 from kvcalc.simulation.scheduler import Scheduler, scheduler_of
-from kvcalc.simulation.settled import simulate_settled
-from kvcalc.simulation.simulate import (
-    ask_about,
-    check_fitting,
-    describe_engine,
-    describe_load,
-    describe_range,
-    known_speed,
-    longest_of,
-    repeated,
-    shared_tokens_of,
-    taken,
-)
 from kvcalc.throughput.hardware import Devices, Gpu
 
 if TYPE_CHECKING:
@@ -117,7 +107,7 @@ class _Pool(NamedTuple):
     case: Case
     speed: Speed
     scheduler: Scheduler
-    prefixes: Prefixes | None
+    prefix: CommonPrefix | None
 
 
 def simulate_pools(
@@ -129,24 +119,11 @@ def simulate_pools(
     The question and `is_detailed` are those of `simulate`; the layout is that of a decode instance. Raises what
     `simulate` raises, and UsageError (exit 2) for an unknown link, or for what separate instances cannot do.
     """
-    run = partial(
-        _simulated, question, prefills=prefills, limits=limits, replicas=replicas, step_factor=step_factor,
-        progress=progress, is_detailed=is_detailed,
-    )  # fmt: skip
-    return simulate_settled(load, run)
-
-
-def _simulated(
-    question: Question, load: Load, prefills: Prefills, limits: Limits, replicas: int | None, step_factor: float,
-    progress: Progress | None, is_detailed: bool,
-) -> tuple[documents.Simulate, Sequence[Request]]:  # fmt: skip
-    """The document of one run, and the requests that were served."""
     if load.router != IN_TURN:
         raise UsageError(f"--router {load.router}: separate instances get requests in turn", "leave it out")
-    question, devices, requests, named_tokens, notes = ask_about(question, load)
-    needs, replicas = disaggregation_of(question.engine), replicas or 1
-    most = question.context_tokens or longest_of(requests)
-    longest = most, min(most, max(request.prompt_tokens for request in requests))
+    question, devices, requests, notes = ask_about(question, load)
+    needs, replicas, most = disaggregation_of(question.engine), replicas or 1, question.context_tokens or 1
+    longest = most, min(most, requests.longest_prompt)
     _check_stages(needs, question, prefills)
     check_reuse(question)
     alone = question._replace(devices=Devices(devices.gpu, 1))
@@ -159,57 +136,48 @@ def _simulated(
         raise UsageError(
             f"both pools need {needed} devices, and there are {devices.num_devices}", "leave the number out"
         )
-    fitting = [
-        one
-        for one in taken(requests, question)
-        if decode.scheduler.fits(one) and prefill.scheduler.fits(_prompt_of(one))
-    ]
-    check_fitting(requests, fitting, question, notes)
-    shared_tokens = shared_tokens_of(prefill.case, prefill.scheduler, named_tokens, notes)
-    if question.reuse is not None and prefill.prefixes is not None:
-        check_no_names(named_tokens)
+    supply = Supply(
+        requests, most,
+        lambda request: decode.scheduler.fits(request) and prefill.scheduler.fits(_prompt_of(request)),
+    )  # fmt: skip
+    shared_tokens = shared_tokens_of(prefill.case, prefill.scheduler, requests.block_tokens, notes)
+    if question.reuse is not None and prefill.prefix is not None:
         notes += [note for note in prefill.case.notes if note not in notes]
-        shared_tokens = share_prefix(prefill.prefixes, prefill.scheduler, fitting, question.reuse.prefix_tokens, notes)
-    if (distinct := repeated(load, requests)) is not None:
-        asked = prefills.of(alone, decode.case.workload.tensor_parallel_size)
-        shared_tokens = repeat_prompts(asked, prefill.scheduler, fitting, distinct, prefills.replicas, notes)
-    for number, request in enumerate(fitting):
-        request.number = number
+    asked = prefills.of(alone, decode.case.workload.tensor_parallel_size)
+    named = named_in(asked, prefill.scheduler, requests, load, prefills.replicas, prefill.prefix, notes)
+    if named is not None:
+        supply.name, shared_tokens = named
     rate = prefills.bytes_per_second(devices.gpu)
     make_prefill = partial(prefill.scheduler.server, _times(prefill, step_factor), shared_tokens=shared_tokens)
     pools = Coupled(
-        fitting,
+        supply,
         (prefills.replicas, make_prefill),
         (replicas, partial(decode.scheduler.server, _times(decode, step_factor))),
         Link(rate, _bytes_of(prefill.case, decode.case)),
-        load.concurrency,
+        load.clients,
     )  # fmt: skip
     for server in pools.prefills:
         server.first_seconds = step_factor * load.first_seconds(prefill.speed.model.constants)
     if not is_detailed:
         for server in (*pools.prefills, *pools.decodes):
             server.keep_sums()
-    pools.run(progress)
-    for answer in pools.answers:
-        _join(pools.prompts[answer.number], answer)
-    decoding = [rank for server in pools.decodes for rank in server.ranks]
-    results = describe_results(pools.answers, decoding, limits, load)
-    document: documents.Simulate = {
+    outcome = run_load(pools, load, supply, notes, progress)
+    results = describe_results(outcome, limits, load)
+    return {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(decode.case.spec),
         "hardware": {**describe_hardware(decode.case), "num_devices": needed, "replicas": replicas},
         "engine": describe_engine(decode.case, decode.scheduler),
-        "load": describe_load(load, requests, len(requests) - len(fitting)),
+        "load": describe_load(load, outcome),
         "limits": cast("documents.SimulateLimits", limits._asdict()),
         "results": results,
-        "times": describe_times(pools.answers, decoding, load),
-        "timeline": describe_timeline(decoding),
+        "times": describe_times(outcome),
+        "timeline": describe_timeline(outcome.ranks),
         "step_factor": step_factor,
         "step_range": describe_range(decode.speed, results["mean_running_requests"] / replicas),
         "prefill": _describe_prefill(prefills, prefill.case, pools, rate, results["duration_seconds"]),
         "warnings": describe_notes(notes),
     }
-    return document, sorted(pools.answers, key=lambda request: request.number)
 
 
 def _check_stages(needs: Disaggregation, question: Question, prefills: Prefills) -> None:
@@ -226,13 +194,6 @@ def _check_stages(needs: Disaggregation, question: Question, prefills: Prefills)
 def _prompt_of(request: Request) -> Request:
     """A request whose answer ends with its first token."""
     return Request(request.number, request.arrival, request.prompt_tokens, 1, request.cached_tokens)
-
-
-def _join(prompt: Request, answer: Request) -> None:
-    """Add what happened on the prefill instance to a request that was answered."""
-    answer.arrival, answer.started, answer.found_tokens = prompt.arrival, prompt.started, prompt.found_tokens
-    answer.lag += prompt.lag
-    answer.preemptions += prompt.preemptions
 
 
 def _prefill_pool(question: Question, needs: Disaggregation, longest: tuple[int, int]) -> _Pool:
@@ -263,13 +224,13 @@ def _scheduled(
     question: Question, needs: Disaggregation, longest: tuple[int, int], notes: list[Note], *, lowers_limit: bool
 ) -> _Pool:
     """An instance for requests of up to `longest` tokens: in all, and in the prompt. See `scheduler_of`."""
-    case, prefixes = case_of(question)
+    case, prefix = case_of(question)
     accept_prompts(case, longest[1], notes)
     speed = known_speed(case, notes)
     notes += case.notes
     buffers = buffer_bytes(needs, case, longest[1])
     scheduler = scheduler_of(case, speed.model, longest[0], buffers, lowers_limit=lowers_limit)
-    return _Pool(case, speed, scheduler, prefixes)
+    return _Pool(case, speed, scheduler, prefix)
 
 
 def _times(pool: _Pool, factor: float) -> ModelTimes:
@@ -284,7 +245,8 @@ def _bytes_of(prefill: Case, decode: Case) -> Any:
 def _describe_prefill(
     prefills: Prefills, case: Case, pools: Coupled, rate: int, seconds: float
 ) -> documents.SimulatePrefill:
-    number, sent = len(pools.sent), pools.sent
+    sent = [each for each in pools.sent if each.request.finish is not None]
+    number = len(sent)
     ranks: Sequence[Any] = [rank for server in pools.prefills for rank in server.ranks]
     return {
         "gpu": case.devices.gpu.name,

@@ -1,0 +1,132 @@
+"""The speed of a case: its model's counts, its device's figures and its engine's constants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.model.memo import remembered_of_two
+from kvcalc.model.spec import ModelSpec
+from kvcalc.notes import Note
+from kvcalc.records import NamedTuple
+from kvcalc.server.case import Case
+from kvcalc.server.dp_attention import spread_of
+from kvcalc.server.launched import with_launches
+from kvcalc.server.layout import layout_of
+from kvcalc.server.weights import stored_weights
+from kvcalc.throughput.constants import Regime, has_constants
+from kvcalc.throughput.roofline import SpeedModel
+from kvcalc.throughput.speed import StoredWeights, speed_model
+
+if TYPE_CHECKING:
+    from kvcalc.throughput.applied import Applied
+    from kvcalc.throughput.counts import Layout
+    from kvcalc.throughput.hardware import Gpu
+
+# The most speeds that are remembered for one model. Each device with figures of its own has another one.
+_MOST_SPEEDS = 256
+
+
+class Speed(NamedTuple):
+    """A SpeedModel, the regime its constants were fitted in, the dtype of the weights, and how it was calibrated."""
+
+    model: SpeedModel
+    regime: Regime
+    weight_dtype: str
+    calibration: Applied | None = None
+
+
+@remembered_of_two
+def _speeds_of(model: ModelSpec, spec: ModelSpec) -> dict[tuple[Any, ...], tuple[Speed | str, Gpu]]:
+    """The speeds computed so far for this model, and the device of each, so that its id() is not reused."""
+    return {}
+
+
+def speed_of(case: Case, notes: list[Note]) -> Speed | str:
+    """The speed of a case on its device, or the reason if it is not known.
+
+    Cached per model, device, dtypes, layout and the engine's settings, which decide how it stores the cache. Building
+    it takes a millisecond, and a step only microseconds.
+    """
+    asked, workload, gpu = case.question, case.workload, case.devices.gpu
+    if case.engine.settings.get("split_mode") == "row":
+        return "the speed of --split-mode row is not modelled"
+    calibration = None if asked.speed is None else asked.speed.calibration
+    key: tuple[Any, ...] = (
+        asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.engine.placement, calibration,
+        workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.data_parallel_size,
+        workload.expert_parallel_size, case.engine.token_ranks, workload.prompt_ranks, *sorted(case.settings.items()),
+    )  # fmt: skip
+    if asked.speculative is not None:
+        from kvcalc.server.drafting.drafter import key_of
+
+        key += key_of(asked.speculative)
+    known = _speeds_of(case.model, case.spec)
+    kept = known.get(key)
+    if kept is None:
+        kept = _new_speed(case), gpu
+        if len(known) >= _MOST_SPEEDS:
+            known.clear()
+        known[key] = kept
+    found = kept[0]
+    if isinstance(found, Speed) and found.calibration is not None:
+        notes += found.calibration.notes
+    return found
+
+
+def _new_speed(case: Case) -> Speed | str:
+    workload, engine = case.workload, case.engine
+    layout = layout_of(workload)._replace(token_ranks=engine.token_ranks, divides_decode=engine.divides_decode)
+    if workload.attention_copies > 1:
+        layout = layout._replace(spread_names=spread_of(case.spec, engine, workload).names)
+    found = _speed(case, case.devices.gpu, layout)
+    asked = case.question.speed
+    if isinstance(found, Speed) and asked is not None and asked.calibration is not None:
+        found = asked.calibration.apply(case, found)
+    return _with_other_parts(case, found) if isinstance(found, Speed) else found
+
+
+def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
+    spec, workload = case.spec, case.workload
+    if spec.is_encoder:
+        return f"{spec.name} is an encoder and does not decode"
+    if not has_constants(case.question.engine):
+        return f"the speed of {case.engine_name} is not known: nobody has measured it"
+    if not gpu.bandwidth_bytes_per_second or not gpu.flops_per_second:
+        return f"the bandwidth and FLOP/s of {gpu.name} are not known: give --gpu-bandwidth and --flops"
+    stored = stored_weights(case.model, spec, case.question.dtype, workload.model_dtype)
+    if not isinstance(stored, StoredWeights):
+        return stored
+    found, regime = speed_model(
+        case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, layout
+    )
+    return Speed(with_launches(case, stored.weights, found), regime, stored.name)
+
+
+def _with_other_parts(case: Case, speed: Speed) -> Speed | str:
+    """The speed with what runs beside the model on the device: the host's part of it, and what drafts tokens."""
+    if case.engine.placement is None and case.question.speculative is None:
+        return speed
+    stored = stored_weights(case.model, case.spec, case.question.dtype, case.workload.model_dtype)
+    if not isinstance(stored, StoredWeights):
+        return stored
+    models = []
+    for model in (speed.model, *(() if speed.calibration is None else speed.calibration.near)):
+        around = _around(case, stored, model)
+        if isinstance(around, str):
+            return around
+        models.append(around)
+    first, *near = models
+    mark = None if speed.calibration is None else speed.calibration._replace(near=tuple(near))
+    return speed._replace(model=first, calibration=mark)
+
+
+def _around(case: Case, stored: StoredWeights, model: SpeedModel) -> SpeedModel | str:
+    if case.engine.placement is not None:
+        from kvcalc.server.host import hosted
+
+        model = hosted(case, case.engine.placement, stored, model)
+    if case.question.speculative is None:
+        return model
+    from kvcalc.server.drafting.drafter import speed_of_drafting
+
+    return speed_of_drafting(case, model)

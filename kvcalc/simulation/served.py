@@ -1,0 +1,66 @@
+"""The load of an estimate, simulated: clients that send the next request after each answer, on one replica."""
+
+from __future__ import annotations
+
+from kvcalc.errors import KvcalcError
+from kvcalc.notes import Note
+from kvcalc.question.lengths import Distribution, lengths_of
+from kvcalc.records import NamedTuple
+from kvcalc.server.case import Case
+from kvcalc.server.layout import server_context
+from kvcalc.simulation.loads.load import MEANS, Load, requests_of
+from kvcalc.simulation.play import play
+from kvcalc.simulation.results import Limits, describe_results, times_of
+from kvcalc.throughput.roofline import SpeedModel
+
+
+class Served(NamedTuple):
+    """The times in seconds and the rates of one replica. `running` requests run on average.
+
+    `prefill_share` is the share of the time per output token that the prompts of others take.
+    """
+
+    prompt: Distribution
+    answer: Distribution
+    clients: int
+    running: float
+    tpot_seconds: float
+    ttft_seconds: float
+    tokens_per_second: float
+    requests_per_second: float
+    prefill_share: float
+
+
+def serve_load(case: Case, model: SpeedModel, notes: list[Note]) -> Served | None:
+    """The load of a case. None, with a note, if it cannot be simulated. None without one if it serves no requests."""
+    asked = case.question.speed_asked
+    prompt, answer = (lengths_of(tokens, "tokens") for tokens in (asked.input_tokens, asked.output_tokens))
+    if prompt is None or answer is None:
+        return None
+    try:
+        return _served(case, model, prompt, answer, notes)
+    except KvcalcError as error:
+        notes.append(Note("throughput", "not-simulated", f"the times of these requests are not known: {error.message}"))
+        return None
+
+
+def _served(case: Case, model: SpeedModel, prompt: Distribution, answer: Distribution, notes: list[Note]) -> Served:
+    asked = case.question.speed_asked
+    clients = asked.concurrency or max(1, case.workload.batch_size)
+    load = Load(prompt, answer, concurrency=clients, is_benchmark=asked.benchmark, settling=MEANS, is_brief=True)
+    requests = requests_of(load, asked.prefix_hit_rate, notes)
+    started = case.at(server_context(case.question, case.workload.context_tokens), 1)
+    _, outcome = play(started, model, requests, load, 1, 1.0, notes)
+    results = describe_results(outcome, Limits(), load)
+    ttft, tpot = (_mean([*times_of(metric, outcome.counted)]) for metric in ("ttft", "tpot"))
+    tokens = results["tokens_per_second"]
+    decoding = max(1.0, tokens * tpot)
+    step = model.decode(decoding, prompt.mean_tokens + answer.mean_tokens / 2).seconds / model.tokens_per_step
+    return Served(
+        prompt, answer, clients, max(1.0, results["mean_running_requests"]), tpot or step, ttft, tokens,
+        results["requests_per_second"], max(0.0, 1 - step / tpot) if tpot else 0.0,
+    )  # fmt: skip
+
+
+def _mean(times: list[float]) -> float:
+    return sum(times) / len(times) if times else 0.0
