@@ -244,7 +244,10 @@ def capacity_of(
     A rate is kept if the targets are met and the queue does not grow without bound, with steps as slow as they are
     judged (`planning.plan.judge`).
     """
-    speed = question.speed_asked._replace(input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None)
+    # The closed form says where to begin.
+    speed = question.speed_asked._replace(
+        input_tokens=input_tokens, output_tokens=output_tokens, concurrency=None, closed_form=True
+    )
     held = question._replace(speed=speed, context_tokens=None, fits_context=False, batch_size=1)
     document = answer(held).document
     throughput = document["throughput"]

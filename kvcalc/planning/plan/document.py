@@ -16,7 +16,7 @@ from kvcalc.model.describe import describe_model
 from kvcalc.notes import Note, describe_notes
 from kvcalc.planning.plan.confirm import find_confirmed
 from kvcalc.planning.plan.pareto import best_of, close_price, commands, front, given_up, ranked_by
-from kvcalc.planning.plan.replicas import OnePool
+from kvcalc.planning.plan.replicas import TIMES, OnePool
 from kvcalc.planning.plan.targets import METRICS, Targets, check_percentiles
 from kvcalc.planning.plan.traffic import (
     MOST_BUSY,
@@ -277,8 +277,7 @@ def _row(
         trouble = Trouble(found.message, found.hint) if isinstance(found, KvcalcError) else found
         row.update(fits=False, verdict="does_not_fit", **trouble._asdict())
         return cast("documents.PlanRow", row)
-    question, memory, serving = found.shape.of(traffic.question), found.probe.memory, found.probe.serving
-    low, high = serving["tokens_per_second_low"], serving["tokens_per_second_high"]
+    question, memory = found.shape.of(traffic.question), found.probe.memory
     row.update(
         **found.shape.describe(found.probe.expert_parallel_size),
         replicas=found.replicas + traffic.spare_replicas,
@@ -293,12 +292,8 @@ def _row(
         weights_bytes=memory.document["weights"]["bytes"],
         free_bytes=memory.fit["free_bytes"],
         max_batch_size=memory.fit["max_batch_size"],
-        **{name: serving.get(name) for name in _TIMES},
-        tokens_per_second=found.replicas * serving["tokens_per_second"],
-        tokens_per_second_low=low and found.replicas * low,
-        tokens_per_second_high=high and found.replicas * high,
-        requests_per_second=found.replicas * serving["requests_per_second"],
-        tokens_per_second_per_device=found.replicas * serving["tokens_per_second"] / found.num_devices,
+        **(printed := found.printed()),
+        tokens_per_second_per_device=(printed["tokens_per_second"] or 0.0) / found.num_devices,
     )
     if judge is not None:
         row.update(judge.describe_limits(found))
@@ -334,18 +329,13 @@ def _row(
     return cast("documents.PlanRow", row)
 
 
-# The ends of a range are null if it is not known.
-_TIMES = (
-    "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "ttft_judged_seconds",
-    "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds", "tpot_judged_seconds",
-)  # fmt: skip
 ROW = (
     "model", "gpu", "engine", "fits", "verdict", "reason", "hint", "next_layout", "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size", "expert_parallel_size", "decode_context_parallel_size", "replicas",
     "num_devices", "requests_per_replica", "utilization", "kv_dtype", "weights_dtype", "weights_bytes", "free_bytes",
     "max_batch_size",
-    *_TIMES,
+    *TIMES,
     *(f"simulated_{metric}_seconds" for metric in METRICS), "simulated_requests",
     "tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second",
     "tokens_per_second_per_device", "price_per_hour", "cost_per_hour",
@@ -361,10 +351,17 @@ def _search_or_refuse(
     try:
         traffic.settings_for(kind.engine, traffic.question.engine_settings or {})  # raises if it refuses the prompts
         if judge is None:
-            return find_confirmed(traffic, kind, confirm)
-        from kvcalc.planning.plan.finalists import find_replicas
+            found = find_confirmed(traffic, kind, confirm)
+        else:
+            from kvcalc.planning.plan.finalists import find_replicas
 
-        return find_replicas(traffic, kind, judge, num_simulated)
+            found = find_replicas(traffic, kind, judge, num_simulated)
+        if isinstance(found, Trouble) or (judge is confirm is None):
+            return found
+        try:
+            return found.with_times(confirm() if judge is None and confirm is not None else judge.simulation)
+        except UsageError:  # a layout or an engine that is not simulated
+            return found
     except SettingError:
         raise
     except KvcalcError as error:

@@ -13,7 +13,7 @@ from kvcalc.question.lengths import Distribution, lengths_of
 from kvcalc.question.question import Question
 from kvcalc.question.request_lengths import Lengths
 from kvcalc.records import NamedTuple
-from kvcalc.simulation.loads.load import Load
+from kvcalc.simulation.loads.load import MEANS, Load
 from kvcalc.simulation.loads.recorded import Recording, record
 from kvcalc.traces import read_trace
 
@@ -64,7 +64,7 @@ class PlannedLoad(NamedTuple):
         return targets._replace(requests_per_second=self.recording.peak_requests_per_second)
 
     def run(
-        self, question: Question, targets: Targets, replicas: int | None, num_requests: int, step_factor: float
+        self, question: Question, targets: Targets, replicas: int | None, num_requests: int | None, step_factor: float
     ) -> Simulated:
         """See `planning.plan.targets.Simulates`."""
         load, is_open = self._load(
@@ -99,7 +99,7 @@ class PlannedLoad(NamedTuple):
         )  # fmt: skip
         return simulated_of(found, is_open)
 
-    def _load(self, targets: Targets, num_requests: int, *, is_alone: bool, has_prefix: bool) -> tuple[Load, bool]:
+    def _load(self, targets: Targets, num_requests: int | None, *, is_alone: bool, has_prefix: bool) -> tuple[Load, bool]:
         """The requests, and whether they go on after the simulation, so that the engine must keep up with them."""
         if self.recording is None:
             load = self._drawn(targets, num_requests, is_alone, has_prefix)
@@ -109,9 +109,11 @@ class PlannedLoad(NamedTuple):
         is_limited = targets.max_ttft_seconds is not None or targets.max_e2e_seconds is not None
         return load, not is_alone and not (self.recording is not None and is_limited)
 
-    def _drawn(self, targets: Targets, num_requests: int, are_alone: bool, has_prefix: bool) -> Load:
+    def _drawn(self, targets: Targets, num_requests: int | None, are_alone: bool, has_prefix: bool) -> Load:
         prompt, answer = self._distributions()
         load = Load(prompt, answer, num_requests=num_requests, seed=self.seed or 0, cold=False)
+        if num_requests is None:
+            load = load._replace(settling=MEANS, is_brief=True)
         if are_alone:
             # Requests with the same lengths take the same time if each is alone, unless the first computes a prefix.
             are_alike = self.pairs is None and not has_prefix
@@ -121,7 +123,7 @@ class PlannedLoad(NamedTuple):
             judged = tuple((limit.metric, limit.percentile) for limit in targets.limits)
             return load._replace(
                 concurrency=targets.concurrency, burstiness=self.burstiness, num_requests=self.num_requests,
-                fewest_requests=num_requests, settling=judged,
+                fewest_requests=num_requests, settling=judged or load.settling,
             )  # fmt: skip
         return load._replace(requests_per_second=targets.requests_per_second, burstiness=self.burstiness)
 
@@ -142,6 +144,7 @@ def simulated_of(found: Mapping[str, Any], is_open: bool) -> Simulated:
     is_behind = is_open and not found["results"]["keeps_up"]
     return Simulated(
         times, counts["requests"], counts["refused_requests"], engine["max_running_requests"],
+        found["results"]["requests_per_second"], found["results"]["tokens_per_second"],
         waits["max"] if is_behind else None,
         tuple(Note(**row) for row in found["warnings"] if row["code"] == "not-shared"),
     )  # fmt: skip

@@ -35,6 +35,14 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.planning.plan.targets import Simulated, Simulates, Targets
 
+# The ends of a range are null if it is not known.
+TIMES = (
+    "ttft_seconds", "ttft_low_seconds", "ttft_high_seconds", "ttft_judged_seconds",
+    "tpot_seconds", "tpot_low_seconds", "tpot_high_seconds", "tpot_judged_seconds",
+)  # fmt: skip
+_RATES = ("tokens_per_second", "tokens_per_second_low", "tokens_per_second_high", "requests_per_second")
+# So many replicas are simulated together.
+_FEW_REPLICAS = 4
 # The rounds by which `_needs_more` approaches the requests that run together.
 _MOST_ROUNDS = 4
 _WORTH_IT = 1.02
@@ -44,7 +52,7 @@ class OnePool(NamedTuple):
     """A layout with one pool, of replicas.
 
     `next_layout` is the second choice, and why it was not chosen. `most_running` is the limit of running requests of an
-    DP rank in the simulation. None without one.
+    DP rank in the simulation, None without one. `simulated` are the times and the rates that are printed.
     """
 
     traffic: Traffic
@@ -54,6 +62,7 @@ class OnePool(NamedTuple):
     probe: Probe
     next_layout: str | None = None
     most_running: int | None = None
+    simulated: Simulated | None = None
 
     @property
     def key(self) -> Shape:
@@ -124,7 +133,7 @@ class OnePool(NamedTuple):
         return self.at((1,))
 
     def run(
-        self, simulation: Simulates, targets: Targets, num_requests: int, step_factor: float, *, is_alone: bool
+        self, simulation: Simulates, targets: Targets, num_requests: int | None, step_factor: float, *, is_alone: bool
     ) -> tuple[OnePool, Simulated]:
         """The layout with what its simulation says, and the simulation."""
         question = replica_of(self.traffic, self.kind, self.shape, self.replicas)
@@ -132,6 +141,47 @@ class OnePool(NamedTuple):
         replicas = None if is_alone else self.replicas
         found = simulation.run(question, targets, replicas, num_requests, step_factor)
         return self._replace(most_running=found.most_running), found
+
+    def with_times(self, simulation: Simulates) -> OnePool:
+        """The layout with the times and the rates of its load, simulated with steps as long as they are estimated.
+
+        A few replicas are simulated together. Of many, one has its share: what a router sends at random to one of them
+        arrives at random too.
+        """
+        targets, number = self.traffic.targets, 1
+        rate, clients = targets.requests_per_second, targets.concurrency
+        if simulation.trace is not None or self.replicas <= _FEW_REPLICAS:
+            number = self.replicas
+        else:
+            targets = targets._replace(
+                requests_per_second=None if rate is None else rate / self.replicas,
+                concurrency=None if clients is None else ceil(clients / self.replicas),
+            )
+        _, simulated = self._replace(replicas=number).run(simulation, targets, None, 1.0, is_alone=False)
+        share = self.replicas / number
+        return self._replace(
+            simulated=simulated._replace(
+                requests_per_second=share * simulated.requests_per_second,
+                tokens_per_second=share * simulated.tokens_per_second,
+            )
+        )
+
+    def printed(self) -> dict[str, float | None]:
+        """The times and the rates of its row. The ranges are as wide as those of the closed form."""
+        serving, simulated = self.probe.serving, self.simulated
+        rates = self.replicas * serving["requests_per_second"], self.replicas * serving["tokens_per_second"]
+        factors = dict.fromkeys(("ttft", "tpot", "tokens", "requests"), 1.0)
+        factors["tokens"] = factors["requests"] = float(self.replicas)
+        if simulated is not None:
+            for metric in ("ttft", "tpot"):
+                mean = simulated.times[metric]["mean"]
+                factors[metric] = 1.0 if mean is None else mean / serving[f"{metric}_seconds"]
+            factors["requests"] *= simulated.requests_per_second / rates[0]
+            factors["tokens"] *= simulated.tokens_per_second / rates[1]
+        return {
+            name: None if (value := serving.get(name)) is None else value * factors[name.partition("_")[0]]
+            for name in (*TIMES, *_RATES)
+        }
 
     def why_more(self, best: OnePool) -> str | None:
         """What it takes more than the best layout. None if it does not."""

@@ -123,6 +123,8 @@ class Simulated(NamedTuple):
     requests: int
     refused: int
     most_running: int
+    requests_per_second: float = 0.0
+    tokens_per_second: float = 0.0
     backlog_seconds: float | None = None
     notes: tuple[Note, ...] = ()
 
@@ -166,9 +168,11 @@ class Simulates(Protocol):
         """Notes about rows of a trace that are left out."""
 
     def run(
-        self, question: Question, targets: Targets, replicas: int | None, num_requests: int, step_factor: float
+        self, question: Question, targets: Targets, replicas: int | None, num_requests: int | None, step_factor: float
     ) -> Simulated:
         """The times of `num_requests` requests on `replicas` replicas, or of one after the other if None.
+
+        `num_requests` is None for as many as make the means known.
 
         The times of all steps are multiplied by `step_factor`. UsageError (exit 2) for what is not simulated.
         """
