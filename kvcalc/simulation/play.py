@@ -40,16 +40,17 @@ class Played(NamedTuple):
 
 def play(
     case: Case, model: SpeedModel, requests: Requests, load: Load, replicas: int, step_factor: float, notes: list[Note],
-    progress: Progress | None = None, *, is_detailed: bool = False, prefix: CommonPrefix | None = None,
+    progress: Progress | None = None, *, is_detailed: bool = False, assumes: bool = False,
+    prefix: CommonPrefix | None = None,
 ) -> Played:  # fmt: skip
     """What happens to the `requests` of a load on replicas of a case, whose context is that of the longest request.
 
     `prefix` is what all requests have in common. Without `is_detailed`, there are no times between tokens
-    and no states over time.
+    and no states over time. With `assumes`, an engine whose scheduler is not known runs requests beside each other.
     """
     question, longest = case.question, case.workload.context_tokens
     accept_prompts(case, min(requests.longest_prompt, longest - 1), notes)
-    scheduler = scheduler_of(case, model, longest)
+    scheduler = scheduler_of(case, model, longest, assumes=assumes)
     supply = Supply(requests, longest, scheduler.fits)
     shared_tokens = shared_tokens_of(case, scheduler, requests.block_tokens, notes)
     named = named_in(question, scheduler, requests, load, replicas, prefix, notes)

@@ -98,17 +98,30 @@ class Scheduler(NamedTuple):
         return (SlotsReplica if schedule.has_slots else kind)(self.rules, times, pool, arrivals, prefixes)
 
 
+# An engine whose scheduler is not known runs requests beside each other, each with memory of its own.
+ASSUMED = Schedule("slots", reserves_answer=True, has_slots=True)
+
+
 def scheduler_of(
-    case: Case, model: SpeedModel, longest_tokens: int, buffer_bytes: int = 0, *, lowers_limit: bool = False
-) -> Scheduler:
+    case: Case, model: SpeedModel, longest_tokens: int, buffer_bytes: int = 0, *, lowers_limit: bool = False,
+    assumes: bool = False,
+) -> Scheduler:  # fmt: skip
     """The scheduler of the case's engine for requests of up to `longest_tokens` tokens.
 
     `buffer_bytes` of a device's memory are not for the cache, such as buffers for sending it. With `lowers_limit`, a
-    limit of running requests with which the engine does not start is lowered: it was given for other instances.
+    limit of running requests with which the engine does not start is lowered: it was given for other instances. With
+    `assumes`, an engine whose scheduler is not known has `ASSUMED`.
     Raises UsageError (exit 2) for an engine or a layout that is not simulated, ModelError (exit 3) if the memory for
     the cache is not known, and DoesNotFitError (exit 4) if there is none.
     """
-    schedule, found = _schedule_of(case), budget(case)
+    schedule, found = case.engine.schedule() or (ASSUMED if assumes else None), budget(case)
+    if schedule is None:
+        known = engines_that(lambda engine: engine.schedule is not Engine.schedule)
+        raise UsageError(f"--engine {case.engine_name}: its scheduler is not simulated", f"one of {', '.join(known)}")
+    if whole_copies(case.spec, case.workload):
+        raise UsageError(
+            "--dp: copies of a model without experts are replicas", f"--replicas {case.workload.data_parallel_size}"
+        )
     if isinstance(found, str):
         raise ModelError(f"{case.model.name} cannot be simulated: {found}")
     if buffer_bytes:
@@ -160,21 +173,3 @@ def start_notes(case: Case) -> list[Note]:
     too_many = too_many_to_start(case, found.pool_bytes)
     notes = [] if too_many is None else [Note("engine", "start-limit", too_many.refusal(case.engine.title))]
     return notes if found.towers is None else [*notes, *found.towers.notes]
-
-
-def _schedule_of(case: Case) -> Schedule:
-    """The schedule of the case's engine. UsageError (exit 2) if that or the layout is not simulated."""
-    schedule = case.engine.schedule()
-    if schedule is None:
-        known = engines_that(lambda engine: engine.schedule is not Engine.schedule)
-        raise UsageError(f"--engine {case.engine_name}: its scheduler is not simulated", f"one of {', '.join(known)}")
-    if whole_copies(case.spec, case.workload):
-        raise UsageError(
-            "--dp: copies of a model without experts are replicas", f"--replicas {case.workload.data_parallel_size}"
-        )
-    if case.workload.prompt_ranks > 1:
-        raise UsageError(
-            "prefill context parallelism is not simulated",
-            "leave out -pcp, or --attn-cp-size",
-        )
-    return schedule

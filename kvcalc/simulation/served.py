@@ -50,7 +50,7 @@ def _served(case: Case, model: SpeedModel, prompt: Distribution, answer: Distrib
     load = Load(prompt, answer, concurrency=clients, is_benchmark=asked.benchmark, settling=MEANS, is_brief=True)
     requests = requests_of(load, asked.prefix_hit_rate, notes)
     started = case.at(server_context(case.question, case.workload.context_tokens), 1)
-    _, outcome = play(started, model, requests, load, 1, 1.0, notes)
+    _, outcome = play(started, model, requests, load, 1, 1.0, notes, assumes=True)
     results = describe_results(outcome, Limits(), load)
     ttft, tpot = (_mean([*times_of(metric, outcome.counted)]) for metric in ("ttft", "tpot"))
     tokens = results["tokens_per_second"]

@@ -73,7 +73,8 @@ def test_a_higher_hit_rate_is_found_beside_the_prefix() -> None:
 ])  # fmt: skip
 def test_requests_that_share_no_memory_find_the_prefix_and_a_note_says_so(model: str, engine: str, code: str) -> None:
     document = kvcalc.simulate(
-        model, "h100", engine=engine, prompt_tokens=f"fixed:{PROMPT}", answer_tokens=f"fixed:{ANSWER}", **LOAD, **prefix(PREFIX)
+        model, "h100", engine=engine, prompt_tokens=f"fixed:{PROMPT}", answer_tokens=f"fixed:{ANSWER}",
+        **LOAD, **prefix(PREFIX)
     )  # fmt: skip
     assert document["results"]["cached_tokens"] == 300 * PREFIX
     assert code in {row["code"] for row in document["warnings"]}

@@ -81,7 +81,8 @@ def test_each_replica_computes_a_prompt_once() -> None:
     """gpt-oss has windows, so its requests share no blocks. Requests go to replicas in turn."""
     for prompts, first in ((4, 4), (3, 6)):  # three prompts come to both replicas
         found = kvcalc.simulate(
-            "gpt-oss-20b", "h100", replicas=2, prompt_tokens="fixed:640", answer_tokens="fixed:20", requests_per_second=5.0,
+            "gpt-oss-20b", "h100", replicas=2, prompt_tokens="fixed:640", answer_tokens="fixed:20",
+            requests_per_second=5.0,
             requests=40, distinct_prompts=prompts,
         )  # fmt: skip
         each = found["results"]["cached_tokens"] / (40 - first)

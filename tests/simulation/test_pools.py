@@ -35,7 +35,8 @@ def test_the_plan_is_what_the_simulation_plays_out(engine: str, prompt: int, ans
     (row,) = [row for row in document["plans"] if row["disaggregated"]]
     prefill, decode, parts = (row["disaggregated"][name] for name in ("prefill", "decode", "ttft_parts"))
     found: Any = kvcalc.simulate(
-        model, "h100", engine=engine, prompt_tokens=f"fixed:{prompt}", answer_tokens=f"fixed:{answer}", requests_per_second=rate,
+        model, "h100", engine=engine, prompt_tokens=f"fixed:{prompt}", answer_tokens=f"fixed:{answer}",
+        requests_per_second=rate,
         requests=3000, tensor_parallel_size=decode["tensor_parallel_size"], replicas=decode["instances"],
         prefill_replicas=prefill["instances"], prefill_tensor_parallel_size=prefill["tensor_parallel_size"],
         transfer=LINK,
@@ -102,7 +103,8 @@ def test_requests_that_are_too_long_for_the_cache_are_left_out_of_both_pools() -
     assert refused + served == 200
 
 
-POOLS: dict[str, Any] = {"requests_per_second": 2, "requests": 100, "prompt_tokens": "fixed:2048", "answer_tokens": "fixed:300",
+POOLS: dict[str, Any] = {"requests_per_second": 2, "requests": 100,
+    "prompt_tokens": "fixed:2048", "answer_tokens": "fixed:300",
                          "prefill_replicas": 2, "transfer": LINK}  # fmt: skip
 
 
@@ -203,7 +205,8 @@ def test_why_requests_of_a_trace_do_not_share_blocks_is_named() -> None:
 
 
 def test_the_command_line_and_batch_ask_the_same(kvcalc: Any, tmp_path: Any) -> None:
-    asked = {"requests_per_second": 8, "prompt_tokens": "fixed:1000", "answer_tokens": "fixed:100", "requests": 50, "gpu": "h100x3",
+    asked = {"requests_per_second": 8, "prompt_tokens": "fixed:1000", "answer_tokens": "fixed:100", "requests": 50,
+        "gpu": "h100x3",
              "prefill_replicas": 2, "transfer_bandwidth": "50GB/s"}  # fmt: skip
     words = [word for name, value in asked.items() for word in (f"--{name.replace('_', '-')}", value)]
     found = kvcalc("simulate", "llama-3.1-8b", *words, "--json").json

@@ -99,7 +99,9 @@ class PlannedLoad(NamedTuple):
         )  # fmt: skip
         return simulated_of(found, is_open)
 
-    def _load(self, targets: Targets, num_requests: int | None, *, is_alone: bool, has_prefix: bool) -> tuple[Load, bool]:
+    def _load(
+        self, targets: Targets, num_requests: int | None, *, is_alone: bool, has_prefix: bool
+    ) -> tuple[Load, bool]:
         """The requests, and whether they go on after the simulation, so that the engine must keep up with them."""
         if self.recording is None:
             load = self._drawn(targets, num_requests, is_alone, has_prefix)

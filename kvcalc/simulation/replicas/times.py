@@ -85,12 +85,14 @@ class ModelTimes:
     def _new_prompts(self, chunks: Sequence[Chunk], batch: int) -> float:
         model = self._model
         if batch:
-            return self._factor * model.beside([Part(*chunk) for chunk in chunks], batch).seconds
+            own = 1 / model.layout.prompt_ranks
+            return self._factor * model.beside([Part(*chunk, own) for chunk in chunks], batch).seconds
         share = model.share_of_prompts(len(chunks))
         return self._factor * model.alone([Part(*chunk, share) for chunk in chunks]).seconds
 
     def _new_rank_prompts(self, own: Sequence[Chunk], others: Sequence[Chunk], batch: int, total: int) -> float:
-        parts = [*(Part(*chunk) for chunk in own), *(Part(*chunk, 0.0) for chunk in others)]
+        share = 1 / self._model.layout.prompt_ranks
+        parts = [*(Part(*chunk, share) for chunk in own), *(Part(*chunk, 0.0) for chunk in others)]
         found = self._model.beside(parts, total, busiest=batch) if total else self._model.alone(parts)
         return self._factor * found.seconds
 
