@@ -80,8 +80,8 @@ def _simulated(
     notes = [*case.notes, *of_load]
     accept_prompts(case, max(request.prompt_tokens for request in requests), notes)
     speed = known_speed(case, notes)
-    number = replicas or count_replicas(case.devices.num_devices, case.workload)
-    _check_devices(devices.num_devices, number, case.workload.num_devices)
+    number = replicas or count_replicas(case.devices.num_devices, case.layout)
+    _check_devices(devices.num_devices, number, case.layout.num_devices)
     scheduler = scheduler_of(case, speed.model, longest)
     notes += start_notes(case)
     fitting = [request for request in taken(requests, question) if scheduler.fits(request)]
@@ -113,7 +113,7 @@ def _simulated(
     document: documents.Simulate = {
         "schema_version": SCHEMA_VERSION,
         "model": describe_model(case.spec),
-        "hardware": {**describe_hardware(case), "num_devices": number * case.workload.num_devices, "replicas": number},
+        "hardware": {**describe_hardware(case), "num_devices": number * case.layout.num_devices, "replicas": number},
         "engine": describe_engine(case, scheduler),
         "load": describe_load(load, requests, len(requests) - len(fitting)),
         "limits": cast("documents.SimulateLimits", limits._asdict()),
@@ -250,10 +250,7 @@ def describe_engine(case: Case, scheduler: Scheduler) -> documents.SimulateEngin
     return {
         "name": case.engine.name,
         "version": case.engine.version,
-        "tensor_parallel_size": workload.tensor_parallel_size,
-        "pipeline_parallel_size": workload.pipeline_parallel_size,
-        "data_parallel_size": workload.data_parallel_size,
-        "expert_parallel_size": workload.expert_parallel_size,
+        **workload.layout.describe(),
         "kv_dtype": workload.kv_dtype.name,
         "scheduler": cast(Any, rules.schedule.name),
         "step_tokens": rules.step_tokens,

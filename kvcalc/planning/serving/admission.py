@@ -33,7 +33,7 @@ def most_at_once(case: Case, found: Budget | str) -> int:
     limit = max_running_requests(case, None if isinstance(found, str) else found.offered_bytes)
     if case.engine.reserves_running and not isinstance(found, str):
         limit = least(limit, found.running_limit())
-    return _UNLIMITED * case.workload.data_parallel_size if limit is None else limit
+    return _UNLIMITED * case.layout.data_parallel_size if limit is None else limit
 
 
 def check_serves(engine: str, settings: Mapping[str, str]) -> None:
@@ -68,7 +68,7 @@ def step_rules(case: Case, most: int) -> StepRules | None:
     schedule = case.engine.schedule()
     if schedule is None:
         return None
-    return schedule.steps(max(1, most // case.workload.data_parallel_size), case.workload.context_tokens)
+    return schedule.steps(max(1, most // case.layout.data_parallel_size), case.workload.context_tokens)
 
 
 def wanted_requests(case: Case, most: int) -> int:
@@ -186,7 +186,7 @@ def _most_running(found: Budget, tokens: int) -> int | None:
         return None
     share = case.allocation.largest_stage(case.share, case.workload.kv_dtype, tokens, 1)
     most = case.allocation.most_running(share, case.workload.kv_dtype, found.offered_bytes, prompt, tokens)
-    return None if most is None else most * case.workload.data_parallel_size
+    return None if most is None else most * case.layout.data_parallel_size
 
 
 def _running_beside_answers(ratio: NewTokenRatio, found: Budget, prompt: int, answer: int) -> float:
@@ -199,7 +199,7 @@ def _running_beside_answers(ratio: NewTokenRatio, found: Budget, prompt: int, an
     expected = ratio.least * answer
     each = prompt + answer / 2 + expected / 2
     free = prompt + answer - (prompt + expected) / 2
-    return (pool_tokens(found) - free) / each * found.case.workload.data_parallel_size
+    return (pool_tokens(found) - free) / each * found.case.layout.data_parallel_size
 
 
 def pool_tokens(found: Budget) -> float:

@@ -11,8 +11,7 @@ from kvcalc.notes import Note
 from kvcalc.planning.serving.launched import with_launches
 from kvcalc.records import NamedTuple
 from kvcalc.server.case import Case
-from kvcalc.server.dp_attention import spread_of, whole_copies
-from kvcalc.server.layout import layout_of
+from kvcalc.server.dp_attention import spread_names
 from kvcalc.server.weights import stored_weights
 from kvcalc.throughput.constants import Regime, described_source, device_kind, has_constants, regions, weight_class
 from kvcalc.throughput.power import energy_per_token
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     import kvcalc.documents as documents
     from kvcalc.planning.serving.served import Served
     from kvcalc.throughput.applied import Applied
-    from kvcalc.throughput.counts import Layout
     from kvcalc.throughput.hardware import Gpu
 
 # The most speeds that are remembered for one model. Each device with figures of its own has another one.
@@ -52,7 +50,7 @@ def describe_throughput(case: Case, notes: list[Note]) -> documents.Throughput |
     None, with a note, if they are not known. If requests are served, the case's batch is the number that fit at their
     full length.
     """
-    if whole_copies(case.spec, case.workload):
+    if case.layout.has_whole_copies:
         from kvcalc.server.copies import of_all_copies, one_copy
 
         found = describe_throughput(one_copy(case), notes)
@@ -186,7 +184,7 @@ def _describe_energy(
     if serving is not None:
         # Prefills are bound by operations.
         share, rate = share + (1 - share) * serving["prefill_share"], serving["tokens_per_second"]
-    found = energy_per_token(model.gpu, model.layout.devices, share, rate, time_range)
+    found = energy_per_token(model.gpu, model.layout.num_devices, share, rate, time_range)
     if found is None:
         return None
     figures = {**found._asdict(), "kwh_per_million_tokens": found.kwh_per_million_tokens}
@@ -218,7 +216,7 @@ def _describe_serving(
         "tokens_per_second": found.tokens_per_second,
         "tokens_per_second_low": found.tokens_per_second / high,
         "tokens_per_second_high": found.tokens_per_second / low,
-        "tokens_per_second_per_device": found.tokens_per_second / model.layout.devices,
+        "tokens_per_second_per_device": found.tokens_per_second / model.layout.num_devices,
         "requests_per_second": found.requests_per_second,
         "prefill_share": found.prefill_share,
     }
@@ -252,8 +250,7 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
     calibration = None if asked.speed is None else asked.speed.calibration
     key: tuple[Any, ...] = (
         asked.engine, id(gpu), workload.kv_dtype, workload.model_dtype, asked.dtype, case.engine.placement, calibration,
-        workload.tensor_parallel_size, workload.pipeline_parallel_size, workload.data_parallel_size,
-        workload.expert_parallel_size, case.engine.token_ranks, workload.prompt_ranks, *sorted(case.settings.items()),
+        workload.layout, *sorted(case.settings.items()),
     )  # fmt: skip
     if asked.speculative is not None:
         from kvcalc.server.drafting.drafter import key_of
@@ -273,19 +270,15 @@ def speed_of(case: Case, notes: list[Note]) -> Speed | str:
 
 
 def _new_speed(case: Case) -> Speed | str:
-    workload, engine = case.workload, case.engine
-    layout = layout_of(workload)._replace(token_ranks=engine.token_ranks, divides_decode=engine.divides_decode)
-    if workload.attention_copies > 1:
-        layout = layout._replace(spread_names=spread_of(case.spec, engine, workload).names)
-    found = _speed(case, case.devices.gpu, layout)
+    found = _speed(case)
     asked = case.question.speed
     if isinstance(found, Speed) and asked is not None and asked.calibration is not None:
         found = asked.calibration.apply(case, found)
     return _with_other_parts(case, found) if isinstance(found, Speed) else found
 
 
-def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
-    spec, workload = case.spec, case.workload
+def _speed(case: Case) -> Speed | str:
+    spec, workload, gpu = case.spec, case.workload, case.devices.gpu
     if spec.is_encoder:
         return f"{spec.name} is an encoder and does not decode"
     if not has_constants(case.question.engine):
@@ -296,8 +289,9 @@ def _speed(case: Case, gpu: Gpu, layout: Layout) -> Speed | str:
     if not isinstance(stored, StoredWeights):
         return stored
     found, regime = speed_model(
-        case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, layout
-    )
+        case.engine.attended(spec), stored, case.reads(0, spec.num_layers), gpu, case.question.engine, case.layout,
+        spread_names(spec, case.engine, case.layout),
+    )  # fmt: skip
     return Speed(with_launches(case, stored.weights, found), regime, stored.name)
 
 
